@@ -1,0 +1,48 @@
+# Everything here sets itself up: a virtual environment in .venv, the packages, the embedded model.
+# Another torch (say, one for your GPU):  make demo TORCH=torch     Another Python:  make demo PYTHON=python3.12
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help demo test lab bench export clean weights
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+
+demo: weights  ## a model learns tic-tac-toe before your eyes
+	$(BIN)/python examples/tic_tac_toe/demo.py
+
+test: weights  ## the whole test suite
+	$(BIN)/python -m pytest -q --timeout=300
+
+lab: weights  ## JupyterLab on the examples
+	$(BIN)/jupyter lab --notebook-dir=examples
+
+bench: weights  ## the speeds of this machine
+	$(BIN)/python benchmarks/bench.py
+
+export: $(STAMP)  ## notebooks to modules, README, clean notebooks, lint
+	$(BIN)/nbdev-export
+	$(BIN)/nbdev-clean
+	$(BIN)/nbdev-clean --fname examples
+	$(BIN)/python tools/readme.py
+	$(BIN)/ruff check art_nb nbs tests tools
+
+clean:  ## delete what was built (the environment and the model cache stay)
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(STAMP)
+	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs rm -rf
+
+weights: $(STAMP)
+	@$(BIN)/python -c "from art_nb.weights import fetch; fetch('smollm2-135m')"
+
+$(STAMP): settings.ini setup.py pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "art_nb needs Python 3.11 or newer: install it, or name it, as in: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu install python3-venv (apt-get install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
+	@touch $@

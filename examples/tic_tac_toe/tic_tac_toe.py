@@ -1,0 +1,90 @@
+"Tic-tac-toe against a random opponent: the game, what the model is shown, a rollout, and games to warm up on."
+import random
+import re
+from dataclasses import dataclass, field
+
+import art_nb as art
+
+SQUARES = [row + column for row in "ABC" for column in "123"]
+LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
+REWARDS = {"x": 1.0, "draw": 0.5, "o": 0.0}
+SYSTEM = "You play tic-tac-toe as x. Reply with one free square, like <move>B2</move>."
+
+
+class IllegalMove(ValueError):
+    "The reply names no free square."
+
+
+@dataclass
+class Game:
+    "One game; the seed fixes who begins and how the opponent answers."
+    seed: int
+    board: list[str] = field(default_factory=lambda: ["_"] * 9)
+
+    def __post_init__(self):
+        self.random = random.Random(self.seed)
+        if self.random.random() < 0.5:
+            self.answer()
+
+    def free(self) -> list[int]:
+        "Squares nobody has taken."
+        return [i for i, mark in enumerate(self.board) if mark == "_"]
+
+    def winner(self) -> str | None:
+        "x, o, draw, or None while the game is open."
+        for a, b, c in LINES:
+            if self.board[a] != "_" and self.board[a] == self.board[b] == self.board[c]:
+                return self.board[a]
+        return None if self.free() else "draw"
+
+    def answer(self) -> None:
+        "The opponent takes a free square at random."
+        self.board[self.random.choice(self.free())] = "o"
+
+    def play(self, reply: str) -> None:
+        "The model's move, and the opponent's answer; raises IllegalMove."
+        move = re.fullmatch(r"\s*<move>([ABC][123])</move>\s*", reply)
+        if move is None or SQUARES.index(move[1]) not in self.free():
+            raise IllegalMove(f"{reply!r} is no move: the free squares are {' '.join(SQUARES[i] for i in self.free())}")
+        self.board[SQUARES.index(move[1])] = "x"
+        if self.winner() is None:
+            self.answer()
+
+    def view(self) -> str:
+        "What the model is shown: the board, and for each free square the other two marks of every line through it."
+        rows = "\n".join("ABC"[r] + " " + " ".join(self.board[3 * r:3 * r + 3]) for r in range(3))
+        lines = {i: " ".join("".join(self.board[j] for j in line if j != i) for line in LINES if i in line)
+                 for i in self.free()}
+        return f"  1 2 3\n{rows}\nfree squares with the lines through them:\n" + "\n".join(
+            f"{SQUARES[i]} {marks}" for i, marks in lines.items())
+
+
+async def rollout(model: art.Model, seed: int) -> art.Trajectory:
+    "One game. A won one is worth 1, a draw 0.5, a lost one 0; an illegal move ends it with -1."
+    game, client = Game(seed), model.openai_client()
+    trajectory = art.Trajectory(messages_and_choices=[{"role": "system", "content": SYSTEM}], metadata={"seed": seed})
+    while game.winner() is None:
+        trajectory.messages_and_choices.append({"role": "user", "content": game.view()})
+        completion = await client.chat.completions.create(
+            model=model.get_inference_name(), messages=trajectory.messages(), max_completion_tokens=12, logprobs=True)
+        choice = completion.choices[0]
+        trajectory.messages_and_choices.append(choice)
+        try:
+            game.play(choice.message.content or "")
+        except IllegalMove as illegal:
+            trajectory.log(str(illegal))
+            break
+    trajectory.reward = REWARDS.get(game.winner(), -1.0)
+    trajectory.metrics.update(win=game.winner() == "x", illegal=game.winner() is None)
+    return trajectory.finish()
+
+
+def random_game(seed: int) -> art.Trajectory:
+    "A game of random legal moves, written down as the model should write it."
+    game, mover = Game(seed), random.Random(-seed)
+    messages = [{"role": "system", "content": SYSTEM}]
+    while game.winner() is None:
+        move = f"<move>{SQUARES[mover.choice(game.free())]}</move>"
+        messages += [{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}]
+        game.play(move)
+    return art.Trajectory(messages_and_choices=messages)

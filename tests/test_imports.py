@@ -1,0 +1,55 @@
+"""`import art_nb` is light, and every public name is there."""
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["torch", "transformers", "ipywidgets", "anywidget", "vllm", "unsloth", "ray", "weave", "wandb", "litellm"]
+LIGHT = """
+import json, sys, time
+start = time.perf_counter()
+import art_nb
+seconds = time.perf_counter() - start
+print(json.dumps([seconds, sorted(set(sys.modules) & set(sys.argv[1:]))]))
+"""
+NAMES = """
+import importlib, json, pkgutil
+import art_nb
+missing = [name for name in art_nb.__all__ if not hasattr(art_nb, name)]
+unlisted = sorted(set(art_nb.__all__) - set(dir(art_nb)))
+print(json.dumps([len(art_nb.__all__), missing, unlisted]))
+"""
+LOW = """
+import importlib, json, sys
+for name in {names}: importlib.import_module("art_nb." + name)
+print(json.dumps(sorted(set(sys.modules) & set(sys.argv[1:]))))
+"""
+
+
+def fresh(source, *arguments):
+    """What a program prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_import_is_light():
+    runs = [fresh(LIGHT, *HEAVY) for _ in range(5)]
+    assert runs[0][1] == []
+    assert min(seconds for seconds, _ in runs) < 1.0
+
+
+@pytest.mark.parametrize("heavy", ["torch", "transformers"])
+def test_the_lower_modules_do_without(heavy):
+    from test_layers import NUMBERS
+
+    low = [name for name, number in NUMBERS.items() if number < 20]
+    assert fresh(LOW.format(names=low), heavy) == []
+
+
+def test_every_public_name_is_there():
+    count, missing, unlisted = fresh(NAMES)
+    assert count > 0
+    assert not missing
+    assert not unlisted

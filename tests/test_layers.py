@@ -1,0 +1,60 @@
+"""Imports go downwards only, and no notebook exports more than can be read."""
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+EXPORT = re.compile(r"^#\| *exporti? *$", re.MULTILINE)
+MODULE = re.compile(r"^#\| *default_exp +(\S+)", re.MULTILINE)
+
+
+def code(notebook):
+    return [cell.source for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
+
+
+def number(notebook):
+    return int(notebook.name.split("_")[0])
+
+
+def module(notebook):
+    """The module that a notebook exports to."""
+    names = [match[1] for source in code(notebook) if (match := MODULE.search(source))]
+    return names[0] if names else None
+
+
+NUMBERS = {module(notebook): number(notebook) for notebook in NOTEBOOKS}
+
+
+def imported(source):
+    """Every module of art_nb that an exported cell imports, at the top or inside a function."""
+    for node in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (name.removeprefix("art_nb.") for name in names if name.startswith("art_nb."))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_imports_go_downwards(notebook):
+    exported = [source for source in code(notebook) if EXPORT.search(source)]
+    used = {name for source in exported for name in imported(source) if name in NUMBERS}
+    upwards = sorted(name for name in used if NUMBERS[name] >= number(notebook))
+    assert not upwards, f"{notebook.name} imports {upwards}"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_can_be_read(notebook):
+    exported = [source for source in code(notebook) if EXPORT.search(source)]
+    lines = sum(len(source.splitlines()) - 1 for source in exported)
+    assert lines <= 400, f"{notebook.name} exports {lines} lines"
+
+
+def test_every_notebook_has_a_module_of_its_own():
+    assert None not in NUMBERS
+    assert len(NUMBERS) == len(NOTEBOOKS)

@@ -1,0 +1,23 @@
+"""Every notebook runs, top to bottom, in a real kernel."""
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbdev.config import get_config
+from nbdev.test import nb_test_cells
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+
+
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook(notebook, smollm2_dir, monkeypatch):
+    """Only cells under a flag of `tst_flags` (slow, gpu, net) are left out."""
+    monkeypatch.chdir(ROOT)
+    nb = nbformat.read(notebook, as_version=4)
+    chosen = {cell.id for cell in nb_test_cells(notebook, get_config().tst_flags.split())}
+    nb.cells = [cell for cell in nb.cells if cell.id in chosen]
+    place = {"metadata": {"path": str(notebook.parent)}}
+    NotebookClient(nb, timeout=300, kernel_name="python3", resources=place).execute()

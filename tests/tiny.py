@@ -1,0 +1,131 @@
+"""A random Llama of 2 layers with a byte-level tokenizer, built in code: the smallest model that is a real one."""
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
+TEXT = ["system user assistant\n", "A1 B2 C3 free: A1 B1 C1 A2 B2 C2 A3 B3 C3\n", "the move is <move>B2</move>\n"] * 4
+
+
+def byte_bpe(vocab_size=320):
+    """A byte-level BPE tokenizer with a few dozen merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return tokenizer
+
+
+def tiny_tokenizer():
+    """The tokenizer as transformers knows it, with the ChatML template."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_bpe(), bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        model_max_length=512,
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def tiny_model(vocab_size, seed=0):
+    """A random Llama: 2 layers, hidden 64, 4 heads over 2 key-value heads, fp32."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).float().eval()
+
+
+def save_tiny_model(folder: Path):
+    """Write config, safetensors, tokenizer and chat template, as a downloaded model has them."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(len(tokenizer))
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tiny_gguf(path: Path, name="Tiny 0b test"):
+    """Write the same model as a GGUF file (the tensors by llama.cpp's names, its rotary order)."""
+    from gguf import GGUFWriter
+
+    tokenizer, out = tiny_tokenizer(), GGUFWriter(path, "llama")
+    model = tiny_model(len(tokenizer))
+    header(out, model.config, name)
+    vocabulary(out, tokenizer)
+    for key, value in model.state_dict().items():
+        if key != "lm_head.weight":
+            out.add_tensor(gguf_name(key), rotary(key, value.numpy(), model.config))
+    for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file, out.close):
+        write()
+    return path
+
+
+def header(out, config, name):
+    """The facts of the architecture."""
+    out.add_name(name)
+    out.add_context_length(config.max_position_embeddings)
+    out.add_embedding_length(config.hidden_size)
+    out.add_block_count(config.num_hidden_layers)
+    out.add_feed_forward_length(config.intermediate_size)
+    out.add_head_count(config.num_attention_heads)
+    out.add_head_count_kv(config.num_key_value_heads)
+    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    out.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    out.add_vocab_size(config.vocab_size)
+
+
+def vocabulary(out, tokenizer):
+    """The tokens, their types and the merges."""
+    import json
+
+    bpe = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("smollm")
+    out.add_token_list(tokens)
+    out.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    out.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(0)  # as many files have it: the end of a turn is not named here
+    out.add_pad_token_id(0)
+    out.add_add_bos_token(False)
+    out.add_chat_template(CHATML)
+
+
+def gguf_name(key):
+    """llama.cpp's name of a transformers tensor."""
+    pairs = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers.": "blk.",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "post_attention_layernorm": "ffn_norm", "input_layernorm": "attn_norm",
+    }
+    for ours, theirs in pairs.items():
+        key = key.replace(ours, theirs)
+    return key
+
+
+def rotary(key, value, config):
+    """llama.cpp keeps the two halves of a rotary pair side by side in q and k."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    count = next((n for part, n in heads.items() if part in key), None)
+    if count is None:
+        return value
+    rows, columns = value.shape
+    return value.reshape(count, 2, rows // count // 2, columns).swapaxes(1, 2).reshape(rows, columns).copy()
