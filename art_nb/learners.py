@@ -19,7 +19,7 @@ from .policy import Policy, serve
 from .tokens import Row
 from .types import TrainError
 
-# %% ../nbs/26_learners.ipynb #19999174
+# %% ../nbs/26_learners.ipynb #991a3d66
 @dataclass(slots=True, kw_only=True)
 class StepConfig:
     "How one optimizer step learns; options and their origins stand in `art_nb.losses` and `art_nb.advantages`."
@@ -37,7 +37,7 @@ class StepConfig:
     temperature: float = 1.0                # of the sampler: the learner scores under the same
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
-    tokens_per_batch: int = 2048            # packed tokens in a micro-batch
+    tokens_per_batch: int = 1024            # packed tokens in a micro-batch
     share_prefixes: bool = True
     max_tokens: int | None = None           # the constant of reduction="constant"
 
@@ -51,7 +51,7 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
     parts = zip(weighed.rows, weighed.group_R, weighed.advantages_R, weighed.coef_R)
     return [TrainRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c)) for r, g, a, c in parts]
 
-# %% ../nbs/26_learners.ipynb #aaa757e2
+# %% ../nbs/26_learners.ipynb #eff3e911
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99), head_chunk: int = 512):
@@ -111,7 +111,7 @@ class Learner:
         return {"loss/train": loss} | moved | figures(parts, batches, rows)
 
     def sft_step(self, rows: Sequence[TrainRow], learning_rate: float, *, max_grad_norm: float = 1.0,
-                 tokens_per_batch: int = 2048) -> dict[str, float]:
+                 tokens_per_batch: int = 1024) -> dict[str, float]:
         "One optimizer step of maximum likelihood over the marked tokens of `rows`, as a token mean."
         if self.policy.current != "training":
             serve(self.policy)

@@ -28,7 +28,7 @@ def turns(chat: ChatFormat, trajectory: Trajectory) -> Iterator[tuple[int, list[
             own.remember(messages[:i], trajectory.tools, prompt, reply, message)
             yield i, prompt, reply
 
-# %% ../nbs/28_sft.ipynb #d56c8f66
+# %% ../nbs/28_sft.ipynb #850add45
 def sft_rows(chat: ChatFormat,
              trajectories: Iterable[Trajectory],
              assistant_turns: str = "all",          # "all", or "last": only the final reply is learnt
@@ -40,7 +40,7 @@ def sft_rows(chat: ChatFormat,
         if not said:
             raise TokenError(f"Conversation {i} holds no assistant message: there is nothing to learn from it.")
         learnt = TURNS[assistant_turns]([place for place, _, _ in said])
-        rows += _rows(said, learnt, group=i)
+        rows += _rows(said, learnt, group=0)
     return rows
 
 

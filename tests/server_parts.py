@@ -49,7 +49,8 @@ class Scripted:
     tokenizer, max_model_len = Bytes(), 4096
 
     def __init__(self, words="Hello, world"):
-        self.words, self.delay_s, self.error, self.error_after = words, 0.0, None, 0
+        self.words, self.delay_s = words, 0.0
+        self.error, self.error_after, self.error_call = None, 0, None   # raised at this token, of this call or of all
         self.gate = None                    # (token number, threading.Event): wait there
         self.open, self.closed, self.calls = 0, 0, []
 
@@ -57,17 +58,18 @@ class Scripted:
         self.calls.append((prompt_ids, params, adapter))
         self.open += 1
         try:
-            async for sampled in self._say(params):
+            fails = self.error and self.error_call in (None, len(self.calls))
+            async for sampled in self._say(params, fails):
                 yield sampled
         finally:
             self.open -= 1
             self.closed += 1
 
-    async def _say(self, params):
+    async def _say(self, params, fails):
         draw = random.Random(params.seed)
         ids = [*self.words.encode(), END]
         for n, i in enumerate(ids[:params.max_tokens]):
-            if self.error and n == self.error_after:
+            if fails and n == self.error_after:
                 raise self.error
             if self.gate and n == self.gate[0]:
                 while not self.gate[1].is_set():

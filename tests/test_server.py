@@ -82,24 +82,30 @@ async def collect(stream, texts):
 async def test_chat_completion(client):
     answer = await client.chat.completions.create(model="ttt@3", messages=HI, logprobs=True, top_logprobs=2)
     choice = answer.choices[0]
-    assert choice.message.content == "Hello, world" and choice.finish_reason == "stop"
+    assert choice.message.content == "Hello, world"
+    assert choice.finish_reason == "stop"
     assert bytes(choice.model_extra["prompt_token_ids"]) == b"<user>Hi<assistant>"
     assert choice.model_extra["token_ids"] == HELLO
     entries = choice.logprobs.content
     assert [e.logprob for e in entries] == choice.model_extra["token_logprobs"]
-    assert entries[0].token == "H" and entries[0].bytes == [72] and entries[-1].token == "<end>"
+    assert entries[0].token == "H"
+    assert entries[0].bytes == [72]
+    assert entries[-1].token == "<end>"
     assert entries[0].top_logprobs[1].logprob == -9999.0          # a token that was cut off
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 13)
-    assert (answer.model, answer.system_fingerprint) == ("ttt@3", "ttt@3") and answer.id.startswith("chatcmpl-")
+    assert (answer.model, answer.system_fingerprint) == ("ttt@3", "ttt@3")
+    assert answer.id.startswith("chatcmpl-")
     chat, sampler = client.served.service.chat, client.served.service.sampler
     assert chat.known[-1] == (HI, None, choice.model_extra["prompt_token_ids"], HELLO,
                               {"role": "assistant", "content": "Hello, world"})
-    assert sampler.calls[-1][1].max_tokens == 4096 - 19 and sampler.calls[-1][2] == "ttt@3"
+    assert sampler.calls[-1][1].max_tokens == 4096 - 19
+    assert sampler.calls[-1][2] == "ttt@3"
 
 
 async def test_logprobs_are_there_even_if_not_asked_for(client):
     choice = (await client.chat.completions.create(model="base", messages=HI)).choices[0]
-    assert choice.logprobs is None and len(choice.model_extra["token_logprobs"]) == len(HELLO)
+    assert choice.logprobs is None
+    assert len(choice.model_extra["token_logprobs"]) == len(HELLO)
 
 
 async def test_stream_says_the_same(client):
@@ -110,16 +116,19 @@ async def test_stream_says_the_same(client):
     choices = [c.choices[0] for c in chunks[:-1]]
     assert choices[0].delta.role == "assistant"
     assert "".join(c.delta.content or "" for c in choices) == whole.message.content
-    assert choices[-1].finish_reason == "stop" and choices[-1].model_extra == whole.model_extra
+    assert choices[-1].finish_reason == "stop"
+    assert choices[-1].model_extra == whole.model_extra
     assert [e for c in choices for e in c.logprobs.content] == whole.logprobs.content
-    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == len(HELLO)
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == len(HELLO)
     first, second = client.served.service.chat.known[-2:]
     assert first == second
 
 
 async def test_choices_of_one_request_differ(client):
     answer = await client.chat.completions.create(model="base", messages=HI, n=3, seed=5, max_tokens=4)
-    assert [c.index for c in answer.choices] == [0, 1, 2] and answer.choices[0].finish_reason == "length"
+    assert [c.index for c in answer.choices] == [0, 1, 2]
+    assert answer.choices[0].finish_reason == "length"
     assert len({tuple(c.model_extra["token_logprobs"]) for c in answer.choices}) == 3
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 12)
     stream = await client.chat.completions.create(model="base", messages=HI, n=3, seed=5, max_tokens=4, stream=True)
@@ -145,16 +154,20 @@ async def test_parameters_arrive(client):
 async def test_tool_calls(client):
     client.served.service.sampler.words = "CALLplay"
     choice = (await client.chat.completions.create(model="base", messages=HI, tools=TOOLS)).choices[0]
-    assert choice.finish_reason == "tool_calls" and choice.message.tool_calls[0].function.name == "play"
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.name == "play"
     stream = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, stream=True)
     last = [c.choices[0] async for c in stream][-1]
-    assert last.delta.tool_calls[0].function.name == "play" and last.finish_reason == "tool_calls"
+    assert last.delta.tool_calls[0].function.name == "play"
+    assert last.finish_reason == "tool_calls"
     assert last.model_extra["token_ids"] == choice.model_extra["token_ids"]
     a, b = client.served.service.chat.known[-2:]
-    assert a == b and a[1] == TOOLS
+    assert a == b
+    assert a[1] == TOOLS
     off = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, tool_choice="none")
     plain = off.choices[0]
-    assert plain.message.content == "CALLplay" and plain.finish_reason == "stop"
+    assert plain.message.content == "CALLplay"
+    assert plain.finish_reason == "stop"
 
 
 async def test_completions(client):
@@ -162,12 +175,14 @@ async def test_completions(client):
     for prompt, texts in (("ab", [b"ab"]), ([97, 98], [b"ab"]), (["a", "b"], two), ([[97], [98]], two)):
         answer = await client.completions.create(model="base", prompt=prompt, n=2, logprobs=1)
         got = [bytes(c.model_extra["prompt_token_ids"]) for c in answer.choices]
-        assert got == [t for t in texts for _ in range(2)] and answer.choices[-1].text == "Hello, world"
+        assert got == [t for t in texts for _ in range(2)]
+        assert answer.choices[-1].text == "Hello, world"
         assert answer.choices[0].logprobs.tokens[0] == "H"
         assert answer.usage.prompt_tokens == sum(map(len, texts))
     stream = await client.completions.create(model="base", prompt="ab", stream=True)
     choices = [c.choices[0] async for c in stream]
-    assert "".join(c.text for c in choices) == "Hello, world" and choices[-1].model_extra["token_ids"] == HELLO
+    assert "".join(c.text for c in choices) == "Hello, world"
+    assert choices[-1].model_extra["token_ids"] == HELLO
 
 
 async def test_models_health_metrics(client):
@@ -175,8 +190,10 @@ async def test_models_health_metrics(client):
     assert (await client.models.retrieve("ttt@3")).id == "ttt@3"
     await client.chat.completions.create(model="base", messages=HI)
     text = raw(client.served, "/metrics", method="GET").text
-    assert 'art_nb_requests_total{status="200"}' in text and "art_nb_completion_tokens_total 13" in text
-    assert "art_nb_sampler_running 0" in text and "art_nb_sampler_waiting 0" in text
+    assert 'art_nb_requests_total{status="200"}' in text
+    assert "art_nb_completion_tokens_total 13" in text
+    assert "art_nb_sampler_running 0" in text
+    assert "art_nb_sampler_waiting 0" in text
     assert raw(client.served, "/health", method="GET", Authorization="").status_code == 200
 
 
@@ -217,7 +234,8 @@ def test_bad_requests_name_the_field(shared, change, status, param, code):
     answer = raw(shared, "/v1/chat/completions", json.dumps({"model": "base", "messages": HI} | change).encode())
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (status, param, code), error
-    assert error["message"] and error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(("change", "param"), [
@@ -228,7 +246,8 @@ def test_bad_requests_name_the_field(shared, change, status, param, code):
 def test_bad_completions(shared, change, param):
     answer = raw(shared, "/v1/completions", json.dumps({"model": "base", "prompt": "x"} | change).encode())
     error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] is not None
+    assert answer.status_code == 400
+    assert error["param"] is not None
     assert param is None or error["param"] == param, error
 
 
@@ -236,7 +255,8 @@ def test_bad_http(shared):
     chat, good = "/v1/chat/completions", json.dumps({"model": "base", "messages": HI}).encode()
     for body in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000, b'{"model": "\\ud800"}'):
         answer = raw(shared, chat, body)
-        assert answer.status_code == 400 and answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"]
     latin = "Bearer \u00e9".encode("latin-1")
     for key in ("", "Bearer", "Bearer wrong", f"Basic {shared.api_key}", shared.api_key, latin):
         answer = raw(shared, chat, good, Authorization=key)
@@ -254,7 +274,8 @@ async def test_errors_of_a_template_are_the_clients(served):
         raise RecursionError("roles must alternate")
     served.service.chat.prompt_ids = refuse
     answer = raw(served, "/v1/chat/completions", json.dumps({"model": "base", "messages": HI}).encode())
-    assert answer.status_code == 400 and "roles must alternate" in answer.text
+    assert answer.status_code == 400
+    assert "roles must alternate" in answer.text
     assert answer.json()["error"]["param"] == "messages"
 
 
@@ -299,7 +320,8 @@ async def test_a_failing_sampler(client, caplog):
             caplog.clear()
             with pytest.raises(APIStatusError) as caught:
                 await ask(model="base", messages=HI, stream=stream, n=3)
-            assert caught.value.status_code == status and str(error) in caught.value.body["message"]
+            assert caught.value.status_code == status
+            assert str(error) in caught.value.body["message"]
             assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == (status >= 500)
     sampler.error_after, sampler.error = 5, RuntimeError("out of memory")
     stream, text = await ask(model="base", messages=HI, stream=True), []
@@ -309,6 +331,17 @@ async def test_a_failing_sampler(client, caplog):
     sampler.error = None
     assert (await ask(model="base", messages=HI)).choices[0].message.content == "Hello, world"
     assert sampler.open == 0
+
+
+async def test_one_failed_choice_ends_its_siblings(client):
+    sampler = client.served.service.sampler
+    sampler.gate = (3, threading.Event())               # its siblings would wait for ever
+    sampler.error, sampler.error_call = RuntimeError("out of memory"), 2
+    for stream in (False, True):
+        sampler.calls.clear()
+        with pytest.raises(APIStatusError if not stream else APIError, match="out of memory"):
+            await collect(await client.chat.completions.create(model="base", messages=HI, n=3, stream=stream), [])
+        await until(lambda: sampler.open == 0)
 
 
 # ---- streaming and leaving
@@ -371,11 +404,11 @@ async def test_slow_clients_hold_nobody_up(served):
 def test_an_answer_does_not_wait_for_an_acknowledgement(shared):
     body, times = json.dumps({"model": "base", "messages": HI, "max_tokens": 1}).encode(), []
     with httpx.Client(headers={"Authorization": f"Bearer {shared.api_key}"}) as http:
-        for _ in range(10):
+        for _ in range(40):
             start = time.monotonic()
             http.post(shared.base_url + "/chat/completions", content=body).raise_for_status()
             times.append(time.monotonic() - start)
-    assert min(times) < 0.03            # 40 ms each while Nagle's algorithm is on
+    assert min(times[20:]) < 0.03       # 40 ms each while Nagle's algorithm is on
 
 
 async def test_200_at_once(client):
@@ -390,7 +423,23 @@ async def test_200_at_once(client):
         assert choice.model_extra["token_ids"] == HELLO
     client.served.service.sampler.delay_s = 0.001
     await asyncio.gather(*(one(i) for i in range(200)))
-    assert client.served.service.sampler.open == 0 and client.served.service.sampler.closed == 200
+    assert client.served.service.sampler.open == 0
+    assert client.served.service.sampler.closed == 200
+
+
+async def test_1000_connections(served):
+    body = json.dumps({"model": "base", "messages": HI}).encode()
+    port = int(served.base_url.split(":")[2].split("/")[0])
+    request = http_bytes(served, body).replace(b"Host: x", b"Host: x\r\nConnection: close")
+
+    async def one():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        return answer.split(b" ")[1]
+    served.service.sampler.delay_s = 0.05
+    assert set(await asyncio.gather(*(one() for _ in range(1000)))) == {b"200"}
 
 
 # ---- the life of an endpoint
@@ -409,10 +458,12 @@ def test_start_and_stop(new_threads):
         it.start()
         it.start()
         port = int(it.base_url.split(":")[2].split("/")[0])
-        assert len(new_threads()) == 1 and raw(it, "/health", method="GET").status_code == 200
+        assert len(new_threads()) == 1
+        assert raw(it, "/health", method="GET").status_code == 200
         it.stop()
         it.stop()
-        assert new_threads() == [] and threading.active_count() == before
+        assert new_threads() == []
+        assert threading.active_count() == before
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=2)
 
@@ -430,7 +481,9 @@ async def test_stop_ends_what_is_open(caplog, new_threads):
     await until(lambda: sampler.open == 2)
     start = time.monotonic()
     await asyncio.to_thread(it.stop)
-    assert time.monotonic() - start < 3 and sampler.open == 0 and new_threads() == []
+    assert time.monotonic() - start < 3
+    assert sampler.open == 0
+    assert new_threads() == []
     with pytest.raises(APIStatusError) as caught:
         await whole
     assert caught.value.status_code == 503
@@ -453,7 +506,9 @@ async def test_stop_with_a_client_that_does_not_read(new_threads):
     await asyncio.sleep(0.5)
     start = time.monotonic()
     await asyncio.to_thread(it.stop)
-    assert time.monotonic() - start < 5 and new_threads() == [] and it.service.sampler.open == 0
+    assert time.monotonic() - start < 5
+    assert new_threads() == []
+    assert it.service.sampler.open == 0
     for line in lines:
         line.close()
 
@@ -465,7 +520,8 @@ async def test_in_process_needs_no_thread(new_threads):
         assert (await client.chat.completions.create(model="base", messages=HI)).choices[0].message.content
         with pytest.raises(APIStatusError) as caught:
             await client.with_options(api_key="guess").chat.completions.create(model="base", messages=HI)
-    assert caught.value.status_code == 401 and new_threads() == []
+    assert caught.value.status_code == 401
+    assert new_threads() == []
     assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
 
 
@@ -482,7 +538,7 @@ class Spelling(Scripted):
         super().__init__()
         self.tokenizer = tokenizer
 
-    async def _say(self, params):
+    async def _say(self, params, fails):
         from art_nb.samplers import Sampled
         for token in ("H", "i", "<e>"):
             yield Sampled(self.tokenizer.convert_tokens_to_ids(token), -0.5, token.strip("<e>"), [],
@@ -513,4 +569,5 @@ async def test_the_next_turn_keeps_the_sampled_ids():
 
 
 def test_parts_are_what_they_say():
-    assert Bytes().decode([72, END]) == "H<end>" and Tags().prompt_ids(HI) == list(b"<user>Hi<assistant>")
+    assert Bytes().decode([72, END]) == "H<end>"
+    assert Tags().prompt_ids(HI) == list(b"<user>Hi<assistant>")

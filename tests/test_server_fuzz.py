@@ -74,9 +74,11 @@ def check(answer):
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400:
         error = answer.json()["error"]
-        assert error["message"] and error["type"] == "invalid_request_error"
+        assert error["message"]
+        assert error["type"] == "invalid_request_error"
     elif answer.headers["content-type"].startswith("text/event-stream"):
-        assert answer.text.endswith("data: [DONE]\n\n") and '"error"' not in answer.text
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert '"error"' not in answer.text
     else:
         assert answer.json()["choices"]
 
@@ -85,7 +87,8 @@ def is_well(served):
     "A good request is answered and nothing is left running."
     for path, body in GOOD.items():
         answer = served.post(path, json=body)
-        assert answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] == "length"
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["finish_reason"] == "length"
     assert served.endpoint.service.sampler.open == 0
 
 
@@ -105,7 +108,8 @@ def test_2000_malformed_bodies(served):
             is_well(served)
 
     fuzz()
-    assert seen[400] > 500 and seen[200] > 50, seen
+    assert seen[400] > 500
+    assert seen[200] > 50
     is_well(served)
 
 
@@ -129,13 +133,13 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 
 def test_malformed_http(served, data):
     port = int(served.endpoint.base_url.split(":")[2].split("/")[0])
     with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
-        line.sendall(data.replace(b"KEY", served.endpoint.api_key.encode()))
-        line.shutdown(socket.SHUT_WR)
         got = b""
         try:
+            line.sendall(data.replace(b"KEY", served.endpoint.api_key.encode()))
+            line.shutdown(socket.SHUT_WR)
             while part := line.recv(1 << 16):
                 got += part
-        except ConnectionResetError:
+        except OSError:                 # the server may hang up on such a client
             pass
     assert not any(f.startswith(b"5") for f in (p.split(b" ")[0] for p in got.split(b"HTTP/1.1 ")[1:])), got[:500]
     is_well(served)
