@@ -58,7 +58,7 @@ def backend(name: str, **options) -> Backend:
     module, _, attribute = BACKENDS[name].partition(":")
     return getattr(import_module(module), attribute)(**options)
 
-# %% ../nbs/40_backends.ipynb #2ed45266
+# %% ../nbs/40_backends.ipynb #7b7193a3
 @dataclass(slots=True)
 class Home:
     "A registered model's own parts."
@@ -99,8 +99,7 @@ class Home:
         "On the worker: serve the adapter in training as that of the present step; it is folded already."
         for key in self.sampler.loaded():
             self.sampler.unload(key)
-        self.sampler.load(self.key(), adapter(self.policy))
-        self.policy.current = self.key()
+        self.policy.current = self.sampler.load(self.key(), adapter(self.policy))
 
     def close(self) -> None:
         "Stop serving, end the worker, let go of the weights."

@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['Z95', 'wilson', 'normal', 'Evaluation', 'evaluate', 'evaluate_steps']
 
-# %% ../nbs/51_evaluation.ipynb #7041a8c1
+# %% ../nbs/51_evaluation.ipynb #18737570
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .gather import gather_trajectories
 from .serving import at_step
+from .tasks import limit_concurrency, within
 from .trajectories import Trajectory
 from .types import RolloutError
 
-# %% ../nbs/51_evaluation.ipynb #8cbec8c8
+# %% ../nbs/51_evaluation.ipynb #012b40f8
 Z95 = 1.959963984540054
 
 
@@ -26,16 +27,19 @@ def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
         return 0.0, 1.0
     p = successes / n
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+    low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+    return max(0.0, min(p, low)), min(1.0, max(p, high))     # p is inside, whatever the rounding
 
 
 def normal(values: Sequence[float], z: float = Z95) -> tuple[float, float]:
-    "The mean plus and minus z standard errors."
+    "The mean plus and minus z standard errors; one value alone tells nothing."
     n, mean = len(values), sum(values) / len(values)
-    error = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n)
+    if n < 2:
+        return -math.inf, math.inf
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return mean - z * error, mean + z * error
 
-# %% ../nbs/51_evaluation.ipynb #467c7e73
+# %% ../nbs/51_evaluation.ipynb #8892c98e
 @dataclass(slots=True)
 class Evaluation:
     "Trajectories of one step on fixed scenarios."
@@ -48,12 +52,17 @@ class Evaluation:
     def values(self, metric: str | None = None) -> list[float]:
         "A metric of every trajectory; `reward` is one."
         metric = metric or self.metric
-        return [float(t.reward if metric == "reward" else t.metrics[metric]) for t in self.trajectories]
+        figures = [{"reward": t.reward} | t.metrics for t in self.trajectories]
+        if lacking := sum(metric not in f for f in figures):
+            known = ", ".join(sorted(set().union(*figures)))
+            raise RolloutError(f"{lacking} of {len(figures)} trajectories have no metric {metric!r}: write it in every "
+                               f"rollout, or choose one of {known}.")
+        return [float(f[metric]) for f in figures]
 
     def mean(self, metric: str | None = None) -> float:
         "Its mean."
         values = self.values(metric)
-        return sum(values) / len(values)
+        return sum(values) / len(values) if values else math.nan
 
     def ci95(self, metric: str | None = None) -> tuple[float, float]:
         "Its 95 % interval: Wilson's where all values are 0 or 1."
@@ -63,29 +72,38 @@ class Evaluation:
     def __repr__(self):
         low, high = self.ci95()
         failed = f", {self.failed} failed" if self.failed else ""
-        return (f"Evaluation({self.name} step {self.step}: {self.metric} {self.mean():.3f}, 95 % {low:.3f} to {high:.3f}, "
-                f"n={len(self.trajectories)}{failed})")
+        return (f"Evaluation({self.name} step {self.step}: {self.metric} {self.mean():.3f}, "
+                f"95 % {low:.3f} to {high:.3f}, n={len(self.trajectories)}{failed})")
 
-# %% ../nbs/51_evaluation.ipynb #3c901288
+# %% ../nbs/51_evaluation.ipynb #71eee9ba
 async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # as in `train`
                    scenarios: Sequence,
                    *, step: int | None = None,          # None: the latest
                    metric: str = "reward",              # what the intervals are of
+                   concurrency: int = 64,               # rollouts at once; more would push one another out of memory
                    timeout_s: float | None = None,      # of one rollout
                    max_exceptions: int | float = 0.1,   # failed rollouts it bears: a count, or a share below 1
                    log: bool = True,                    # write them to the run's `val` split
                    ) -> Evaluation:
-    "Roll out every scenario once with the model of a step; raises RolloutError where too many fail."
+    "Roll out every scenario once with the model of a step; raises the last error where too many fail."
     number = await model.get_step() if step is None else step
-    with at_step(step):
-        results = await gather_trajectories((rollout(model, s) for s in scenarios), pbar_desc=None, timeout_s=timeout_s,
-                                            max_exceptions=max_exceptions)
+
+    @limit_concurrency(concurrency)
+    async def one(scenario):
+        return await within(rollout(model, scenario), timeout_s)
+
+    with at_step(number if model.trainable else None):
+        results = await gather_trajectories(map(one, scenarios), pbar_desc=None, max_exceptions=max_exceptions)
+    results = [t for r in results for t in (r if isinstance(r, list) else [r])]     # a rollout may give several
     good = [t for t in results if isinstance(t, Trajectory)]
     if not good:
-        raise RolloutError("No rollout of the evaluation succeeded: look at the exceptions it raised.")
+        cause = next((r for r in results if isinstance(r, Exception)), "nothing came back")
+        raise RolloutError(f"No rollout of the evaluation succeeded: {cause}") from cause if results else None
     if log:
         await model.log(results, split="val", step=number)
-    return Evaluation(model.name, number, good, len(results) - len(good), metric)
+    evaluation = Evaluation(model.name, number, good, len(results) - len(good), metric)
+    evaluation.values()                                 # raises where the metric is missing
+    return evaluation
 
 
 async def evaluate_steps(model, rollout, scenarios: Sequence, steps: Sequence[int], **options) -> list[Evaluation]:

@@ -73,7 +73,7 @@ class Prefixes:
         self._by_hash.clear()
         self.bytes = 0
 
-# %% ../nbs/29_keyvalues.ipynb #87f1d7cf
+# %% ../nbs/29_keyvalues.ipynb #ebc8400e
 class KVSlots:
     "Keys and values of the running conversations: [layers, 2, slots, heads, places, dim]."
     def __init__(self, policy: Policy, max_bytes: int):
@@ -83,21 +83,29 @@ class KVSlots:
         self.policy, self.max_bytes, self.kv = policy, max_bytes, None
 
     def room(self, slots: int, length: int) -> bool:
-        "Grow so that `slots` conversations of `length` tokens fit; False where `max_bytes` forbids it."
-        _, _, have, _, places, _ = (0,) * 6 if self.kv is None else self.kv.shape
+        "Make room for `slots` conversations of at most `length` tokens; False where `max_bytes` forbids it (one may always be)."
+        have, places = (0, 0) if self.kv is None else (self.kv.shape[2], self.kv.shape[4])
         if slots <= have and length <= places:
             return True
-        slots = max(have, 1 << (slots - 1).bit_length())
-        length = max(places, -(-length // 128) * 128)
-        bits = torch.finfo(self.policy.dtype).bits
-        if slots > 1 and self.layers * 2 * slots * self.heads * length * self.dim * bits // 8 > self.max_bytes:
+        length = -(-length // 128) * 128
+        generous, exact = (max(have, 1 << (slots - 1).bit_length()), max(places, length)), (slots, length)
+        fitting = [shape for shape in (generous, exact) if self.bytes(*shape) <= self.max_bytes]
+        if not fitting and slots > 1:
             return False
-        grown = torch.zeros(self.layers, 2, slots, self.heads, length, self.dim, dtype=self.policy.dtype,
-                            device=self.policy.device)
-        if self.kv is not None:
-            grown[:, :, :have, :, :places] = self.kv
-        self.kv = grown
+        self._reshape(*(fitting or [exact])[0])
         return True
+
+    def bytes(self, slots: int, length: int) -> int:
+        "What so many slots of that length take."
+        return self.layers * 2 * slots * self.heads * length * self.dim * torch.finfo(self.policy.dtype).bits // 8
+
+    def _reshape(self, slots: int, length: int) -> None:
+        new = torch.zeros(self.layers, 2, slots, self.heads, length, self.dim, dtype=self.policy.dtype,
+                          device=self.policy.device)
+        if self.kv is not None:
+            n, m = min(slots, self.kv.shape[2]), min(length, self.kv.shape[4])
+            new[:, :, :n, :, :m] = self.kv[:, :, :n, :, :m]
+        self.kv = new
 
     def of(self, slot: int, length: int) -> torch.Tensor:
         "A view of one conversation."

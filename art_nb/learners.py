@@ -51,7 +51,7 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
     parts = zip(weighed.rows, weighed.group_R, weighed.advantages_R, weighed.coef_R)
     return [TrainRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c)) for r, g, a, c in parts]
 
-# %% ../nbs/26_learners.ipynb #eff3e911
+# %% ../nbs/26_learners.ipynb #0496ac97
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99), head_chunk: int = 512):
@@ -87,6 +87,7 @@ class Learner:
              between: Callable[[int, int, int], None] = lambda done, of, tokens: None,   # called after each micro-batch
              ) -> dict[str, float]:
         "One optimizer step over `rows`; returns its figures. An exception from `between` leaves the adapter as it was."
+        rows = [row for row in rows if row.sampled[1:].any()]
         batches = [b.to(self.policy.device) for b in micro_batches(rows, config.tokens_per_batch, config.share_prefixes)]
         if not batches:
             raise TrainError("No row carries signal: there is nothing to train on in this step.")

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['scenarios_of_step', 'Plan', 'Run', 'rollouts', 'train']
 
-# %% ../nbs/50_training.ipynb #555c71ac
+# %% ../nbs/50_training.ipynb #3cce9696
 import asyncio
 import inspect
 import random
@@ -13,8 +13,11 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from .events import Failed, StepDone
 from .gather import gather_trajectory_groups
@@ -22,14 +25,18 @@ from .progress import Progress, Show
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import TrainError
 
-# %% ../nbs/50_training.ipynb #ff35970e
+# %% ../nbs/50_training.ipynb #afc38020
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, n: int) -> list[int]:
+    return random.Random(f"{seed} {epoch}").sample(range(n), n)
+
+
 def scenarios_of_step(scenarios: Sequence, step: int, groups_per_step: int, seed: int = 0) -> list:
     "The scenarios of a step, drawn epoch by epoch without replacement."
     picked = []
     for n in range(step * groups_per_step, (step + 1) * groups_per_step):
         epoch, place = divmod(n, len(scenarios))
-        order = random.Random(f"{seed} {epoch}").sample(range(len(scenarios)), len(scenarios))
-        picked.append(scenarios[order[place]])
+        picked.append(scenarios[_order(seed, epoch, len(scenarios))[place]])
     return picked
 
 # %% ../nbs/50_training.ipynb #c008b4f5
@@ -49,7 +56,12 @@ class Plan:
     budget_s: float | None = None
     options: dict = field(default_factory=dict)
 
-# %% ../nbs/50_training.ipynb #07fa69ab
+# %% ../nbs/50_training.ipynb #43f46d9d
+_AT_WORK: WeakValueDictionary = WeakValueDictionary()       # runs by their directory
+_STOPPING = dict.fromkeys(("running", "pausing", "paused"), "stopping")
+_OVER = dict.fromkeys(("running", "pausing", "paused"), "done") | {"stopping": "stopped"}
+
+
 class Run:
     "A training in progress, or over."
     def __init__(self, model, plan: Plan, show: bool = False):
@@ -58,10 +70,16 @@ class Run:
         self.groups: list[TrajectoryGroup] = []         # of the latest step
         self.history: list[dict[str, float]] = []       # one row a step of this session
         self.started, self._task, self._loop = time.time(), None, None
-        self._go, self._over = threading.Event(), threading.Event()
-        self._go.set()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._claim(str(model.store.path.resolve()))
         self._show = Show(self.backend.bus, Progress(model.name, plan.steps)) if show else None
         self._thread = threading.Thread(target=self._work, name=f"art-nb-run-{model.name}", daemon=True)
+
+    def _claim(self, directory: str) -> None:
+        other = _AT_WORK.get(directory)
+        if other is not None and not other._over.is_set():
+            raise TrainError(f"{self.model.name} is being trained already ({other!r}): stop that run first.")
+        _AT_WORK[directory] = self
 
     def start(self) -> "Run":
         "Begin; `train` does it."
@@ -70,33 +88,30 @@ class Run:
 
     def pause(self) -> None:
         "Wait after the step that is under way; its checkpoint is on disk then."
-        if self.status == "running":
-            self.status = "pausing"
-            self._go.clear()
+        self._turn({"running": "pausing"})
 
     def resume(self) -> None:
         "Go on after a pause."
-        if self.status in ("pausing", "paused"):
-            self.status = "running"
-            self._go.set()
+        self._turn({"pausing": "running", "paused": "running"})
 
     def stop(self, after_step: bool = False, wait: bool = True) -> None:
         "End the run: now (the unfinished step is dropped) or after the step under way."
         if self._over.is_set():
             return
-        self.status = "stopping"
-        self._go.set()
-        if not after_step and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._cancel_rollouts)
-        if wait and threading.current_thread() is not self._thread:
+        self._turn(_STOPPING)
+        own = threading.current_thread() is self._thread
+        if not after_step and self._loop is not None and not (own and asyncio.current_task(self._loop) is self._task):
+            with suppress(RuntimeError):                # the loop has closed meanwhile: there is nothing to cancel
+                self._loop.call_soon_threadsafe(self._cancel)
+        if wait and not own:
             self._over.wait()
+            self._thread.join(1.0)                      # no longer: a rollout may ignore its cancellation
 
     def join(self, timeout_s: float | None = None) -> "Run":
         "Wait, in a script; raises what made the run fail."
-        self._over.wait(timeout_s)
-        if self.error is not None:
-            raise self.error
-        return self
+        if self._over.wait(timeout_s):
+            self._thread.join(1.0)
+        return self._result()
 
     async def wait(self) -> "Run":
         "Wait, in a notebook. Interrupting the cell pauses the run; interrupting it while it is paused stops it."
@@ -104,13 +119,12 @@ class Run:
             while not self._over.is_set():
                 await asyncio.sleep(0.05)
         except (asyncio.CancelledError, KeyboardInterrupt):
-            if self.status == "running":
-                self.pause()
+            if self._turn({"running": "pausing"}):
                 print(f"Pausing after step {self.step}; run.resume() goes on, run.stop() ends it.")
             else:
                 self.stop(wait=False)
             raise
-        return self.join()
+        return self._result()
 
     def __await__(self):
         return self.wait().__await__()
@@ -120,62 +134,107 @@ class Run:
         latest = "" if reward is None else f", reward {reward:.3f}"
         return f"Run({self.model.name}: {self.status}, step {self.step} of {self.plan.steps}{latest})"
 
-    def _cancel_rollouts(self):
+    def _turn(self, table: dict[str, str]) -> bool:
+        with self._lock:
+            before, self.status = self.status, table.get(self.status, self.status)
+        return before in table
+
+    def _result(self) -> "Run":
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
     def _work(self) -> None:
+        with suppress(SystemExit, KeyboardInterrupt):   # from a rollout: `_to_the_end` has said so
+            asyncio.run(self._to_the_end())
+
+    async def _to_the_end(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        watch = asyncio.ensure_future(self._watch())
         try:
-            asyncio.run(self._main())
-            self.status = "stopped" if self.status == "stopping" else "done"
+            await self._main()
         except asyncio.CancelledError:
-            self.status = "stopped"
+            if self.status != "stopping":
+                self._fail(TrainError("The run was cancelled from within: the backend was closed, or a rollout or a "
+                                      "callback cancelled its own task or left the program."))
         except Exception as error:
-            self.error, self.status = error, "failed"
-            self.backend.bus.emit(Failed(where=f"step {self.step}", message=str(error), traceback=traceback.format_exc()))
+            self._fail(error)
         finally:
-            if self._show is not None:
-                self._show.close(self.status)
-            self._over.set()
+            watch.cancel()
+            self._turn(_OVER)
+            try:
+                if self._show is not None:
+                    self._show.close(self.status)
+            finally:
+                self._over.set()
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self.error, self.status = error, "failed"
+        said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        trace = "".join(traceback.format_exception(error))
+        self.backend.bus.emit(Failed(where=f"step {self.step}", message=said, traceback=trace))
+
+    async def _watch(self) -> None:
+        "Stop when somebody puts a file named STOP into the run directory; one from before does not count."
+        mark = self.model.store.path / "STOP"
+        mark.unlink(missing_ok=True)
+        while not mark.exists():
+            await asyncio.sleep(0.5)
+        mark.unlink(missing_ok=True)
+        self.stop(wait=False)
 
     async def _main(self) -> None:
-        self._loop, end = asyncio.get_running_loop(), self.started + (self.plan.budget_s or float("inf"))
+        end = float("inf") if self.plan.budget_s is None else self.started + self.plan.budget_s
         self.step = await self.model.get_step()
+        self._say("starting")
         while self.step < self.plan.steps and self.status != "stopping" and time.time() < end:
-            if not self._go.is_set():
-                self.status = "paused"
-                await asyncio.to_thread(self._go.wait)
-                continue
-            await self._one_step()
+            if self._turn({"pausing": "paused"}):
+                self._say("paused")
+            if self.status == "paused":
+                await asyncio.sleep(0.05)
+            else:
+                await self._one_step()
+
+    def _say(self, phase: str) -> None:
+        if self._show is not None:
+            self._show.say(phase, self.step)
+
+    async def _until_stopped(self, work: Awaitable) -> Any:
+        self._task = asyncio.ensure_future(work)
+        try:
+            return await self._task
+        finally:
+            self._task = None
 
     async def _one_step(self) -> None:
         start, plan = time.perf_counter(), self.plan
-        self._task = asyncio.ensure_future(rollouts(self.model, plan, self.step, self.backend.bus))
-        try:
-            self.groups = await self._task
-        finally:
-            self._task = None
+        self.groups = await self._until_stopped(rollouts(self.model, plan, self.step, self.backend.bus))
         sampled_s = time.perf_counter() - start
         result = await self.backend.train(self.model, self.groups, **plan.options)
         self.step = result.step
-        figures = result.metrics | {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}
-        row = await self.model.log(self.groups, metrics=figures, step=self.step, split="train")
+        times = {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}
+        row = await self.model.log(self.groups, metrics=result.metrics | times, step=self.step, split="train")
         self.history.append(row)
         self.backend.bus.emit(StepDone(step=self.step, metrics=row))
         if plan.on_step is not None:
             said = plan.on_step(self)
             if inspect.isawaitable(said):
-                await said
+                await self._until_stopped(said)
 
 
 async def rollouts(model, plan: Plan, step: int, bus=None) -> list[TrajectoryGroup]:
     "All groups of a step, rolled out at once."
     picked = scenarios_of_step(plan.scenarios, step, plan.groups_per_step, plan.seed)
-    groups = (TrajectoryGroup(plan.rollout(model, scenario) for _ in range(plan.rollouts_per_group)) for scenario in picked)
-    return await gather_trajectory_groups(groups, pbar_desc=None, max_exceptions=plan.max_exceptions, timeout_s=plan.timeout_s,
-                                          after_each=plan.after_each, bus=bus, step=step)
+    groups = (TrajectoryGroup(plan.rollout(model, s) for _ in range(plan.rollouts_per_group)) for s in picked)
+    return await gather_trajectory_groups(groups, pbar_desc=None, max_exceptions=plan.max_exceptions,
+                                          timeout_s=plan.timeout_s, after_each=plan.after_each, bus=bus, step=step)
 
-# %% ../nbs/50_training.ipynb #fae099ec
+# %% ../nbs/50_training.ipynb #de6f0229
 def train(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # async (model, scenario) -> Trajectory
           scenarios: Sequence,                      # a group shares one; put a seed into it
           *, steps: int = 40,                       # the run ends at this step, earlier ones count
@@ -192,7 +251,10 @@ def train(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # asyn
     "Start training and return at once; `await` the run, or look at it from other cells."
     if not len(scenarios):
         raise TrainError("There are no scenarios: pass at least one thing to roll out.")
+    if min(groups_per_step, rollouts_per_group) < 1:
+        raise TrainError("A step needs at least one group of at least one rollout; of two or more to learn anything.")
     plan = Plan(rollout=rollout, scenarios=scenarios, steps=steps, groups_per_step=groups_per_step,
                 rollouts_per_group=rollouts_per_group, seed=seed, max_exceptions=max_exceptions, timeout_s=timeout_s,
-                after_each=after_each, on_step=on_step, budget_s=budget_s, options=options | {"learning_rate": learning_rate})
+                after_each=after_each, on_step=on_step, budget_s=budget_s,
+                options=options | {"learning_rate": learning_rate})
     return Run(model, plan, show).start()

@@ -1,0 +1,53 @@
+"""`make demo`: SmolLM2-135M learns to beat a random opponent at tic-tac-toe, on this machine.
+
+The same steps as in tic-tac-toe.ipynb, without the pictures. Ends with one line of JSON."""
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import tempfile
+import time
+
+import art_nb as art
+from tic_tac_toe import random_game, rollout
+
+FIRST_UNSEEN = 900_000        # seeds of games that training never plays
+
+
+def peak_rss_gb() -> float:
+    "The most memory this process ever held, in GB."
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e9 if sys.platform == "darwin" else 1e6)
+
+
+async def main(steps: int, games: int, path: str) -> None:
+    unseen = range(FIRST_UNSEEN, FIRST_UNSEEN + games)
+    model = art.TrainableModel(name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m", lora_config={"rank": 16, "alpha": 32})
+    async with art.LocalBackend(path=path) as backend:
+        await model.register(backend)
+        before = await art.evaluate(model, rollout, unseen, metric="win")
+        print(f"before: {before}", flush=True)
+        start = time.time()
+        warm_up = art.TrainSFTConfig(learning_rate=1e-3, batch_size=16)
+        await model.train_sft([random_game(seed) for seed in range(10_000, 10_144)], warm_up)
+        run = art.train(model, rollout, range(100_000), steps=steps, groups_per_step=8, rollouts_per_group=8,
+                        learning_rate=2e-4, entropy_coef=0.04)
+        await run
+        seconds = time.time() - start
+        after = await art.evaluate(model, rollout, unseen, metric="win")
+        print(f"after: {after}")
+    print(json.dumps({"win_before": before.mean(), "win_after": round(after.mean(), 3),
+                      "ci95": [round(x, 3) for x in after.ci95()], "games": games, "steps": run.step,
+                      "train_seconds": round(seconds), "illegal_after": round(after.mean("illegal"), 3),
+                      "peak_rss_gb": round(peak_rss_gb(), 2)}))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--games", type=int, default=500)
+    parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        asyncio.run(main(asked.steps, asked.games, asked.path or temporary))

@@ -1,0 +1,232 @@
+"""The doctor on healthy and on sick rollouts, of a real model; it must touch nothing."""
+import asyncio
+import itertools
+import math
+
+import pytest
+
+import art_nb as art
+from art_nb.checks import Check, Diagnosis, Probe, blame, check_context, check_cost, check_rows, check_success
+from art_nb.trajectories import PydanticException
+from art_nb.types import TrainError
+
+
+@pytest.fixture(scope="module")
+def home(tiny_model_dir, tmp_path_factory):
+    """A registered model; its rollouts run on loops of their own."""
+    model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
+    backend = art.LocalBackend(path=tmp_path_factory.mktemp("runs"), verbose=False, max_model_len=128)
+    asyncio.run(model.register(backend))
+    yield model
+    asyncio.run(backend.close())
+
+
+async def ask(model, messages, **options):
+    """One reply."""
+    asked = {"model": model.get_inference_name(), "max_tokens": 3, "logprobs": True} | options
+    return (await model.openai_client().chat.completions.create(messages=messages, **asked)).choices[0]
+
+
+def player(reward=lambda n: n % 2, text=lambda s, n: f"free: {s}", turns=1, keep=lambda choice: choice, **options):
+    """A rollout; `n` counts its calls."""
+    counter = itertools.count()
+
+    async def rollout(model, scenario):
+        n, history = next(counter), []
+        for _ in range(turns):
+            history.append({"role": "user", "content": text(scenario, n)})
+            choice = await ask(model, art.Trajectory(messages_and_choices=history).messages(), **options)
+            history.append(keep(choice))
+        return art.Trajectory(messages_and_choices=history, reward=reward(n))
+
+    return rollout
+
+
+async def examine(model, rollout, **options):
+    return await art.doctor(model, rollout, range(8), **{"groups": 2} | options)
+
+
+def files(model):
+    return {path: path.stat().st_mtime_ns for path in model.store.path.rglob("*") if path.is_file()}
+
+
+async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
+    events, before = [], files(home)
+    forget = home.backend().bus.subscribe(events.append)
+    found = await examine(home, player(), per_step=(4, 2))
+    forget()
+    verdicts = {check.name: check.verdict for check in found.checks}
+    assert verdicts.pop("length") == "warn"    # a random model does not end its replies
+    assert set(verdicts.values()) == {"ok"}, str(found)
+    assert list(verdicts) == ["model", "rollouts", "rewards", "variance", "success", "choices", "tokens", "rows",
+                              "scenario", "context", "cost"]
+    assert found.ok
+    assert "8 rollouts" in found["rollouts"].finding
+    assert "4 x 2 rollouts would sample about 24 tokens" in found["cost"].finding
+    assert "of 128 that fit" in found["context"].finding
+    assert (await home.get_step(), files(home), events) == (0, before, [])
+
+
+async def test_groups_and_rollouts_are_as_asked(home):
+    seen = []
+
+    async def rollout(model, scenario):
+        seen.append(scenario)
+        return art.Trajectory(messages_and_choices=[])
+
+    await art.doctor(home, rollout, "abc", groups=3, rollouts_per_group=2)
+    assert sorted(seen) == list("aabbcc")
+    with pytest.raises(TrainError):
+        await art.doctor(home, rollout, [])
+
+
+# each sickness and the sentence that names it
+
+def crash(n):
+    if n % 4 == 0:
+        raise ValueError("no such square")
+    return n % 2
+
+
+def as_dict(choice):
+    return {"role": "assistant", "content": choice.message.content}
+
+
+def bare(choice):
+    return choice.model_copy(update={"token_ids": None, "prompt_token_ids": None})
+
+
+def silent(choice):
+    return choice.model_copy(update={"logprobs": None})
+
+
+def torn(choice):
+    choice.logprobs.content.pop()
+    return choice
+
+
+@pytest.mark.parametrize(("name", "verdict", "said", "options"), [
+    ("rollouts", "warn", "2 of 8 (25%) failed; 2 with ValueError: no such square (line", {"reward": crash}),
+    ("rollouts", "warn", "in crash: raise ValueError", {"reward": crash}),
+    ("rewards", "fail", "2 of 8 (25%) rewards are NaN or infinite", {"reward": lambda n: n if n % 4 else math.nan}),
+    ("variance", "fail", "In 2 of 2 (100%) groups all rewards are equal", {"reward": lambda n: 1}),
+    ("variance", "warn", "In 1 of 2 (50%) groups all rewards are equal", {"reward": lambda n: n * (n < 4)}),
+    ("success", "warn", "No reward is above the lowest", {"reward": lambda n: 1}),
+    ("success", "warn", "1 of 8 (12%) trajectories got more than the lowest reward, 0", {"reward": lambda n: n == 2}),
+    ("choices", "fail", "8 of 8 (100%) trajectories hold no Choice", {"keep": as_dict}),
+    ("tokens", "fail", "No reply carries token ids", {"keep": bare}),
+    ("tokens", "warn", "8 of 8 (100%) replies carry no logprobs", {"keep": silent}),
+    ("tokens", "warn", "8 of 8 (100%) replies carry no logprobs", {"logprobs": False}),
+    ("tokens", "fail", "2 logprobs for 3 sampled tokens", {"keep": torn}),
+    ("scenario", "warn", "In 2 of 2 (100%) groups the rollouts see", {"text": lambda s, n: f"{s} {n}"}),
+    ("context", "warn", "of 128 that fit", {"text": lambda s, n: "A1 " * 53}),
+], ids=lambda value: value if isinstance(value, str) else "")
+async def test_a_sick_rollout_is_told(home, name, verdict, said, options):
+    found = await examine(home, player(**options))
+    assert (found[name].verdict, said in found[name].finding) == (verdict, True), str(found)
+    assert found.ok == all(check.verdict != "fail" for check in found.checks)
+    assert found[name].advice or name == "tokens"
+    assert said[:20] in " ".join(str(found).split())
+
+
+async def test_a_history_that_is_rewritten(home):
+    async def rollout(model, scenario):
+        first = await ask(model, [{"role": "user", "content": "A1"}])
+        second = await ask(model, [{"role": "user", "content": "B2"}])
+        talk = [{"role": "user", "content": "A1"}, first, {"role": "user", "content": "B2"}, second]
+        return art.Trajectory(messages_and_choices=talk)
+
+    found = await examine(home, rollout)
+    assert "8 conversations become 16 training rows" in found["rows"].finding
+    assert found["rows"].verdict == "warn"
+    assert (await examine(home, player(turns=2)))["rows"].verdict == "ok"
+
+
+async def test_rollouts_that_hang_crash_or_lie(home):
+    async def hang(model, scenario):
+        await asyncio.sleep(60)
+
+    async def lie(model, scenario):
+        return 1.0
+
+    for rollout, said in ((hang, "no trajectory after 0.2 s"), (lie, "returned float"), (lambda m, s: 1, "not async")):
+        found = await examine(home, rollout, timeout_s=0.2)
+        assert [check.name for check in found.checks] == ["model", "rollouts", "rewards"]
+        assert (said in found["rollouts"].finding, found["rollouts"].finding[:6]) == (True, "8 of 8")
+        assert not found.ok
+
+
+async def test_too_long_for_the_model(home):
+    found = await examine(home, player(text=lambda s, n: "A1 B2 " * 200))
+    assert "128 tokens" in found["rollouts"].finding
+    assert not found.ok
+
+
+async def test_a_model_without_a_backend(tiny_model_dir):
+    found = await examine(art.TrainableModel(name="new", project="tests", base_model=str(tiny_model_dir)), player())
+    assert (found["model"].verdict, "register" in found["model"].advice) == ("fail", True)
+    assert "has no endpoint yet" in found["rollouts"].finding
+
+
+async def test_a_prompted_model(home):
+    model = art.Model(name="other", project="tests", inference_base_url="http://in-process/v1", inference_api_key="x")
+
+    async def rollout(prompted, scenario):
+        return await player(reward=lambda n: scenario)(home, scenario)
+
+    found = await examine(model, rollout)
+    assert (found.ok, "prompted model" in found["model"].finding) == (False, True)
+    assert [check.name for check in found.checks] == ["model", "rollouts", "rewards", "variance", "success", "length",
+                                                      "scenario"]
+
+
+async def test_what_the_doctor_says_is_what_training_does(home):
+    cases = [({}, True), ({"reward": lambda n: 1}, False), ({"keep": bare}, False), ({"keep": silent}, True)]
+    for options, learns in cases:
+        rollout = player(**options)
+        assert (await examine(home, rollout)).ok == learns
+        pending = [art.TrajectoryGroup(rollout(home, scenario) for _ in range(4)) for scenario in range(2)]
+        groups = await art.gather_trajectory_groups(pending, pbar_desc=None)
+        result = await home.backend().train(home, groups)
+        assert result.metrics["data/step_num_gradient_steps"] == learns
+
+
+# parts
+
+def test_the_table():
+    checks = [Check("a", "ok", "Fine."), Check("longer", "warn", "word " * 40, "Do that.")]
+    lines = str(Diagnosis(checks)).splitlines()
+    assert lines[0] == "ok    a       Fine."
+    assert max(map(len, lines)) <= 100
+    assert all(line.startswith(" " * 14) for line in lines[2:])
+    assert repr(Diagnosis(checks)) == str(Diagnosis(checks))
+    assert (str(Diagnosis()), Diagnosis().ok) == ("", True)
+
+
+def test_blame_prefers_the_rollouts_own_line():
+    def deep():
+        return int("x")
+
+    try:
+        deep()
+    except ValueError as error:
+        record = PydanticException.of(error)
+    assert blame(record, __file__).endswith('in deep: return int("x")')
+    assert blame(record).endswith('in deep: return int("x")')
+    elsewhere = 'T:\n  File "mine.py", line 3, in rollout\n    play()\n  File "lib.py", line 9, in play\n    boom()\n'
+    record = PydanticException(type="E", message="m", traceback=elsewhere)
+    assert blame(record, "mine.py") == "line 3, in rollout: play()"
+    assert blame(record) == "line 9, in play: boom()"
+    assert blame(PydanticException(type="E", message="m", traceback="")) == ""
+
+
+def test_a_ratio_at_the_border():
+    def probe(*rewards):
+        group = art.TrajectoryGroup(art.Trajectory(messages_and_choices=[], reward=r) for r in rewards)
+        return Probe(art.Model(name="m", project="p"), player(), [group], [], 2.0)
+
+    assert check_success(probe(*[0] * 7, 1, 1, 1)).verdict == "ok"
+    assert check_success(probe(*[0] * 8, 1, 1)).verdict == "warn"
+    assert check_success(probe(-1, -1, 0.5)).finding.endswith("-1.")
+    assert (check_rows(probe(0)), check_context(probe(0))) == (None, None)
+    assert "8 x 8" in check_cost(probe(0)).finding

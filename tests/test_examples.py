@@ -1,0 +1,47 @@
+"""The tutorial and the demo, shortened, as a user runs them."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+
+@pytest.fixture
+def tic_tac_toe(root, tmp_path):
+    """A copy of the example, so that its run directory stays out of the repository."""
+    return shutil.copytree(root / "examples" / "tic_tac_toe", tmp_path / "tic_tac_toe", ignore=shutil.ignore_patterns(".art"))
+
+
+@pytest.mark.slow
+def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
+    monkeypatch.setenv("EXAMPLE_STEPS", "2")
+    notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tic_tac_toe)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0002").is_dir()
+
+
+def test_committed_tutorial_shows_the_curve_rising(root):
+    notebook = nbformat.read(root / "examples" / "tic_tac_toe" / "tic-tac-toe.ipynb", as_version=4)
+    text = "".join(str(out.get("text") or out.get("data", {})) for cell in notebook.cells for out in cell.get("outputs", []))
+    images = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+    wins = [float(part.split()[0].rstrip(",")) for part in text.split("win ")[1:] if part[0].isdigit()]
+    assert len(images) >= 2
+    assert wins[0] == 0.0
+    assert max(wins) > 0.5
+
+
+@pytest.mark.slow
+def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
+    command = [sys.executable, "demo.py", "--steps", "2", "--games", "8"]
+    done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, timeout=600, env=os.environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told.keys() == {"win_before", "win_after", "ci95", "games", "steps", "train_seconds", "illegal_after", "peak_rss_gb"}
+    assert told["steps"] == 2
+    assert told["games"] == 8
+    assert told["peak_rss_gb"] < 6
