@@ -281,14 +281,14 @@ def check_shared(probe: Probe) -> Check:
                      "Put the seed into the scenario and draw everything random from it.")
     return Check("scenario", "ok", "The rollouts of each group begin alike." if groups else "No group has two.")
 
-# %% ../nbs/52_checks.ipynb #2080052f
+# %% ../nbs/52_checks.ipynb #4f2ecce1
 def check_cost(probe: Probe) -> Check:
     "How much would one training step sample?"
     groups, size = probe.per_step
     scale = groups * size / len(probe.trajectories)
     sampled = round(scale * sum(len(turn.tokens) for turn in probe.turns))
     trained = round(scale * sum(len(row.tokens) for row in probe.rows))
-    return Check("cost", "ok", f"A step of {groups} x {size} rollouts would sample about {sampled:,} tokens, in at most "
+    return Check("cost", "ok", f"A step of {groups} x {size} rollouts would sample about {sampled:,} tokens in at most "
                  f"{max(1, math.ceil(probe.seconds_s * scale)):,} s, and train on rows of {trained:,} tokens together.")
 
 # %% ../nbs/52_checks.ipynb #392d6496

@@ -75,7 +75,15 @@ class Evaluation:
         return (f"Evaluation({self.name} step {self.step}: {self.metric} {self.mean():.3f}, "
                 f"95 % {low:.3f} to {high:.3f}, n={len(self.trajectories)}{failed})")
 
-# %% ../nbs/51_evaluation.ipynb #71eee9ba
+# %% ../nbs/51_evaluation.ipynb #cd41f185
+def _flat(results: list) -> list:
+    flat = [r for result in results for r in (result if isinstance(result, list) else [result])]
+    if not any(isinstance(r, Trajectory) for r in flat):
+        cause = next((r for r in flat if isinstance(r, Exception)), None)
+        raise RolloutError(f"No rollout of the evaluation succeeded: {cause or 'nothing came back'}") from cause
+    return flat
+
+
 async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # as in `train`
                    scenarios: Sequence,
                    *, step: int | None = None,          # None: the latest
@@ -92,13 +100,10 @@ async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]], 
     async def one(scenario):
         return await within(rollout(model, scenario), timeout_s)
 
-    with at_step(number if model.trainable else None):
+    with at_step(model.name, number):
         results = await gather_trajectories(map(one, scenarios), pbar_desc=None, max_exceptions=max_exceptions)
-    results = [t for r in results for t in (r if isinstance(r, list) else [r])]     # a rollout may give several
+    results = _flat(results)
     good = [t for t in results if isinstance(t, Trajectory)]
-    if not good:
-        cause = next((r for r in results if isinstance(r, Exception)), "nothing came back")
-        raise RolloutError(f"No rollout of the evaluation succeeded: {cause}") from cause if results else None
     if log:
         await model.log(results, split="val", step=number)
     evaluation = Evaluation(model.name, number, good, len(results) - len(good), metric)

@@ -165,10 +165,10 @@ def unpack_tokens(
 def _refusal(choice: Choice) -> Any:
     return choice.logprobs.refusal if choice.logprobs else None
 
-# %% ../nbs/03_formats.ipynb #40661b86
+# %% ../nbs/03_formats.ipynb #0893183e
 VERSION = b"art.trajectory_parquet.version"
 TOKENS = b"art_nb.tokens"    # which sidecar belongs to this file
-_TOKEN_FIELDS = {"prompt_token_ids": True, "token_ids": True, "logprobs": {"content"}}
+_TOKEN_FIELDS = {"prompt_token_ids": True, "token_ids": True, "token_logprobs": True, "logprobs": {"content"}}
 
 
 def _entry_data(entry: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
     parts = zip(weighed.rows, weighed.group_R, weighed.advantages_R, weighed.coef_R)
     return [TrainRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c)) for r, g, a, c in parts]
 
-# %% ../nbs/26_learners.ipynb #0496ac97
+# %% ../nbs/26_learners.ipynb #cbc93f3a
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99), head_chunk: int = 512):
@@ -106,7 +106,7 @@ class Learner:
                               entropy_coef=config.entropy_coef, **config.loss_options)
             part.backward()
             loss += part.item()
-            parts.append(t)
+            parts.append(join([t]))
             between(i + 1, len(batches), len(batch.tokens_S))
         moved = self.update(config.learning_rate, config.max_grad_norm, config.weight_decay)
         return {"loss/train": loss} | moved | figures(parts, batches, rows)

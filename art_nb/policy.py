@@ -68,11 +68,11 @@ class LoRALinear(nn.Module):
         "W' = W + sBA, summed in fp32 and rounded once."
         self.weight.copy_(torch.addmm(self.base.float(), B.float(), A.float(), alpha=self.scale))
 
-# %% ../nbs/25_policy.ipynb #19f1c53c
+# %% ../nbs/25_policy.ipynb #1d2d2eca
 def _attend(module, query, key, value, attention_mask, *, attend, scaling=None, sliding_window=None, softcap=None,
             s_aux=None, **_):
     if softcap is not None or s_aux is not None:
-        raise TrainError("This model caps its attention scores or has attention sinks, which is not done here: take another.")
+        raise TrainError("This model caps its attention scores or has attention sinks, which is not done here.")
     scale = module.head_dim ** -0.5 if scaling is None else scaling
     out = attend(module.layer_idx, query, key, value, scale, sliding_window)
     return out.transpose(1, 2), None
@@ -164,7 +164,7 @@ def bf16_products():
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before
 
-# %% ../nbs/25_policy.ipynb #e5078de4
+# %% ../nbs/25_policy.ipynb #9280f15f
 Adapter = dict[str, torch.Tensor]       # "<layer>.lora_A.weight" and "<layer>.lora_B.weight", fp32
 
 
@@ -216,8 +216,9 @@ def serve(policy: Policy, weights: Adapter | None = None, key: str = "training")
 def sequence_logprobs(policy: Policy, tokens: list[int]) -> torch.Tensor:
     "Logprobs [T-1] of each token of one sequence after the first, without gradients."
     ids = torch.tensor(tokens, device=policy.device)
+    attend = tree_attention([Segment(0, len(ids), ids[:0])])
     with torch.inference_mode():
-        hidden = policy.hidden(ids, torch.arange(len(ids), device=ids.device), tree_attention([Segment(0, len(ids), ids[:0])]))
+        hidden = policy.hidden(ids, torch.arange(len(ids), device=ids.device), attend)
         return policy.logits(hidden[:-1]).log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
 
 
@@ -228,7 +229,7 @@ def fingerprint(weights: Adapter) -> str:
         h.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
     return h.hexdigest()[:12]
 
-# %% ../nbs/25_policy.ipynb #d034e4ce
+# %% ../nbs/25_policy.ipynb #8f418b7e
 def cpu_dtype() -> torch.dtype:
     "bfloat16 where the processor multiplies it natively, else float32."
     capable = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)() or \
@@ -269,8 +270,8 @@ def own_logprobs(model) -> torch.Tensor:
     "The model's own logprobs of the tokens of PROBE, before anything of it is replaced."
     kinds = set(getattr(model.config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise TrainError(f"{type(model).__name__} has layers of the kind {', '.join(sorted(kinds))}: only full and sliding "
-                         "attention are done here.")
+        raise TrainError(f"{type(model).__name__} has layers of the kind {', '.join(sorted(kinds))}: take a model of "
+                         "full and sliding attention only.")
     ids = torch.tensor([PROBE], device=model.device)
     with torch.inference_mode():
         return model.eval()(input_ids=ids).logits[0, :-1].float().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]

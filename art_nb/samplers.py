@@ -6,7 +6,7 @@
 __all__ = ['SamplingParams', 'Sampled', 'Sampler', 'cut', 'choose', 'failure', 'eos_ids', 'TransformersSampler', 'common',
            'top_logprobs']
 
-# %% ../nbs/30_samplers.ipynb #f9f0dda0
+# %% ../nbs/30_samplers.ipynb #ebf282a0
 import asyncio
 import random
 import time
@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from .chat import TextStream
-from .keyvalues import BLOCK, KVSlots, Prefixes, Saved, block_hashes
+from .keyvalues import BLOCK, KVSlots, Prefixes, block_hashes
 from .policy import Adapter, Policy, misfit, serve
 from .types import ServeError
 from .worker import Worker
@@ -140,11 +140,11 @@ def eos_ids(policy: Policy) -> frozenset[int]:
             policy.tokenizer.eos_token_id if policy.tokenizer else None]
     return frozenset(i for ids in told if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
 
-# %% ../nbs/30_samplers.ipynb #309aad08
+# %% ../nbs/30_samplers.ipynb #4561c989
 class TransformersSampler:
     "Continuous batching over a `Policy`, on the worker that owns it."
     def __init__(self, policy: Policy, worker: Worker, *, max_model_len: int | None = None, max_running: int = 64,
-                 kv_bytes: int = 1 << 30, prefix_bytes: int = 3 << 28, prefill_tokens: int = 2048):
+                 kv_bytes: int = 1 << 30, prefix_bytes: int = 1 << 29, prefill_tokens: int = 2048):
         self.policy, self.worker, self.tokenizer = policy, worker, policy.tokenizer
         self.max_model_len = max_model_len or policy.model.config.max_position_embeddings
         self.max_running, self.prefill_tokens = max_running, prefill_tokens
@@ -201,6 +201,8 @@ class TransformersSampler:
 
     def load(self, key: str, weights: Adapter) -> str:
         "Make an adapter available under `key`, and return the tag under which its weights run."
+        if self._closed:
+            raise self._over()
         if wrong := misfit(self.policy, weights):
             raise ServeError(wrong)
         tag = f"{key}#{next(self._tags)}"
@@ -214,6 +216,10 @@ class TransformersSampler:
     def loaded(self) -> list[str]:
         "The keys of all adapters that are loaded."
         return list(self._adapters)
+
+    def forget(self) -> None:
+        "On the worker: drop what is kept of conversations that rest; the weights are about to change."
+        self._prefixes.clear()
 
     def close(self) -> None:
         "On the worker: end all requests; give back the memory of keys and values, and let go of the weights."
@@ -290,14 +296,14 @@ class TransformersSampler:
     def _source(self, request) -> tuple[torch.Tensor | None, int]:
         "Keys and values of the longest known beginning of the prompt; its last token is always computed."
         wanted = request.hashes[:(len(request.prompt) - 1) // BLOCK]
-        saved, length = self._prefixes.find(wanted)
-        for slot, other in enumerate(self._running):
+        length, slot = self._prefixes.find(wanted), None
+        for i, other in enumerate(self._running):
             shared = BLOCK * common(wanted, other.hashes[:other.cached // BLOCK])
             if shared > length:
-                saved, length = slot, shared
-        if isinstance(saved, int):
-            return self._slots.of(saved, length), length
-        return (None, 0) if saved is None else (saved.kv[..., :length, :], length)
+                length, slot = shared, i
+        if slot is not None:
+            return self._slots.of(slot, length), length
+        return (self._prefixes.get(wanted[:length // BLOCK]), length) if length else (None, 0)
 
     def _place(self, request, source, shared: int) -> None:
         if shared:
@@ -351,7 +357,7 @@ class TransformersSampler:
     def _rest(self, request) -> None:
         "Save keys and values for the next turn; the last slot moves into the gap."
         slot, kept = self._running.index(request), request.ids[:request.cached]
-        self._prefixes.add(Saved(block_hashes(kept, request.adapter), self._slots.of(slot, len(kept)).clone()))
+        self._prefixes.add(block_hashes(kept, request.adapter), self._slots.of(slot, len(kept)))
         moved = self._running.pop()
         if moved is not request:
             self._slots.put(slot, self._slots.of(len(self._running), moved.cached))

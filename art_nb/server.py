@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOG', 'CODES', 'MAX_BODY', 'MAX_CHOICES', 'BACKLOG', 'IN_PROCESS_URL', 'ASIDE_BYTES', 'as_json', 'explain',
-           'together', 'unless_gone', 'EventSender', 'AppStream', 'InProcess', 'guarded', 'at_once', 'read_body',
-           'answered', 'refused', 'Job', 'replies_for', 'Service', 'Endpoint']
+           'together', 'unless_gone', 'EventSender', 'guarded', 'at_once', 'read_body', 'answered', 'refused', 'Job',
+           'replies_for', 'Service', 'Endpoint']
 
-# %% ../nbs/32_server.ipynb #3ea6d479
+# %% ../nbs/32_server.ipynb #de899d94
 import asyncio
 import hmac
 import logging
@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from operator import methodcaller
@@ -31,13 +31,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from .inprocess import InProcess
 from .samplers import Sampler
 from .types import ServeError
 from art_nb.wire import (
     Asked, ChatAsked, ChatWriter, Reply, RequestError, TextAsked, TextWriter, TokenTexts, parse, sampling_params,
 )
 
-# %% ../nbs/32_server.ipynb #b35ec276
+# %% ../nbs/32_server.ipynb #fd5ac282
 LOG = logging.getLogger("art_nb.server")
 CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "request_too_large"}
 
@@ -55,7 +56,7 @@ def explain(error: Exception) -> tuple[int, dict]:
     code = isinstance(error, RequestError) and error.code or CODES.get(status)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     if status >= 500:
-        LOG.error("%s", message, exc_info=error)
+        LOG.error("%s", message, exc_info=error if status == 500 else None)
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 # %% ../nbs/32_server.ipynb #326f629c
@@ -112,64 +113,6 @@ class EventSender:
     async def close(self) -> None:
         """End the response."""
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-
-# %% ../nbs/32_server.ipynb #75c1d69a
-class AppStream(httpx.AsyncByteStream):
-    """The body of an answer that is still being made."""
-
-    def __init__(self, app: Coroutine, sent: asyncio.Queue, timeout_s: float | None):
-        self.task, self.sent, self.timeout_s, self.complete = asyncio.ensure_future(app), sent, timeout_s, False
-        self.task.add_done_callback(lambda _: sent.put_nowait(None))
-
-    async def next(self) -> dict:
-        """The next ASGI message."""
-        try:
-            message = await asyncio.wait_for(self.sent.get(), self.timeout_s)
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"Nothing came for {self.timeout_s} s.") from error
-        if message is None:
-            raise httpx.ReadError("The endpoint gave up without an answer.")
-        self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-        return message
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while not self.complete:
-            if body := (await self.next()).get("body"):
-                yield body
-
-    async def aclose(self) -> None:
-        """Cancel the request unless it is complete; wait for its end."""
-        if not self.complete:
-            self.task.cancel()
-        await asyncio.wait([self.task])
-
-
-class InProcess(httpx.AsyncBaseTransport):
-    """A way to an ASGI app without a socket, with real streaming."""
-
-    def __init__(self, app):
-        self.app = app
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        url, body, sent = request.url, [await request.aread()], asyncio.Queue()
-        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
-                 "headers": [(k.lower(), v) for k, v in request.headers.raw], "scheme": url.scheme, "path": url.path,
-                 "raw_path": url.raw_path.split(b"?")[0], "query_string": url.query, "root_path": "",
-                 "server": (url.host, url.port), "client": ("in-process", 0)}
-
-        async def receive():
-            if not body:
-                await asyncio.Event().wait()  # who leaves cancels the task: AppStream.aclose
-            return {"type": "http.request", "body": body.pop(), "more_body": False}
-
-        timeout_s = request.extensions.get("timeout", {}).get("read")
-        stream = AppStream(self.app(scope, receive, sent.put), sent, timeout_s)
-        try:
-            start = await stream.next()
-        except BaseException:
-            await stream.aclose()
-            raise
-        return httpx.Response(start["status"], headers=start["headers"], stream=stream)
 
 # %% ../nbs/32_server.ipynb #8096a097
 MAX_BODY = 16 << 20
@@ -237,7 +180,7 @@ async def refused(request: Request, error: HTTPException) -> Response:
     return as_json({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}},
                    error.status_code, error.headers)
 
-# %% ../nbs/32_server.ipynb #b8751556
+# %% ../nbs/32_server.ipynb #874f13d6
 @dataclass(slots=True)
 class Job:
     """A request that has become tokens."""
@@ -275,7 +218,9 @@ def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str) 
     if (longest := max(map(len, prompts))) >= limit:
         raise RequestError(f"The model's context holds {limit} tokens, the reply included; the prompt has {longest}: "
                            "shorten it.", param=param, code="context_length_exceeded")
-    return [Reply(i * asked.n + j, ids) for i, ids in enumerate(prompts) for j in range(asked.n)]
+    drawn = sampling_params(asked, limit)
+    how = {"temperature": drawn.temperature or 1.0, "cut": drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0}
+    return [Reply(i * asked.n + j, ids, **how) for i, ids in enumerate(prompts) for j in range(asked.n)]
 
 # %% ../nbs/32_server.ipynb #8b2ddd00
 class Service:

@@ -5,25 +5,27 @@
 # %% auto #0
 __all__ = ['at_step', 'served_name']
 
-# %% ../nbs/39_serving.ipynb #4b19fc34
-from collections.abc import Iterator
+# %% ../nbs/39_serving.ipynb #e9079222
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_step: ContextVar[int | None] = ContextVar("step", default=None)
+_steps: ContextVar[Mapping[str, int]] = ContextVar("steps", default={})
 
 
 @contextmanager
-def at_step(step: int | None) -> Iterator[None]:
-    "Code inside talks to the model of this step; None is the latest."
-    token = _step.set(step)
+def at_step(name: str,          # of the model
+            step: int,          # the step whose adapter answers
+            ) -> Iterator[None]:
+    "Code inside talks to this step of the model; other models are not touched."
+    token = _steps.set({**_steps.get(), name: step})
     try:
         yield
     finally:
-        _step.reset(token)
+        _steps.reset(token)
 
 
 def served_name(name: str, step: int | None = None) -> str:
     "The name to ask the endpoint for."
-    step = _step.get() if step is None else step
+    step = _steps.get().get(name) if step is None else step
     return name if step is None else f"{name}@{step}"

@@ -56,7 +56,7 @@ class Plan:
     budget_s: float | None = None
     options: dict = field(default_factory=dict)
 
-# %% ../nbs/50_training.ipynb #43f46d9d
+# %% ../nbs/50_training.ipynb #7475f04a
 _AT_WORK: WeakValueDictionary = WeakValueDictionary()       # runs by their directory
 _STOPPING = dict.fromkeys(("running", "pausing", "paused"), "stopping")
 _OVER = dict.fromkeys(("running", "pausing", "paused"), "done") | {"stopping": "stopped"}
@@ -120,7 +120,7 @@ class Run:
                 await asyncio.sleep(0.05)
         except (asyncio.CancelledError, KeyboardInterrupt):
             if self._turn({"running": "pausing"}):
-                print(f"Pausing after step {self.step}; run.resume() goes on, run.stop() ends it.")
+                print(f"Pausing after step {self.step + 1}; run.resume() goes on, run.stop() ends it.")
             else:
                 self.stop(wait=False)
             raise
@@ -215,6 +215,7 @@ class Run:
         start, plan = time.perf_counter(), self.plan
         self.groups = await self._until_stopped(rollouts(self.model, plan, self.step, self.backend.bus))
         sampled_s = time.perf_counter() - start
+        await asyncio.to_thread(self.model.store.write_groups, "train", self.step + 1, self.groups)     # before a kill can
         result = await self.backend.train(self.model, self.groups, **plan.options)
         self.step = result.step
         times = {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}
@@ -230,7 +231,8 @@ class Run:
 async def rollouts(model, plan: Plan, step: int, bus=None) -> list[TrajectoryGroup]:
     "All groups of a step, rolled out at once."
     picked = scenarios_of_step(plan.scenarios, step, plan.groups_per_step, plan.seed)
-    groups = (TrajectoryGroup(plan.rollout(model, s) for _ in range(plan.rollouts_per_group)) for s in picked)
+    groups = (TrajectoryGroup((plan.rollout(model, s) for _ in range(plan.rollouts_per_group)),
+                              metadata={"scenario_id": repr(s)[:80]}) for s in picked)
     return await gather_trajectory_groups(groups, pbar_desc=None, max_exceptions=plan.max_exceptions,
                                           timeout_s=plan.timeout_s, after_each=plan.after_each, bus=bus, step=step)
 

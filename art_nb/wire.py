@@ -185,7 +185,7 @@ def sampling_params(asked: Asked, room: int, index: int = 0) -> SamplingParams:
         seed=None if asked.seed is None else asked.seed + index, ignore_eos=asked.ignore_eos,
         top_logprobs=asked.top_logprobs if chat else asked.logprobs or 0)
 
-# %% ../nbs/31_wire.ipynb #771322ca
+# %% ../nbs/31_wire.ipynb #fd5c915e
 @dataclass(slots=True)
 class Reply:
     """One choice: its prompt and the tokens sampled so far."""
@@ -194,6 +194,8 @@ class Reply:
     prompt_ids: list[int]
     sampled: list[Sampled] = field(default_factory=list)
     sent: int = 0  # tokens that a stream has already passed on
+    temperature: float = 1.0
+    cut: bool = False  # top-p, top-k or min-p was asked for
 
     @property
     def text(self) -> str:
@@ -206,7 +208,7 @@ class Reply:
     def extras(self) -> dict:
         """The fields that training reads."""
         return {"prompt_token_ids": self.prompt_ids, "token_ids": [s.token_id for s in self.sampled],
-                "token_logprobs": [s.logprob for s in self.sampled]}
+                "token_logprobs": [s.logprob for s in self.sampled], "temperature": self.temperature, "cut": self.cut}
 
     def unsent(self) -> list[Sampled]:
         """The tokens not yet passed on, which now count as passed on."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 
 from .types import ServeError
 
-# %% ../nbs/29_worker.ipynb #97fd1ba3
+# %% ../nbs/29_worker.ipynb #26f26043
 class Worker:
     "A thread that runs jobs in order, and `tick` between them while it has work."
     def __init__(self, name: str = "art-nb-device"):
@@ -28,10 +28,14 @@ class Worker:
         future = Future()
         with self._ready:
             if self._closed:
-                raise ServeError("The backend is closed: make a new one and register the model with it.")
+                raise self._over()
             self._jobs.append((future, job, args, kwargs))
             self._ready.notify()
         return future
+
+    @staticmethod
+    def _over() -> ServeError:
+        return ServeError("The backend is closed: make a new one and register the model with it.", status=503)
 
     def call(self, job: Callable, *args, **kwargs):
         "Run `job` on the thread and wait for its result."
@@ -50,13 +54,14 @@ class Worker:
             self._ready.notify()
 
     def close(self) -> None:
-        "Finish the job that runs, cancel the rest, end the thread."
+        "Finish the job that runs, fail the rest with a ServeError, end the thread."
         with self._ready:
             self._closed = True
             waiting, self._jobs = list(self._jobs), deque()
             self._ready.notify()
         for future, *_ in waiting:
-            future.cancel()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(self._over())
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

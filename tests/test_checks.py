@@ -62,7 +62,7 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
                               "scenario", "context", "cost"]
     assert found.ok
     assert "8 rollouts" in found["rollouts"].finding
-    assert "4 x 2 rollouts would sample about 24 tokens" in found["cost"].finding
+    assert "4 x 2 rollouts would sample about 24 tokens in at most" in found["cost"].finding
     assert "of 128 that fit" in found["context"].finding
     assert (await home.get_step(), files(home), events) == (0, before, [])
 

@@ -37,7 +37,7 @@ def by_score_test(successes, n, upper):
     return (low + high) / 2
 
 
-@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (1, 2), (0, 10), (3, 10), (10, 10), (300, 500), (1, 9999)])
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (1, 2), (0, 10), (3, 10), (10, 10), (300, 500), (1, 999)])
 def test_wilson_is_the_score_test_turned_round(successes, n):
     low, high = wilson(successes, n)
     assert low == pytest.approx(by_score_test(successes, n, upper=False), abs=1e-9)
@@ -228,6 +228,22 @@ async def test_a_rollout_may_give_several_trajectories(tmp_path):
     found = await evaluate(model, rollout, range(3))
     assert (sorted(found.values()), found.failed) == ([0, 1, 2, 3, 4, 5], 0)
     assert len(model.store.read_groups("val", 0)[0]) == 6
+
+
+async def test_only_so_many_at_once_and_waiting_is_not_lateness(tmp_path):
+    running, most = 0, 0
+
+    async def rollout(model, scenario):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.1)
+        running -= 1
+        return trajectory(1)
+
+    model = art.Model(**PROMPTED, base_path=str(tmp_path))
+    found = await evaluate(model, rollout, range(12), concurrency=3, timeout_s=0.3)
+    assert (found.failed, len(found.trajectories), most) == (0, 12, 3)
 
 
 async def test_nothing_is_written_unless_wanted(tmp_path):

@@ -311,6 +311,7 @@ async def test_an_interrupted_cell_pauses_then_stops(home, capsys):
     gate = Gate()
     run = train(home[0], gate, steps=5)
     cell = asyncio.create_task(run.wait())
+    await asyncio.sleep(0)
     await until(lambda: gate.started)
     cell.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -4,7 +4,6 @@ The same steps as in tic-tac-toe.ipynb, without the pictures. Ends with one line
 import argparse
 import asyncio
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -17,6 +16,8 @@ FIRST_UNSEEN = 900_000        # seeds of games that training never plays
 
 def peak_rss_gb() -> float:
     "The most memory this process ever held, in GB."
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1e9 if sys.platform == "darwin" else 1e6)
 
@@ -30,15 +31,16 @@ async def main(steps: int, games: int, path: str) -> None:
         print(f"before: {before}", flush=True)
         start = time.time()
         warm_up = art.TrainSFTConfig(learning_rate=1e-3, batch_size=16)
-        await model.train_sft([random_game(seed) for seed in range(10_000, 10_144)], warm_up)
-        run = art.train(model, rollout, range(100_000), steps=steps, groups_per_step=8, rollouts_per_group=8,
+        if await model.get_step() == 0:
+            await model.train_sft([random_game(seed) for seed in range(10_000, 10_144)], warm_up)
+        run = art.train(model, rollout, range(100_000), steps=1 + steps, groups_per_step=8, rollouts_per_group=8,
                         learning_rate=2e-4, entropy_coef=0.04)
         await run
         seconds = time.time() - start
         after = await art.evaluate(model, rollout, unseen, metric="win")
         print(f"after: {after}")
     print(json.dumps({"win_before": before.mean(), "win_after": round(after.mean(), 3),
-                      "ci95": [round(x, 3) for x in after.ci95()], "games": games, "steps": run.step,
+                      "ci95": [round(x, 3) for x in after.ci95()], "games": games, "steps": run.step - 1,
                       "train_seconds": round(seconds), "illegal_after": round(after.mean("illegal"), 3),
                       "peak_rss_gb": round(peak_rss_gb(), 2)}))
 

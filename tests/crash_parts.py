@@ -1,0 +1,95 @@
+"""A warm process that forks one child for each job it reads, and tells how the child ended. Children may be killed."""
+import asyncio
+import importlib
+import json
+import os
+import sys
+from functools import partial
+
+import art_nb as art
+from art_nb.events import AdapterServed, CheckpointSaved, GradientStep, RolloutDone, RolloutStarted, StepDone
+
+KINDS = (RolloutStarted, RolloutDone, GradientStep, AdapterServed, CheckpointSaved, StepDone)
+QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+
+
+def say(*words):
+    """One line in one write, so that a kill leaves no half line."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+async def registered(job):
+    model = art.TrainableModel(name=job["name"], project="crash", base_model=job["base_model"])
+    backend = art.LocalBackend(path=job["path"], verbose=False)
+    await model.register(backend)
+    backend.bus.subscribe(lambda event: say(type(event).__name__, getattr(event, "step", "")), *KINDS)
+    say("registered", await model.get_step())
+    return model, backend
+
+
+async def rollout(model, scenario, seed=None):
+    reply = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=QUESTION, max_tokens=6, logprobs=True, seed=seed)
+    choice = reply.choices[0]
+    return art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=choice.model_extra["token_ids"][0] % 5)
+
+
+async def train(job):
+    """The real loop, until somebody ends it."""
+    model, backend = await registered(job)
+    await art.train(model, rollout, [0, 1], steps=job["steps"], groups_per_step=2, rollouts_per_group=3,
+                    learning_rate=1e-2, show=False)
+    await backend.close()
+
+
+async def record(job):
+    """Groups for `feed`."""
+    model, backend = await registered(job)
+    for step in range(job["steps"]):
+        said = [await rollout(model, None, 10 * step + i) for i in range(6)]
+        model.store.write_groups("train", step, [art.TrajectoryGroup(said[:3]), art.TrajectoryGroup(said[3:])])
+    await backend.close()
+
+
+async def feed(job):
+    """Train on recorded groups, from the step that was reached on."""
+    model, backend = await registered(job)
+    groups = art.open_run(job["recorded"])
+    for step in range(await model.get_step(), job["steps"]):
+        await backend.train(model, groups.read_groups("train", step), learning_rate=1e-2)
+    await backend.close()
+
+
+JOBS = {"train": train, "record": record, "feed": feed}
+
+
+def warm():
+    """Import what every child needs; nothing here may start a thread."""
+    for name in ("backends", "training", "store"):
+        importlib.import_module(f"art_nb.{name}")
+    for name in ("models.llama.modeling_llama", "generation", "models.auto.tokenization_auto"):
+        importlib.import_module(f"transformers.{name}")
+
+
+def child(job):
+    try:
+        asyncio.run(JOBS[job["do"]](job))
+        say("finished")
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main():
+    warm()
+    say("ready")
+    for line in iter(partial(sys.stdin.readline), ""):
+        pid = os.fork()
+        if not pid:
+            child(json.loads(line))
+        say("child", pid)
+        say("ended", os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,533 @@
+"""LocalBackend on a tiny model: both spellings of training, several steps served at once, full disks, forks, an end."""
+import asyncio
+import errno
+import gc
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import weakref
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+import art_nb as art
+from art_nb import checkpoints
+from art_nb.events import CheckpointSaved, SignalReport, Warned
+from art_nb.policy import load_adapter, load_policy, sequence_logprobs, serve
+from art_nb.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
+
+QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
+
+
+@pytest.fixture
+def named(tiny_model_dir):
+    """A maker of models."""
+    return lambda name="ttt", **options: art.TrainableModel(
+        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
+
+
+@pytest.fixture
+async def local(tmp_path):
+    """A backend that is closed at the end."""
+    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
+        yield backend
+
+
+async def ask(model, name=None, **options):
+    options = {"max_tokens": 8, "logprobs": True} | options
+    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
+        model=name or model.get_inference_name(), messages=QUESTION, **options)
+    return reply.choices
+
+
+def logprobs(choice):
+    return np.array([entry.logprob for entry in choice.logprobs.content])
+
+
+async def greedy(model, name=None):
+    """The likeliest reply and the logprobs of its tokens."""
+    choice, = await ask(model, name, temperature=0)
+    return choice.model_extra["token_ids"], logprobs(choice)
+
+
+async def a_group(model, seed=0, rewards=None, size=6):
+    """Replies of which some are better."""
+    choices = [(await ask(model, seed=seed * 100 + i))[0] for i in range(size)]
+    rewards = rewards or [float(i % 3) for i in range(size)]
+    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, c], reward=r)
+                                for c, r in zip(choices, rewards, strict=True)])
+
+
+def saved_adapter(model, step):
+    return checkpoints.facts(model.store.checkpoint_dir(step))["adapter"]
+
+
+def heard(backend, *kinds):
+    events = []
+    backend.bus.subscribe(events.append, *kinds)
+    return events
+
+
+def threads():
+    return {t for t in threading.enumerate() if t.name.startswith(("art-nb", "art_nb"))}
+
+
+def listens(url):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", httpx.URL(url).port)) == 0
+
+
+# the contract
+
+async def test_the_local_backend_keeps_the_contract(named, tmp_path):
+    found = await art.check_backend(art.LocalBackend(path=tmp_path, verbose=False), named(), learning_rate=1e-2)
+    assert found["step"] == 1
+    assert found["rise"] > 0.1
+    assert found["drift"] < NEAR
+
+
+class Idle(art.LocalBackend):
+    def _train(self, model, groups, config, save_checkpoint):
+        return art.LocalTrainResult(step=self.home(model).step)
+
+
+class Unmoved(art.LocalBackend):
+    async def train(self, model, groups, **options):
+        return await super().train(model, groups, **options | {"learning_rate": 0.0})
+
+
+class Forgetful(art.LocalBackend):
+    def _model_inference_name(self, model, step=None):
+        return model.name
+
+
+class Restless(art.LocalBackend):
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("broken", "what"), [
+    (Idle, "advance"), (Unmoved, "likelier"), (Forgetful, "step 0 answers otherwise"), (Restless, "still answers")])
+async def test_a_backend_that_breaks_a_promise_is_caught(named, tmp_path, broken, what):
+    backend = broken(path=tmp_path, verbose=False)
+    with pytest.raises(ServeError, match=what):
+        await art.check_backend(backend, named(), learning_rate=1e-2)
+    await art.LocalBackend.close(backend)
+
+
+# training
+
+async def test_both_spellings_train_the_same(named, local):
+    older, newer = named("older"), named("newer")
+    for model in (older, newer):
+        await model.register(local)
+    group = await a_group(older)
+    for _ in range(2):
+        result = await local.train(newer, [group], learning_rate=1e-2)
+        await newer.log([group], metrics=result.metrics, step=result.step, split="train")
+        await older.train([group], config=TrainConfig(learning_rate=1e-2))
+    assert await older.get_step() == await newer.get_step() == result.step == 2
+    assert Path(result.checkpoint_path) == newer.store.checkpoint_dir(2)
+    for step in (0, 1, 2):
+        assert saved_adapter(older, step) == saved_adapter(newer, step)
+    assert len({saved_adapter(older, step) for step in (0, 1, 2)}) == 3
+    told = lambda row: {k: v for k, v in row.items() if not k.startswith(("time/", "recorded"))}
+    rows = [[told(row) for row in model.store.history()] for model in (older, newer)]
+    assert rows[0] == rows[1]
+    assert [row["step"] for row in rows[0]] == [1, 2]
+    assert rows[0][0]["train/reward"] == 1.0
+    assert older.store.steps("train") == newer.store.steps("train") == [1, 2]
+
+
+async def test_written_conversations_are_learnt(named, local):
+    model = named()
+    await model.register(local)
+    talk = art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "the move is B2"}])
+    first = await model.train_sft([talk] * 4, TrainSFTConfig(learning_rate=1e-2, batch_size=2))
+    for _ in range(4):
+        last = await model.train_sft([talk] * 4, TrainSFTConfig(learning_rate=[1e-2, 5e-3], batch_size=2))
+    assert (first.step, last.step, await model.get_step()) == (1, 5, 5)
+    assert last.metrics["sft/loss"] < first.metrics["sft/loss"] - 0.3
+    assert [row["step"] for row in model.store.history()] == [1, 2, 3, 4, 5]
+    assert model.store.steps_saved() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("rates", [[1e-3], [float("nan"), 1e-3]], ids=["too few rates", "a rate that breaks"])
+async def test_a_pass_that_fails_leaves_the_adapter_as_it_was(named, local, rates):
+    model = named()
+    await model.register(local)
+    group = await a_group(model)
+    await local.train(model, [group], learning_rate=1e-2)
+    before = await greedy(model)
+    talk = art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "the move is B2"}])
+    with pytest.raises(TrainError):
+        await model.train_sft([talk] * 4, TrainSFTConfig(learning_rate=rates, batch_size=2))
+    after = await greedy(model)
+    assert await model.get_step() == 1
+    assert before[0] == after[0]
+    np.testing.assert_allclose(before[1], after[1], atol=NEAR)
+    await local.train(model, [group], learning_rate=1e-2)
+    untouched = named("untouched")
+    await untouched.register(local)
+    for _ in range(2):
+        await local.train(untouched, [group], learning_rate=1e-2)
+    assert saved_adapter(model, 2) == saved_adapter(untouched, 2)
+
+
+async def test_where_nothing_can_be_learnt_the_step_says_so(named, local, capsys):
+    model, events = named(), heard(local, SignalReport, Warned)
+    await model.register(local)
+    result = await local.train(model, [await a_group(model, rewards=[1.0] * 6)], learning_rate=1e-2)
+    assert result.step == 1
+    assert result.metrics["data/step_num_gradient_steps"] == 0
+    assert saved_adapter(model, 0) == saved_adapter(model, 1)
+    assert "Nothing is learnt in step 0" in capsys.readouterr().out
+    assert [type(event).__name__ for event in events] == ["SignalReport", "Warned"]
+    assert events[0].reason in events[1].message
+    assert {event.run for event in events} == {"ttt"}
+
+
+async def test_unknown_options_are_announced_once(named, local):
+    model, events = named(lora_config={"r": 4, "use_rslora": True}), heard(local, Warned)
+    await model.register(local)
+    assert local.home(model).policy.rank == 4
+    group = await a_group(model)
+    for _ in range(2):
+        await local.train(model, [group], learning_rate=1e-3, packed_sequence_length=4096, plot_tensors=True)
+    assert [event.message for event in events] == [
+        "LoRA settings not known here and left out: use_rslora.",
+        "train() ignores packed_sequence_length, plot_tensors: this learner has no such option."]
+
+
+@pytest.mark.parametrize("options", [{"loss_fn": "cispoo"}, {"reduction": "tokens"}, {"scale": "groups"}], ids=str)
+async def test_a_name_that_does_not_exist_is_told(named, local, options):
+    model = named()
+    await model.register(local)
+    with pytest.raises(TrainError, match=next(iter(options.values()))):
+        await local.train(model, [await a_group(model)], **options)
+    assert await model.get_step() == 0
+    await ask(model)
+
+
+# serving
+
+async def test_every_step_and_the_base_model_answer_while_training_goes_on(named, local, tiny_model_dir):
+    model = named()
+    await model.register(local)
+    for step in range(2):
+        await local.train(model, [await a_group(model, step)], learning_rate=2e-2)
+    names = [str(tiny_model_dir), "ttt@0", "ttt@1", "ttt@2"]
+    alone = {name: await greedy(model, name) for name in names}
+    assert alone[names[0]][0] == alone["ttt@0"][0]
+    np.testing.assert_allclose(alone[names[0]][1], alone["ttt@0"][1], atol=NEAR)
+    assert abs(alone["ttt@0"][1][:1] - alone["ttt@1"][1][:1]) > 2 * NEAR
+    group = await a_group(model)
+    steps = [local.train(model, [group], learning_rate=2e-2) for _ in range(3)]
+    asked = names * 6
+    *said, _, _, _ = await asyncio.gather(*(greedy(model, name) for name in asked), *steps)
+    for name, (ids, found) in zip(asked, said, strict=True):
+        assert ids == alone[name][0]
+        np.testing.assert_allclose(found, alone[name][1], atol=NEAR)
+    assert await model.get_step() == 5
+    with pytest.raises(openai.NotFoundError, match="ttt@5"):
+        await ask(model, "ttt@7")
+
+
+async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_model_dir):
+    model = named()
+    await model.register(local)
+    await local.train(model, [await a_group(model)], learning_rate=5e-2)
+    policy = load_policy(tiny_model_dir)
+    load_adapter(policy, checkpoints.read_adapter(model.store.checkpoint_dir(1)))
+    serve(policy)
+    choice, = await ask(model, seed=3)
+    prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+    exact = sequence_logprobs(policy, prompt + ids)[len(prompt) - 1:]
+    np.testing.assert_allclose(logprobs(choice), exact.numpy(), atol=NEAR)
+
+
+async def test_no_request_fails_because_a_step_ends(named, local):
+    model, over, answers = named(), asyncio.Event(), 0
+    await model.register(local)
+    group = await a_group(model)
+
+    async def keep_asking(name):
+        nonlocal answers
+        while not over.is_set():
+            await ask(model, name, max_tokens=1)
+            answers += 1
+
+    asking = [asyncio.create_task(keep_asking(name)) for name in [None] * 6 + ["ttt@0"] * 2]
+    while answers < 40 or await model.get_step() < 6:
+        await local.train(model, [group], learning_rate=1e-3)
+    over.set()
+    await asyncio.gather(*asking)
+
+
+# the disk
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a disk of one megabyte, and how to fill it to the last few bytes and to make room again."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+
+    def fill(leave):
+        with open(place / "filler", "ab", buffering=0) as file:
+            while (room := os.statvfs(place).f_bavail * os.statvfs(place).f_frsize - leave) > 0:
+                file.write(b"x" * room)
+
+    yield place, fill, (place / "filler").unlink
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+async def test_training_goes_on_when_the_disk_is_full(named, small_disk, capsys):
+    place, fill, clear = small_disk
+    model = named()
+    async with art.LocalBackend(path=place, verbose=False) as backend:
+        events = heard(backend, Warned, CheckpointSaved)
+        await model.register(backend)
+        group = await a_group(model)
+        before = await greedy(model)
+        for step, leave in ((1, 100_000), (2, 0)):
+            fill(leave)
+            result = await backend.train(model, [group], learning_rate=1e-2)
+            assert (result.step, result.checkpoint_path) == (step, None)
+            told = capsys.readouterr().out
+            assert str(model.store.checkpoint_dir(step)) in told
+            numbers = [int(word.replace(",", "")) for word in told.split() if word.replace(",", "").isdigit()]
+            assert max(numbers) > 150_000, "the bytes that are needed"
+        after = await greedy(model)
+        assert (before[0], list(before[1])) != (after[0], list(after[1]))
+        clear()
+        result = await backend.train(model, [group], learning_rate=1e-2)
+        assert Path(result.checkpoint_path).name == "0003"
+        again = await greedy(model)
+    assert model.store.steps_saved() == [0, 3]
+    assert [p.name for p in model.store.checkpoint_dir(0).parent.iterdir() if p.name.startswith(".")] == []
+    assert [type(event) for event in events if "checkpoint" in str(event)] == [Warned, Warned, CheckpointSaved]
+    assert [event.step for event in model.store.events() if isinstance(event, CheckpointSaved)] == [3]
+    async with art.LocalBackend(path=place, verbose=False) as backend:
+        await model.register(backend)
+        resumed = await greedy(model)
+    assert resumed[0] == again[0]
+    np.testing.assert_allclose(resumed[1], again[1], atol=NEAR)
+
+
+async def test_any_error_of_the_disk_is_borne(named, local, monkeypatch):
+    model = named()
+    await model.register(local)
+    group, fsync = await a_group(model), os.fsync
+
+    def broken(handle):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    result = await local.train(model, [group], learning_rate=1e-2)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert result.checkpoint_path is None
+    result = await local.train(model, [group], learning_rate=1e-2)
+    assert Path(result.checkpoint_path).name == "0002"
+    assert model.store.steps_saved() == [0, 2]
+
+
+# registering
+
+async def test_registering_twice_goes_on_where_the_first_ended(named, local):
+    model = named()
+    before = threads()
+    await model.register(local)
+    url, group = model.inference_base_url, await a_group(model)
+    _, _ = await asyncio.gather(local.train(model, [group], learning_rate=1e-2), register_again(model, local))
+    assert await model.get_step() == 1
+    assert not listens(url)
+    assert listens(model.inference_base_url)
+    assert len(threads() - before) == 2, "one worker, one endpoint"
+    await local.train(model, [group], learning_rate=1e-2)
+    saved = [event.step for event in model.store.events() if isinstance(event, CheckpointSaved)]
+    assert saved.count(2) == 1
+    assert model.store.steps_saved() == [0, 1, 2]
+
+
+async def register_again(model, backend):
+    await asyncio.sleep(0)
+    await model.register(backend)
+
+
+async def test_two_models_keep_apart(named, local):
+    one, two = named("one"), named("two", lora_config={"rank": 2})
+    for model in (one, two):
+        await model.register(local)
+    await asyncio.gather(*[local.train(m, [await a_group(m)], learning_rate=1e-2) for m in (one, one, two)])
+    assert (await one.get_step(), await two.get_step()) == (2, 1)
+    for model, steps in ((one, [1, 2]), (two, [1])):
+        assert [event.step for event in model.store.events() if isinstance(event, CheckpointSaved)] == steps
+        assert {event.run for event in model.store.events() if isinstance(event, CheckpointSaved)} == {model.name}
+
+
+async def test_a_run_of_another_base_model_is_refused(named, local, tmp_path, tiny_model_dir):
+    model = named()
+    await model.register(local)
+    await local.train(model, [await a_group(model)])
+    other = tmp_path / "other"
+    other.symlink_to(tiny_model_dir)
+    with pytest.raises(StoreError, match="other"):
+        await named(base_model=str(other)).register(local)
+    (model.store.path / "model.json").unlink()
+    with pytest.raises(StoreError, match="was trained from"):
+        await named(base_model=str(other)).register(local)
+
+
+async def test_an_adapter_of_another_shape_is_refused_and_nothing_is_left_behind(named, local):
+    model, before = named(), threads()
+    await model.register(local)
+    await local.train(model, [await a_group(model)], learning_rate=1e-2)
+    with pytest.raises(TrainError, match="rank"):
+        await named(lora_config={"rank": 4}).register(local)
+    assert threads() == before
+    with pytest.raises(TrainError, match="No linear layer"):
+        await named(lora_config={"target_modules": ["nothing"]}).register(local)
+    assert threads() == before
+    await model.register(local)
+    assert await model.get_step() == 1
+    await ask(model)
+
+
+async def test_a_fork_goes_on_as_its_source_would_have(named, local):
+    source, fork, early = named("source"), named("fork"), named("early")
+    await source.register(local)
+    group = await a_group(source)
+    for _ in range(3):
+        await local.train(source, [group], learning_rate=1e-2)
+    await local._experimental_fork_checkpoint(fork, from_model="source", verbose=True)
+    await local._experimental_fork_checkpoint(early, from_model="source", not_after_step=1)
+    for model, step in ((fork, 3), (early, 1)):
+        await model.register(local)
+        assert await model.get_step() == step
+        assert saved_adapter(model, step) == saved_adapter(source, step)
+    for model in (source, fork, early, early, early):
+        await local.train(model, [group], learning_rate=1e-2)
+    assert saved_adapter(source, 4) == saved_adapter(fork, 4) == saved_adapter(early, 4)
+    assert len(checkpoints.lineage(fork.store.checkpoint_dir(3))) == 5     # source 0003 … 0000
+    with pytest.raises(StoreError, match="exists already"):
+        await local._experimental_fork_checkpoint(fork, from_model="source", not_after_step=3)
+    for options in ({"from_model": "nobody"}, {"from_model": "early", "not_after_step": 0}):
+        with pytest.raises(StoreError, match="no checkpoint to fork"):
+            await local._experimental_fork_checkpoint(named("late"), **options)
+
+
+async def test_deleted_checkpoints_are_not_served(named, local):
+    model = named()
+    await model.register(local)
+    group = await a_group(model)
+    for value in (0.1, 0.9, 0.5, 0.2):
+        result = await local.train(model, [group], learning_rate=1e-2)
+        await model.log(metrics={"reward": value}, split="val", step=result.step)
+    for step in range(4):
+        await ask(model, f"ttt@{step}", max_tokens=1)
+    await model.delete_checkpoints()
+    assert model.store.steps_saved() == [2, 4]
+    for step in (2, 4):
+        await ask(model, f"ttt@{step}", max_tokens=1)
+    for step in (0, 1, 3):
+        with pytest.raises(openai.NotFoundError):
+            await ask(model, f"ttt@{step}", max_tokens=1)
+    await model.register(local)
+    assert await model.get_step() == 4
+
+
+async def test_what_a_killed_process_left_is_swept(named, local):
+    model = named()
+    await model.register(local)
+    await local.train(model, [await a_group(model)], learning_rate=1e-2)
+    await local.close()
+    folder, dead = model.store.path / "checkpoints", 2**22 + 1
+    (folder / f".0002.{dead}.tmp").mkdir()
+    (folder / f".0002.{dead}.tmp" / "adapter_model.safetensors").write_bytes(b"half")
+    os.replace(folder / "0001", folder / f".0001.{dead}.old")
+    (model.store.path / f".state.json.{dead}.01234567.tmp").write_text("{")
+    alive = folder / f".0003.{os.getppid()}.tmp"
+    alive.mkdir()
+    assert model.store.steps_saved() == [0]
+    await model.register(local)
+    assert await model.get_step() == 1
+    assert [p.name for p in model.store.path.rglob(".*")] == [alive.name]
+
+
+# the end
+
+async def test_closing_leaves_nothing(named, tmp_path):
+    model, before = named(), threads()
+    backend = art.LocalBackend(path=tmp_path, verbose=False)
+    await model.register(backend)
+    await local_traffic(model)
+    home = backend.home(model)
+    refs = [weakref.ref(x) for x in (home.policy, home.policy.model, home.learner, home.sampler._slots.kv)]
+    url, events = model.inference_base_url, len(list(model.store.events()))
+    assert listens(url)
+    del home
+    await backend.close()
+    await backend.close()
+    assert threads() == before
+    assert not listens(url)
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 4, "the weights are let go of, though the model's client lives"
+    backend.bus.emit(Warned(key="late", message="nobody writes this down"))
+    assert len(list(model.store.events())) == events
+    for call in (ask(model), backend.train(model, []), backend._get_step(model)):
+        with pytest.raises((ServeError, openai.InternalServerError)):
+            await call
+
+
+async def local_traffic(model):
+    """Requests in process and over the socket."""
+    over_http = openai.AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
+    await over_http.chat.completions.create(model=model.get_inference_name(), messages=QUESTION, max_tokens=4)
+    await over_http.close()
+    await ask(model)
+
+
+async def test_closing_ends_replies_and_training_that_wait(named, tmp_path):
+    model, backend = named(), art.LocalBackend(path=tmp_path, verbose=False)
+    await model.register(backend)
+    group = await a_group(model)
+    asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
+    await asyncio.sleep(0.1)
+    trained = [asyncio.create_task(backend.train(model, [group])) for _ in range(8)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(backend.close(), 20)
+    said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+    assert all(isinstance(x, openai.InternalServerError) and x.status_code == 503 for x in said)
+    results = await asyncio.wait_for(asyncio.gather(*trained, return_exceptions=True), 5)
+    assert all(isinstance(x, (art.LocalTrainResult, ServeError)) for x in results)
+    assert any(isinstance(x, ServeError) for x in results)
+    done = [x.step for x in results if isinstance(x, art.LocalTrainResult)]
+    assert model.store.steps_saved() == [0, *done]
+
+
+async def test_an_error_inside_async_with_closes_too(named, tmp_path):
+    before, model = threads(), named()
+
+    async def work():
+        async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
+            await model.register(backend)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await work()
+    assert threads() == before
+
+
+async def test_a_stranger_is_told_to_register(named, local):
+    for call in (local.train(named(), []), local._get_step(named())):
+        with pytest.raises(ServeError, match="register"):
+            await call
