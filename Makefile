@@ -29,7 +29,7 @@ export: $(STAMP)  ## notebooks to modules, README, clean notebooks, lint
 	$(BIN)/nbdev-clean
 	$(BIN)/nbdev-clean --fname examples
 	$(BIN)/python tools/readme.py
-	$(BIN)/ruff check art_nb nbs tests tools
+	$(BIN)/ruff check art_nb nbs tests tools examples benchmarks
 
 clean:  ## delete what was built (the environment and the model cache stay)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(STAMP)

@@ -137,7 +137,7 @@ class Home:
         self.worker.close()
         self.policy = self.learner = None       # a client of the model still holds the endpoint, and that holds this
 
-# %% ../nbs/40_backends.ipynb #ee899dab
+# %% ../nbs/40_backends.ipynb #580d3128
 class LocalBackend:
     "Sampler and learner in this process, on one device."
     def __init__(self, *,
@@ -251,8 +251,9 @@ class LocalBackend:
         if temperature is not None:
             config.temperature = temperature
             return
-        self.bus.warn_once("temperatures", "Replies of one step were sampled at different temperatures or with top-p, top-k "
-                           "or min-p: the learner cannot score them alike, so their ratio to the sampler is taken as 1.")
+        self.bus.warn_once("temperatures", "Replies of one step were sampled at different temperatures or with top-p, "
+                           "top-k or min-p: the learner cannot score them alike, so their ratio to the sampler is "
+                           "taken as 1.")
         for row in training:
             row.logprobs[:] = float("nan")
 

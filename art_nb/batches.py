@@ -105,7 +105,7 @@ def plain_trees(rows: Sequence[TrainRow], max_tokens: int = 0) -> list[Tree]:
     "Every row a tree of its own: nothing shared."
     return [merge([row]) for row in rows]
 
-# %% ../nbs/23_batches.ipynb #2fcea7ea
+# %% ../nbs/23_batches.ipynb #2c299aca
 def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "For each (row, sampled token) of `tree`: the node, its predecessor, the number of the row in the tree."
     at = [np.flatnonzero(row.sampled[1:]) + 1 for row in tree.rows]
@@ -136,10 +136,10 @@ def batch(trees: Sequence[Tree]) -> Batch:
     old = np.concatenate([r.logprobs[1:][r.sampled[1:]] for r in rows])
     long = lambda a: torch.as_tensor(a, dtype=torch.long)
     real = lambda a: torch.as_tensor(a, dtype=torch.float32)
-    return Batch(tokens_S=long(tokens), positions_S=long(np.concatenate([t.positions for t in trees])),
+    return Batch(tokens_S=long(tokens), positions_S=long(np.concatenate([t.positions for t in trees])), rows=rows,
                  segments=[s for tree, start in zip(trees, starts) for s in placed(tree, int(start))],
                  predict_N=long(before[first]), target_N=long(tokens[distinct]), node_E=long(node_E.reshape(-1)),
-                 old_E=real(old), advantages_E=real(advantage_R[row]), coef_E=real(coef_R[row]), row_E=long(row), rows=rows)
+                 old_E=real(old), advantages_E=real(advantage_R[row]), coef_E=real(coef_R[row]), row_E=long(row))
 
 # %% ../nbs/23_batches.ipynb #a82438ef
 def micro_batches(rows: Sequence[TrainRow],

@@ -6,7 +6,7 @@
 __all__ = ['PREFIX', 'LEFT', 'peft_config', 'read_adapter', 'save', 'beside', 'settle', 'flush_names', 'facts', 'load', 'fork',
            'prune', 'lineage', 'sweep', 'at_work']
 
-# %% ../nbs/27_checkpoints.ipynb #4276ae84
+# %% ../nbs/27_checkpoints.ipynb #c7afe088
 import errno
 import json
 import os
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as packed
 

@@ -51,7 +51,7 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
     parts = zip(weighed.rows, weighed.group_R, weighed.advantages_R, weighed.coef_R)
     return [TrainRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c)) for r, g, a, c in parts]
 
-# %% ../nbs/26_learners.ipynb #cbc93f3a
+# %% ../nbs/26_learners.ipynb #4d02ef63
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99), head_chunk: int = 512):
@@ -87,8 +87,8 @@ class Learner:
              between: Callable[[int, int, int], None] = lambda done, of, tokens: None,   # called after each micro-batch
              ) -> dict[str, float]:
         "One optimizer step over `rows`; returns its figures. An exception from `between` leaves the adapter as it was."
-        rows = [row for row in rows if row.sampled[1:].any()]
-        batches = [b.to(self.policy.device) for b in micro_batches(rows, config.tokens_per_batch, config.share_prefixes)]
+        rows, device = [row for row in rows if row.sampled[1:].any()], self.policy.device
+        batches = [b.to(device) for b in micro_batches(rows, config.tokens_per_batch, config.share_prefixes)]
         if not batches:
             raise TrainError("No row carries signal: there is nothing to train on in this step.")
         if self.policy.current != "training":
@@ -164,9 +164,10 @@ class Learner:
         torch.set_rng_state(tensors["rng"])
         self.steps = int(tensors["steps"])
 
-# %% ../nbs/26_learners.ipynb #9e9df4e9
-NAMES = {"entropy": "loss/entropy", "ratio_mean": "loss/importance_ratio_mean", "ratio_p95": "loss/importance_ratio_p95",
-         "ratio_p99": "loss/importance_ratio_p99", "ratio_clipped": "loss/clipped_token_fraction",
+# %% ../nbs/26_learners.ipynb #a058cc9b
+NAMES = {"entropy": "loss/entropy", "ratio_mean": "loss/importance_ratio_mean",
+         "ratio_p95": "loss/importance_ratio_p95", "ratio_p99": "loss/importance_ratio_p99",
+         "ratio_clipped": "loss/clipped_token_fraction",
          "kl_sampler": "offpolicy/kl_sampler", "dlogp_mean": "offpolicy/logprob_diff_mean",
          "dlogp_max": "offpolicy/logprob_diff_max", "unknown_logprobs": "offpolicy/unknown_logprobs"}
 

@@ -140,7 +140,7 @@ def eos_ids(policy: Policy) -> frozenset[int]:
             policy.tokenizer.eos_token_id if policy.tokenizer else None]
     return frozenset(i for ids in told if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
 
-# %% ../nbs/30_samplers.ipynb #4561c989
+# %% ../nbs/30_samplers.ipynb #2b348d5d
 class TransformersSampler:
     "Continuous batching over a `Policy`, on the worker that owns it."
     def __init__(self, policy: Policy, worker: Worker, *, max_model_len: int | None = None, max_running: int = 64,
@@ -153,7 +153,8 @@ class TransformersSampler:
         self._tags, self._closed = count(), False
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []              # request i lives in slot i
-        self._counts = Counter(prompt_tokens=0, cached_tokens=0, sampled_tokens=0, replies=0, ticks=0, switches=0, busy_s=0)
+        self._counts = Counter(prompt_tokens=0, cached_tokens=0, sampled_tokens=0, replies=0, ticks=0,
+                               switches=0, busy_s=0)
         worker.idle_work(self._tick)
 
     async def generate(self, prompt_ids: list[int],                 # ids of the whole prompt
@@ -186,8 +187,8 @@ class TransformersSampler:
         if not prompt_ids:
             raise ServeError("The prompt is empty: send at least one token.")
         if len(prompt_ids) >= self.max_model_len:
-            raise ServeError(f"The prompt has {len(prompt_ids)} tokens and the model's context holds {self.max_model_len}, "
-                             "the reply included: shorten the conversation.")
+            raise ServeError(f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
+                             f"{self.max_model_len}, the reply included: shorten the conversation.")
         if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
             raise ServeError(f"A prompt token lies outside the vocabulary of {vocabulary}.")
         found = self._adapters.get(adapter) if adapter is not None else ("base", None)
@@ -228,11 +229,12 @@ class TransformersSampler:
         self._running += waiting
         self._fail(self._over())
         self._adapters.clear()
-        self.policy = self._slots = None
+        self.policy, self._slots, self._prefixes = None, None, Prefixes(0)
 
     def stats(self) -> dict[str, float]:
         "Counters since the start, and what runs and waits now."
-        return dict(self._counts, running=len(self._running), waiting=len(self._waiting), prefix_bytes=self._prefixes.bytes)
+        return dict(self._counts, running=len(self._running), waiting=len(self._waiting),
+                    prefix_bytes=self._prefixes.bytes)
 
     @torch.inference_mode()
     def _tick(self) -> bool:

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['at_step', 'served_name']
 
-# %% ../nbs/39_serving.ipynb #e9079222
+# %% ../nbs/39_serving.ipynb #803d1b7d
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 
-_steps: ContextVar[Mapping[str, int]] = ContextVar("steps", default={})
+_steps: ContextVar[Mapping[str, int]] = ContextVar("steps", default=MappingProxyType({}))
 
 
 @contextmanager

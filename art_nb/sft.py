@@ -15,17 +15,17 @@ from .chat import ChatFormat, clean_messages
 from .trajectories import Trajectory
 from .types import TokenError, TrainError, TrainSFTConfig
 
-# %% ../nbs/28_sft.ipynb #e8339433
+# %% ../nbs/28_sft.ipynb #25f75db6
 TURNS = {"all": lambda places: set(places), "last": lambda places: set(places[-1:])}
 
 
 def turns(chat: ChatFormat, trajectory: Trajectory) -> Iterator[tuple[int, list[int], list[int]]]:
     "Place, prompt ids and reply ids of each assistant message."
-    messages, own = clean_messages(trajectory.messages()), chat.fresh()
+    messages, tools, own = clean_messages(trajectory.messages()), trajectory.tools, chat.fresh()
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
-            prompt, reply = own.prompt_ids(messages[:i], trajectory.tools), own.reply_ids(messages[:i], message, trajectory.tools)
-            own.remember(messages[:i], trajectory.tools, prompt, reply, message)
+            prompt, reply = own.prompt_ids(messages[:i], tools), own.reply_ids(messages[:i], message, tools)
+            own.remember(messages[:i], tools, prompt, reply, message)
             yield i, prompt, reply
 
 # %% ../nbs/28_sft.ipynb #48d7ad14
@@ -59,7 +59,7 @@ def _row(tokens, sampled, group) -> TrainRow:
     unknown = np.full(len(tokens), np.nan, dtype=np.float32)
     return TrainRow(np.array(tokens, dtype=np.int32), np.array(sampled), unknown, group, advantage=1.0)
 
-# %% ../nbs/28_sft.ipynb #a62ba3d4
+# %% ../nbs/28_sft.ipynb #32efb7cc
 def sft_batches(chat: ChatFormat, trajectories: list[Trajectory],
                 config: TrainSFTConfig) -> tuple[list[list[TrainRow]], list[float]]:
     "The batches of one pass and the learning rate of each; raises TrainError where their numbers differ."
@@ -68,6 +68,7 @@ def sft_batches(chat: ChatFormat, trajectories: list[Trajectory],
     batches = [rows[i:i + size] for i in range(0, len(rows), size)]
     rates = config.learning_rate if isinstance(config.learning_rate, list) else [config.learning_rate] * len(batches)
     if not batches or len(rates) != len(batches):
-        raise TrainError(f"{len(trajectories)} conversations make {len(batches)} batches, and there are {len(rates)} rates: "
-                         "give some conversations, and one learning rate or a list with one for each batch.")
+        raise TrainError(f"{len(trajectories)} conversations make {len(batches)} batches, and there are "
+                         f"{len(rates)} rates: give some conversations, and one learning rate or a list with one "
+                         "for each batch.")
     return batches, rates

@@ -56,7 +56,7 @@ class Plan:
     budget_s: float | None = None
     options: dict = field(default_factory=dict)
 
-# %% ../nbs/50_training.ipynb #7475f04a
+# %% ../nbs/50_training.ipynb #c602a121
 _AT_WORK: WeakValueDictionary = WeakValueDictionary()       # runs by their directory
 _STOPPING = dict.fromkeys(("running", "pausing", "paused"), "stopping")
 _OVER = dict.fromkeys(("running", "pausing", "paused"), "done") | {"stopping": "stopped"}
@@ -215,7 +215,7 @@ class Run:
         start, plan = time.perf_counter(), self.plan
         self.groups = await self._until_stopped(rollouts(self.model, plan, self.step, self.backend.bus))
         sampled_s = time.perf_counter() - start
-        await asyncio.to_thread(self.model.store.write_groups, "train", self.step + 1, self.groups)     # before a kill can
+        await asyncio.to_thread(self.model.store.write_groups, "train", self.step + 1, self.groups)  # before a kill can
         result = await self.backend.train(self.model, self.groups, **plan.options)
         self.step = result.step
         times = {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}

@@ -1,6 +1,7 @@
 """The speeds of this machine: sampler, learner, the split of a step, import time. Prints one JSON object.
 
-Every figure is the median of `--repeats` runs after one that warms up. Nothing here is asserted: a speed is a report."""
+Every figure is the median of `--repeats` runs after one that warms up.
+Nothing here is asserted: a speed is a report."""
 import argparse
 import asyncio
 import importlib.metadata
@@ -27,7 +28,7 @@ from art_nb.weights import fetch
 from art_nb.worker import Worker
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "tic_tac_toe"))
-from tic_tac_toe import random_game, rollout  # noqa: E402
+from tic_tac_toe import random_game, rollout
 
 
 def median_of(repeats: int, measure: Callable[[], float]) -> float:
@@ -117,8 +118,9 @@ def gemm_gflops() -> float:
 
 
 def machine() -> dict:
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if line.startswith("model name")), platform.processor()) if Path("/proc/cpuinfo").exists() else platform.processor()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     packages = ("torch", "transformers", "numpy")
     return {"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "load_before": os.getloadavg()[0],
             "system": platform.platform(), "python": platform.python_version(),
@@ -128,11 +130,14 @@ def machine() -> dict:
 def policy_figures(policy: Policy, repeats: int) -> dict[str, float]:
     worker = Worker()
     sampler = TransformersSampler(policy, worker)
-    figures = {f"sampler_tokens_per_s_{n}": median_of(repeats, lambda n=n: sampler_speed(sampler, n)) for n in (1, 16, 64)}
+    figures = {f"sampler_tokens_per_s_{n}": median_of(repeats, lambda n=n: sampler_speed(sampler, n))
+               for n in (1, 16, 64)}
     worker.close()
     learner, rows = Learner(policy), group_rows()
-    return figures | {f"learner_tokens_per_s_{name}": median_of(repeats, lambda share=share: learner_speed(learner, rows, share))
-                      for name, share in (("shared", True), ("plain", False))}
+    for name, share in (("shared", True), ("plain", False)):
+        speed = median_of(repeats, lambda share=share: learner_speed(learner, rows, share))
+        figures[f"learner_tokens_per_s_{name}"] = speed
+    return figures
 
 
 def main() -> None:
@@ -140,7 +145,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     report = {"machine": machine(), "repeats": repeats, "model": "smollm2-135m", "bf16_gemm_gflops": gemm_gflops(),
-              "import_s": median_of(repeats, import_seconds), **policy_figures(load_policy(fetch("smollm2-135m")), repeats),
+              "import_s": median_of(repeats, import_seconds),
+              **policy_figures(load_policy(fetch("smollm2-135m")), repeats),
               "step_64_games": asyncio.run(step_split(repeats))}
     print(json.dumps(report, indent=1))
 

@@ -471,16 +471,17 @@ async def test_closing_leaves_nothing(named, tmp_path):
     await model.register(backend)
     await local_traffic(model)
     home = backend.home(model)
-    refs = [weakref.ref(x) for x in (home.policy, home.policy.model, home.learner, home.sampler._slots.kv)]
+    parts = (home.policy, home.policy.model, home.learner, home.sampler._slots.kv, home.sampler._prefixes)
+    refs = [weakref.ref(part) for part in parts]
     url, events = model.inference_base_url, len(list(model.store.events()))
     assert listens(url)
-    del home
+    del home, parts
     await backend.close()
     await backend.close()
     assert threads() == before
     assert not listens(url)
     gc.collect()
-    assert [ref() for ref in refs] == [None] * 4, "the weights are let go of, though the model's client lives"
+    assert [ref() for ref in refs] == [None] * 5, "the weights are let go of, though the model's client lives"
     backend.bus.emit(Warned(key="late", message="nobody writes this down"))
     assert len(list(model.store.events())) == events
     for call in (ask(model), backend.train(model, []), backend._get_step(model)):

@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, VOCABULARY, plain, policy, random_adapter
+from families import FAMILIES, SHAPE, VOCABULARY, plain, policy, random_adapter, tokenizer
 from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, Llama4TextConfig
 
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.learners import Learner, StepConfig
-from art_nb.policy import TARGETS, adapter, load_adapter, masters, serve
+from art_nb.policy import TARGETS, adapter, load_adapter, load_policy, masters, serve
 from art_nb.samplers import SamplingParams, TransformersSampler
 from art_nb.types import TrainError
 from art_nb.worker import Worker
@@ -286,3 +287,32 @@ def test_sampler_and_learner_give_a_token_the_same_logprob(family, temperature):
     worker.close()
     assert figures["offpolicy/logprob_diff_max"] < 1e-4
     assert figures["loss/importance_ratio_mean"] == pytest.approx(1, abs=1e-4)
+
+
+# models that are not what they seem
+
+def saved(folder, model):
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("config", "why"), [
+    (GraniteConfig(num_hidden_layers=2, logits_scaling=4.0, attention_multiplier=0.3, **SHAPE), "other probabilities"),
+    (Gemma2Config(num_hidden_layers=2, head_dim=16, **SHAPE), "caps its attention"),
+    (Llama4TextConfig(num_hidden_layers=2, head_dim=16, **SHAPE), "layers of the kind chunked_attention"),
+], ids=lambda x: getattr(x, "model_type", ""))
+def test_a_model_that_computes_something_else_is_refused(tmp_path, config, why):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for p in model.parameters():
+        p.data *= 5
+    with pytest.raises(TrainError, match=why):
+        load_policy(saved(tmp_path, model), dtype=torch.float32)
+
+
+@families
+def test_the_families_here_are_not_refused(tmp_path, family):
+    folder = saved(tmp_path, copy.deepcopy(plain(family)))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert load_policy(folder, dtype=dtype).dtype == dtype

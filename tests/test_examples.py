@@ -13,7 +13,8 @@ from nbclient import NotebookClient
 @pytest.fixture
 def tic_tac_toe(root, tmp_path):
     """A copy of the example, so that its run directory stays out of the repository."""
-    return shutil.copytree(root / "examples" / "tic_tac_toe", tmp_path / "tic_tac_toe", ignore=shutil.ignore_patterns(".art"))
+    example, copy = root / "examples" / "tic_tac_toe", tmp_path / "tic_tac_toe"
+    return shutil.copytree(example, copy, ignore=shutil.ignore_patterns(".art"))
 
 
 @pytest.mark.slow
@@ -27,8 +28,9 @@ def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch)
 
 def test_committed_tutorial_shows_the_curve_rising(root):
     notebook = nbformat.read(root / "examples" / "tic_tac_toe" / "tic-tac-toe.ipynb", as_version=4)
-    text = "".join(str(out.get("text") or out.get("data", {})) for cell in notebook.cells for out in cell.get("outputs", []))
-    images = [out for cell in notebook.cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    text = "".join(str(out.get("text") or out.get("data", {})) for out in outputs)
+    images = [out for out in outputs if "image/png" in out.get("data", {})]
     wins = [float(part.split()[0].rstrip(",")) for part in text.split("win ")[1:] if part[0].isdigit()]
     assert len(images) >= 2
     assert wins[0] == 0.0
@@ -41,7 +43,8 @@ def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, timeout=600, env=os.environ)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told.keys() == {"win_before", "win_after", "ci95", "games", "steps", "train_seconds", "illegal_after", "peak_rss_gb"}
+    assert told.keys() == {"win_before", "win_after", "ci95", "games", "steps", "train_seconds", "illegal_after",
+                           "peak_rss_gb"}
     assert told["steps"] == 2
     assert told["games"] == 8
     assert told["peak_rss_gb"] < 6

@@ -56,8 +56,8 @@ async def test_a_plain_openai_script_plays_a_game(tmp_path, smollm2_dir, monkeyp
         await model.register(backend)
         monkeypatch.setenv("URL", model.inference_base_url)
         monkeypatch.setenv("KEY", model.inference_api_key)
-        run = asyncio.to_thread(subprocess.run, [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=240)
-        done = await run
+        command = [sys.executable, "-c", SCRIPT]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "5 turns\n"
 
@@ -70,7 +70,8 @@ async def test_in_process_and_socket_give_the_same_tokens(tmp_path, tiny_model_d
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
         await model.register(backend)
         socket = AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
-        ask = {"model": model.get_inference_name(), "messages": [{"role": "user", "content": text}], "seed": 7, "max_tokens": 20}
+        ask = {"model": model.get_inference_name(), "messages": [{"role": "user", "content": text}], "seed": 7,
+               "max_tokens": 20}
         answers = [await client.chat.completions.create(**ask) for client in (model.openai_client(), socket)]
     ids = [answer.choices[0].model_extra["token_ids"] for answer in answers]
     assert ids[0] == ids[1]

@@ -8,8 +8,9 @@ import sys
 import tempfile
 import time
 
-import art_nb as art
 from tic_tac_toe import random_game, rollout
+
+import art_nb as art
 
 FIRST_UNSEEN = 900_000        # seeds of games that training never plays
 
@@ -24,7 +25,8 @@ def peak_rss_gb() -> float:
 
 async def main(steps: int, games: int, path: str) -> None:
     unseen = range(FIRST_UNSEEN, FIRST_UNSEEN + games)
-    model = art.TrainableModel(name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m", lora_config={"rank": 16, "alpha": 32})
+    model = art.TrainableModel(name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m",
+                               lora_config={"rank": 16, "alpha": 32})
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
         before = await art.evaluate(model, rollout, unseen, metric="win")
@@ -47,7 +49,7 @@ async def main(steps: int, games: int, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--games", type=int, default=500)
     parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
     asked = parser.parse_args()
