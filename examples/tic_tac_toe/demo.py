@@ -49,7 +49,7 @@ async def main(steps: int, games: int, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--games", type=int, default=500)
     parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
     asked = parser.parse_args()
