@@ -140,7 +140,7 @@ def eos_ids(policy: Policy) -> frozenset[int]:
             policy.tokenizer.eos_token_id if policy.tokenizer else None]
     return frozenset(i for ids in told if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
 
-# %% ../nbs/30_samplers.ipynb #2b348d5d
+# %% ../nbs/30_samplers.ipynb #31f1d8ce
 class TransformersSampler:
     "Continuous batching over a `Policy`, on the worker that owns it."
     def __init__(self, policy: Policy, worker: Worker, *, max_model_len: int | None = None, max_running: int = 64,
@@ -219,8 +219,10 @@ class TransformersSampler:
         return list(self._adapters)
 
     def forget(self) -> None:
-        "On the worker: drop what is kept of conversations that rest; the weights are about to change."
+        "On the worker: drop what is kept of conversations that rest, and the slots if nothing runs: training needs the room."
         self._prefixes.clear()
+        if not self._running:
+            self._slots.kv = None
 
     def close(self) -> None:
         "On the worker: end all requests; give back the memory of keys and values, and let go of the weights."

@@ -97,7 +97,7 @@ def bare(choice):
 
 
 def silent(choice):
-    return choice.model_copy(update={"logprobs": None})
+    return choice.model_copy(update={"logprobs": None, "token_logprobs": None})
 
 
 def torn(choice):
@@ -116,7 +116,6 @@ def torn(choice):
     ("choices", "fail", "8 of 8 (100%) trajectories hold no Choice", {"keep": as_dict}),
     ("tokens", "fail", "No reply carries token ids", {"keep": bare}),
     ("tokens", "warn", "8 of 8 (100%) replies carry no logprobs", {"keep": silent}),
-    ("tokens", "warn", "8 of 8 (100%) replies carry no logprobs", {"logprobs": False}),
     ("tokens", "fail", "2 logprobs for 3 sampled tokens", {"keep": torn}),
     ("scenario", "warn", "In 2 of 2 (100%) groups the rollouts see", {"text": lambda s, n: f"{s} {n}"}),
     ("context", "warn", "of 128 that fit", {"text": lambda s, n: "A1 " * 53}),
