@@ -60,30 +60,33 @@ async def ask(sampler, prompt, params=None, adapter=None, leave_after=10**9):
     return Said(list(prompt), params, got)
 
 
-def cut_by_hand(logprobs, params):
-    """The distribution after the cuts, in numpy, one rule after the other."""
+def cut_by_hand(logprobs, params, slack=0.0):
+    """The distribution after the cuts, in numpy, one rule after the other; `slack` moves their edges."""
     order = np.argsort(-logprobs, kind="stable")
     p = np.exp(logprobs[order].astype(np.float64))
     keep = np.ones(len(p), bool)
     keep[params.top_k or len(p):] = False
-    keep &= np.cumsum(p) - p < params.top_p
-    keep &= p >= p[0] * params.min_p
+    keep &= np.cumsum(p) - p < params.top_p + slack
+    keep &= p >= p[0] * params.min_p - slack
     keep[0] = True
     out = np.zeros(len(p))
     out[order] = np.where(keep, p, 0)
     return out / out.sum()
 
 
-def expected(model, said):
+def expected(model, said, slack=0.0):
     """The logprob of each sampled token, by the plain model and by hand."""
     rows = logits(model, said.prompt + said.ids)[len(said.prompt) - 1:-1] / (said.params.temperature or 1.0)
     rows = rows.log_softmax(-1).numpy()
-    return [np.log(cut_by_hand(row, said.params)[token]) for row, token in zip(rows, said.ids, strict=True)]
+    with np.errstate(divide="ignore"):
+        return [np.log(cut_by_hand(row, said.params, slack)[token]) for row, token in zip(rows, said.ids, strict=True)]
 
 
 def check(model, said):
-    """What was reported is what transformers says."""
-    np.testing.assert_allclose([s.logprob for s in said.sampled], expected(model, said), atol=CLOSE)
+    """What was reported is what transformers says; a token on the very edge of a cut may fall on either side of it."""
+    reported = np.array([s.logprob for s in said.sampled])
+    sides = np.array([expected(model, said, slack) for slack in (0.0, -1e-5, 1e-5)])
+    assert np.abs(sides - reported).min(0).max() < CLOSE
     assert all(s.finish is None for s in said.sampled[:-1])
 
 
