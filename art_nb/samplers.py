@@ -140,7 +140,7 @@ def eos_ids(policy: Policy) -> frozenset[int]:
             policy.tokenizer.eos_token_id if policy.tokenizer else None]
     return frozenset(i for ids in told if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
 
-# %% ../nbs/30_samplers.ipynb #93ff69e9
+# %% ../nbs/30_samplers.ipynb #805525be
 class TransformersSampler:
     "Continuous batching over a `Policy`, on the worker that owns it."
     def __init__(self, policy: Policy, worker: Worker, *, max_model_len: int | None = None, max_running: int = 64,
@@ -219,7 +219,7 @@ class TransformersSampler:
         return list(self._adapters)
 
     def forget(self) -> None:
-        "On the worker: drop what is kept of resting conversations, and the slots if nothing runs; training needs the room."
+        "On the worker: drop what rests, and the slots if nothing runs; training needs the room."
         self._prefixes.clear()
         if not self._running:
             self._slots.kv = None
