@@ -78,7 +78,10 @@ class Judged(Event):
 
     group: str
     judge: str
-    scores: list = field(default_factory=list)
+    scores: list = field(default_factory=list)  # None: unscored
+    cost: float = 0.0  # US dollars, as far as known
+    tokens: int = 0
+    seconds_s: float = 0.0
 
 # %% ../nbs/01_events.ipynb #8ea4f4ec
 @dataclass(slots=True, kw_only=True)
