@@ -55,7 +55,8 @@ def atomic_write(
     except OSError as error:
         raise _explained(error, path, needed) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):                     # where even the directory could not be made
+            temporary.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:

@@ -211,6 +211,13 @@ def test_full_disk_on_append(tmp_path):
         RunStore(tmp_path).append_history({"step": 1})
 
 
+def test_a_file_in_the_directory_s_place_is_named(tmp_path):
+    (tmp_path / "run").write_text("no directory")
+    with pytest.raises(StoreError, match=r"state\.json"):
+        atomic_write(tmp_path / "run" / "state.json", b"new")
+    assert (tmp_path / "run").read_text() == "no directory"
+
+
 LIMITED = """
 import resource
 from art_nb.store import atomic_write
