@@ -1,12 +1,16 @@
 # Everything here sets itself up: a virtual environment in .venv, the packages, the embedded model.
 # Another torch (say, one for your GPU):  make demo TORCH=torch     Another Python:  make demo PYTHON=python3.12
+# Tests run JOBS at a time:  make test JOBS=8
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
+PANELS := js/node_modules/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lab bench export clean weights
+.PHONY: help demo test lab bench panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -15,8 +19,8 @@ help:  ## this list
 demo: weights  ## a model learns tic-tac-toe before your eyes
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
-test: weights  ## the whole test suite
-	$(BIN)/python -m pytest -q --timeout=300
+test: weights $(PANELS)  ## the whole test suite
+	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile
 
 lab: weights  ## JupyterLab on the examples
 	$(BIN)/jupyter lab --notebook-dir=examples
@@ -24,10 +28,14 @@ lab: weights  ## JupyterLab on the examples
 bench: weights  ## the speeds of this machine
 	$(BIN)/python benchmarks/bench.py
 
+panels: $(PANELS)  ## the panels' JavaScript, bundled
+	cd js && npm run build
+
 export: $(STAMP)  ## notebooks to modules, README, clean notebooks, lint
 	$(BIN)/nbdev-export
 	$(BIN)/nbdev-clean
 	$(BIN)/nbdev-clean --fname examples
+	$(BIN)/python tools/clean.py
 	$(BIN)/python tools/readme.py
 	$(BIN)/ruff check art_nb nbs tests tools examples benchmarks
 
@@ -37,6 +45,10 @@ clean:  ## delete what was built (the environment and the model cache stay)
 
 weights: $(STAMP)
 	@$(BIN)/python -c "from art_nb.weights import fetch; fetch('smollm2-135m')"
+
+$(PANELS): js/package-lock.json $(STAMP)
+	cd js && npm ci --silent --no-audit --no-fund
+	@touch $@
 
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "art_nb needs Python 3.11 or newer: install it, or name it, as in: make PYTHON=/path/to/python3.12"; exit 1; }

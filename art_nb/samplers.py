@@ -22,7 +22,7 @@ from .chat import TextStream
 from .keyvalues import BLOCK, KVSlots, Prefixes, block_hashes
 from .policy import Adapter, Policy, misfit, serve
 from .types import ServeError
-from .worker import Worker
+from .worker import Worker, give_memory_back
 
 # %% ../nbs/30_samplers.ipynb #352877e0
 @dataclass(slots=True)
@@ -223,6 +223,7 @@ class TransformersSampler:
         self._prefixes.clear()
         if not self._running:
             self._slots.kv = None
+        give_memory_back()
 
     def close(self) -> None:
         "On the worker: end all requests; give back the memory of keys and values, and let go of the weights."

@@ -1,0 +1,91 @@
+"""The wheel in an empty environment: bare, it imports at once; with [local], the README's ten lines run."""
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+RUN_LINES = """
+import ast, asyncio, sys
+code = compile(sys.stdin.read(), "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+asyncio.run(eval(code, {"__name__": "__main__"}))
+"""
+IMPORT = """
+import sys, time
+start = time.perf_counter()
+import art_nb as art
+seconds = time.perf_counter() - start
+trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": "hello"}], reward=1.0)
+print(seconds, sorted({"torch", "transformers", "anywidget", "ipywidgets"} & set(sys.modules)), trajectory.reward)
+"""
+
+
+def call(*command, **options):
+    """Run a command and give what it printed; its failure is the test's."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(root, tmp_path_factory):
+    """The wheel, built from what git would clone and what is new beside it."""
+    source, target = tmp_path_factory.mktemp("source") / "art_nb", tmp_path_factory.mktemp("wheel")
+    listed = call("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=root).splitlines()
+    for name in listed:
+        if (root / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((root / name).read_bytes())
+    call(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", target, source)
+    return next(target.glob("*.whl"))
+
+
+@pytest.fixture
+def install(tmp_path):
+    """A function that installs requirements into a new, empty environment and gives its Python."""
+    python = tmp_path / "venv" / "bin" / "python"
+    call(sys.executable, "-m", "venv", tmp_path / "venv")
+
+    def install(*requirements):
+        call(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements)
+        return python
+
+    return install
+
+
+@pytest.mark.slow
+def test_the_bare_wheel_imports_at_once(wheel, install, tmp_path):
+    python = install(wheel)
+    call(python, "-c", IMPORT, cwd=tmp_path)                                   # the first import compiles
+    seconds, heavy, reward = call(python, "-c", IMPORT, cwd=tmp_path).split(maxsplit=2)
+    assert float(seconds) < 1
+    assert heavy == "[]"
+    assert reward.strip() == "1.0"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_local_extra_runs_the_ten_lines_of_the_readme(root, wheel, install, tmp_path):
+    """With the newest generation of the OpenAI client, which the judges' LiteLLM keeps out of the developers' own."""
+    pinned = (root / "constraints.txt").read_text().splitlines()
+    (tmp_path / "pins.txt").write_text("\n".join(pin for pin in pinned if not pin.startswith("openai==")))
+    install("torch==2.13.0", "-c", tmp_path / "pins.txt")
+    python = install(f"{wheel}[local]", "-c", tmp_path / "pins.txt")
+    [lines] = re.findall(r"## Ten lines.*?```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    told = call(python, "-c", RUN_LINES, input=lines, cwd=tmp_path, env=env, timeout=800)
+    rewards = [float(number) for number in re.findall(r"-?\d+\.\d+", told.splitlines()[-1])]
+    assert len(rewards) == 10
+    assert max(rewards[-3:]) > rewards[0]          # briefer than at the start
+
+
+@pytest.mark.slow
+def test_the_judge_extra_brings_a_litellm_that_judges(root, wheel, install, tmp_path):
+    """LiteLLM wants an older OpenAI client than the rest of the tests run with."""
+    testing = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
+    python = install(f"{wheel}[judge]", *testing)
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "litellm and not without"]
+    told = call(python, "-m", "pytest", *options, root / "tests" / "test_ruler.py", cwd=tmp_path)
+    assert "2 passed" in told
+    assert "skipped" not in told

@@ -1,0 +1,26 @@
+"""Takes the state of widgets out of the notebooks: frozen outputs stay, and GitHub refuses a notebook that has it."""
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def clean(notebook: dict) -> dict:
+    "The same notebook without widgets."
+    notebook["metadata"].pop("widgets", None)
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop(WIDGET, None)
+        if "outputs" in cell:
+            cell["outputs"] = [output for output in cell["outputs"] if output.get("data", True)]
+    return notebook
+
+
+if __name__ == "__main__":
+    for path in [path for folder in ("nbs", "examples") for path in (ROOT / folder).rglob("*.ipynb")]:
+        before = path.read_text(encoding="utf-8")
+        after = json.dumps(clean(json.loads(before)), indent=1, ensure_ascii=False) + "\n"
+        if after != before and ".ipynb_checkpoints" not in path.parts:
+            path.write_text(after, encoding="utf-8")
+            print(f"cleaned {path.relative_to(ROOT)}")
