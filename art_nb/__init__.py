@@ -1,6 +1,12 @@
 "The notebook workbench in which LLM agents are trained with reinforcement learning."
+import os
+import sys
 from importlib import import_module
 from importlib.metadata import version
+
+# OpenMP's threads spin while they wait; on a machine that does anything else, that makes small products ten times
+# slower (docs/performance.md). It is read when torch is loaded, which is after this.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = version("art_nb")
 _HOMES = {
@@ -9,13 +15,23 @@ _HOMES = {
     "trajectories": "History Trajectory TrajectoryGroup",
     "gather": "gather_trajectories gather_trajectory_groups limit_concurrency retry trajectory_group_batches",
     "store": "RunStore open_run",
+    "boards": "register_board",
+    "judges": "Person as_judge",
+    "rewards": "ruler ruler_score_group score_group",
+    "judgements": "Journal",
     "models": "Model TrainableModel",
-    "backends": "Backend LocalBackend backend check_backend",
+    "backends": "Backend LocalBackend backend",
+    "contract": "check_backend",
     "training": "Run train",
     "evaluation": "Evaluation evaluate evaluate_steps",
     "checks": "doctor",
     "plots": "comparison_bars learning_curve reward_histogram",
+    "reports": "export report",
+    "viewer": "view",
+    "judging": "judge",
+    "live": "load_ipython_extension",
 }
+_ADDS_TO = {"training": ["reports"]}        # what gives a module's classes more methods
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = [*_HOME_OF]
 
@@ -23,7 +39,10 @@ __all__ = [*_HOME_OF]
 def __getattr__(name: str):
     "Load the module of a public name when the name is first asked for."
     if name in _HOME_OF:
-        value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        home = _HOME_OF[name]
+        value = getattr(import_module(f"{__name__}.{home}"), name)
+        for more in _ADDS_TO.get(home, ()):
+            import_module(f"{__name__}.{more}")
     elif name in _HOMES:
         value = import_module(f"{__name__}.{name}")
     else:
@@ -34,3 +53,14 @@ def __getattr__(name: str):
 
 def __dir__():
     return sorted({*globals(), *__all__})
+
+
+def _in_a_kernel() -> None:
+    "In a notebook, objects show themselves and a run has its live cell; nothing of it is loaded before its first use."
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if getattr(shell, "kernel", None) is not None:
+        import_module(f"{__name__}.displays").attach_displays(shell)
+        _ADDS_TO["training"].append("live")
+
+
+_in_a_kernel()

@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")      # tiny models: a second threa
 from pathlib import Path
 
 import pytest
+from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,68 @@
+// Bundles panels into one ESM and one CSS file each: `npm run build [-- target directory] [-- names of panels]`.
+import { build } from "esbuild";
+import { existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+import { lean } from "./lean.mjs";
+
+const here = dirname(fileURLToPath(import.meta.url));
+const all = readdirSync(here)
+  .filter((file) => /^(viewer|live|judging)\.js$/.test(file))
+  .map((file) => file.slice(0, -3))
+  .sort();
+const wanted = process.argv.slice(2).filter((word) => all.includes(word));
+const target = resolve(process.argv.slice(2).find((word) => !all.includes(word)) ?? join(here, "../art_nb/static"));
+const LIMIT = 60 * 1024; // bytes of a pair: the script is sent once for every panel shown
+const options = {
+  bundle: true,
+  minify: true,
+  write: false,
+  metafile: true,
+  absWorkingDir: here,
+  format: "esm",
+  target: "es2020",
+  charset: "utf8",
+  legalComments: "none",
+  logLevel: "warning",
+  plugins: [lean],
+};
+
+/** The package a bundled file belongs to. @param {string} path */
+const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
+
+/** One panel: its pair of files, and the packages in it. @param {string} name */
+async function bundle(name) {
+  const packages = new Set();
+  let bytes = 0;
+  for (const kind of ["js", "css"]) {
+    const entry = `${name}.${kind}`;
+    if (!existsSync(join(here, entry))) continue;
+    const result = await build({ ...options, entryPoints: [entry], outfile: entry });
+    writeFileSync(join(target, entry), result.outputFiles[0].contents);
+    bytes += result.outputFiles[0].contents.length;
+    Object.values(result.metafile.outputs).forEach((output) =>
+      Object.entries(output.inputs).forEach(([path, part]) => part.bytesInOutput && packages.add(packageOf(path))),
+    );
+  }
+  console.log(`${name}: ${(bytes / 1024).toFixed(1)} kB`);
+  if (bytes > LIMIT) throw new Error(`${name} takes ${bytes} bytes; a panel may take ${LIMIT}`);
+  return packages;
+}
+
+/** The licence of a package, under its name and version. @param {string} name */
+function licence(name) {
+  const folder = join(here, "node_modules", name);
+  const { version } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
+  const file = readdirSync(folder).find((entry) => /^licen[cs]e/i.test(entry));
+  return `${name} ${version}\n\n${readFileSync(join(folder, file), "utf8").trim()}\n`;
+}
+
+mkdirSync(target, { recursive: true });
+const used = new Set();
+for (const name of wanted.length ? wanted : all) (await bundle(name)).forEach((found) => found && used.add(found));
+if (wanted.length) process.exit(); // the licences are those of all panels
+const texts = [...used].sort().map(licence);
+writeFileSync(
+  join(target, "LICENSES.txt"),
+  ["The panels contain these packages.\n", ...texts].join("\n" + "-".repeat(80) + "\n\n"),
+);

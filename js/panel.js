@@ -1,0 +1,304 @@
+// What every panel shares: DOM without HTML strings, the wire to the kernel, keys, themes, honest text.
+
+/** Properties that `h` sets; besides these it sets aria-*, data-* and role, and nothing else: none can hold markup or code. */
+const PROPERTIES = new Set(
+  (
+    "id class type value checked disabled hidden tabIndex title placeholder min max step open selected htmlFor name " +
+    "rows cols size maxLength spellcheck autocomplete scope colSpan rowSpan draggable width height readOnly multiple download lang dir " +
+    "inputMode"
+  ).split(" "),
+);
+
+/**
+ * Build an element: h("span.muted", …) is a span of class art-muted. Strings and numbers become text nodes; null, false and true are left out.
+ * @param {string} selector a tag, and classes without their prefix
+ * @param {Record<string, any>|null} [props] label (aria-label), class, style (object), on* (functions), aria-*, data-*, value, …
+ * @param {...any} children nodes, strings, or arrays of them
+ * @returns {any}
+ */
+export function h(selector, props, ...children) {
+  const [tag, ...classes] = selector.split(".");
+  if (/^(script|style|iframe|object|embed|link|meta|base)$/i.test(tag)) throw new Error(`h: <${tag}> is not allowed`);
+  const node = document.createElement(tag);
+  if (classes.length) node.className = classes.map((name) => `art-${name}`).join(" ");
+  for (const [name, value] of Object.entries(props ?? {}))
+    if (value != null && (value !== false || name.startsWith("aria-"))) set(node, name, value);
+  append(node, children);
+  return node;
+}
+
+/** @param {any} node @param {string} name @param {any} value */
+function set(node, name, value) {
+  if (name === "label") node.setAttribute("aria-label", value);
+  else if (name === "class") node.className = value;
+  else if (name === "style") for (const [key, rule] of Object.entries(value)) node.style.setProperty(key, rule);
+  else if (name.startsWith("on") && typeof value === "function")
+    node.addEventListener(name.slice(2).toLowerCase(), value);
+  else if (PROPERTIES.has(name)) node[name] = value;
+  else if (/^(aria-|data-|role$|for$|list$)/.test(name)) node.setAttribute(name, String(value));
+  else throw new Error(`h: ${name} is not allowed`);
+}
+
+/** @param {Node} node @param {any[]} children */
+export function append(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child == null || child === false || child === true) continue;
+    node.appendChild(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return node;
+}
+
+/** Replace what an element holds. @param {Element} node @param {...any} children */
+export function fill(node, ...children) {
+  node.replaceChildren();
+  return append(node, children);
+}
+
+// Controls, bidi marks, zero-width and other invisible characters, lone surrogates; tab and newline are text.
+const ODD = new RegExp(
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f" +
+    "\\u200b\\u200c\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0e\\ufeff\\uffa0\\ufff9-\\ufffb" +
+    "\\u{e0000}-\\u{e0fff}\\ud800-\\udfff]|(?<![\\p{Extended_Pictographic}\\ufe0f\\u{1f3fb}-\\u{1f3ff}])\\u200d",
+  "gu",
+);
+
+/** @param {string} char */
+function escaped(char) {
+  const code = char.codePointAt(0) ?? 0;
+  const [mark, width] = code < 0x100 ? ["\\x", 2] : code < 0x10000 ? ["\\u", 4] : ["\\U", 8];
+  return mark + code.toString(16).padStart(width, "0");
+}
+
+/** Text with what cannot be seen written as escapes (\x1b, \u202e). @param {any} text @returns {string} */
+export const visible = (text) => String(text ?? "").replace(ODD, escaped);
+
+/**
+ * The same as nodes: escapes are set off from the text, so that nobody can forge one by typing it.
+ * @param {any} text @returns {DocumentFragment}
+ */
+export function marked(text) {
+  const out = document.createDocumentFragment(),
+    source = String(text ?? "");
+  let from = 0;
+  for (const found of source.matchAll(ODD)) {
+    if (found.index > from) out.append(source.slice(from, found.index));
+    const name = escaped(found[0]);
+    out.append(h("span", { class: "art-odd", title: `invisible character ${name}` }, name));
+    from = found.index + found[0].length;
+  }
+  if (from < source.length) out.append(source.slice(from));
+  return out;
+}
+
+/**
+ * The wire to the kernel. Requests carry an id; the answer with this id settles the promise.
+ * @param {any} model anywidget's model
+ */
+export function link(model) {
+  /** @type {Map<number, {resolve: Function, reject: Function}>} */
+  const open = new Map();
+  let next = 1,
+    seq = /** @type {number|null} */ (null);
+  const ticks = new Set(),
+    gaps = new Set(),
+    off = [];
+  const listen = (name, fn) => (model.on(name, fn), off.push(() => model.off(name, fn)));
+  const client = Math.random().toString(36).slice(2, 10); // several views may share one model
+
+  listen("msg:custom", (message, buffers) => {
+    if (message?.client !== client || !open.has(message?.id)) return;
+    const { resolve, reject } = open.get(message.id);
+    open.delete(message.id);
+    if (message.ok) resolve({ reply: message.reply, buffers: buffers ?? [] });
+    else reject(new Error(message.error ?? "the kernel refused"));
+  });
+  listen("change:tick", () => {
+    const tick = model.get("tick") ?? {};
+    const missed = seq != null && tick.seq > seq + 1;
+    seq = tick.seq ?? seq;
+    for (const fn of ticks) fn(tick);
+    if (missed) for (const fn of gaps) fn(tick);
+  });
+  seq = model.get("tick")?.seq ?? null;
+
+  return {
+    /**
+     * Ask the kernel. @param {string} command @param {Record<string, any>} [args] @param {{signal?: AbortSignal}} [options]
+     * @returns {Promise<{reply: any, buffers: DataView[]}>}
+     */
+    request(command, args = {}, { signal } = {}) {
+      return new Promise((resolve, reject) => {
+        if (signal?.aborted) return reject(new DOMException("given up", "AbortError"));
+        const id = next++;
+        open.set(id, { resolve, reject });
+        signal?.addEventListener("abort", () => {
+          if (open.delete(id)) reject(new DOMException("given up", "AbortError"));
+        });
+        model.send({ id, client, command, args });
+      });
+    },
+    /** Called with every tick. @param {(tick: any) => void} fn */
+    onTick(fn) {
+      ticks.add(fn);
+      return () => ticks.delete(fn);
+    },
+    /** Called when ticks were lost: ask for the index again. @param {(tick: any) => void} fn */
+    onGap(fn) {
+      gaps.add(fn);
+      return () => gaps.delete(fn);
+    },
+    /** Called when a trait changes. @param {string} name @param {() => void} fn */
+    onChange(name, fn) {
+      listen(`change:${name}`, fn);
+    },
+    close() {
+      off.splice(0).forEach((stop) => stop());
+      for (const { reject } of open.values()) reject(new DOMException("the panel was closed", "AbortError"));
+      open.clear();
+    },
+  };
+}
+
+const TYPED = "input:not([type=checkbox]):not([type=radio]):not([type=button]), textarea, select, [contenteditable]";
+
+/** The name of a pressed key: "j", "J", "Alt+ArrowUp", "Ctrl+Enter", "Shift+Tab". @param {KeyboardEvent} event */
+export function keyName(event) {
+  const shift = event.shiftKey && event.key.length > 1 ? "Shift+" : "";
+  return `${event.ctrlKey ? "Ctrl+" : ""}${event.metaKey ? "Meta+" : ""}${event.altKey ? "Alt+" : ""}${shift}${event.key}`;
+}
+
+/**
+ * Keys of a panel: heard only while it has the focus and nobody types; Lab does not hear them then.
+ * @param {HTMLElement} root @param {Record<string, (event: KeyboardEvent) => any>} table a handler that returns false declines
+ */
+export function keys(root, table) {
+  root.setAttribute("data-lm-suppress-shortcuts", "true");
+  if (!root.hasAttribute("tabindex")) root.tabIndex = 0;
+  const hear = (/** @type {KeyboardEvent} */ event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    event.stopPropagation();
+    if (target.closest(TYPED) || event.isComposing || event.defaultPrevented) return;
+    const name = keyName(event);
+    if (/^(Enter| )$/.test(name) && target !== root && target.closest("button, summary, a, [role=button], input"))
+      return;
+    if (table[name] && table[name](event) !== false) event.preventDefault();
+  };
+  root.addEventListener("keydown", hear);
+  return () => root.removeEventListener("keydown", hear);
+}
+
+/** Whether the page around is dark: JupyterLab, Colab, VS Code, else the system. */
+function isDark() {
+  const { body, documentElement: html } = document;
+  const lab = body.getAttribute("data-jp-theme-light");
+  if (lab) return lab === "false";
+  if (html.getAttribute("theme")) return html.getAttribute("theme") === "dark";
+  if (/\bvscode-/.test(body.className)) return /vscode-dark|vscode-high-contrast(?!-light)/.test(body.className);
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/** Keep a root's theme class right. @param {HTMLElement} root */
+function themed(root) {
+  const apply = () => {
+    root.classList.toggle("art-dark", isDark());
+    root.classList.toggle(
+      "art-contrast",
+      /high.contrast/i.test(document.body.className + document.body.getAttribute("data-jp-theme-name")),
+    );
+  };
+  const watch = new MutationObserver(apply),
+    media = matchMedia("(prefers-color-scheme: dark)");
+  for (const node of [document.body, document.documentElement]) {
+    watch.observe(node, {
+      attributes: true,
+      attributeFilter: ["class", "theme", "data-jp-theme-light", "data-jp-theme-name"],
+    });
+  }
+  media.addEventListener("change", apply);
+  apply();
+  return () => (watch.disconnect(), media.removeEventListener("change", apply));
+}
+
+/**
+ * Common wrapper of a panel's `render`: theme, error strip, wire, disposal.
+ * @param {{model: any, el: HTMLElement}} host
+ * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root
+ * @returns {() => void} closes the panel
+ */
+export function mount({ model, el }, build) {
+  const strip = h("div", { class: "art-strip", role: "alert", hidden: true }),
+    root = h("div", { class: "art-panel" });
+  const wire = link(model),
+    host = h("div", { class: "art-host" }, strip, root),
+    unTheme = themed(host);
+  const say = () => {
+    const text = model.get("last_error_text");
+    strip.hidden = !text;
+    fill(
+      strip,
+      h("span", null, marked(text)),
+      h("button", { class: "art-button", onclick: () => (strip.hidden = true) }, "Dismiss"),
+    );
+  };
+  wire.onChange("last_error_text", say);
+  el.append(host);
+  say();
+  const done = build(root, wire, model);
+  return () => {
+    done?.();
+    unTheme();
+    wire.close();
+  };
+}
+
+/** Text that steps back. @param {...any} children */
+export const muted = (...children) => h("span.muted", null, children);
+
+/** A row of a table. @param {any} name @param {...any} cells */
+export const row = (name, ...cells) =>
+  h(
+    "tr",
+    null,
+    h("th", { scope: "row" }, name),
+    cells.map((cell) => h("td", null, cell)),
+  );
+
+/** A small button with a sign for a face. @param {string} sign @param {string} label @param {() => any} onclick */
+export const signed = (sign, label, onclick) => h("button.button.plain", { label, title: label, onclick }, sign);
+
+/** The nearest place in a list of so many. @param {number} i @param {number} count */
+export const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
+
+/** The same function at most once a frame. @param {Function} fn */
+export function perFrame(fn) {
+  let asked = 0;
+  return (...args) => {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(() => fn(...args));
+  };
+}
+
+/** A live region that says what changed, politely. @param {HTMLElement} root */
+export function announcer(root) {
+  const region = h("div", { class: "art-quiet", role: "status", "aria-live": "polite" });
+  root.append(region);
+  let last = 0,
+    timer = 0;
+  return (/** @type {string} */ text) => {
+    clearTimeout(timer);
+    timer = setTimeout(
+      () => ((last = Date.now()), (region.textContent = text)),
+      Math.max(0, 500 - (Date.now() - last)),
+    );
+  };
+}
+
+/** A number for people: 3 significant digits, a true minus, "–" for nothing. @param {any} value @param {number} [digits] */
+export function num(value, digits = 3) {
+  if (value == null || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const abs = Math.abs(value);
+  const text =
+    abs !== 0 && (abs < 1e-3 || abs >= 1e6) ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
+  return text.replace("-", "−");
+}

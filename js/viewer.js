@@ -1,0 +1,395 @@
+// The rollout viewer: browser, conversation, comparison, tokens, rewards, boards.
+import { announcer, fill, h, keys, marked, mount, signed } from "./panel.js";
+import { createCompare, createSteps } from "./viewer/compare.js";
+import { createFacts } from "./viewer/facts.js";
+import { createFinding } from "./viewer/finding.js";
+import { createIndex } from "./viewer/index.js";
+import { createInspector } from "./viewer/lens.js";
+import { createList } from "./viewer/list.js";
+import { createReader } from "./viewer/reader.js";
+import { foldAll } from "./viewer/thread.js";
+import { CHANNELS, createTokens, legend } from "./viewer/tokens.js";
+
+const HELP = [
+  ["j k", "next, previous turn"],
+  ["J K n p", "next, previous rollout"],
+  ["[ ]", "previous, next group"],
+  ["h l", "left, right pane; l begins a comparison"],
+  ["f", "reading only, and back"],
+  ["/", "search; Enter and Shift+Enter go through the matches"],
+  ["\\", "filter"],
+  ["g G", "first, last turn"],
+  ["e x", "expand, collapse all"],
+  ["o", "override the score"],
+  ["t T", "next, previous token colour"],
+  ["← →", "among tokens; Esc lets go"],
+  ["Space", "in the list: pick, for comparison or export"],
+  ["c", "compare"],
+  ["s", "the same scenario at other steps"],
+  ["y", "copy the link"],
+  ["?", "this help"],
+  ["Esc", "back"],
+];
+const FILTERS =
+  "Filters: reward advantage ruler turns tools tokens step, any metric, < <= > >= = != ~, and or not, " +
+  "truncated failed judged overridden injection zero_variance.";
+const LOSSES = ["", "cispo", "ppo", "dapo", "dr_grpo", "gspo"];
+const UI = {
+  id: 0,
+  turn: null,
+  colour: "",
+  loss: "",
+  lens: false,
+  where: "",
+  sort: "",
+  preset: "",
+  wide: false,
+  ids: [],
+};
+let count = 0;
+
+const button = (label, title, onclick) => h("button.button", { title, onclick }, label);
+
+/** What the reader has chosen outlives the page: it is kept in the model. @param {any} app */
+function keeper({ model, ui }) {
+  let timer = 0;
+  return (/** @type {any} */ change) => {
+    Object.assign(ui, change);
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      model.set("ui", { ...ui });
+      model.save_changes();
+    }, 250);
+  };
+}
+
+/** The colours of tokens: a choice of channels, of losses, and the legend. @param {any} app */
+function createColours(app) {
+  const { ui } = app,
+    key = h("div.key", null);
+  const option =
+    (chosen) =>
+    ([value, label]) =>
+      h("option", { value, selected: value === chosen }, label);
+  const channels = h(
+    "select.select",
+    { label: "Colour tokens by", onchange: () => paint(channels.value) },
+    CHANNELS.map(([value, label]) => option(ui.colour)([value, value ? label : "tokens: plain"])),
+  );
+  const losses = h(
+    "select.select",
+    { label: "Loss", hidden: true, onchange: () => paint(ui.colour) },
+    LOSSES.map((value) => option(ui.loss)([value, value || "as trained"])),
+  );
+
+  function paint(channel) {
+    channels.value = channel;
+    losses.hidden = channel !== "push";
+    app.keep({ colour: channel, loss: losses.value });
+    fill(key, channel && legend(channel));
+    app.tokens.recolour();
+    app.announce(channel ? `tokens by ${CHANNELS.find(([name]) => name === channel)?.[1]}` : "plain text");
+  }
+  const at = () => CHANNELS.findIndex(([name]) => name === ui.colour);
+  return {
+    channels,
+    losses,
+    key,
+    paint,
+    cycle: (by) => paint(CHANNELS[(at() + by + CHANNELS.length) % CHANNELS.length][0]),
+  };
+}
+
+/** Side by side: which rollouts, and the way there and back. @param {any} app */
+function createComparing(app) {
+  const { index, list, picked, reader, sides, steps, ui } = app;
+  const face = button("Compare", "Compare the picked rollouts, or this one with its neighbour (c)", begin);
+
+  app.pick = (id) => {
+    picked.has(id) ? picked.delete(id) : picked.add(id);
+    fill(face, picked.size > 1 ? `Compare ${picked.size}` : "Compare");
+    app.announce(`${picked.size} picked`);
+    list.draw();
+  };
+
+  app.compare = async (ids, bySteps = false) => {
+    const wanted = [...new Set(ids)].slice(0, 4);
+    if (wanted.length < 2) return;
+    app.keep({ ids: wanted });
+    reader.leave();
+    if (!bySteps) steps.hide();
+    app.root.classList.add("art-is-comparing");
+    app.inspector.close();
+    try {
+      await sides.show(wanted);
+      reader.leave(sides.node);
+      if (app.matches) app.finding.mark();
+      fill(
+        reader.crumbs,
+        h("strong", null, `${wanted.length} rollouts`),
+        button("Back", "Read one alone", () => app.alone(ui.id)),
+        button("Steps", "The scenario of this rollout at other steps", () =>
+          steps.show(index.columns.group[wanted[0]]),
+        ),
+      );
+      app.announce(`comparing ${wanted.length} rollouts`);
+    } catch (error) {
+      app.say(error.message);
+      app.alone(ui.id);
+    }
+  };
+
+  app.alone = (id) => {
+    app.keep({ ids: [] });
+    app.root.classList.remove("art-is-comparing");
+    reader.leave();
+    list.go(id);
+    reader.focus();
+  };
+
+  function begin() {
+    const ids = picked.size > 1 ? [...picked] : [ui.id, [...picked][0] ?? neighbour([ui.id])];
+    app.compare(ids.filter((id) => id !== undefined));
+  }
+
+  /** The next rollout of the same group that did not fail and is not there yet. @param {number[]} taken */
+  function neighbour(taken) {
+    const last = taken[taken.length - 1],
+      group = index.groupOf(last);
+    for (let n = 1; group && n < group.size; n++) {
+      const next = group.first + ((last - group.first + n) % group.size);
+      if (!taken.includes(next) && !index.columns.status[next]) return next;
+    }
+  }
+
+  /** To the pane on the right; from one rollout, or from the last pane: one more beside it. */
+  function right() {
+    if (ui.ids.length < 2) return begin();
+    if (sides.step(1) || ui.ids.length >= 4) return;
+    const next = neighbour(ui.ids);
+    if (next !== undefined) app.compare([...ui.ids, next]);
+  }
+  return { face, begin, right };
+}
+
+/** Read the index, and read on when there is more. @param {any} app @param {() => void} shown called with every part */
+function reading(app, shown) {
+  const { index, list, ui, wire } = app;
+  let busy = false,
+    again = false;
+  async function all() {
+    do {
+      const { version } = index,
+        { reply, buffers } = await wire.request("index", { from_row: index.count });
+      index.add(reply, buffers);
+      if (version !== index.version) list.forget();
+      shown();
+      if (!reply.rows && !reply.done) await new Promise((resolve) => setTimeout(resolve, 100));
+    } while (!index.done || index.count < index.total);
+    if (ui.where || ui.sort || ui.preset) await app.finding.choose({});
+  }
+  return async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    try {
+      while (again) {
+        again = false;
+        index.done = false;
+        await all();
+      }
+    } catch (error) {
+      app.say(error.message);
+    } finally {
+      busy = false;
+    }
+  };
+}
+
+/** @param {HTMLElement} root @param {any} wire @param {any} model */
+function build(root, wire, model) {
+  const app = /** @type {any} */ ({
+    name: `art-viewer-${++count}`,
+    root,
+    wire,
+    model,
+    index: createIndex(),
+    ui: { ...UI, ...model.get("ui") },
+    announce: announcer(root),
+    mask: null,
+    order: null,
+    shown: 0,
+    picked: new Set(),
+    matches: null,
+  });
+  const { index, ui } = app,
+    note = h("div.saved", { role: "status", hidden: true }),
+    title = h("span.title", null);
+  app.keep = keeper(app);
+  app.say = (/** @type {string} */ text) => {
+    note.hidden = false;
+    fill(
+      note,
+      h("span.mono", null, marked(text)),
+      signed("✕", "Close", () => (note.hidden = true)),
+    );
+  };
+  const list = (app.list = createList(app)),
+    facts = (app.facts = createFacts(app)),
+    sides = (app.sides = createCompare(app));
+  const steps = (app.steps = createSteps(app)),
+    reader = (app.reader = createReader(app)),
+    tokens = (app.tokens = createTokens(app));
+  const finding = (app.finding = createFinding(app)),
+    inspector = (app.inspector = createInspector(app));
+  const colours = createColours(app),
+    comparing = createComparing(app);
+  app.select = reader.select;
+  app.reload = (/** @type {number} */ id) => (list.forget(), reader.read(id));
+
+  // parts ---------------------------------------------------------------------------------
+
+  const help = h(
+    "div.help",
+    { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 },
+    h("div.label", null, "Keys"),
+    h(
+      "dl",
+      null,
+      HELP.map(([names, what]) => [
+        h(
+          "dt",
+          null,
+          names.split(" ").map((name) => h("kbd.kbd", null, name)),
+        ),
+        h("dd", null, what),
+      ]),
+    ),
+    h("div.muted", null, FILTERS),
+  );
+  const grow = () => h("span.grow", null);
+  const upper = h(
+    "div.bar",
+    { role: "toolbar", label: "Rollouts" },
+    title,
+    finding.parts,
+    button("?", "Keys", showHelp),
+  );
+  const lower = h(
+    "div.bar.bar2",
+    { role: "toolbar", label: "This rollout" },
+    reader.crumbs,
+    grow(),
+    colours.channels,
+    colours.losses,
+    comparing.face,
+    button("Export", "Write the picked rollouts (or this one) into one HTML file", exportPicked),
+    button("Freeze", "Replace this panel by its static form, which a saved notebook keeps", () =>
+      wire.request("freeze").catch(() => {}),
+    ),
+  );
+  const main = h(
+    "div.main",
+    null,
+    lower,
+    note,
+    colours.key,
+    h("div.reading", null, reader.node, h("div.side", null, facts.node)),
+    inspector.node,
+  );
+  root.classList.add("art-viewer");
+  root.append(
+    upper,
+    finding.wrong,
+    h("div.columns", null, h("nav.browser", { label: "Browser" }, list.node), main),
+    help,
+    tokens.tip,
+  );
+  tokens.listen(root);
+
+  // doing ---------------------------------------------------------------------------------
+
+  async function exportPicked() {
+    const ids = app.picked.size ? [...app.picked].sort((a, b) => a - b) : ui.ids.length ? ui.ids : [ui.id];
+    try {
+      app.say(`Written: ${(await wire.request("export", { ids })).reply.path}`);
+    } catch (error) {
+      app.say(error.message);
+    }
+  }
+  function showHelp() {
+    help.hidden = !help.hidden;
+    (help.hidden ? reader : help).focus();
+  }
+  function wide(on = !ui.wide) {
+    app.keep({ wide: on });
+    root.classList.toggle("art-is-wide", on);
+    list.draw();
+  }
+  function back() {
+    if (!help.hidden) showHelp();
+    else if (inspector.token) tokens.choose(null);
+    else if (ui.ids.length > 1) app.alone(ui.id);
+    else if (ui.wide) wide();
+    else return false;
+  }
+  const stopKeys = keys(root, {
+    j: () => reader.by(1),
+    k: () => reader.by(-1),
+    g: () => reader.to(0),
+    G: () => reader.to(Infinity),
+    J: () => list.step(1),
+    K: () => list.step(-1),
+    n: () => list.step(1),
+    p: () => list.step(-1),
+    "[": () => list.stepGroup(-1),
+    "]": () => list.stepGroup(1),
+    h: () => void sides.step(-1),
+    l: comparing.right,
+    f: () => wide(),
+    "/": finding.toSearch,
+    "\\": finding.toFilter,
+    e: () => foldAll(reader.body, true),
+    x: () => foldAll(reader.body, false),
+    o: () => facts.override(),
+    "?": showHelp,
+    t: () => colours.cycle(1),
+    T: () => colours.cycle(-1),
+    c: comparing.begin,
+    y: reader.copyLink,
+    s: () => steps.show(index.columns.group[ui.id]),
+    Escape: back,
+  });
+
+  // from Python ---------------------------------------------------------------------------------
+
+  const more = reading(app, () => {
+    fill(title, marked(index.title));
+    root.classList.toggle("art-is-single", index.count === 1);
+    finding.count();
+    list.arrange();
+    if (reader.started || !index.count) return;
+    reader.started = true;
+    if (ui.ids.length > 1) app.compare(ui.ids);
+    else show(Math.min(ui.id, index.count - 1), ui.turn);
+  });
+  const show = (id, turn) => (list.go(id), reader.select(id, turn));
+  wire.onChange("jump", () => {
+    const { id, turn = null } = model.get("jump") ?? {};
+    if (id < index.count) show(id, turn);
+  });
+  wire.onTick(more);
+  wire.onGap(more);
+  wide(ui.wide);
+  if (ui.colour) colours.paint(ui.colour);
+  list.arrange();
+  more();
+  return () => {
+    stopKeys();
+    list.close();
+    tokens.close();
+    CSS.highlights?.delete("art-found");
+  };
+}
+
+export default { render: (/** @type {any} */ host) => mount(host, build) };

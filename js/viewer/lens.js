@@ -1,0 +1,160 @@
+// The drawer below the conversation: one token's figures, and the objective term by term.
+import { fill, h, marked, muted, num, row, signed, visible } from "../panel.js";
+
+const LOSSES = ["cispo", "ppo", "dapo", "dr_grpo", "gspo"];
+
+/** @param {any} app */
+export function createInspector(app) {
+  const node = h("section.drawer", { label: "Token", hidden: true });
+  const { ui } = app;
+  let token = null,
+    asked = 0;
+
+  /** @param {any} chosen {id, turn, k, text, n, figures} */
+  function open(chosen) {
+    token = chosen;
+    node.hidden = false;
+    draw();
+  }
+
+  function draw() {
+    const lens = h("div.lens", null);
+    fill(
+      node,
+      h(
+        "header.drawer-head",
+        null,
+        h("span.mono.token", null, JSON.stringify(visible(token.text))),
+        muted(`token ${token.k + 1} of ${token.n}, turn ${token.turn}`),
+        token.figures.map(([name, value]) => h("span.figure", null, muted(name), " ", value)),
+        h("span.grow", null),
+        h(
+          "button.button",
+          {
+            "aria-pressed": String(ui.lens),
+            onclick: () => {
+              app.keep({ lens: !ui.lens });
+              draw();
+            },
+          },
+          "Loss lens",
+        ),
+        signed("✕", "Close the drawer", () => app.tokens.choose(null)),
+      ),
+      ui.lens ? lens : null,
+    );
+    if (ui.lens) ask(lens);
+    inSight();
+  }
+
+  /** The drawer must not cover its token. */
+  const inSight = () => app.root.querySelector(".art-is-chosen")?.scrollIntoView({ block: "nearest" });
+
+  async function ask(lens) {
+    const mine = ++asked,
+      { id, turn, k } = token;
+    fill(lens, h("p.muted", null, "Computing the objective with the trainer's own functions …"));
+    try {
+      const { reply } = await app.wire.request("lens", { id, turn, token: k, losses: LOSSES });
+      if (mine === asked)
+        fill(lens, reply.why ? h("p.note", null, marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
+      inSight();
+    } catch (error) {
+      if (mine === asked) fill(lens, h("p.note", null, marked(error.message)));
+    }
+  }
+
+  /** One column a loss, one row a term; what is the same under all of them is said once. */
+  function table({ losses, assumed, recorded }) {
+    const names = [...new Set(losses.flatMap((loss) => loss.terms.map((term) => term.name)))];
+    const find = (loss, name) => loss.terms.find((term) => term.name === name);
+    const clipped = (value) => (value ? h("span.badge.is-warn", null, "clipped") : "no");
+    const cell = (loss, name) => {
+      const term = find(loss, name);
+      return !term ? "·" : name === "clipped" ? clipped(term.value) : num(term.value, 4);
+    };
+    const line = (name, cells, kind = "") => {
+      const node = row(name, ...cells);
+      node.className = kind;
+      return node;
+    };
+    const term = (name) => {
+      const cells = losses.map((loss) => cell(loss, name)),
+        same = cells.every((one) => one === cells[0]);
+      const symbol = losses.map((loss) => find(loss, name)?.symbol).find(Boolean) ?? "";
+      const node = line(
+        [name, symbol.length < 9 && symbol !== name ? muted(" ", symbol) : null],
+        same ? cells.slice(0, 1) : cells,
+        same ? "" : "art-differs",
+      );
+      if (same) node.lastChild.colSpan = losses.length;
+      node.title = symbol;
+      return node;
+    };
+    return h(
+      "div.scroll",
+      { tabIndex: 0, role: "region", label: "Loss lens" },
+      assumed && !recorded ? h("p.note", null, marked(assumed)) : null,
+      h(
+        "table.table.terms",
+        null,
+        h(
+          "thead",
+          null,
+          h(
+            "tr",
+            null,
+            h("th", { scope: "col" }, "term"),
+            losses.map((loss) =>
+              h(
+                loss.trainer ? "th.is-ours" : "th",
+                { scope: "col" },
+                loss.name,
+                loss.trainer ? h("span.badge.is-good", null, "trained with") : null,
+              ),
+            ),
+          ),
+        ),
+        h(
+          "tbody",
+          null,
+          line(
+            "objective",
+            losses.map((loss) => h("span.mono", null, loss.formula)),
+            "art-formula",
+          ),
+          names.map(term),
+          line(
+            "this token's part of the loss",
+            losses.map((loss) => num(loss.loss, 4)),
+            "art-total",
+          ),
+          line(
+            "∂loss/∂logprob",
+            losses.map((loss) => [
+              num(loss.gradient, 4),
+              muted(loss.gradient < 0 ? " reinforced" : loss.gradient > 0 ? " suppressed" : ""),
+            ]),
+          ),
+          line(
+            "loss of the group",
+            losses.map((loss) => num(loss.group_loss, 4)),
+          ),
+        ),
+      ),
+    );
+  }
+
+  return {
+    node,
+    open,
+    close() {
+      node.hidden = true;
+      token = null;
+      asked += 1;
+    },
+    get token() {
+      return token;
+    },
+  };
+}

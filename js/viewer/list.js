@@ -1,0 +1,343 @@
+// The browser: step → group → trajectory as one virtual list of rows of equal height.
+import { clamp, fill, h, marked, muted, num, perFrame, visible } from "../panel.js";
+
+const ROW = 26,
+  OVERSCAN = 6,
+  PAGE = 60,
+  KEPT = 3000,
+  STEP = 0,
+  GROUP = 1,
+  ROLLOUT = 2;
+
+/** @param {any} app */
+export function createList(app) {
+  const { index, ui, wire } = app;
+  const inner = h("div.rows", { role: "presentation" });
+  const node = h("div.list", { tabIndex: 0, role: "tree", label: "Rollouts" }, inner);
+  /** @type {Map<number, any>} */ const previews = new Map();
+  /** @type {Map<string, boolean>} */ const opened = new Map();
+  let kinds = [],
+    refs = [],
+    steps = [],
+    active = 0,
+    asked = "",
+    flat = false;
+
+  /** Whether a step or group is open: as the reader left it, else by the size of what there is. */
+  const isOpen = (kind, ref) => {
+    const said = opened.get(`${kind}:${kind === STEP ? steps[ref].key : ref}`);
+    if (said !== undefined) return said;
+    return kind === STEP
+      ? ref === 0 || index.count <= 600
+      : index.groups.length <= 4 || (app.mask !== null && app.shown <= 200);
+  };
+  const setOpen = (kind, ref, open) => opened.set(`${kind}:${kind === STEP ? steps[ref].key : ref}`, open);
+
+  /** List what is to be seen: all by steps and groups, or the chosen rows in the chosen order. */
+  function arrange() {
+    const at = kinds.length ? [kinds[active], refs[active]] : null;
+    flat = app.order !== null;
+    node.setAttribute("role", flat ? "listbox" : "tree");
+    kinds = [];
+    refs = [];
+    steps = [];
+    if (flat) for (const id of app.order) put(ROLLOUT, id);
+    else byGroups();
+    const again = at ? kinds.findIndex((kind, i) => kind === at[0] && refs[i] === at[1]) : -1;
+    active = again >= 0 ? again : Math.max(0, place(ui.id));
+    inner.style.height = `${kinds.length * ROW}px`;
+    asked = "";
+    draw();
+  }
+  const put = (kind, ref) => (kinds.push(kind), refs.push(ref));
+
+  function byGroups() {
+    const headed = index.stepped;
+    let step = null,
+      open = true;
+    index.groups.forEach((group, g) => {
+      const ids = membersOf(group);
+      if (!ids.length && (group.size || app.mask)) return;
+      const key = `${group.split} ${group.step}`;
+      if (headed && key !== step?.key) {
+        step = { key, step: group.step, split: group.split, groups: 0, sum: 0, n: 0 };
+        steps.push(step);
+        put(STEP, steps.length - 1);
+        open = isOpen(STEP, steps.length - 1);
+      }
+      if (step) {
+        step.groups += 1;
+        if (Number.isFinite(group.mean)) {
+          step.sum += group.mean * group.size;
+          step.n += group.size;
+        }
+      }
+      if (!open) return;
+      put(GROUP, g);
+      if (isOpen(GROUP, g)) for (const id of ids) put(ROLLOUT, id);
+    });
+  }
+
+  /** The rows of a group that pass the filter. */
+  function membersOf(group) {
+    const ids = [];
+    for (let id = group.first; id < Math.min(group.first + group.size, index.count); id++)
+      if (!app.mask || app.mask[id]) ids.push(id);
+    return ids;
+  }
+
+  const place = (id) => kinds.findIndex((kind, i) => kind === ROLLOUT && refs[i] === id);
+
+  // drawing ---------------------------------------------------------------------------------
+
+  const draw = () => {
+    const from = Math.max(0, Math.floor(node.scrollTop / ROW) - OVERSCAN);
+    const to = Math.min(kinds.length, Math.ceil((node.scrollTop + node.clientHeight) / ROW) + OVERSCAN);
+    const rows = [];
+    for (let i = from; i < to; i++) rows.push(row(i));
+    fill(inner, rows);
+    node.setAttribute("aria-activedescendant", kinds.length ? `${app.name}-row-${active}` : "");
+    if (!kinds.length) fill(inner, h("div.none", null, index.done ? "Nothing here passes the filter." : "Loading …"));
+    askPreviews(from, to);
+  };
+
+  function row(i) {
+    const kind = kinds[i],
+      ref = refs[i],
+      selected = kind === ROLLOUT && (ref === ui.id || ui.ids.includes(ref));
+    const parts = [stepRow, groupRow, rolloutRow][kind](ref);
+    const props = {
+      id: `${app.name}-row-${i}`,
+      role: flat ? "option" : "treeitem",
+      "aria-selected": selected,
+      "data-i": i,
+      class:
+        `art-row art-row-${["step", "group", "rollout"][kind]}${selected ? " art-is-selected" : ""}${i === active ? " art-is-active" : ""}` +
+        (kind === ROLLOUT && app.picked.has(ref) ? " art-is-picked" : "") +
+        (flat ? " art-is-flat" : ""),
+      style: { top: `${i * ROW}px` },
+    };
+    if (flat) Object.assign(props, { "aria-posinset": i + 1, "aria-setsize": kinds.length });
+    else props["aria-level"] = kind + Number(index.stepped);
+    if (kind !== ROLLOUT) props["aria-expanded"] = isOpen(kind, ref);
+    return h("div", props, parts);
+  }
+
+  const caret = (kind, ref) => h("span.caret", { "aria-hidden": "true" }, isOpen(kind, ref) ? "▾" : "▸");
+
+  function stepRow(ref) {
+    const { step, split, groups, sum, n } = steps[ref];
+    return [
+      caret(STEP, ref),
+      h("span.grow", null, `Step ${step}`, split === "train" ? "" : muted(` ${split}`)),
+      muted(`${groups} group${groups === 1 ? "" : "s"}`),
+      h("span.num", null, num(n ? sum / n : NaN)),
+    ];
+  }
+
+  function groupRow(g) {
+    const group = index.groups[g],
+      still = group.size > 1 && index.has(group.first, "zero_variance");
+    return [
+      caret(GROUP, g),
+      h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
+      still
+        ? h("span.badge.is-warn", { title: "All rewards are equal: this group gives no gradient" }, "no gradient")
+        : null,
+      strip(group),
+      h("span.num.mean", null, num(group.mean), muted(` ±${num(group.std, 2)}`)),
+    ];
+  }
+
+  /** The rewards of a group as bars; a failed rollout is a cross. */
+  function strip(group) {
+    const bars = [],
+      said = [],
+      every = Math.max(1, Math.ceil(group.size / 16));
+    for (let id = group.first; id < group.first + group.size; id += every) {
+      const reward = index.columns.reward[id],
+        failed = index.columns.status[id] === 1;
+      said.push(failed ? "failed" : num(reward));
+      bars.push(
+        h("i", {
+          class: failed ? "art-stick art-is-failed" : "art-stick" + (id === ui.id ? " art-is-this" : ""),
+          style: failed ? {} : { height: `${Math.round(2 + 14 * index.level(reward))}px` },
+        }),
+      );
+    }
+    return h("span.bars", { role: "img", label: `rewards ${said.join(", ")}`, title: said.join("  ") }, bars);
+  }
+
+  function rolloutRow(id) {
+    const { reward, idx_in_group: nth, turns, tools, tokens, status, ruler } = index.columns;
+    const seen = previews.get(id),
+      group = index.groupOf(id),
+      failed = status[id] === 1;
+    const marks = [
+      ["truncated", "cut", "The reply was cut off"],
+      ["overridden", "human", "A person has set this score"],
+      ["injection", "injection", "Text here addresses the judge"],
+    ].filter(([flag]) => index.has(id, flag));
+    return [
+      h("span.nth.muted", null, app.picked.has(id) ? "✓" : `${nth[id]}`),
+      h(
+        "span",
+        { class: `art-level${failed ? " art-is-failed" : ""}`, "aria-hidden": "true" },
+        failed ? null : h("i", { style: { width: `${Math.round(100 * index.level(reward[id]))}%` } }),
+      ),
+      h("span.num.reward", null, failed ? "failed" : num(reward[id])),
+      flat ? h("span.muted.where", null, `${group.step}·${group.place}`) : null,
+      h("span.grow.preview", null, seen ? marked(seen.preview) : "…"),
+      marks.map(([, word, why]) => h("span.badge.is-warn", { title: why }, word)),
+      h(
+        "span.muted.size",
+        {
+          title:
+            `${turns[id]} turns, ${tools[id]} tool calls, ${tokens[id]} tokens` +
+            (Number.isNaN(ruler[id]) ? "" : `, judged ${num(ruler[id])}`),
+        },
+        `${turns[id]}t`,
+      ),
+    ];
+  }
+
+  /** Ask for the previews of the rows in sight and a page around them. */
+  const askPreviews = (() => {
+    let timer = 0;
+    return (from, to) => {
+      const ids = [];
+      for (let i = Math.max(0, from - PAGE); i < Math.min(kinds.length, to + PAGE) && ids.length < 200; i++) {
+        if (kinds[i] === ROLLOUT && !previews.has(refs[i])) ids.push(refs[i]);
+      }
+      const key = ids.join();
+      if (!ids.length || key === asked) return;
+      asked = key;
+      clearTimeout(timer);
+      timer = setTimeout(
+        async () => {
+          const { reply } = await wire.request("page", { ids });
+          if (previews.size > KEPT) previews.clear();
+          for (const one of reply.rows) previews.set(one.id, one);
+          draw();
+        },
+        previews.size ? 40 : 0,
+      );
+    };
+  })();
+
+  // moving ---------------------------------------------------------------------------------
+
+  function scrollTo(i) {
+    const top = i * ROW;
+    if (top < node.scrollTop) node.scrollTop = top;
+    else if (top + ROW > node.scrollTop + node.clientHeight) node.scrollTop = top + ROW - node.clientHeight;
+  }
+
+  function activate(i) {
+    active = clamp(i, kinds.length);
+    scrollTo(active);
+    if (kinds[active] === ROLLOUT) app.select(refs[active]);
+    draw();
+  }
+
+  function toggle(i, open = !isOpen(kinds[i], refs[i])) {
+    if (kinds[i] === undefined || kinds[i] === ROLLOUT) return false;
+    setOpen(kinds[i], refs[i], open);
+    arrange();
+    return true;
+  }
+
+  /** Left: close, or go to the parent. Right: open, or go to the first child. */
+  function sideways(right) {
+    if (flat) return false;
+    if (right && kinds[active] !== ROLLOUT)
+      return isOpen(kinds[active], refs[active]) ? activate(active + 1) : toggle(active, true);
+    if (!right && kinds[active] !== ROLLOUT && isOpen(kinds[active], refs[active])) return toggle(active, false);
+    for (let i = active - 1; !right && i >= 0; i--) if (kinds[i] < kinds[active]) return activate(i);
+  }
+
+  /** The selected rollout's neighbour among those that pass the filter, whether its group is open or not. */
+  function step(by) {
+    const ids = flat ? app.order : null,
+      here = ui.id;
+    if (ids) {
+      const at = ids.indexOf(here);
+      return go(ids[at < 0 ? 0 : clamp(at + by, ids.length)]);
+    }
+    for (let id = here + by; id >= 0 && id < index.count; id += by) if (!app.mask || app.mask[id]) return go(id);
+  }
+
+  /** The first rollout of the next or the previous group. */
+  function stepGroup(by) {
+    for (let g = (index.columns.group?.[ui.id] ?? 0) + by; g >= 0 && g < index.groups.length; g += by) {
+      const ids = membersOf(index.groups[g]);
+      if (ids.length) return go(ids[0]);
+    }
+  }
+
+  /** Select a rollout and bring it into sight. */
+  function go(id) {
+    if (id === undefined || id >= index.count) return;
+    if (!flat && place(id) < 0) {
+      const g = index.columns.group[id];
+      setOpen(GROUP, g, true);
+      const s = steps.findIndex(({ key }) => key === `${index.groups[g].split} ${index.groups[g].step}`);
+      if (s >= 0) setOpen(STEP, s, true);
+      arrange();
+    }
+    const i = place(id);
+    if (i >= 0) {
+      active = i;
+      scrollTo(i);
+    }
+    app.select(id);
+    draw();
+  }
+
+  const table = {
+    ArrowDown: () => activate(active + 1),
+    ArrowUp: () => activate(active - 1),
+    PageDown: () => activate(active + 15),
+    PageUp: () => activate(active - 15),
+    Home: () => activate(0),
+    End: () => activate(kinds.length - 1),
+    ArrowRight: () => sideways(true),
+    ArrowLeft: () => sideways(false),
+    Enter: () => toggle(active) || app.reader.focus(),
+    " ": () => (kinds[active] === ROLLOUT ? app.pick(refs[active]) : toggle(active)),
+  };
+  node.onkeydown = (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !table[event.key]) return;
+    event.preventDefault();
+    table[event.key]();
+  };
+  node.onclick = (event) => {
+    const at = event.target.closest("[data-i]");
+    if (!at) return;
+    const i = Number(at.dataset.i);
+    if (kinds[i] === ROLLOUT && (event.ctrlKey || event.metaKey || event.target.closest(".art-nth"))) app.pick(refs[i]);
+    else if (kinds[i] === ROLLOUT) activate(i);
+    else {
+      active = i;
+      toggle(i);
+    }
+  };
+  const later = perFrame(draw);
+  node.onscroll = later;
+  const watch = new ResizeObserver(later);
+  watch.observe(node);
+
+  return {
+    node,
+    arrange,
+    draw,
+    step,
+    stepGroup,
+    go,
+    forget() {
+      previews.clear();
+      arrange();
+    },
+    close: () => watch.disconnect(),
+  };
+}

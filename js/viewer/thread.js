@@ -1,0 +1,245 @@
+// A conversation: folded system, thinking and tool calls; a tool's result beside its call; errors open.
+import { fill, h, marked, muted, visible } from "../panel.js";
+
+const CAPS = { system: 14, developer: 14, user: 24, assistant: 120, tool: 12 }; // lines shown before "show all"
+const WIDE = 110,
+  FAILED = /^\s*(\{?"?error|traceback|[\w.]*(error|exception)\b)/i;
+/** What a fold can show, for the search. @type {WeakMap<Element, string>} */
+const HIDDEN = new WeakMap();
+
+/** Messages that came in pieces, put together. @param {any[]} messages */
+export function joined(messages) {
+  const out = [];
+  for (const message of messages) {
+    const last = out[out.length - 1];
+    if (message.piece > 0 && last && last.i === message.i && last.history === message.history) {
+      last.content += message.content ?? "";
+      if (message.thinking) last.thinking = (last.thinking ?? "") + message.thinking;
+    } else out.push({ ...message });
+  }
+  return out;
+}
+
+/** Lines a text takes, roughly. @param {string} text */
+const lines = (text) => text.split("\n").reduce((n, line) => n + 1 + Math.floor(line.length / WIDE), 0);
+
+/** The first lines of a text. @param {string} text @param {number} cap */
+function head(text, cap) {
+  let at = 0,
+    seen = 0;
+  while (seen < cap && at < text.length) {
+    const end = text.indexOf("\n", at),
+      stop = end < 0 ? text.length : end + 1,
+      wraps = 1 + Math.floor((stop - at) / WIDE);
+    if (seen + wraps > cap) return text.slice(0, at + (cap - seen) * WIDE);
+    seen += wraps;
+    at = stop;
+  }
+  return text.slice(0, at);
+}
+
+/** A text of which long ones show their beginning. @param {string} text @param {number} cap */
+export function capped(text, cap) {
+  const node = h("div.text", null),
+    total = lines(text);
+  if (total <= cap * 1.25) return append(node, text);
+  const draw = (all) =>
+    fill(
+      node,
+      marked(all ? text : head(text, cap)),
+      h(
+        "button.more",
+        { "data-more": all ? "less" : "all", onclick: () => draw(!all) },
+        all ? "Show less" : `Show all ${total} lines`,
+      ),
+    );
+  draw(false);
+  HIDDEN.set(node, text);
+  return node;
+}
+const append = (node, text) => (node.append(marked(text)), node);
+
+/** A fold whose content is built when it is opened first. */
+function fold(summary, body, { open = false, kind = "", text = "" } = {}) {
+  const inside = h("div.inside", null);
+  const node = h("details", { class: `art-fold ${kind}`, open }, h("summary", null, summary), inside);
+  const build = () => {
+    if (node.open && !inside.firstChild) fill(inside, body());
+  };
+  node.addEventListener("toggle", build);
+  build();
+  HIDDEN.set(node, text);
+  return node;
+}
+
+const short = (text, n = 90) => {
+  const one = visible(text).replace(/\s+/g, " ").trim();
+  return one.length > n ? `${one.slice(0, n)}…` : one;
+};
+
+/** Arguments of a call, set out if they are JSON. @param {string} text */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** One tool call and, if it came, its result. */
+function call({ name, arguments: args }, result) {
+  const said = result?.content ?? "",
+    failed = result && FAILED.test(said);
+  const summary = [
+    h("span.fn", null, marked(name)),
+    h("span.args", null, short(args ?? "", 70)),
+    failed ? h("span.badge.is-bad", null, "error") : null,
+    !result ? h("span.badge", null, "no result") : null,
+  ];
+  return fold(
+    summary,
+    () => [
+      h("div.label", null, "arguments"),
+      h("div.text", null, marked(pretty(args ?? ""))),
+      result ? [h("div.label", null, "result"), capped(said, CAPS.tool)] : null,
+    ],
+    { open: Boolean(failed), kind: failed ? "art-call art-is-failed" : "art-call", text: `${name} ${args} ${said}` },
+  );
+}
+
+/** Text whose beginning is shared with others: only its end is shown, then the mark of the first divergence. */
+function diverging(text, cut) {
+  const shared = text.slice(0, cut),
+    tail = shared.slice(-160);
+  return h(
+    "div.text",
+    null,
+    h("span.shared", null, shared.length > 160 ? "… " : "", marked(tail)),
+    h("span.parting", { role: "img", label: "here they part", title: "first divergence" }),
+    marked(text.slice(cut)),
+  );
+}
+
+/**
+ * One message. `paint(body, message)` may take over the body of what the model said (token colours).
+ * @param {any} message @param {Map<string, any>} results of tool calls by id @param {any} options
+ */
+function entry(message, results, { paint, cut = null }) {
+  const { role, content = "", thinking, tool_calls: calls = [], turn } = message,
+    body = h("div.body", null);
+  const plain = () => [
+    thinking
+      ? fold(["thinking", muted(short(thinking, 60))], () => capped(thinking, 60), {
+          kind: "art-thinking",
+          text: thinking,
+        })
+      : null,
+    cut !== null ? diverging(content, cut) : content ? capped(content, CAPS[role] ?? 24) : null,
+    calls.map((one) => call(one, results.get(one.id))),
+    !content && !calls.length && !thinking ? muted("(nothing said)") : null,
+  ];
+  const foldable = role === "system" || role === "developer" || role === "tool";
+  if (foldable && cut === null) {
+    const failed = role === "tool" && FAILED.test(content);
+    fill(
+      body,
+      fold([short(content, 80) || "(empty)"], () => capped(content, CAPS[role]), {
+        open: failed,
+        kind: failed ? "art-is-failed" : "",
+        text: content,
+      }),
+    );
+  } else fill(body, plain());
+  const node = h(
+    "article",
+    {
+      class: `art-msg art-from-${/^\w+$/.test(role) ? role : "other"}`,
+      "data-message": message.i,
+      "data-turn": turn ?? null,
+    },
+    h(
+      "header.who",
+      null,
+      h("span.role", null, visible(role)),
+      message.name ? muted(marked(message.name)) : null,
+      turn != null ? muted(`turn ${turn}`) : null,
+      message.finish_reason === "length"
+        ? h("span.badge.is-warn", { title: "The reply hit the length limit" }, "cut off")
+        : null,
+      role === "assistant" && turn == null
+        ? h("span.badge", { title: "Not a choice of this model: never trained" }, "given")
+        : null,
+    ),
+    body,
+  );
+  if (turn != null && paint) paint(body, message, () => fill(body, plain()));
+  return node;
+}
+
+/**
+ * A conversation as elements, one a turn.
+ * @param {any[]} messages joined ones @param {{paint?: Function, cut?: number|null}} [options]
+ */
+export function thread(messages, options = {}) {
+  const results = new Map(
+    messages.filter((one) => one.role === "tool" && one.tool_call_id).map((one) => [one.tool_call_id, one]),
+  );
+  const nested = new Set(
+    messages
+      .flatMap((one) => one.tool_calls ?? [])
+      .map((one) => one.id)
+      .filter((id) => results.has(id)),
+  );
+  const out = [];
+  let history = 0;
+  messages.forEach((message, n) => {
+    if (message.role === "tool" && nested.has(message.tool_call_id)) return;
+    if (message.history !== history && message.history !== undefined) {
+      history = message.history;
+      out.push(h("div.history", { role: "separator" }, `history ${history}`));
+    }
+    out.push(entry(message, results, { ...options, cut: n === 0 ? (options.cut ?? null) : null }));
+  });
+  return out;
+}
+
+/** Open or close every fold below a node. @param {Element} root @param {boolean} open */
+export function foldAll(root, open) {
+  for (const node of root.querySelectorAll("details")) node.open = open;
+  setTimeout(() => {
+    for (const more of root.querySelectorAll(`[data-more=${open ? "all" : "less"}]`)) more.click();
+  });
+}
+
+/** Open what hides a text. @param {Element} root @param {string} query in lower case */
+export function reveal(root, query) {
+  const hides = (node) => (HIDDEN.get(node) ?? "").toLowerCase().includes(query);
+  for (const node of root.querySelectorAll("details"))
+    if (!node.open && hides(node)) {
+      node.open = true;
+      node.dispatchEvent(new Event("toggle"));
+    }
+  for (const node of root.querySelectorAll(".art-text"))
+    if (hides(node)) node.querySelector("[data-more=all]")?.click();
+}
+
+/**
+ * Mark a text wherever it stands, without touching the elements; gives the ranges.
+ * @param {Element} root @param {string} query @param {string} name of the highlight
+ */
+export function highlight(root, query, name) {
+  const ranges = [],
+    sought = query.toLowerCase(),
+    walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  while (sought && walk.nextNode() && ranges.length < 500) {
+    const text = (walk.currentNode.textContent ?? "").toLowerCase();
+    for (let at = text.indexOf(sought); at >= 0 && ranges.length < 500; at = text.indexOf(sought, at + sought.length)) {
+      const range = document.createRange();
+      range.setStart(walk.currentNode, at);
+      range.setEnd(walk.currentNode, Math.min(at + sought.length, walk.currentNode.textContent.length));
+      ranges.push(range);
+    }
+  }
+  if (CSS.highlights) ranges.length ? CSS.highlights.set(name, new Highlight(...ranges)) : CSS.highlights.delete(name);
+  return ranges;
+}
