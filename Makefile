@@ -10,11 +10,11 @@ STAMP := .venv/.installed
 PANELS := js/node_modules/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lab bench panels export clean weights
+.PHONY: help demo test lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
 
 demo: weights  ## a model learns tic-tac-toe before your eyes
 	$(BIN)/python examples/tic_tac_toe/demo.py
@@ -27,6 +27,9 @@ lab: weights  ## JupyterLab on the examples
 
 bench: weights  ## the speeds of this machine
 	$(BIN)/python benchmarks/bench.py
+
+bench-ui: $(STAMP)  ## the speeds of the panels, in Chromium
+	$(BIN)/python benchmarks/bench_ui.py
 
 panels: $(PANELS)  ## the panels' JavaScript, bundled
 	cd js && npm run build

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['Source', 'CONTROLS', 'PATIENCE_S', 'TICK_S', 'GIVE_UP_S', 'NOBODY', 'PASSED', 'USAGE', 'groups_at_hand', 'find_group',
-           'store_of', 'home_of', 'machine_of', 'why', 'frozen_form', 'Listening', 'LiveCell', 'hooked', 'LivePlace',
-           'wanted', 'live_place', 'display_run', 'arguments', 'train_magic', 'load_ipython_extension']
+           'store_of', 'home_of', 'machine_of', 'why', 'frozen_form', 'can_poll', 'Listening', 'LiveCell', 'hooked',
+           'LivePlace', 'live_place', 'display_run', 'arguments', 'train_magic', 'load_ipython_extension']
 
-# %% ../nbs/62_live.ipynb #19eea9f0
+# %% ../nbs/62_live.ipynb #e02d5b58
 import asyncio
-import os
 import shlex
 import sys
 import threading
@@ -25,13 +24,14 @@ from IPython.display import HTML, display
 
 from .frozen import escaped, frozen_run
 from .lessons import lessons
-from .panels import Panel, command, static
-from .progress import DISPLAYS, OVER, Deaf, Progress, as_html, remedy, told
+from .panels import Panel, command, static, wanted
+from .progress import DISPLAYS, Deaf, Progress, as_html, remedy, told
 from .ticks import COLUMNS, group_entries, memory, named, points, tick_of
 from .training import Attached, Run, train
 from .trajectories import TrajectoryGroup
 from .types import ArtError, ServeError, StoreError, TrainError
 from .viewer import RolloutViewer
+from .vitals import OVER
 
 # %% ../nbs/62_live.ipynb #a36d4bc4
 Source: TypeAlias = Run | Attached
@@ -95,12 +95,17 @@ def frozen_form(run: Source) -> str:
     "The run as HTML that needs neither script nor kernel."
     p = run.progress
     if p.status not in OVER:
-        return as_html(p)
+        return f"<div>{as_html(p)}<div>Taken while the run was going on.</div></div>"
     warned = [f"<div>⚠ <b>{x.title}.</b> {escaped(x.finding)} {escaped(x.advice)}</div>" for x in lessons(p.rows)]
     return f"<div>{why(p)}{frozen_run(run if isinstance(run, Run) else run.store)}{''.join(warned)}</div>"
 
-# %% ../nbs/62_live.ipynb #e0c0ff67
+# %% ../nbs/62_live.ipynb #458e2ad6
 PATIENCE_S = 0.6
+
+
+def can_poll() -> bool:
+    "Whether messages can be taken in while a cell runs: ipykernel 6 lets one step its loop, later ones do not."
+    return hasattr(getattr(get_ipython(), "kernel", None), "do_one_iteration") and bool(find_spec("jupyter_ui_poll"))
 
 
 class Listening:
@@ -112,17 +117,16 @@ class Listening:
     def turn(self) -> bool:
         "Ask, and go on to the next way where no answer comes; whether to poll."
         now = time.monotonic()
-        if self.stage in ("asking", "polling"):
-            if self.cell.last_heard > self.began:
-                self.stage = "heard"
-            elif self.stage == "asking" and (now - self.began > PATIENCE_S or "google.colab" in sys.modules):
-                self.stage = "polling" if find_spec("jupyter_ui_poll") else "deaf"
-            elif now - self.began > 6 * PATIENCE_S:
-                self.stage = "deaf"
-            elif now - self.asked > 2 * PATIENCE_S:
-                self.asked = now
-                self.cell.ping()
-            self.cell.waits = self.stage
+        if self.cell.last_heard > self.began:
+            self.stage = "heard"
+        elif self.stage == "asking" and (now - self.began > PATIENCE_S or "google.colab" in sys.modules):
+            self.stage = "polling" if can_poll() else "deaf"
+        elif self.stage == "polling" and now - self.began > 6 * PATIENCE_S:
+            self.stage = "deaf"
+        if self.stage != "heard" and now - self.asked > 2 * PATIENCE_S:
+            self.asked = now
+            self.cell.ping()
+        self.cell.waits = self.stage
         return self.stage == "polling" or (self.stage == "heard" and self.context is not None)
 
     def open(self) -> Any:
@@ -329,12 +333,6 @@ class LivePlace:
     def listening(self, over: threading.Event) -> Any:
         "Buttons are heard while a cell waits, if the kernel can."
         return Deaf(over) if self.cell.comm is None else Listening(self.cell, over)
-
-
-def wanted() -> str:
-    "The kind of display that was asked for: live or html."
-    package = sys.modules.get("art_nb")
-    return str(vars(package).get("ui") or os.environ.get("ART_NB_UI") or "live")
 
 
 def live_place(run: Source, progress: Progress) -> LivePlace | None:

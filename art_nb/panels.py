@@ -184,7 +184,7 @@ class Ticker:
             if tick is not None:
                 self.send(tick)
 
-# %% ../nbs/60_panels.ipynb #40ab0e6f
+# %% ../nbs/60_panels.ipynb #c022f2d7
 _SHOWN: dict[str, "Panel"] = {}
 _NUMBERS = count(1)
 MAX_TICK = 16_384
@@ -314,7 +314,7 @@ class Panel(anywidget.AnyWidget):
             return self.send(sendable(head | {"ok": True, "reply": body}), buffers)
         if not isinstance(error, (ArtError, ValidationError)):
             self._failed(error)
-        self.send(head | {"ok": False, "error": visible(sentence(error))})
+        self.send(sendable(head | {"ok": False, "error": sentence(error)}))
 
     def _failed(self, error: BaseException) -> None:
         self.last_error, self.last_error_text = error, visible(sentence(error))

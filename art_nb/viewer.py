@@ -38,7 +38,7 @@ def _asked(method: Callable) -> Callable:
             raise ViewError(str(error.args[0] if error.args else error)) from error
     return ask
 
-# %% ../nbs/61_viewer.ipynb #ed7667e8
+# %% ../nbs/61_viewer.ipynb #6f1c298d
 class RolloutViewer(Panel):
     """Browser, conversation, comparison, tokens, rewards and boards of some rollouts."""
 
@@ -88,62 +88,74 @@ class RolloutViewer(Panel):
 
     @command(thread=True)
     def index(self, from_row: int = 0, columns: list[str] | None = None) -> Any:
+        """Give the index from a row on."""
         return index_reply(self.rows, from_row, columns)
 
     @command
     def page(self, ids: list[int]) -> Any:
+        """Give previews of rows."""
         return page_reply(self.rows, ids)
 
     @command(thread=True)
     @_asked
     def select(self, where: str = "", sort: str = "", preset: str = "") -> Any:
+        """Filter and sort."""
         return select_reply(self.rows, where, sort, preset)
 
     @command(thread=True)
     @_asked
     def search(self, query: str, after_id: int = -1, limit: int = 200, number: int = 0) -> Any:
+        """Search all texts."""
         return search_reply(self.rows, query, after_id, limit, number)
 
     @command(thread=True)
     @_asked
     def traj(self, id: int, part: int = 0) -> Any:
+        """Give a conversation."""
         return traj_reply(self.rows, id, part)
 
     @command(thread=True)
     @_asked
     def tokens(self, id: int, turn: int, channels: list[str] | None = None) -> Any:
+        """Give the numbers of a turn's tokens."""
         return tokens_reply(self.rows, id, turn, channels)
 
     @command(thread=True)
     @_asked
     def compare(self, ids: list[int]) -> Any:
+        """Align two to four rollouts."""
         return compare_reply(self.rows, ids)
 
     @command(thread=True)
     @_asked
     def step_diff(self, group: int) -> Any:
+        """Find a scenario at every step."""
         return step_diff_reply(self.rows, group)
 
     @command(thread=True)
     @_asked
     def board(self, id: int) -> Any:
+        """Give the boards of a game."""
         return board_reply(self.rows, id)
 
     @command(thread=True)
     @_asked
     def lens(self, id: int, turn: int, token: int, losses: list[str] | None = None) -> Any:
+        """Take the objective of one token apart."""
         from art_nb.lens import lens_reply                       # loads torch
         return lens_reply(self.rows, id, turn, token, losses)
 
     @command(thread=True)
     @_asked
     def lens_tokens(self, id: int, turn: int, losses: list[str] | None = None) -> Any:
+        """Say what losses do to the tokens of a turn."""
         from art_nb.lens import lens_tokens_reply
         return lens_tokens_reply(self.rows, id, turn, losses)
 
     @command(thread=True)
     @_asked
     def override(self, id: int, score: float, reason: str = "") -> dict:
+        """Write a person's score into the journal."""
         said = _override(self.rows, id, score, reason)
         self.send_tick(said)
         return said
@@ -151,6 +163,7 @@ class RolloutViewer(Panel):
     @command(thread=True)
     @_asked
     def export(self, ids: list[int]) -> dict:
+        """Write chosen rollouts into one file beside the notebook."""
         from art_nb.reports import export
         path = free_name(Path.cwd(), "rollouts", ".html")
         export(self.rows, ids, path)

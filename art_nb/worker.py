@@ -50,13 +50,14 @@ class Worker:
         "Await a job. Cancelled, it gives the job up at its next `check`; was it too late, it returns the result."
         future = self.submit(job, *args, **kwargs)
         waiting = asyncio.wrap_future(future)
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())      # looked at, whoever waits
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             if not future.cancel():
                 self._given_up = future
                 await asyncio.wait({waiting})
-            if waiting.cancelled() or not future.done() or future.exception() is not None:
+            if waiting.cancelled() or waiting.exception() is not None:
                 raise
             asyncio.current_task().uncancel()
             return waiting.result()

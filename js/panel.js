@@ -1,18 +1,19 @@
 // What every panel shares: DOM without HTML strings, the wire to the kernel, keys, themes, honest text.
 
-/** Properties that `h` sets; besides these it sets aria-*, data-* and role, and nothing else: none can hold markup or code. */
+/** Properties that `h` sets; besides these aria-*, data-* and role, and nothing else: none can hold markup or code. */
 const PROPERTIES = new Set(
   (
     "id class type value checked disabled hidden tabIndex title placeholder min max step open selected htmlFor name " +
-    "rows cols size maxLength spellcheck autocomplete scope colSpan rowSpan draggable width height readOnly multiple download lang dir " +
-    "inputMode"
+    "rows cols size maxLength spellcheck autocomplete scope colSpan rowSpan draggable width height readOnly multiple " +
+    "download lang dir inputMode"
   ).split(" "),
 );
 
 /**
- * Build an element: h("span.muted", …) is a span of class art-muted. Strings and numbers become text nodes; null, false and true are left out.
+ * Build an element: h("span.muted", …) is a span of class art-muted. Strings and numbers become text nodes; null, false
+ * and true are left out.
  * @param {string} selector a tag, and classes without their prefix
- * @param {Record<string, any>|null} [props] label (aria-label), class, style (object), on* (functions), aria-*, data-*, value, …
+ * @param {Record<string, any>|null} [props] label (aria-label), class, style (object), on* (functions), aria-*, value, …
  * @param {...any} children nodes, strings, or arrays of them
  * @returns {any}
  */
@@ -123,7 +124,8 @@ export function link(model) {
 
   return {
     /**
-     * Ask the kernel. @param {string} command @param {Record<string, any>} [args] @param {{signal?: AbortSignal}} [options]
+     * Ask the kernel.
+     * @param {string} command @param {Record<string, any>} [args] @param {{signal?: AbortSignal}} [options]
      * @returns {Promise<{reply: any, buffers: DataView[]}>}
      */
     request(command, args = {}, { signal } = {}) {
@@ -164,12 +166,14 @@ const TYPED = "input:not([type=checkbox]):not([type=radio]):not([type=button]), 
 /** The name of a pressed key: "j", "J", "Alt+ArrowUp", "Ctrl+Enter", "Shift+Tab". @param {KeyboardEvent} event */
 export function keyName(event) {
   const shift = event.shiftKey && event.key.length > 1 ? "Shift+" : "";
-  return `${event.ctrlKey ? "Ctrl+" : ""}${event.metaKey ? "Meta+" : ""}${event.altKey ? "Alt+" : ""}${shift}${event.key}`;
+  const control = (event.ctrlKey ? "Ctrl+" : "") + (event.metaKey ? "Meta+" : "");
+  return `${control}${event.altKey ? "Alt+" : ""}${shift}${event.key}`;
 }
 
 /**
  * Keys of a panel: heard only while it has the focus and nobody types; Lab does not hear them then.
- * @param {HTMLElement} root @param {Record<string, (event: KeyboardEvent) => any>} table a handler that returns false declines
+ * A handler that returns false declines.
+ * @param {HTMLElement} root @param {Record<string, (event: KeyboardEvent) => any>} table
  */
 export function keys(root, table) {
   root.setAttribute("data-lm-suppress-shortcuts", "true");
@@ -293,7 +297,7 @@ export function announcer(root) {
   };
 }
 
-/** A number for people: 3 significant digits, a true minus, "–" for nothing. @param {any} value @param {number} [digits] */
+/** A number for people: few digits, a true minus, "–" for nothing. @param {any} value @param {number} [digits] */
 export function num(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";

@@ -2,8 +2,10 @@
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -44,6 +46,9 @@ class Front:
         self.custom: list[dict] = []           # custom messages from the kernel
         self.times: list[float] = []           # of every comm message from the kernel
         self.idle, self.subshell, self.views, self.answers_pings = {}, None, 0, True
+        self.dump = Path(tempfile.mkdtemp()) / "stacks.txt"
+        self.run(f"import faulthandler, signal; stacks = open({str(self.dump)!r}, 'w'); "
+                 "faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)")
         if subshells:
             self.subshell = self._make_subshell()
 
@@ -63,10 +68,16 @@ class Front:
     def run(self, code: str, timeout_s: float = 60) -> list[dict]:
         """Run a cell to its end and give what it put out."""
         before, cell = len(self.outputs), self.execute(code)
-        assert self.until(lambda: cell in self.idle, timeout_s), f"the cell did not end: {code}"
+        assert self.until(lambda: cell in self.idle, timeout_s), f"the cell did not end: {code}\n{self.stacks()}"
         errors = [out for out in self.outputs[before:] if out["type"] == "error"]
         assert not errors, "\n".join(errors[0]["content"]["traceback"])
         return self.outputs[before:]
+
+    def stacks(self) -> str:
+        """What the kernel's threads are doing."""
+        self.manager.provisioner.process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        return self.dump.read_text()
 
     def text(self, code: str) -> str:
         """What a cell prints."""

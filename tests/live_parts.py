@@ -1,4 +1,4 @@
-"""A run directory as a training leaves it, written from its events, and a run of the tiny model for tests without a loop."""
+"""A run directory as a training leaves it, written from its events, and a run of the tiny model without a loop."""
 import asyncio
 import math
 import random
@@ -7,7 +7,15 @@ import time
 
 import art_nb as art
 from art_nb.events import (
-    AdapterServed, Failed, GradientStep, GroupDone, Judged, RolloutDone, RolloutStarted, SignalReport, StepDone
+    AdapterServed,
+    Failed,
+    GradientStep,
+    GroupDone,
+    Judged,
+    RolloutDone,
+    RolloutStarted,
+    SignalReport,
+    StepDone,
 )
 from art_nb.store import RunStore
 from art_nb.vitals import write_record
@@ -59,7 +67,8 @@ class Script:
         return {
             "train/reward": 0.2 + 0.7 / (1 + math.exp(-(k - 10) / 5)) + self.dice.gauss(0, 0.03),
             "train/reward_std_dev": 0.4 * math.exp(-k / 25), "loss/entropy": 0.35 * math.exp(-k / 14) + 0.06,
-            "loss/grad_norm": abs(self.dice.gauss(0.4, 0.1)), "train/completion_tokens": 32 - k * 0.2 + self.dice.gauss(0, 1),
+            "loss/grad_norm": abs(self.dice.gauss(0.4, 0.1)),
+            "train/completion_tokens": 32 - k * 0.2 + self.dice.gauss(0, 1),
             "train/truncated": max(0.0, self.dice.gauss(0.05, 0.03)), "train/exception_rate": 0.0,
             "offpolicy/kl_sampler": abs(self.dice.gauss(0.002, 0.001)), "offpolicy/logprob_diff_mean": 0.01,
             "data/step_num_groups_submitted": GROUPS, "data/step_num_groups_trainable": max(2, GROUPS - k // 6),

@@ -51,7 +51,7 @@ def begin(front, waiting=""):
     """A run that trains, and a cell that waits for it in some way."""
     front.run(RETURNED)
     cell = front.execute(waiting) if waiting else ""
-    assert front.until(lambda: front.tick()["rows"] >= 1, 60)
+    assert front.until(lambda: front.tick()["rows"] >= 1, 60), front.stacks()
     return cell
 
 
@@ -138,7 +138,7 @@ def test_cells_that_wait_in_line_are_run(front):
     front.outputs.clear()
     behind = ("print('then', run.step)", "run.join(); print('and then', run.step)")
     cells = [front.execute(code) for code in (AWAITING, *behind)]
-    assert front.until(lambda: all(cell in front.idle for cell in cells), 20)
+    assert front.until(lambda: all(cell in front.idle for cell in cells), 60), front.stacks()
     said = "".join(out["content"]["text"] for out in front.outputs if out["type"] == "stream")
     assert said.index("then ") < said.index("and then ")
 

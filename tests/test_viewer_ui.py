@@ -278,9 +278,9 @@ def test_the_same_scenario_at_two_steps(opened):
     heads = [re.sub(r"\s+", " ", text) for text in page.locator(".art-pane-head").all_inner_texts()]
     assert [re.search(r"step (\d)", head)[1] for head in heads] == ["1", "3"]
     page.select_option("[aria-label='Step a']", label="step 2 · mean 0.55")
-    page.wait_for_function("document.querySelector('.art-pane-head').textContent.includes('step 2')")
+    page.wait_for_function("document.querySelector('.art-pane-head')?.textContent.includes('step 2')")
     page.select_option("[aria-label='Step a: rollout']", label="worst")
-    page.wait_for_function("document.querySelector('.art-pane-head').textContent.includes('#0')")
+    page.wait_for_function("document.querySelector('.art-pane-head')?.textContent.includes('#0')")
     press(page, "Escape")
     page.wait_for_selector(".art-pane", state="detached")
 

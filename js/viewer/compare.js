@@ -1,4 +1,4 @@
-// Two to four rollouts side by side: what they share is folded once, the first divergence is marked; steps against steps.
+// Two to four rollouts side by side: what they share is folded once, the first divergence marked; steps against steps.
 import { fill, h, marked, muted, num, signed } from "../panel.js";
 import { joined, thread } from "./thread.js";
 
@@ -20,6 +20,7 @@ export function createCompare(app) {
 
   function draw({ prefix, shared = [], items, identical, shortened }) {
     app.tokens.reset();
+    const focused = node.contains(document.activeElement);
     const parted = identical
       ? "They are identical."
       : prefix
@@ -39,6 +40,7 @@ export function createCompare(app) {
       h("div.panes", { style: { "--art-panes": String(items.length) } }, items.map(pane)),
     );
     mark();
+    if (focused) step(0);
   }
 
   function pane(item, n) {

@@ -22,7 +22,8 @@ export function halves(view) {
 
 /**
  * @typedef {object} Group
- * @property {string} name @property {number} step @property {string} split @property {number} first @property {number} size
+ * @property {string} name @property {number} step @property {string} split
+ * @property {number} first @property {number} size
  * @property {number} mean @property {number} std @property {number} place of the group in its step
  */
 

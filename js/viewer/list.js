@@ -112,7 +112,8 @@ export function createList(app) {
       "aria-selected": selected,
       "data-i": i,
       class:
-        `art-row art-row-${["step", "group", "rollout"][kind]}${selected ? " art-is-selected" : ""}${i === active ? " art-is-active" : ""}` +
+        `art-row art-row-${["step", "group", "rollout"][kind]}${selected ? " art-is-selected" : ""}` +
+        (i === active ? " art-is-active" : "") +
         (kind === ROLLOUT && app.picked.has(ref) ? " art-is-picked" : "") +
         (flat ? " art-is-flat" : ""),
       style: { top: `${i * ROW}px` },

@@ -17,7 +17,7 @@ const FIRST = 4000,
 const FIXED = { logprob: [-5, 0], entropy: [0, 3], advantage: [-2, 2], ratio: [0.5, 1.5], mask: [0, 1], push: [-1, 1] };
 const DIVERGING = ["advantage", "ratio", "push"];
 
-/** The class of a value: s0 … s5 in one direction, n4 … z … p4 in two, m0/m1 for the mask, x where nothing is known. */
+/** The class of a value: s0 … s5 in one direction, n4 … z … p4 in two, m0/m1 for the mask, x for the unknown. */
 export function bucket(channel, value, [low, high] = FIXED[channel]) {
   if (value == null || Number.isNaN(value)) return "x";
   if (channel === "mask") return value > 0 ? "m1" : "m0";
@@ -30,7 +30,7 @@ export function bucket(channel, value, [low, high] = FIXED[channel]) {
   return level <= 0 ? "z" : `${side > 0 ? "p" : "n"}${level}`;
 }
 
-/** The legend: every step with its colour and pattern, and the fixed range. @param {string} channel @param {number[]} [range] */
+/** The legend: every step with its colour and pattern, and the range. @param {string} channel @param {number[]} [range] */
 export function legend(channel, range = FIXED[channel]) {
   const [low, high] = range,
     middle = (low + high) / 2;

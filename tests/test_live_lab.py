@@ -1,0 +1,104 @@
+"""The live cell in JupyterLab, from the first tick to the notebook that is opened again without its kernel."""
+import json
+import time
+
+import nbformat
+import pytest
+
+SETUP = """
+import art_nb as art
+import art_nb.live
+
+async def rollout(model, scenario):
+    messages = [{{"role": "user", "content": f"free: {{scenario}}"}}]
+    reply = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=messages, max_tokens=4, logprobs=True)
+    reward = reply.choices[0].model_extra["token_ids"][0] % 7
+    return art.Trajectory(messages_and_choices=[*messages, reply.choices[0]], reward=reward)
+
+model = art.TrainableModel(name="tiny", project="tests", base_model={model!r})
+await model.register(art.LocalBackend(path={path!r}, verbose=False))
+"""
+TRAIN = "run = art.train(model, rollout, range(9), steps=100_000, groups_per_step=2, rollouts_per_group=4)"
+
+
+def button(notebook, name):
+    return notebook.page.get_by_role("button", name=name, exact=True)
+
+
+def state(notebook, name, timeout_s=20):
+    """Wait until the cell shows a state."""
+    notebook.page.wait_for_selector(f".art-state[data-state={name}]", timeout=timeout_s * 1000)
+
+
+@pytest.mark.timeout(240)
+def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_path):
+    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), TRAIN, "print(run.status, run.step)",
+              "art.Run.attach(model.store.path)"])
+    nb.run(0, 120)
+    nb.run(1)
+    state(nb, "running", 30)
+    nb.page.wait_for_selector(".art-curve canvas")
+    nb.page.wait_for_selector(".art-group")
+
+    button(nb, "Pause").click()
+    state(nb, "paused")
+    paused_at = nb.page.locator(".art-live-head").inner_text()
+    nb.page.wait_for_timeout(1500)
+    assert nb.page.locator(".art-live-head").inner_text() == paused_at
+    assert not nb.page.locator(".art-state[data-state=lost]").count()
+    nb.page.locator(".art-group").last.click()
+    nb.page.wait_for_selector(".art-group.art-open")
+    nb.page.wait_for_selector(".art-reader")                     # the viewer, in the same cell, below
+    assert nb.cell(1).locator(".art-reader").count() == 1
+    button(nb, "Close the open group").click()
+    nb.page.wait_for_selector(".art-reader", state="detached")
+
+    button(nb, "Resume").click()
+    state(nb, "running")
+    start = time.monotonic()
+    button(nb, "Stop after step").click()
+    nb.page.wait_for_selector(".art-panel", state="detached")
+    assert time.monotonic() - start < 20
+    nb.run(2)
+    assert nb.text(2).startswith("stopped")
+    frozen = nb.text(1)
+    assert "tiny" in frozen and "stopped" in frozen
+
+    saved = nb.save()
+    nbformat.validate(saved)
+    assert "widgets" not in saved["metadata"]
+    kinds = [set(out["data"]) for out in saved["cells"][1]["outputs"] if "data" in out]
+    assert all("application/vnd.jupyter.widget-view+json" not in kind for kind in kinds)
+    assert "<script" not in json.dumps(saved["cells"][1])
+
+    nb.page.reload()
+    nb.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    assert "stopped" in nb.text(1)
+    assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()
+
+
+@pytest.mark.timeout(240)
+def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir, tmp_path):
+    home = str(tmp_path / "tests/models/tiny")
+    attach = f"import art_nb.live, art_nb as art\nart.live.display_run(art.Run.attach({home!r}))"
+    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), TRAIN, "art.live.display_run(run)", attach])
+    nb.run(0, 120)
+    nb.run(1)
+    state(nb, "running", 30)
+    nb.run(2)
+    nb.page.wait_for_function("document.querySelectorAll('.art-panel').length === 1")
+    assert "Taken while the run was going on." in nb.text(1)
+    assert nb.cell(2).locator(".art-panel").count() == 1
+    nb.page.wait_for_function(
+        "parseInt(document.querySelector('.art-live-head').innerText.match(/step (\\d+)/)[1]) > 2")
+
+    nb.page.get_by_role("menuitem", name="Kernel").click()
+    nb.page.get_by_role("menuitem", name="Restart Kernel…", exact=False).first.click()
+    nb.page.get_by_role("button", name="Confirm Kernel Restart").click()
+    nb.page.wait_for_selector(".art-state[data-state=lost]", timeout=30_000)
+    nb.idle()
+    nb.run(3, 60)
+    nb.page.wait_for_selector(".art-state[data-state=dead]", timeout=30_000)
+    assert "goes on there" in nb.text(3)
+    nb.page.wait_for_selector(".art-curve canvas")
