@@ -29,7 +29,7 @@ _HOMES = {
     "reports": "export report",
     "viewer": "view",
     "judging": "judge",
-    "live": "load_ipython_extension",
+    "displays": "load_ipython_extension",
 }
 _ADDS_TO = {"training": ["reports"]}        # what gives a module's classes more methods
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

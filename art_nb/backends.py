@@ -22,6 +22,7 @@ from .chat import ChatFormat
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .learners import Learner, StepConfig, described, train_rows
 from .losses import from_art
+from .models import Backend as Place
 from .options import chat_options, home_key, known, lora_options
 from .policy import Policy, adapter, load_adapter, load_policy, serve
 from .samplers import TransformersSampler
@@ -36,17 +37,10 @@ from .weights import fetch
 from .worker import Worker, give_memory_back
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
-class Backend(Protocol):
-    "What a model asks of the place where it lives."
+class Backend(Place, Protocol):
+    "What a model asks of the place where it lives, and a program beside it: to hear of it, and to end it."
     bus: Bus
-    async def register(self, model) -> None: ...
-    async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], **options) -> LocalTrainResult: ...
     async def close(self) -> None: ...
-    async def _get_step(self, model) -> int: ...
-    async def _train_sft(self, model, trajectories, config, dev_config, verbose=False) -> LocalTrainResult: ...
-    async def _delete_checkpoint_files(self, model, steps_to_keep: list[int]) -> None: ...
-    async def _prepare_backend_for_training(self, model, config=None) -> tuple[str, str]: ...
-    def _model_inference_name(self, model, step: int | None = None) -> str: ...
 
 
 BACKENDS = {"local": "art_nb.backends:LocalBackend"}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TrainRow', 'Segment', 'Batch', 'Tree', 'common_prefix', 'merge', 'group_trees', 'plain_trees', 'entries', 'placed',
-           'batch', 'micro_batches', 'packing_ratio', 'grouped_attention', 'visible', 'tree_attention']
+           'batch', 'micro_batches', 'packing_ratio', 'Stretch', 'stretches', 'tree_attention']
 
 # %% ../nbs/23_batches.ipynb #53f196cd
 from collections.abc import Sequence
@@ -13,6 +13,9 @@ from itertools import groupby
 
 import numpy as np
 import torch
+
+from .operators import Gather, alike, attention, causal_bias
+
 
 # %% ../nbs/23_batches.ipynb #d3048ec7
 @dataclass(slots=True)
@@ -165,43 +168,49 @@ def packing_ratio(rows: Sequence[TrainRow], batches: Sequence[Batch]) -> float:
     return sum(len(row.tokens) for row in rows) / max(1, sum(len(b.tokens_S) for b in batches))
 
 # %% ../nbs/23_batches.ipynb #9b8fda83
-def grouped_attention(q: torch.Tensor,              # [1, H, s, D]
-                      k: torch.Tensor,              # [1, K, l, D]
-                      v: torch.Tensor,              # [1, K, l, D]
-                      visible: torch.Tensor,        # bool [s, l]
-                      scale: float) -> torch.Tensor:
-    "Attention in which H/K query heads share a key-value head: [1, H, s, D]."
-    _, H, s, D = q.shape
-    groups = H // k.shape[1]
-    folded = q.reshape(1, k.shape[1], groups * s, D)
-    bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill_(~visible, float("-inf"))
-    out = torch.nn.functional.scaled_dot_product_attention(folded, k, v, attn_mask=bias.repeat(groups, 1), scale=scale)
-    return out.reshape(1, H, s, D)
+@dataclass(slots=True)
+class Stretch:
+    "Segments of like size, padded: `n` of them, at most `s` new tokens and `l` visible ones each."
+    asking: Gather                      # [S] to [n * s]
+    seen: Gather                        # [S] to [n * l]
+    before: torch.Tensor                # int64 [n]
+    shape: tuple[int, int, int]         # n, s, l
 
 
-def visible(new: int, before: int, window: int | None, device=None) -> torch.Tensor:
-    "What each of `new` tokens sees of `before + new`, itself included: bool [new, before + new]."
-    distance = torch.arange(before, before + new, device=device)[:, None] - torch.arange(before + new, device=device)
-    return (distance >= 0) & (distance < window) if window else distance >= 0
+def stretches(segments: Sequence[Segment]) -> tuple[list[Stretch], Gather]:
+    "The segments in batches, and how to put what comes of them back into the order of the run."
+    device, S = segments[0].before.device, segments[-1].stop
+    padded = torch.nn.utils.rnn.pad_sequence
+    made, places, size = [], torch.empty(S, dtype=torch.long), 0
+    for batch in alike([(s.stop - s.start, len(s.before) + s.stop - s.start) for s in segments]):
+        chosen = [segments[i] for i in batch]
+        asking = padded([torch.arange(s.start, s.stop) for s in chosen], batch_first=True)
+        seen = padded([torch.cat([s.before.cpu(), torch.arange(s.start, s.stop)]) for s in chosen], batch_first=True)
+        for row, s in enumerate(chosen):
+            places[s.start:s.stop] = size + row * asking.shape[1] + torch.arange(s.stop - s.start)
+        size += asking.numel()
+        made.append(Stretch(Gather(asking.flatten().to(device), S), Gather(seen.flatten().to(device), S),
+                            torch.tensor([len(s.before) for s in chosen], device=device),
+                            (*asking.shape, seen.shape[1])))
+    return made, Gather(places.to(device), size)
 
 
 def tree_attention(segments: Sequence[Segment]):
     "What the attention layers of a model call for a batch of these segments."
-    masks = {}
+    parts, places = stretches(segments)
+    biases = {}
 
-    def mask(i: int, s: Segment, window):
-        if (i, window) not in masks:
-            masks[i, window] = visible(s.stop - s.start, len(s.before), window, s.before.device)
-        return masks[i, window]
+    def one(i: int, part: Stretch, q, k, v, scale, window):
+        n, s, l = part.shape
+        if (i, window) not in biases:
+            biases[i, window] = causal_bias(part.before, s, l, window)
+        queries = part.asking(q).view(n, s, k.shape[1], -1, q.shape[2]).permute(0, 2, 3, 1, 4)
+        keys, values = (part.seen(t).view(n, l, -1, t.shape[2]).transpose(1, 2) for t in (k, v))
+        out = attention(queries, keys, values, biases[i, window], scale)
+        return out.permute(0, 3, 1, 2, 4).reshape(n * s, *q.shape[1:])
 
-    def attend(layer: int, q, k, v, scale: float, window: int | None):
-        parts = []
-        for i, s in enumerate(segments):
-            keys, values = k[:, :, s.start:s.stop], v[:, :, s.start:s.stop]
-            if len(s.before):
-                keys = torch.cat([k.index_select(2, s.before), keys], 2)
-                values = torch.cat([v.index_select(2, s.before), values], 2)
-            parts.append(grouped_attention(q[:, :, s.start:s.stop], keys, values, mask(i, s, window), scale))
-        return torch.cat(parts, dim=2)
+    def attend(layer: int, q_SHD, k_SKD, v_SKD, scale: float, window: int | None):
+        out = [one(i, part, q_SHD, k_SKD, v_SKD, scale, window) for i, part in enumerate(parts)]
+        return places(torch.cat(out))
 
     return attend

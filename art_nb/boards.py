@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from .trajectories import Trajectory, get_messages
+from .trajectories import Trajectory, content_texts, get_messages
 
 # %% ../nbs/08_boards.ipynb #cd9da3bc
 Cells: TypeAlias = list[list[str]]
@@ -86,9 +86,7 @@ def frames_of(
 
 
 def _text(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    return "\n".join(str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text"))
+    return "\n".join(content_texts(message))
 
 
 def _changed(before: Cells, after: Cells) -> list[list[int]]:

@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 
 from .advantages import advantages, has_variance
 from .formats import TOKENS, group_tokens, read_rows, unpack_tokens
+from .gather import completion_tokens
 from .judges import group_id
 from .store import RunStore
-from .trajectories import Trajectory, TrajectoryGroup, choices, is_choice
+from .trajectories import Trajectory, TrajectoryGroup, choices, content_texts, is_choice
 from .types import TrainError
 
 # %% ../nbs/53_columns.ipynb #223f3a83
@@ -49,7 +50,7 @@ class Part:
 
     split: str
     step: int
-    table: np.ndarray  # COLUMNS [n]; group counts within the part, and id within the part too
+    table: np.ndarray  # COLUMNS [n]; id and group count from 0, in `Rows` through all parts
     names: list[str]  # scenario of each group
     keys: list[str]  # what judgements call each group
     metrics: list[dict]  # of each row
@@ -59,6 +60,8 @@ class Part:
     previews: Callable[[Sequence[int]], list[str]]  # of these rows
     stamp: Callable[[], Any]  # changes with what the part was made of
     made: Any = None  # the stamp when it was made
+    base: int = 0  # number of its first group among all
+    told: Any = None  # the judgements it was marked with
 
 
 def _advantages(rewards: list[np.ndarray], scale: str | Callable, balance: float) -> np.ndarray:
@@ -120,19 +123,14 @@ def _fill(table: np.ndarray, done: np.ndarray, step: Step, rule: Rule) -> None:
     table["flags"] |= (idle + lost).astype("u2")[table["group"]]
 
 # %% ../nbs/53_columns.ipynb #bea53f16
-def _size(choice: Any) -> int:
-    ids = (choice.model_extra or {}).get("token_ids")
-    content = choice.logprobs.content if choice.logprobs else None
-    return len(ids) if ids is not None else len(content or ())
-
-
 def _calls(entry: Any) -> int:
     return len((entry.get("tool_calls") if isinstance(entry, dict) else entry.message.tool_calls) or ())
 
 
 def _facts(trajectory: Trajectory) -> tuple:
     said = choices(trajectory)
-    tokens = sum(map(_size, said)) or int(trajectory.metrics.get("completion_tokens", 0))
+    counted = sum(completion_tokens(choice) or 0 for choice in said)
+    tokens = counted or int(trajectory.metrics.get("completion_tokens", 0))
     threads = (trajectory, *trajectory.additional_histories)
     tools = sum(_calls(entry) for thread in threads for entry in thread.messages_and_choices)
     return trajectory.reward, len(said), tools, tokens, any(choice.finish_reason == "length" for choice in said)
@@ -154,9 +152,7 @@ def texts_of(
 ) -> Iterator[str]:
     """Everything that can be read in an entry of a conversation."""
     message = entry if isinstance(entry, dict) else entry.message.model_dump(exclude_none=True)
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    yield from (str(part["text"]) for part in parts if isinstance(part, dict) and part.get("text"))
+    yield from content_texts(message)
     yield from (str(message[key]) for key in ("reasoning", "reasoning_content", "name") if message.get(key))
     for call in message.get("tool_calls") or ():
         yield from (str((call.get("function") or {}).get(key) or "") for key in ("name", "arguments"))

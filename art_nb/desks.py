@@ -11,7 +11,6 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from os.path import commonprefix
 from textwrap import shorten
 from typing import Any
 
@@ -23,9 +22,9 @@ from .judges import Judgement, group_id
 from art_nb.opinions import (
     Home, Opinion, earlier, evenly, own, placed, ranking, settled, trained, within, write_rewards
 )
-from .rewards import GroupScores, Round, moved, position_bias, ranks, spread, steadiness
-from .rubrics import DEFAULT_RUBRIC, Verdict, flags, rubric_id, shared_prefix
-from .threads import clean, known, parts_of, thread_of
+from .rewards import GroupScores, Round, judgements_of, moved, position_bias, ranks, spread, steadiness
+from .rubrics import DEFAULT_RUBRIC, Verdict, flags, rubric_id
+from .threads import clean, known, parts_of, shared_count, shared_units, thread_of
 from .trajectories import TrajectoryGroup
 from .types import JudgeError
 
@@ -189,18 +188,10 @@ class Desk:
             self.using = next(n for n, one in enumerate(self.opinions) if one is counts)
         if self.deliver is None and not opinion.failure:
             self.home.journal.note_rubric(opinion.said.rubric)
-            self.home.journal.append(self._lines(opinion.said))
-        rounds = _ROUNDS.setdefault((opinion.said.judge, rubric_id(opinion.said.rubric)), {})
-        rounds[group_id(self.group), self.home.step] = opinion.said.rounds
-
-    def _lines(self, said: GroupScores) -> list[Judgement]:
-        n = max(1, len(said.verdicts))
-        shared = {"group": group_id(self.group), "step": self.home.step, "judge": said.judge, "cached": said.cached,
-                  "rubric": rubric_id(said.rubric), "order_seed": said.seed, "cost": said.cost / n,
-                  "tokens": said.tokens // n}
-        return [Judgement(trajectory=i, score=v.score, explanation=v.explanation, reason=v.problem,
-                          rollout=str(t.metadata.get("rollout_id", "")), **shared)
-                for i, (t, v) in enumerate(zip(self.group, said.verdicts, strict=True))]
+            self.home.journal.append(judgements_of(opinion.said, self.group, self.home.step, renumbered=False))
+        if opinion.said.rounds:    # a judge that failed takes nothing back of what it said before
+            rounds = _ROUNDS.setdefault((opinion.said.judge, rubric_id(opinion.said.rubric)), {})
+            rounds[group_id(self.group), self.home.step] = opinion.said.rounds
 
     def result(self) -> TrajectoryGroup:
         """Give the group with the scores that count as rewards; the one on the desk stays as it is."""
@@ -251,7 +242,8 @@ class Desk:
         self.human = {place: replace(one, trajectory=place) for place, one in mine.items()}
         self.opinions, self.places = [one.of(kept) for one in self.opinions], list(range(len(kept)))
         gone = override(self.group, dict.fromkeys(stale), "another has this number now", self.home.step, self.home.by)
-        again = self._lines(self.opinion().said) if self.opinion().source != "reward" else []
+        said, asked = self.opinion().said, self.opinion().source != "reward"
+        again = judgements_of(said, self.group, self.home.step, renumbered=False) if asked else []
         self.home.journal.append([*gone, *again, *self.human.values()])
 
 # %% ../nbs/59_desks.ipynb #ba98501e
@@ -346,12 +338,9 @@ def laid_out(
 ) -> tuple[list[dict], list[list[dict]], int]:  # what all share, the rests, characters that the rests share
     """Lay the conversations of a group out side by side."""
     threads = [thread_of(trajectory) for trajectory in group]
-    shared = shared_prefix(threads)
-    rests, head = [thread[shared:] for thread in threads], threads[0][:shared] if threads else []
-    firsts = [rest[0] for rest in rests if rest]
-    alike = len(firsts) == len(threads) > 1 and len({(m["role"], m.get("thinking")) for m in firsts}) == 1
-    text = commonprefix([m["content"] for m in firsts]) if alike else ""
-    return head, rests, len(text.encode("utf-16-le", "surrogatepass")) // 2
+    shared = shared_count(threads)
+    rests = [thread[shared:] for thread in threads]
+    return threads[0][:shared] if threads else [], rests, shared_units(rests)
 
 
 def texts_reply(

@@ -227,11 +227,12 @@ def preference_pairs(
     journal: Journal | None = None,  # None: the rewards count
     margin: float = 0.0,  # pairs must be further apart
     pick: Pick = every_pair,
+    step: int | None = None,  # of the groups in the journal; None: any
 ) -> list[dict[str, Any]]:  # prompt, chosen, rejected as message lists, and the scores
     """Turn judged groups into preference pairs."""
     pairs = []
     for group in groups:
-        said = journal.current(group) if journal is not None else {}
+        said = journal.current(group, step) if journal is not None else {}
         scored = [(t, said[i].score, said[i].by) if i in said else (t, t.reward, "reward") for i, t in enumerate(group)]
         ranked = sorted(scored, key=lambda one: -one[1])
         pairs += [_pair(a, b, group_id(group)) for a, b in pick(ranked) if a[1] - b[1] > margin]

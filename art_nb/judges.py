@@ -104,6 +104,7 @@ class Person:
         on_question: Callable[[str, Question], object] | None = None,  # told the key of each question
     ):
         self.name, self.on_question = name, on_question
+        self.listeners: list[Callable[[str, Question], object]] = []    # told too, as long as they stand here
         self.pending: dict[str, Pending] = {}
         self._lock = threading.Lock()
 
@@ -113,8 +114,8 @@ class Person:
         with self._lock:
             self.pending[key] = waiting
         try:
-            if self.on_question is not None:
-                self.on_question(key, question)
+            for hear in [*([self.on_question] if self.on_question else []), *self.listeners]:
+                hear(key, question)
             return Sheet(await asyncio.wrap_future(waiting.answered))
         finally:
             with self._lock:

@@ -7,6 +7,7 @@ __all__ = ['judges_at_hand', 'ask', 'table_of', 'frozen_desk', 'JudgingPanel', '
 
 # %% ../nbs/63_judging.ipynb #c8139d46
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -84,7 +85,7 @@ def frozen_desk(
     room: Any,  # of `frozen`
 ) -> str:
     """Freeze a desk."""
-    from art_nb.frozen import Html, facts_line, fold, messages_html, table, tag
+    from art_nb.frozen import WRAP, facts_line, fold, messages_html, table, tag
 
     told, (shared, rests, _) = state_reply(desk), laid_out(desk.group)
     cells = [_cells(row, told["blind"]) for row in told["rows"][:room.lines]]
@@ -100,7 +101,7 @@ def frozen_desk(
         given = "" if row["score"] is None else f" · score {row['score']:.3g}"
         parts.append(fold(f"{row['rank']}. rollout {row['label']}{given}", *said, rest))
     left = len(told["rows"]) - room.rollouts
-    return tag("div", *parts, *([tag("p", f"{left} more rollouts are not shown")] if left > 0 else []), Html(""))
+    return tag("div", *parts, *([tag("p", f"{left} more rollouts are not shown")] if left > 0 else []), style=WRAP)
 
 
 def _cells(row: Mapping[str, Any], blind: bool) -> list[Any]:
@@ -184,7 +185,8 @@ class JudgingPanel(Panel):
         pick: Pick = every_pair,
     ) -> list[dict[str, Any]]:
         """Turn the groups into preference pairs; drafts do not count."""
-        return [pair for desk in self.desks for pair in preference_pairs([desk.group], desk.home.journal, margin, pick)]
+        return [pair for desk in self.desks
+                for pair in preference_pairs([desk.group], desk.home.journal, margin, pick, desk.home.step)]
 
     async def ask(self, judge: Any, rubric: str = "", repeats: int = 1) -> Opinion:
         """Let a judge say its opinion of the group that is shown."""
@@ -208,10 +210,12 @@ class JudgingPanel(Panel):
 
     @command
     def state(self) -> dict:
+        """Tell all that is shown."""
         return self._state(next(self._version))
 
     @command
     def turn_to(self, at: int) -> dict:
+        """Show another group."""
         if not 0 <= at < len(self.desks):
             raise JudgeError("There is no further group.")
         self.at = at
@@ -219,38 +223,46 @@ class JudgingPanel(Panel):
 
     @command(thread=True)
     def texts(self, key: int, part: int = 0) -> dict:
+        """Give a part of a conversation."""
         return texts_reply(self.desk, key, part)
 
     @command(thread=True)
     def session(self) -> dict:
+        """Tell how far judge and person agree."""
         return session_reply(self.desk)
 
     @command
     def diff(self, a: int, b: int) -> dict:
+        """Hold two rankings against each other."""
         return diff_reply(self.desk, a, b)
 
     @command
     def move(self, key: int, to: int) -> dict:
+        """Drag a rollout to a place."""
         self.desk.move(index_of(self.desk, key), to)
         return self.tell()
 
     @command
     def override(self, key: int, score: float | None, reason: str | None = None) -> dict:
+        """Draft a score, or take one back."""
         self.desk.score(index_of(self.desk, key), score, reason)
         return self.tell()
 
     @command
     def reason(self, key: int, reason: str) -> dict:
+        """Say why."""
         self.desk.reason(index_of(self.desk, key), reason[:4000])
         return self.tell()
 
     @command
     def reset(self) -> dict:
+        """Drop the drafts."""
         self.desk.reset()
         return self.tell()
 
     @command
     def use(self, opinion: int) -> dict:
+        """Let another ranking count."""
         if self.desk.blind or not 0 <= opinion < len(self.desk.opinions) or self.desk.opinions[opinion].failure:
             raise JudgeError("There is no such ranking to use.")
         self.desk.using = opinion
@@ -258,6 +270,7 @@ class JudgingPanel(Panel):
 
     @command
     def hide(self) -> dict:
+        """Begin to judge blind."""
         if self.desk.drafts:
             raise JudgeError("Apply your changes or drop them first: blind judging begins anew.")
         self.desk.hide()
@@ -265,16 +278,19 @@ class JudgingPanel(Panel):
 
     @command
     def reveal(self) -> dict:
+        """End the blind judging."""
         self.desk.reveal()
         return self.tell()
 
     @command(thread=True)
     def apply(self) -> dict:
+        """Write the drafts into journal and rewards."""
         said = self.desk.apply()
         return self.tell() | {"said": said}
 
     @command
     async def rejudge(self, judge: int, rubric: str, repeats: int = 1) -> dict:
+        """Ask one of the judges again."""
         if self.desk.blind or not 0 <= judge < len(self.judges):
             raise JudgeError("There is no such judge to ask here.")
         if not 1 <= repeats <= 16 or not 0 < len(rubric.strip()) <= 20_000:
@@ -284,6 +300,7 @@ class JudgingPanel(Panel):
 
     @command(thread=True)
     def export(self) -> dict:
+        """Write preference pairs beside the notebook."""
         if any(desk.drafts for desk in self.desks):
             raise JudgeError("Apply your changes or drop them first: pairs are made of what the journal holds.")
         path, pairs = free_name(Path.cwd(), "preference-pairs", ".jsonl"), self.pairs()
@@ -295,17 +312,21 @@ def questions_panel(
     person: Person,  # a judge whose questions wait
 ) -> JudgingPanel:
     """Open a panel for the questions to a person, those that wait and those to come."""
-    panel, before = JudgingPanel([], key=f"judging-{id(person)}"), person.on_question
+    panel, here, lock = JudgingPanel([], key=f"judging-{id(person)}"), set(), threading.Lock()
 
     def come(key: str, question: Question) -> None:
+        with lock:                                               # the same question may come on both ways
+            if panel.comm is None:
+                person.listeners[:] = [one for one in person.listeners if one is not come]
+            if panel.comm is None or key in here:
+                return
+            here.add(key)
         panel.desks.append(_desk_of(person, key, question))
         panel.tell()
-        if before is not None:
-            before(key, question)
 
-    person.on_question = come
+    person.listeners.append(come)
     for key, waiting in [*person.pending.items()]:
-        panel.desks.append(_desk_of(person, key, waiting.question))
+        come(key, waiting.question)
     return panel
 
 

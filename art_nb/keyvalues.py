@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .batches import grouped_attention, visible
+from .operators import alike, attention, causal_bias
 from .policy import Policy
 
 # %% ../nbs/29_keyvalues.ipynb #90c3a3ca
@@ -131,38 +131,49 @@ class KVSlots:
         ones = [i for i, n in enumerate(counts) if n == 1]
         at = torch.tensor([starts[i] for i in ones], device=places.device, dtype=torch.long)
         rows = slice(len(ones)) if ones == list(range(len(ones))) else torch.tensor(ones, device=places.device)
+        parts = _parts(starts, places)
 
-        def attend(layer, q, k, v, scale, window):
+        def bias(which, *asked):
+            if (which, asked[-1]) not in biases:
+                biases[which, asked[-1]] = causal_bias(*asked)
+            return biases[which, asked[-1]]
+
+        def attend(layer, q_SHD, k_SKD, v_SKD, scale, window):
             keys, values = self.kv[layer]
-            keys[slots, :, places], values[slots, :, places] = k[0].transpose(0, 1), v[0].transpose(0, 1)
-            out = torch.empty_like(q)
+            keys[slots, :, places], values[slots, :, places] = k_SKD, v_SKD
+            out = torch.empty_like(q_SHD)
             if ones:
-                if window not in biases:
-                    biases[window] = _bias(places[at], longest, window, q.dtype)
-                out[0, :, at] = _one_token(q[0, :, at], keys[rows, :, :longest], values[rows, :, :longest],
-                                           biases[window], scale)
-            for i, (a, b) in enumerate(zip(starts, starts[1:])):
-                if b - a > 1:
-                    stop = int(places[b - 1]) + 1
-                    out[:, :, a:b] = grouped_attention(q[:, :, a:b], keys[None, i, :, :stop], values[None, i, :, :stop],
-                                                       visible(b - a, stop - (b - a), window, places.device), scale)
+                seen = bias("ones", places[at], 1, longest, window).to(q_SHD.dtype)
+                out[at] = _one_token(q_SHD[at], keys[rows, :, :longest], values[rows, :, :longest], seen, scale)
+            for i, (running, (n, s, l), q_at, real, before) in enumerate(parts):
+                q = q_SHD[q_at].view(n, s, self.heads, -1, self.dim).permute(0, 2, 3, 1, 4)
+                seen = (t[:, :, :l].index_select(0, running) for t in (keys, values))
+                new = attention(q, *seen, bias(i, before, s, l, window), scale)
+                out[q_at[real]] = new.permute(0, 3, 1, 2, 4).reshape(n * s, -1, self.dim)[real]
             return out
 
         return attend
 
 
-def _bias(places_B, length: int, window: int | None, dtype) -> torch.Tensor:
-    "0 for the places that a token at places_B sees, else minus infinity: [B, length]."
-    distance = places_B[:, None] - torch.arange(length, device=places_B.device)
-    seen = (distance >= 0) & (distance < window) if window else distance >= 0
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+def _parts(starts: list[int], places: torch.Tensor) -> list[tuple]:
+    "Pieces of more than one token in batches: their slots, sizes, tokens, which of these are real, what stands before."
+    device, pad = places.device, torch.nn.utils.rnn.pad_sequence
+    pieces = [i for i, (a, b) in enumerate(zip(starts, starts[1:])) if b - a > 1]
+    before = [int(places[starts[i]]) for i in pieces]
+    counts = [starts[i + 1] - starts[i] for i in pieces]
+    made = []
+    for batch in alike([(n, b + n) for n, b in zip(counts, before)]):
+        n, s, l = len(batch), max(counts[j] for j in batch), max(counts[j] + before[j] for j in batch)
+        tokens = pad([torch.arange(starts[pieces[j]], starts[pieces[j] + 1]) for j in batch], True, -1).flatten()
+        made.append((torch.tensor([pieces[j] for j in batch], device=device), (n, s, l), tokens.clamp(0).to(device),
+                     (tokens >= 0).to(device), torch.tensor([before[j] for j in batch], device=device)))
+    return made
 
 
-def _one_token(q_HBD, keys_BKLD, values_BKLD, bias_BL, scale):
-    "Attention of one new token for each of B conversations: [H, B, D]."
-    H, B, D = q_HBD.shape
-    groups = H // keys_BKLD.shape[1]
-    q = q_HBD.transpose(0, 1).reshape(B, -1, groups, D)
-    bias = bias_BL[:, None, None, :].expand(B, 1, groups, bias_BL.shape[-1])
+def _one_token(q_BHD, keys_BKLD, values_BKLD, bias_B1L, scale):
+    "Attention of one new token for each of B conversations: [B, H, D]."
+    B, H, D = q_BHD.shape
+    q = q_BHD.reshape(B, keys_BKLD.shape[1], -1, D)
+    bias = bias_B1L[:, None].expand(B, 1, q.shape[2], bias_B1L.shape[-1])
     out = torch.nn.functional.scaled_dot_product_attention(q, keys_BKLD, values_BKLD, attn_mask=bias, scale=scale)
-    return out.reshape(B, H, D).transpose(0, 1)
+    return out.reshape(B, H, D)

@@ -54,24 +54,20 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
 # %% ../nbs/26_learners.ipynb #4d02ef63
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
-    def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99), head_chunk: int = 512):
-        self.policy, self.head_chunk, self.steps = policy, head_chunk, 0
+    def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99)):
+        self.policy, self.steps = policy, 0
         self.seen: list[tuple[TrainRow, TokenTensors]] = []     # what the latest loss was computed from
         self.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
 
-    def logprobs(self, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True,
+                 ) -> tuple[torch.Tensor, torch.Tensor]:
         "Logprob and entropy [N] of each trained token of a batch; gradients follow torch's mode."
-        hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, tree_attention(batch.segments))[batch.predict_N]
-        parts = []
-        for h, target in zip(hidden.split(self.head_chunk), batch.target_N.split(self.head_chunk)):
-            logp = (self.policy.logits(h) / temperature).log_softmax(-1)
-            parts.append((logp.gather(-1, target[:, None])[:, 0], -(logp.exp() * logp).sum(-1)))
-        logprobs, entropies = zip(*parts)
-        return torch.cat(logprobs), torch.cat(entropies)
+        hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, tree_attention(batch.segments))
+        return self.policy.scores(hidden[batch.predict_N], batch.target_N, temperature, with_entropy=with_entropy)
 
-    def tensors(self, batch: Batch, temperature: float, reference_N=None) -> TokenTensors:
+    def tensors(self, batch: Batch, temperature: float, reference_N=None, *, with_entropy: bool = True) -> TokenTensors:
         "What a loss function sees of a batch."
-        logprobs_N, entropy_N = self.logprobs(batch, temperature)
+        logprobs_N, entropy_N = self.logprobs(batch, temperature, with_entropy=with_entropy)
         return TokenTensors(logprobs_E=logprobs_N[batch.node_E], old_E=batch.old_E, advantages_E=batch.advantages_E,
                             row_E=batch.row_E, entropy_E=entropy_N[batch.node_E],
                             reference_E=None if reference_N is None else reference_N[batch.node_E])
@@ -105,9 +101,10 @@ class Learner:
             references = self.reference(batches, config.temperature, between)
         mean = drift(batches, references) if config.kl_shaping else 0.0
         parts, loss = [], 0.0
+        asks_entropy = bool(config.entropy_coef) or callable(config.loss)
         self.optimizer.zero_grad()
         for i, (batch, reference_N) in enumerate(zip(batches, references)):
-            t = self.tensors(batch, config.temperature, reference_N)
+            t = self.tensors(batch, config.temperature, reference_N, with_entropy=asks_entropy)
             if config.kl_shaping:
                 t.advantages_E = shaped_advantages(t, config.kl_shaping, mean=mean)
             part = total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
@@ -131,7 +128,7 @@ class Learner:
         self.optimizer.zero_grad()
         for batch in micro_batches(rows, tokens_per_batch):
             batch = batch.to(self.policy.device)
-            part = -self.logprobs(batch)[0][batch.node_E].sum() / total
+            part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
             part.backward()
             loss += part.item()
         return self.update(learning_rate, max_grad_norm, 0.0) | {"loss/train": loss, "data/step_trained_tokens": total}

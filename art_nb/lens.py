@@ -47,7 +47,6 @@ SETUPS = {
     "reinforce_plain": Setup("−A · logp"),
 }
 BESIDE = ("cispo", "ppo", "dapo", "dr_grpo", "gspo")
-assert set(SETUPS) == set(LOSSES)
 
 # %% ../nbs/55_lens.ipynb #6b9691dd
 @dataclass(slots=True)
@@ -80,8 +79,7 @@ def _step_rewards(rows: Rows, split: str, step: int) -> list[np.ndarray]:
     found = []
     for part in parts:
         done = part.table[part.table["status"] == 0]
-        start = int(part.table["group"][0]) if len(part.table) else 0
-        found += [done["reward"][done["group"] == start + n].astype(np.float64) for n in range(len(part.names))]
+        found += [done["reward"][done["group"] == part.base + n].astype(np.float64) for n in range(len(part.names))]
     return found
 
 # %% ../nbs/55_lens.ipynb #31eb1dae
@@ -146,6 +144,8 @@ def as_trained(record: Record) -> Replay:
     if own:
         told = own[0].removesuffix(" (own)")
         raise TrainError(f"the step was trained with {told}: the record holds its name, not its code")
+    if name not in SETUPS:
+        raise TrainError(f"the step was trained with {name}, which is not known here")
     return _replayed(record, record.coef_R, record.advantage_E, name=name, trainer=True, around=around,
                      options=options, reduction=str(config.get("reduction", "token")))
 

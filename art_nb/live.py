@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Source', 'CONTROLS', 'PATIENCE_S', 'TICK_S', 'GIVE_UP_S', 'NOBODY', 'PASSED', 'USAGE', 'groups_at_hand', 'find_group',
            'store_of', 'home_of', 'machine_of', 'why', 'frozen_form', 'can_poll', 'Listening', 'LiveCell', 'hooked',
-           'LivePlace', 'live_place', 'display_run', 'arguments', 'train_magic', 'load_ipython_extension']
+           'LivePlace', 'live_place', 'display_run', 'arguments', 'train_magic']
 
 # %% ../nbs/62_live.ipynb #e02d5b58
 import asyncio
-import shlex
+import re
 import sys
 import threading
 import time
@@ -22,14 +22,14 @@ from typing import Any, Literal, TypeAlias
 from IPython import get_ipython
 from IPython.display import HTML, display
 
-from .frozen import escaped, frozen_run
+from .frozen import WRAP, escaped, frozen_run
 from .lessons import lessons
 from .panels import Panel, command, static, wanted
-from .progress import DISPLAYS, Deaf, Progress, as_html, remedy, told
-from .ticks import COLUMNS, group_entries, memory, named, points, tick_of
+from .progress import DISPLAYS, Deaf, Progress, as_html
+from .ticks import COLUMNS, failure_card, group_entries, memory, named, points, tick_of
 from .training import Attached, Run, train
 from .trajectories import TrajectoryGroup
-from .types import ArtError, ServeError, StoreError, TrainError
+from .types import ServeError, StoreError, TrainError
 from .viewer import RolloutViewer
 from .vitals import OVER
 
@@ -82,22 +82,23 @@ def machine_of(run: Source) -> dict[str, Any]:
 # %% ../nbs/62_live.ipynb #b6a0faf7
 def why(p: Progress) -> str:                            # empty where it did not fail
     "What made a run fail, and what to try, as HTML."
-    if p.status != "failed" or p.failure is None:
+    card = failure_card(p, 5000)
+    if card is None:
         return ""
-    before = "".join(f"<li>{escaped(told(event))}</li>" for event in list(p.latest)[:-1])
-    return (f"<div><b>Failed</b> in {escaped(p.failure.where)}: {escaped(p.failure.message[:1000])}</div>"
-            f"<div>What to try: {escaped(remedy(p.failure.message))}</div>"
+    before = "".join(f"<li>{escaped(line)}</li>" for line in card["before"])
+    return (f"<div><b>Failed</b> in {escaped(card['where'])}: {escaped(card['message'])}</div>"
+            f"<div>What to try: {escaped(card['remedy'])}</div>"
             f"<details><summary>The last events, and the traceback</summary><ul>{before}</ul>"
-            f"<pre>{escaped(p.failure.traceback[-5000:])}</pre></details>")
+            f"<pre>{escaped(card['traceback'])}</pre></details>")
 
 
 def frozen_form(run: Source) -> str:
     "The run as HTML that needs neither script nor kernel."
     p = run.progress
     if p.status not in OVER:
-        return f"<div>{as_html(p)}<div>Taken while the run was going on.</div></div>"
+        return f"<div style='{WRAP}'>{as_html(p)}<div>Taken while the run was going on.</div></div>"
     warned = [f"<div>⚠ <b>{x.title}.</b> {escaped(x.finding)} {escaped(x.advice)}</div>" for x in lessons(p.rows)]
-    return f"<div>{why(p)}{frozen_run(run if isinstance(run, Run) else run.store)}{''.join(warned)}</div>"
+    return f"<div style='{WRAP}'>{why(p)}{frozen_run(run)}{''.join(warned)}</div>"
 
 # %% ../nbs/62_live.ipynb #458e2ad6
 PATIENCE_S = 0.6
@@ -261,7 +262,7 @@ class LiveCell(Panel):
             while not self.over.wait(TICK_S) and self.comm is not None:
                 try:
                     self.look()
-                except (ArtError, OSError) as error:
+                except Exception as error:              # a thread's boundary: the next look may fare better
                     self._failed(error)
                 idle_s += 0.0 if busy or shell is None or self.last_heard else TICK_S
                 if idle_s >= GIVE_UP_S:
@@ -285,20 +286,19 @@ class LiveCell(Panel):
     def retreat(self) -> None:
         "Plain HTML in place of a view that nobody sees."
         self.plain = self._handle
-        self._leave(self.plainly(), close=True)
+        self._leave(self.plainly())
 
     def plainly(self) -> str:
         "The run as plain HTML, with a word on how to steer it."
         return as_html(self.progress) + NOBODY.format(version("anywidget"), escaped(str(self.store.path)))
 
     def finish(self) -> None:
-        "The run is over: the last picture, then the frozen form."
+        "The run is over: the frozen form."
         self.over.set()
         try:
             if self.plain is not None:
                 self.plain.update({"text/html": self.html()}, raw=True)
             elif self.comm is not None:
-                self.send_tick(self.picture())
                 self.freeze()
         except Exception as error:                      # the run has ended well, whatever its picture does
             self._failed(error)
@@ -366,7 +366,7 @@ USAGE = "%%train model scenarios steps=40 groups_per_step=8, and in the cell: as
 
 def arguments(line: str) -> tuple[list[str], dict[str, str]]:
     "The names and the options of a line, as text."
-    words = shlex.split(line)
+    words = re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", line)     # quotes stay: an option is an expression
     pairs = [word.partition("=") for word in words if "=" in word]
     return [word for word in words if "=" not in word], {name: value for name, _, value in pairs}
 
@@ -386,10 +386,3 @@ def train_magic(line: str, cell: str) -> None:
     given = {name: shell.ev(value) for name, value in options.items()}
     given |= {name: made[name] for name in PASSED if name in made}
     shell.user_ns["run"] = train(shell.ev(names[0]), made["rollout"], shell.ev(names[1]), **given)
-
-
-def load_ipython_extension(shell: Any) -> None:
-    "`%load_ext art_nb`: runs display themselves, and `%%train` is there."
-    shell.register_magic_function(train_magic, "cell", "train")
-    for name in ("Run", "Attached"):
-        shell.display_formatter.ipython_display_formatter.for_type_by_name("art_nb.training", name, display_run)

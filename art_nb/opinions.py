@@ -22,7 +22,7 @@ from .rewards import GroupScores, distinct, with_scores
 from .rows import open_rows
 from .rubrics import Verdict, conversation, rubric_id
 from .store import RunStore
-from .training import _AT_WORK, Attached, Run
+from .training import Run, runs_at_work
 from .trajectories import Trajectory, TrajectoryGroup
 
 # %% ../nbs/58_opinions.ipynb #4e891a8f
@@ -206,7 +206,7 @@ def run_at_work(group: TrajectoryGroup) -> Run | None:
     """Find the run of this kernel that holds a group."""
     name = group.metadata.get("group_id")
     mine = lambda one: one is group or (name is not None and one.metadata.get("group_id") == name)
-    return next((run for run in [*_AT_WORK.values()] if any(mine(one) for one in [*run.recent, *run.groups])), None)
+    return next((run for run in runs_at_work() if any(mine(one) for one in [*run.recent, *run.groups])), None)
 
 
 def home_of(
@@ -218,7 +218,7 @@ def home_of(
 ) -> Home:
     """Find out where a group belongs."""
     run = run_at_work(group) if run is None else run
-    rows = None if run is None else open_rows(run.store if isinstance(run, Attached) else run)
+    rows = None if run is None else open_rows(run)
     store, rule = (None, ("group", 0.0)) if rows is None else (rows.store, rows.rule)
     step = step_of(store, group) if store and step is None else step
     place = journal if journal is not None else store.path if store else Path(".art") / "judgements.jsonl"

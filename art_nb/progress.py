@@ -391,9 +391,9 @@ def place_of(run: Any, p: Progress) -> Place:
 # %% ../nbs/49_progress.ipynb #fd6abf6d
 class Show:
     "Keeps a display of `progress` current until `close`."
-    def __init__(self, bus: Bus, progress: Progress, place: Place | None = None, run: str = "", every_s: float = 0.25):
+    def __init__(self, bus: Bus, progress: Progress, place: Place, run: str = "", every_s: float = 0.25):
         self.progress, self.run, self.every_s, self._next, self._lock = progress, run, every_s, 0.0, threading.Lock()
-        self.place, self._bus, self._unsubscribe = place or place_of(None, progress), bus, lambda: None
+        self.place, self._bus, self._unsubscribe = place, bus, lambda: None
 
     def open(self, status: str, step: int) -> None:
         "Listen, and show."

@@ -14,11 +14,11 @@ from typing import Any
 from .columns import one_line
 from .events import Failed, Warned
 from art_nb.frozen import (
-    ROOMS, Html, Room, chosen_groups, curves, escaped, facts_line, fold, group_html, group_line, headline, rollout_html,
-    steps_table, table, tag
+    FIGURES, ROOMS, Html, Room, chosen_groups, curves, escaped, facts_line, figures_of, fold, groups_html, headline,
+    lost_line, rollout_html, steps_table, table, tag
 )
 from .models import Model
-from .rows import Rows, link, open_rows
+from .rows import Rows, link, loaded
 from .store import RunStore, atomic_write
 from .training import Attached, Run
 from .types import StoreError
@@ -73,10 +73,6 @@ def telling_steps(rows: Rows, split: str = "train") -> list[tuple[str, int]]:
     steps = sorted({one for one in rows.steps() if one[0] == split}, key=lambda one: one[1])
     return [steps[i] for i in dict.fromkeys((len(steps) - 1, len(steps) // 2, 0))] if steps else []
 
-
-def _groups(rows: Rows, chosen: dict[int, str], room: Room) -> Html:
-    return Html("".join(fold(f"{why}: {group_line(rows, n)}", group_html(rows, n, room)) for n, why in chosen.items()))
-
 # %% ../nbs/57_reports.ipynb #fadf1dd8
 def report(
     run: Run | Model | RunStore | str | Path,  # or the rollouts of somebody else's files
@@ -85,43 +81,33 @@ def report(
     note: str = "",  # a paragraph below the title
 ) -> Path:
     """Write one self-contained HTML file of a run."""
-    rows = _whole(run)
+    rows = loaded(run)
     picked = [(f"step {step}", chosen_groups(rows, (split, step))) for split, step in telling_steps(rows)]
     if groups is not None:
         picked = [("chosen groups", dict.fromkeys(map(int, groups), "chosen"))]
     store = rows.store
     about = [steps_table(store, Room(0, 0, 0, 1000)), curves(store), _told(store), _model(store)] if store else []
     facts = facts_line(f"{len(rows):,} rollouts", f"{rows.groups:,} groups", f"{len(rows.steps())} steps",
-                       f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC")
+                       f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", lost_line(rows))
 
     def make(room: Room) -> str:
-        shown = [Html(tag("h2", name) + _groups(rows, numbers, room)) for name, numbers in picked if numbers]
+        shown = [Html(tag("h2", name) + groups_html(rows, numbers, room)) for name, numbers in picked if numbers]
         return page(rows.title, facts, tag("p", note) if note else "", *about, *shown)
 
     return _written(file, make)
-
-
-def _whole(x: Any) -> Rows:
-    rows = open_rows(x)
-    while not rows.load(10.0):
-        pass
-    return rows
 
 # %% ../nbs/57_reports.ipynb #80b3a448
 Run.report = Attached.report = report
 
 # %% ../nbs/57_reports.ipynb #c6585739
-_FLOATS, _COUNTS = ("reward", "advantage", "ruler"), ("turns", "tools", "tokens")
-
-
 def _index(rows: Rows, chosen: set[int], most: int) -> Html:
     lines = []
     for told in rows.table[:most]:
         row = int(told["id"])
         name = tag("a", link(rows, row), href=f"#r{row}") if row in chosen else link(rows, row)
-        lines.append([name, *(float(told[n]) for n in _FLOATS), *(int(told[n]) for n in _COUNTS)])
+        lines.append([name, *figures_of(told)])
     caption = f"{len(rows):,} rollouts" + (f", the first {most:,} of them" if len(rows) > most else "")
-    return table(["rollout", *_FLOATS, *_COUNTS], lines, caption)
+    return table(["rollout", *FIGURES], lines, caption)
 
 
 def export(
@@ -131,7 +117,7 @@ def export(
     note: str = "",
 ) -> Path:
     """Write chosen rollouts and the index around them into one HTML file."""
-    rows, chosen = _whole(x), list(dict.fromkeys(map(int, ids)))
+    rows, chosen = loaded(x), list(dict.fromkeys(map(int, ids)))
     if len(chosen) > MOST_BODIES:
         raise ValueError(f"at most {MOST_BODIES} rollouts can be shown in full, not {len(chosen)}")
     index = _index(rows, set(chosen), 10_000)

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +24,11 @@ from pydantic import BaseModel
 
 from .asking import Judge, Sheet
 from .events import Bus, Judged, Warned, plain
-from .gather import Gather
+from .gather import gathering
 from .judges import Judgement, Kept, as_judge, group_id, tape
 from .rubrics import DEFAULT_RUBRIC, Question, Verdict, conversation, flags, rubric_id
 from .tasks import limit_concurrency
-from .trajectories import PydanticException, Trajectory, TrajectoryGroup, collecting
+from .trajectories import PydanticException, Trajectory, TrajectoryGroup
 from .types import BackendMissing, JudgeError, Messages, Tools
 
 # %% ../nbs/11_rewards.ipynb #e3c5e8bb
@@ -271,19 +271,22 @@ def judgements_of(
     scores: GroupScores,
     group: TrajectoryGroup,  # as it was judged
     step: int = 0,
-) -> list[Judgement]:  # indices are those of the group that `with_scores` gives
+    renumbered: bool = True,  # as `with_scores` leaves the group, -1 who is unscored; False: as it was judged
+) -> list[Judgement]:
     """Write a judgement down, a line a trajectory."""
-    n, places = len(scores.verdicts), iter(range(len(scores.verdicts)))
+    n, left = len(scores.verdicts), count()
+    numbers = [-1 if v.score is None else next(left) for v in scores.verdicts] if renumbered else range(n)
     shared = {"group": group_id(group), "step": step, "judge": scores.judge, "rubric": rubric_id(scores.rubric),
-              "order_seed": scores.seed, "cost": scores.cost / n, "tokens": scores.tokens // n, "cached": scores.cached}
-    return [Judgement(trajectory=-1 if v.score is None else next(places), score=v.score, explanation=v.explanation,
-                      reason=v.problem, rollout=str(t.metadata.get("rollout_id", "")), **shared)
-            for t, v in zip(group.trajectories, scores.verdicts, strict=True)]
+              "order_seed": scores.seed, "cost": scores.cost / max(1, n), "tokens": scores.tokens // max(1, n),
+              "cached": scores.cached}
+    return [Judgement(trajectory=i, score=v.score, explanation=v.explanation, reason=v.problem,
+                      rollout=str(t.metadata.get("rollout_id", "")), **shared)
+            for i, t, v in zip(numbers, group.trajectories, scores.verdicts, strict=True)]
 
 
 def _gathering() -> tuple[Bus | None, int]:
-    gather = getattr(collecting.get(), "__self__", None)
-    return (gather.bus, gather.step) if isinstance(gather, Gather) else (None, 0)
+    gather = gathering.get()
+    return (None, 0) if gather is None else (gather.bus, gather.step + bool(gather.bus))     # makes the next
 
 
 def _tell(bus: Bus | None, group: str, message: str) -> None:

@@ -90,15 +90,24 @@ def choose(logits_BV: torch.Tensor,             # fp32
     if rows:
         logits_BV = logits_BV.index_copy(0, torch.tensor(rows, device=device),
                                          cut(logits_BV[rows], [params[i] for i in rows]))
-    top, best = logits_BV.max(-1, keepdim=True)
-    cumulative = (logits_BV - top).exp_().cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    u = torch.tensor(uniforms, device=device, dtype=torch.float32)[:, None]
-    last = torch.searchsorted(cumulative, total)        # the last token with any weight: u may round to 1
-    ids = torch.searchsorted(cumulative, u * total, right=True).minimum(last)
-    ids = torch.where(greedy[:, None], best, ids)
-    logprobs = logits_BV.gather(-1, ids) - top - total.log()
-    return ids[:, 0], logprobs[:, 0], logits_BV
+    probs = logits_BV.softmax(-1)
+    ids = torch.where(greedy, probs.argmax(-1), _drawn(probs, torch.tensor(uniforms, device=device)[:, None]))
+    return ids, probs.gather(-1, ids[:, None]).log()[:, 0], logits_BV
+
+
+def _drawn(probs_BV: torch.Tensor, u_B1: torch.Tensor, size: int = 256) -> torch.Tensor:
+    "The token [B] at which the cumulative probability passes u: first the block of tokens, then the token in it."
+    def passed(weights, u):             # the last one with any weight: u may round to the whole
+        cumulative = weights.cumsum(-1)
+        last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+        return cumulative, torch.searchsorted(cumulative, u, right=True).minimum(last)
+
+    blocks = torch.nn.functional.pad(probs_BV, (0, -probs_BV.shape[1] % size)).unflatten(1, (-1, size))
+    sums = blocks.sum(-1)
+    target = u_B1.float() * sums.sum(-1, keepdim=True)
+    cumulative, block = passed(sums, target)
+    rest = target - cumulative.gather(1, block) + sums.gather(1, block)
+    return (block * size + passed(blocks[torch.arange(len(blocks)), block[:, 0]], rest)[1])[:, 0]
 
 # %% ../nbs/30_samplers.ipynb #6af9f6eb
 @dataclass(slots=True, eq=False)

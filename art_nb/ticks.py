@@ -114,13 +114,13 @@ def own_memory() -> dict[str, Any]:
     return {}
 
 # %% ../nbs/59_ticks.ipynb #22a5bac3
-def failure_card(p: Progress) -> dict[str, Any] | None:
+def failure_card(p: Progress, letters: int = 1500) -> dict[str, Any] | None:    # of the traceback
     "What happened, what went before it, what to change."
     if p.failure is None or p.status != "failed":
         return None
     before = [told(event)[:300] for event in p.latest if not isinstance(event, Failed)][-3:]
-    return {"where": p.failure.where, "message": p.failure.message[:1000], "before": before,
-            "remedy": remedy(p.failure.message), "traceback": p.failure.traceback[-3000:]}
+    return {"where": p.failure.where, "message": p.failure.message[:500], "before": before,
+            "remedy": remedy(p.failure.message), "traceback": p.failure.traceback[-letters:]}
 
 
 def phase_times(p: Progress, now: float) -> dict[str, float]:

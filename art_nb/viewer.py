@@ -6,7 +6,7 @@
 __all__ = ['ViewError', 'RolloutViewer', 'free_name', 'view']
 
 # %% ../nbs/61_viewer.ipynb #5e3cc21a
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,6 @@ from art_nb.replies import (
     board_reply, compare_reply, index_reply, page_reply, search_reply, select_reply, step_diff_reply, traj_reply
 )
 from .rows import Rows, index_in_group, open_rows, resolve
-from .trajectories import TrajectoryGroup
 from .types import ArtError
 
 # %% ../nbs/61_viewer.ipynb #8a22e58b
@@ -51,7 +50,8 @@ class RolloutViewer(Panel):
         what: Any,  # rollouts: anything that `open_rows` takes
         **traits: Any,
     ):
-        self.what, self.rows = what, open_rows(what)
+        self.what = list(what) if isinstance(what, Iterator) else what    # it is read again for the frozen form
+        self.rows = open_rows(self.what)
         self._jumps = count(1)
         super().__init__(key=f"viewer-{what if isinstance(what, str | Path) else id(what)}", **traits)
 
@@ -70,16 +70,6 @@ class RolloutViewer(Panel):
         place = {"id": row, "turn": found if turn is None else turn}
         self.ui = self.ui | place | {"ids": []}
         self.jump = place | {"seq": next(self._jumps)}
-
-    def append(
-        self,
-        step: int,
-        groups: Iterable[TrajectoryGroup],
-        split: str = "train",
-    ) -> None:
-        """Add groups that just finished; safe from any thread."""
-        self.rows.append(step, list(groups), split=split)
-        self.send_tick({"rows": len(self.rows)})
 
     def refresh(self) -> None:
         """Look for new steps of the run."""
@@ -180,8 +170,8 @@ def _override(rows: Rows, row: int, score: float, reason: str) -> dict:
         raise ViewError("These rollouts lie in no run directory; art.judge(group) opens the panel that scores them.")
     if not 0 <= score <= 1:
         raise ViewError("A score lies between 0 and 1.")
-    group, step = rows.group(rows.group_of(row)), rows.part(row)[0].step
-    Journal(rows.store.path).append(override(group, {index_in_group(rows, row): score}, reason, step))
+    name, step = rows.key_of(rows.group_of(row)), rows.part(row)[0].step
+    Journal(rows.store.path).append(override(name, {index_in_group(rows, row): score}, reason, step))
     rows.refresh()
     return {"rows": len(rows)}
 

@@ -176,13 +176,16 @@ function createComparing(app) {
 function reading(app, shown) {
   const { index, list, ui, wire } = app;
   let busy = false,
-    again = false;
+    again = false,
+    lost = 0;
   async function all() {
     do {
       const { version } = index,
         { reply, buffers } = await wire.request("index", { from_row: index.count });
       index.add(reply, buffers);
       if (version !== index.version) list.forget();
+      if (index.lost.length > lost) app.say(`Could not be read: ${index.lost.join("; ")}`);
+      lost = index.lost.length;
       shown();
       if (!reply.rows && !reply.done) await new Promise((resolve) => setTimeout(resolve, 100));
     } while (!index.done || index.count < index.total);

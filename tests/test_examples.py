@@ -1,6 +1,5 @@
 """The tutorial and the demo, shortened, as a user runs them."""
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ def tic_tac_toe(root, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
     monkeypatch.setenv("EXAMPLE_STEPS", "2")
     notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
@@ -38,13 +38,14 @@ def test_committed_tutorial_shows_the_curve_rising(root):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
-    command = [sys.executable, "demo.py", "--steps", "2", "--games", "8"]
-    done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, timeout=600, env=os.environ)
+    command = [sys.executable, "demo.py", "--steps", "1", "--games", "4"]
+    done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told.keys() == {"win_before", "win_after", "ci95", "games", "steps", "train_seconds", "illegal_after",
                            "peak_rss_gb"}
-    assert told["steps"] == 2
-    assert told["games"] == 8
+    assert told["steps"] == 1
+    assert told["games"] == 4
     assert told["peak_rss_gb"] < 6

@@ -7,12 +7,13 @@ from test_rows import say
 from ui import browser  # noqa: F401
 
 from art_nb.events import Failed, Warned
-from art_nb.frozen import LIMIT, Html, curve, escaped, facts_line, frozen, frozen_run, tag, told, visible
+from art_nb.frozen import LIMIT, Html, curves, escaped, facts_line, frozen, frozen_run, tag, told, visible
 from art_nb.frozen import table as html_table
 from art_nb.replies import index_reply
 from art_nb.reports import MOST_BYTES, export, report
 from art_nb.rows import open_rows
 from art_nb.store import RunStore
+from art_nb.training import Run
 from art_nb.trajectories import PydanticException, Trajectory, TrajectoryGroup
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
@@ -205,11 +206,25 @@ def test_nothing_to_show():
     assert "failed: ValueError: &lt;x&gt;" in broke
 
 
-def test_without_matplotlib_the_words_stay(monkeypatch):
+def test_without_matplotlib_the_words_stay(monkeypatch, tmp_path):
     import sys
 
+    store = RunStore(tmp_path)
+    for step in (1, 2):
+        store.append_history({"train/reward": step / 4, "step": step})
+    assert curves(store).startswith("<img src=")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert curve([1, 2], [0.5, 0.75], "reward").startswith("<p>reward over 2 steps: 0.5 at step 1, 0.75 at step 2")
+    assert curves(store).startswith("<p>train/reward over 2 steps: 0.25 at step 1, 0.5 at step 2")
+
+
+def test_a_run_of_another_process_is_a_run_and_a_damaged_step_is_said(tmp_path):
+    store = RunStore(tmp_path)
+    for step in (1, 2, 3):
+        store.write_groups("train", step, [TrajectoryGroup([Trajectory(reward=step)])])
+        store.append_history({"train/reward": step / 4, "step": step})
+    (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
+    shown = frozen(Run.attach(tmp_path))
+    assert "<img src=" in shown and "groups of step 2" in shown and "step 3 of train could not be read" in shown
 
 
 def test_pieces_escape_what_they_are_given():

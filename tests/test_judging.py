@@ -16,7 +16,7 @@ import art_nb as art
 from art_nb.advantages import group_advantages
 from art_nb.desks import Desk, diff_reply, session_reply, state_reply, texts_reply
 from art_nb.events import GroupDone
-from art_nb.judgements import Journal
+from art_nb.judgements import Journal, override
 from art_nb.judges import Person
 from art_nb.judging import ask, judge, questions_panel, table_of
 from art_nb.opinions import home_of, opinion_of, placed, ranking, trained
@@ -318,6 +318,13 @@ async def test_a_judge_that_fails_is_seen_and_changes_nothing(tmp_path):
     assert "no such ranking" in await page.refused("use", opinion=1)
 
 
+async def test_a_failed_asking_takes_no_round_back(tmp_path):
+    by = Says("twice", lean=0.1)
+    panel = await paneled(tmp_path, by=by, repeats=2, rubric="twice")
+    by.scores = (None,) * 6
+    assert (await Page(panel)("rejudge", judge=0, rubric="twice"))["opinions"][0]["bias"]["rounds"] == 2
+
+
 async def test_a_judge_that_fails_in_a_script_raises(tmp_path):
     with pytest.raises(JudgeError, match="scored none of 6"):
         await paneled(tmp_path, by=Says(scores=(None,) * 6))
@@ -399,6 +406,23 @@ async def test_a_persons_questions_are_answered_in_the_panel():
     assert "no question" in await page.refused("apply")
 
 
+async def test_a_question_lies_on_one_desk_of_each_open_panel_and_the_user_hears_of_it_once():
+    heard = []
+    person = Person(on_question=lambda key, question: heard.append(key))
+    closed, panel = questions_panel(person), questions_panel(person)
+    closed.close()
+    waiting = asyncio.ensure_future(score_group(answers("Paris", "Lyon"), person, cache=None))
+    while not heard:
+        await asyncio.sleep(0.002)
+    for hear in person.listeners:               # the same question again, as while a panel is being opened
+        hear(heard[0], person.pending[heard[0]].question)
+    assert (len(heard), len(panel.desks), len(closed.desks), len(person.listeners)) == (1, 1, 0, 1)
+    assert len(questions_panel(person).desks) == 1
+    person.withdraw(heard[0])
+    with pytest.raises(JudgeError):
+        await waiting
+
+
 # out of the panel ----------------------------------------------------------------------------------------------------
 
 
@@ -416,6 +440,12 @@ async def test_preference_pairs_come_from_the_journal(tmp_path, monkeypatch):
     assert best["chosen"][0]["content"] == "Lyon" and best["by"] == ["human", "judge"] and best["prompt"] == [
         {"role": "user", "content": "The capital of France?"}]
     assert (await page("export"))["path"] == "preference-pairs-2.jsonl"
+
+
+async def test_pairs_of_a_step_know_nothing_of_another(tmp_path):
+    panel = await judge(answers("Paris", "Lyon"), Says(), journal=tmp_path, step=2, cache=None, show=False)
+    Journal(tmp_path).append(override("capitals", {0: 0.0, 1: 1.0}, step=3))
+    assert [pair["score_chosen"] for pair in panel.pairs()] == [0.9]
 
 
 def test_a_script_prints_a_table(tmp_path):

@@ -1,6 +1,7 @@
 """The live cell in a browser: the real script on the real panel, with runs that are written and one that trains."""
 import json
 import re
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from ui import HOSTILE, axe_faults
 import art_nb as art
 from art_nb.live import LiveCell
 from art_nb.training import Run
+from art_nb.vitals import Tail
 
 
 def until(truth, timeout_s=10):
@@ -410,6 +412,40 @@ def test_a_tick_is_small_and_the_state_too(cell, script):
     assert len(json.dumps(cell.picture())) < 16_384
     assert sum(len(str(value)) for value in cell.get_state().values()) < 100_000
     cell.close()
+
+
+def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeypatch):
+    whole, pictures, frozen = cell.picture(), [], []
+    monkeypatch.setattr(cell, "picture", lambda: pictures.append(1) or whole | {"title": "日" * 16_384})
+    monkeypatch.setattr(cell, "freeze", lambda: frozen.append(1))
+    pulse = threading.Thread(target=cell.pulse, args=(None,), daemon=True)
+    pulse.start()
+    until(lambda: len(pictures) > 1)
+    assert pulse.is_alive() and "a tick may take" in cell.last_error_text
+    cell.finish()
+    assert frozen
+    cell.last_error = None
+    pulse.join(5)
+
+
+def test_two_threads_read_a_run_once(cell, script, monkeypatch):
+    script.whole(1)
+    read, busy, most = Tail.new, [], []
+
+    def new(tail):
+        busy.append(tail)
+        most.append(len(busy))
+        time.sleep(0.05)
+        busy.pop()
+        return read(tail)
+
+    monkeypatch.setattr(Tail, "new", new)
+    threads = [threading.Thread(target=cell.run.refresh) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1 and len(cell.run.history) == 13
 
 
 def test_script_and_style_are_small(root):

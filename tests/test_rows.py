@@ -20,8 +20,9 @@ from art_nb.judgements import Journal
 from art_nb.judges import Judgement
 from art_nb.rows import find_row, link, open_rows, resolve, search, select
 from art_nb.store import RunStore
-from art_nb.threads import PART, parts_of, thread_of, token_texts
+from art_nb.threads import PART, parts_of, shared_count, shared_units, thread_of, token_texts
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup, choices
+from art_nb.viewer import _override, view
 
 HOSTILE = [
     "<script>window.__pwned=1</script>", "\x1b[31mred\x1b[0m", "‮evil", "\ud800 lone \udfff", "NUL \x00 byte",
@@ -145,10 +146,10 @@ def test_rows_of_a_run_that_goes_on(tmp_path):
     store.write_groups("train", 1, live)
     rows = open_rows(tmp_path)
     rows.load()
-    rows.append(2, live)
-    rows.append(2, [TrajectoryGroup([thread("?", "y"), OSError("gone")])])
-    store.write_groups("train", 2, live * 2)
-    assert rows.refresh() is False              # step 2 is on show already
+    store.write_groups("train", 2, [*live, TrajectoryGroup([thread("?", "y"), OSError("gone")])])
+    assert rows.refresh()
+    rows.load()
+    assert rows.refresh() is False
     store.write_groups("val", 2, live)
     assert rows.refresh()
     while not rows.load():
@@ -192,6 +193,76 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
     assert select(rows, "overridden").tolist() == [1]
     told = replies.traj_reply(rows, 1)[0]["breakdown"]
     assert (told["override"], told["judge_reward"], told["reason"]) == (0.9, 0.5, "better")
+    said["step"] = 4                            # a step that comes with its judgements leaves the older ones marked
+    store.write_groups("train", 4, [group])
+    Journal(tmp_path).append([Judgement(**said, score=0.1, judge="j"), Judgement(**said | {"step": 3}, score=0.7)])
+    rows.waiting.append(("train", 4, lambda: part_of_file(store, "train", 4)))
+    rows.load()
+    assert rows.refresh()
+    assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.9, 0.2, 0.1])
+
+
+def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
+    store = RunStore(tmp_path)
+    for split in ("train", "val"):
+        store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
+    rows = open_rows(tmp_path)
+    rows.load()
+    _override(rows, 1, 0.75, "mine")
+    assert rows.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
+    assert [replies.traj_reply(rows, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
+
+
+def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
+    groups = [TrajectoryGroup([]), TrajectoryGroup([thread("?", "x", reward=1)], metadata={"scenario_id": "s"})]
+    store = RunStore(tmp_path)
+    store.write_groups("train", 1, groups)
+    Journal(tmp_path).append([Judgement("s", 0, 0.5, 1)])
+    for rows in (open_rows(groups), open_rows(tmp_path)):
+        rows.load()
+        assert select(rows, "scenario=s").tolist() == [0]
+        assert find_row(rows, "train", rows.parts[0].step, 1, 0) == 0
+    assert rows.table["ruler"].tolist() == [0.5]
+
+
+def test_a_damaged_step_hides_no_other(tmp_path):
+    store = RunStore(tmp_path)
+    for step in (1, 2, 3):
+        store.write_groups("train", step, [TrajectoryGroup([thread("?", f"x {step}")])])
+    (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
+    rows = open_rows(tmp_path)
+    assert search(rows, "x").tolist() == [0, 1]
+    told, _ = replies.index_reply(rows)
+    assert (told["total"], len(told["lost"]), told["lost"][0][:16]) == (2, 1, "step 3 of train:")
+    assert rows.refresh() is False
+
+
+def test_a_filter_sees_one_index_while_others_load(tmp_path):
+    store = RunStore(tmp_path)
+    for step in range(1, 60):
+        store.write_groups("train", step, [TrajectoryGroup([thread("?", "x", metrics={"win": 1})])])
+    rows = open_rows(tmp_path)
+    rows.load(0)
+    loading = threading.Thread(target=lambda: all(not rows.load(0) for _ in range(60)))
+    loading.start()
+    while loading.is_alive():
+        found = select(rows, "win and split=train", sort="-win")
+        assert len({*found.tolist()}) == len(found) > 0
+    loading.join()
+
+
+def test_what_is_read_once_is_kept_for_the_frozen_form():
+    viewer = view(TrajectoryGroup([thread("?", f"x {i}")]) for i in range(2))
+    assert "2 rollouts" in viewer.html()
+    viewer.close()
+
+
+def test_what_all_share_is_what_a_reader_sees_of_it():
+    trained, given = thread("?", "Hi\U0001f642 a"), thread("?", "Hi\U0001f642 b")
+    given.messages_and_choices[1] = {"role": "assistant", "content": "Hi\U0001f642 a"}
+    threads = [thread_of(trained), thread_of(given)]
+    assert (shared_count(threads), shared_count(threads[:1])) == (2, 0)
+    assert shared_units([thread_of(one)[1:] for one in (trained, thread("?", "Hi\U0001f642 b"))]) == 5
 
 
 def test_rewards_are_sums_of_their_parts_or_it_is_said():
@@ -358,9 +429,9 @@ def test_tokens_of_texts_in_any_script():
     ends = np.frombuffer(offsets, "<u4").tolist()
     units = told["text"].encode("utf-16-le")
     assert [units[2 * a:2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)] == [*text]
-    assert told["known"]["logprob"]
-    assert not told["known"]["ratio"]
-    assert set(told["known"]) == set(CHANNELS)
+    assert "logprob" in told["channels"]
+    assert "ratio" in told["why"]
+    assert {*told["why"], *told["channels"]} == set(CHANNELS)
     assert len(halves[0]) == 2 * told["n"]
     told, (offsets,) = tokens_reply(rows, 0, 0)
     assert told["n"] == 0

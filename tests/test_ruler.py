@@ -853,6 +853,12 @@ async def test_journal_has_a_line_for_each(judge, tmp_path):
         assert (counts.score, counts.rollout) == (trajectory.reward, trajectory.metadata["rollout_id"])
 
 
+async def test_a_group_of_failures_has_nothing_to_write_down(tmp_path):
+    failed = TrajectoryGroup([], exceptions=[ValueError("all broke")])
+    assert await ruler_score_group(failed, lambda t: 0.5, cache=None, journal=Journal(tmp_path)) is failed
+    assert Journal(tmp_path).read() == []
+
+
 # ---- repeats, τ, position bias
 
 def favouring_first(bonus):

@@ -687,12 +687,13 @@ def test_goto_before_the_page_is_there(opened):
 # growth, freezing, export --------------------------------------------------------------------------------------------
 
 
-def test_finished_groups_stream_in(opened):
-    page = opened([games(0, 2)])
-    page.panel.append(1, [games(5, 3)])
-    page.wait_for_function("document.querySelector('.art-bar').textContent.includes('5 rollouts')")
-    assert page.locator(".art-row-group", has_text="game 5").count() == 1
-    assert selected(page).endswith("rollout 0 of 2")  # the reader stays where he was
+def test_a_damaged_step_is_said_and_the_others_are_there(opened, tmp_path):
+    store = recorded_run(tmp_path / "run")
+    store.write_groups("train", 4, [games(7, 2)])
+    (store.path / "trajectories" / "train" / "0004.parquet").write_bytes(b"PAR1 torn")
+    page = opened(store)
+    page.wait_for_selector("text=/Could not be read: step 4 of train/")
+    page.wait_for_selector(".art-row-step:has-text('Step 3')")
 
 
 def test_a_run_that_goes_on_is_read_further(opened, tmp_path):
@@ -701,6 +702,7 @@ def test_a_run_that_goes_on_is_read_further(opened, tmp_path):
     store.write_groups("train", 4, [games(7, 2)])
     page.panel.refresh()
     page.wait_for_selector(".art-row-step:has-text('Step 4')")
+    assert "rollout 0 of" in selected(page)  # the reader stays where he was
 
 
 def test_freeze_from_the_page(opened):

@@ -265,6 +265,5 @@ export function createCards(app) {
     list, draw, go, shift, mark, focus, unfold, field, place, forget: () => { cards.clear(); asked.clear(); list.replaceChildren(); current = -1; },
     get key() { return current; },
     get row() { return app.state.rows[place()]; },
-    bodyOf: (key) => cards.get(key)?.body,
   };
 }

@@ -81,7 +81,6 @@ export function createFacts(app) {
             parts.judge_reward != null ? `judge said ${num(parts.judge_reward)}` : "",
           ),
           line("advantage", parts.advantage, "in its group"),
-          line("KL share", parts.kl_share),
         ),
       ),
       [parts.explanation, parts.reason].map((said) => said && h("p.note", null, marked(said))),

@@ -42,10 +42,9 @@ export function createIndex() {
     title: "",
     low: 0,
     high: 0,
-    metrics: [],
     seen: false,
     flags: /** @type {Record<string, number>} */ ({}),
-    stepsKnown: [],
+    lost: [],
 
     /** Take a reply in. @param {any} reply @param {DataView[]} buffers */
     add(reply, buffers) {
@@ -63,9 +62,8 @@ export function createIndex() {
         done: reply.done,
         title: reply.title,
         flags: reply.flags,
-        stepsKnown: reply.steps_known,
+        lost: reply.lost,
       });
-      index.metrics = reply.metrics ?? index.metrics;
       const { from, names, steps, splits, sizes } = reply.groups;
       names.forEach((name, i) => {
         const before = groups[from + i - 1],

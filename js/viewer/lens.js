@@ -1,8 +1,6 @@
 // The drawer below the conversation: one token's figures, and the objective term by term.
 import { fill, h, marked, muted, num, row, signed, visible } from "../panel.js";
 
-const LOSSES = ["cispo", "ppo", "dapo", "dr_grpo", "gspo"];
-
 /** @param {any} app */
 export function createInspector(app) {
   const node = h("section.drawer", { label: "Token", hidden: true });
@@ -55,7 +53,7 @@ export function createInspector(app) {
       { id, turn, k } = token;
     fill(lens, h("p.muted", null, "Computing the objective with the trainer's own functions …"));
     try {
-      const { reply } = await app.wire.request("lens", { id, turn, token: k, losses: LOSSES });
+      const { reply } = await app.wire.request("lens", { id, turn, token: k });
       if (mine === asked)
         fill(lens, reply.why ? h("p.note", null, marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
       inSight();

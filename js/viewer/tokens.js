@@ -307,7 +307,6 @@ export function createTokens(app) {
         },
       }).addEventListener("keydown", onKey),
     choose,
-    places: () => places,
     close: () => watch.disconnect(),
   };
 }

@@ -1,0 +1,32 @@
+"A virtual environment for each peer, made once and kept in the user's cache."
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from talk import HERE, Failed
+
+from art_nb.weights import cache_directory
+
+VERSIONS = {"trl": "1.16.0", "vllm": "0.32.0", "art": "0.5.18"}
+TORCH = "torch==2.13.0"
+CACHE = cache_directory() / "bench"
+
+
+def python_of(peer: str) -> Path:
+    "The interpreter of a peer's environment, which is made where it is missing; raises Failed."
+    where, wanted = CACHE / f"{peer}-{VERSIONS[peer]}", HERE / "peers" / f"{peer}.txt"
+    stamp, python = where / "installed.txt", where / "bin" / "python"
+    if stamp.exists() and stamp.read_text() == wanted.read_text():
+        return python
+    print(f"making the environment of {peer} {VERSIONS[peer]} in {where}: some minutes", file=sys.stderr, flush=True)
+    shutil.rmtree(where, ignore_errors=True)
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    for command in ([sys.executable, "-m", "venv", str(where)], [*pip, TORCH],
+                    [*pip, "--no-deps", "-r", str(wanted)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            last = " | ".join(done.stderr.splitlines()[-2:])[-400:]
+            raise Failed(f"the environment of {peer} cannot be made: {last}")
+    shutil.copy(wanted, stamp)
+    return python

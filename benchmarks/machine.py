@@ -1,0 +1,55 @@
+"What is measured on: the processor, the versions, and who else computes on it."
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+
+from envs import VERSIONS
+from talk import HERE
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+QUIET = 0.3                     # load average above which the machine counts as busy
+PACKAGES = ("art_nb", "torch", "transformers", "peft", "numpy")
+
+
+def machine(threads: int) -> dict:
+    "The first line of a run."
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    load = os.getloadavg()[0]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True).stdout
+    return {"cpu": cpu, "bf16": [flag for flag in flags if "bf16" in flag], "cores": CORES, "threads": threads,
+            "load_before": round(load, 2), "idle": load <= QUIET, "system": platform.platform(),
+            "python": platform.python_version(), "commit": commit.strip(), "when": time.strftime("%Y-%m-%d %H:%M"),
+            **{name: importlib.metadata.version(name) for name in PACKAGES}, "peers": VERSIONS}
+
+
+def busy_s() -> float | None:
+    "Seconds that all cores together have worked since the machine began; None where that cannot be known."
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _, _, irq, soft, steal = map(int, stat.read_text().split("\n")[0].split()[1:9])
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+
+
+class Watch:
+    "How much of the cores went to processes that are none of ours, between `start` and `others`."
+    def __init__(self, own_s):
+        self.own_s = own_s              # seconds of CPU that the processes of the bench have used
+        self.start()
+
+    def start(self) -> None:
+        "From now on."
+        self.began, self.busy, self.own = time.perf_counter(), busy_s(), self.own_s()
+
+    def others(self) -> float | None:
+        "Share of all cores, 0 to 1."
+        if self.busy is None:
+            return None
+        rest = busy_s() - self.busy - (self.own_s() - self.own)
+        return round(max(0.0, rest / CORES / max(time.perf_counter() - self.began, 1e-9)), 3)

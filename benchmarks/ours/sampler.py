@@ -1,0 +1,53 @@
+"Our sampler by itself, with and without an adapter."
+import asyncio
+import time
+from pathlib import Path
+
+import torch
+from shapes import ids
+from talk import serve
+
+from art_nb.checkpoints import save
+from art_nb.learners import Learner
+from art_nb.policy import adapter, load_policy
+from art_nb.samplers import SamplingParams, TransformersSampler
+from art_nb.worker import Worker
+
+HELD = {}
+
+
+def setup(model: str, adapter_path: str) -> dict:
+    "Load the model; write an adapter that changes something as a PEFT directory, and load it too."
+    policy = load_policy(model)
+    with torch.no_grad():
+        for layer in policy.layers.values():
+            layer.B.normal_(0, 1e-3, generator=torch.Generator().manual_seed(0))
+    save(Path(adapter_path), Learner(policy), step=0, base_model=model)
+    HELD["sampler"] = TransformersSampler(policy, Worker())
+    HELD["sampler"].load("bench", adapter(policy))
+    return {"threads": torch.get_num_threads(), "dtype": str(policy.dtype)}
+
+
+def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False) -> dict:
+    "n prompts at once: seconds of it all, and tokens and seconds after the moment when each has its first token."
+    params, times = SamplingParams(max_tokens=new, ignore_eos=True), []
+
+    async def one(i: int) -> float:
+        first = None
+        stream = HELD["sampler"].generate(ids(seed + i, prompt), params, "bench" if with_adapter else None)
+        async for _ in stream:
+            times.append(time.perf_counter())
+            first = first or times[-1]
+        return first
+
+    async def everybody() -> float:
+        return max(await asyncio.gather(*(one(i) for i in range(n))))
+
+    start = time.perf_counter()
+    first = asyncio.run(everybody())
+    return {"seconds": times[-1] - start, "tokens": len(times), "decode_seconds": times[-1] - first,
+            "decode_tokens": sum(t > first for t in times)}
+
+
+if __name__ == "__main__":
+    serve({"setup": setup, "sample": sample})

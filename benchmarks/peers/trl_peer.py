@@ -1,0 +1,112 @@
+"""TRL's GRPOTrainer, its real loop: it waits before each step to be asked, and tells after it how long that took.
+
+Rollouts of several turns come through its hook `rollout_func`, one row a trajectory, the tokens between two replies
+masked; each turn is TRL's own generation on the CPU (transformers' generate over the batch). With `given` rows nothing
+is generated: the step trains on those."""
+import tempfile
+import time
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from shapes import between, opening, rows
+from talk import Talk, peak_mb
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) -> GRPOConfig:
+    "Sixty-four completions a step, say, in micro-batches; all other settings are TRL's."
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, model_init_kwargs={"dtype": "bfloat16"},
+        gradient_checkpointing=checkpointing, per_device_train_batch_size=micro,
+        gradient_accumulation_steps=groups * size // micro, num_generations=size, max_completion_length=new,
+        generation_kwargs={"min_new_tokens": new}, learning_rate=1e-4, lr_scheduler_type="constant", max_steps=10**6,
+        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False)
+
+
+class Loop(TrainerCallback):
+    "Holds the training loop between two questions, and watches its parts."
+    def __init__(self, talk: Talk):
+        self.talk, self.how, self.spent, self.counts, self.trainer = talk, {}, {}, {}, None
+
+    def watch(self, trainer: GRPOTrainer) -> None:
+        "Time generation and training of the trainer."
+        self.trainer = trainer
+        trainer._generate_and_score_completions = self._timed("generate", trainer._generate_and_score_completions)
+        trainer.training_step = self._timed("train", trainer.training_step)
+
+    def _timed(self, name: str, function):
+        def call(*args, **kwargs):
+            start = time.perf_counter()
+            made = function(*args, **kwargs)
+            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
+            return made
+        return call
+
+    def on_step_begin(self, args, state, control, **_):
+        self.how = self.talk.asked()
+        if self.how is None:
+            raise SystemExit
+        self.spent, self.start = {}, time.perf_counter()
+
+    def on_step_end(self, args, state, control, **_):
+        seconds = time.perf_counter() - self.start
+        train = self.spent["train"] - self.spent["generate"]        # training_step asks for the generation
+        self.talk.answer(seconds=seconds, generate_seconds=self.spent["generate"], train_seconds=train,
+                         peak_mb=peak_mb(), **self.counts)
+
+    def rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict:
+        "TRL's rollout_func."
+        how = self.how
+        made = self._given(**how["given"]) if "given" in how else self._played(len(prompts), **how["play"])
+        whole = sum(map(len, made["prompt_ids"])) + sum(map(len, made["completion_ids"]))
+        self.counts = {"tokens": whole, "trained": sum(map(sum, made["env_mask"])), "rows": len(made["prompt_ids"])}
+        return made | {"logprobs": None}
+
+    @staticmethod
+    def _given(**shape) -> dict:
+        made = rows(**shape)
+        return {"prompt_ids": [row["tokens"][:shape["prompt"]] for row in made],
+                "completion_ids": [row["tokens"][shape["prompt"]:] for row in made],
+                "env_mask": [list(map(int, row["sampled"][shape["prompt"]:])) for row in made]}
+
+    def _played(self, n: int, size: int, prompt: int, turns: int, gap: int, seed: int) -> dict:
+        first = [self._ids(opening(seed + i // size, prompt)) for i in range(n)]
+        said, mask = [[] for _ in first], [[] for _ in first]
+        for turn in range(turns):
+            replies, _ = self.trainer._generate_single_turn([p + s for p, s in zip(first, said)], None, {}, size)
+            for i, reply in enumerate(replies):
+                ask = [] if turn == turns - 1 else self._gap(between(seed + 1000 * turn + i, gap))
+                said[i] += reply + ask
+                mask[i] += [1] * len(reply) + [0] * len(ask)
+        return {"prompt_ids": first, "completion_ids": said, "env_mask": mask}
+
+    def _ids(self, messages: list[dict]) -> list[int]:
+        tokenizer = self.trainer.processing_class
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def _gap(self, message: dict) -> list[int]:
+        "What the chat template puts between two replies."
+        empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+        tokenizer = self.trainer.processing_class
+        before = tokenizer.apply_chat_template(empty, return_dict=False)
+        return self._ids([*empty, message])[len(before) - 2:]       # the reply has no <|im_end|> and newline of its own
+
+
+def main() -> None:
+    talk = Talk()
+    how, loop = talk.asked(), Loop(talk)
+    trainer = GRPOTrainer(
+        model=how["model"], reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        args=config(how["groups"], how["size"], how["new"], how["micro"], how["checkpointing"]),
+        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(how["groups"])]),
+        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"), rollout_func=loop.rollouts)
+    loop.watch(trainer)
+    trainer.add_callback(loop)
+    talk.answer(threads=torch.get_num_threads())
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
