@@ -99,6 +99,6 @@ def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir,
     nb.page.wait_for_selector(".art-state[data-state=lost]", timeout=30_000)
     nb.idle()
     nb.run(3, 60)
-    nb.page.wait_for_selector(".art-state[data-state=dead]", timeout=30_000)
+    nb.page.wait_for_selector(".art-state[data-state=dead]", timeout=90_000)
     assert "goes on there" in nb.text(3)
     nb.page.wait_for_selector(".art-curve canvas")

@@ -847,7 +847,7 @@ async def test_journal_has_a_line_for_each(judge, tmp_path):
     rows = journal.read()
     assert sorted((r.trajectory, r.score) for r in rows if r.score is not None) == [(0, 0.2), (1, 0.9)]
     assert [(r.trajectory, r.reason) for r in rows if r.score is None] == [(-1, "the judge gave no score")]
-    assert {(r.step, r.judge, r.by, r.order_seed, r.tokens) for r in rows} == {(5, address(judge), "judge", 9, 120)}
+    assert {(r.step, r.judge, r.by, r.order_seed, r.tokens) for r in rows} == {(6, address(judge), "judge", 9, 120)}
     for i, trajectory in enumerate(groups[0]):
         counts = journal.current(groups[0])[i]
         assert (counts.score, counts.rollout) == (trajectory.reward, trajectory.metadata["rollout_id"])
