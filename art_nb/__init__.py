@@ -4,9 +4,12 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-# OpenMP's threads spin while they wait; on a machine that does anything else, that makes small products ten times
-# slower (docs/performance.md). It is read when torch is loaded, which is after this.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# How long OpenMP's threads spin before they sleep, unless the user has said so: its default is so long that on a busy machine
+# small products take ten times the time, and so short, once two threads compute, that half of the second core is lost
+# (docs/performance.md). It is read when torch is loaded, which is after this.
+_SPIN = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+if not _SPIN.keys() & os.environ.keys():
+    os.environ |= _SPIN if sys.platform == "linux" else {"OMP_WAIT_POLICY": "PASSIVE"}
 
 __version__ = version("art_nb")
 _HOMES = {

@@ -1600,4 +1600,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.worker.Worker.result': ('worker.html#worker.result', 'art_nb/worker.py'),
                                'art_nb.worker.Worker.submit': ('worker.html#worker.submit', 'art_nb/worker.py'),
                                'art_nb.worker.Worker.wake': ('worker.html#worker.wake', 'art_nb/worker.py'),
-                               'art_nb.worker.give_memory_back': ('worker.html#give_memory_back', 'art_nb/worker.py')}}}
+                               'art_nb.worker._glibc': ('worker.html#_glibc', 'art_nb/worker.py'),
+                               'art_nb.worker.give_memory_back': ('worker.html#give_memory_back', 'art_nb/worker.py'),
+                               'art_nb.worker.keep_freed_memory': ('worker.html#keep_freed_memory', 'art_nb/worker.py')}}}

@@ -34,7 +34,6 @@ def options() -> argparse.Namespace:
 def main() -> None:
     asked = options()
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(CORES))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if asked.list:
         return print("\n".join(rows.names()))
     facts = machine(int(threads))

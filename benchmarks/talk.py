@@ -51,12 +51,13 @@ class Failed(RuntimeError):
 
 class Child:
     "A process that is asked."
-    def __init__(self, python: Path | str, script: str, log: Path, **environ: str):
+    def __init__(self, python: Path | str, script: str, log: Path, **environ: str | None):
         self.name, self.log = script, log
         log.parent.mkdir(parents=True, exist_ok=True)
         own = {"PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        said = {name: value for name, value in {**os.environ, **own, **environ}.items() if value is not None}
         with log.open("w") as errors:
-            self.process = subprocess.Popen([str(python), str(HERE / script)], env={**os.environ, **own, **environ},
+            self.process = subprocess.Popen([str(python), str(HERE / script)], env=said,
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
 
     def ask(self, do: str, limit_s: float = 1800, **how) -> dict:
