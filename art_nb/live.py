@@ -350,9 +350,8 @@ DISPLAYS.append(live_place)
 def display_run(run: Source) -> None:
     "Show a run where it is named at the end of a cell; once a cell is enough."
     place, shell = run.show.place if isinstance(run, Run) else None, get_ipython()
-    shown = place.cell if isinstance(place, LivePlace) and place.cell.comm is not None else None
-    if shown is not None and shell is not None and shown.cell_number == shell.execution_count:
-        return
+    if isinstance(place, LivePlace) and shell is not None and place.cell.cell_number == shell.execution_count:
+        return                                          # `await run` in the cell that began it
     made = live_place(run, run.progress)
     if made is None:
         display(HTML(frozen_form(run)))

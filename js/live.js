@@ -39,7 +39,7 @@ function build(root, wire, model) {
   const title = h("strong.live-title", null), state = h("span.state", null), step = h("span", null), left = h("span.muted", null);
   const buttons = Object.fromEntries(Object.entries(BUTTONS).map(([name, [label, hint]]) =>
     [name, h("button.button", { title: hint, onclick: () => press(name) }, label)]));
-  const bar = h("div.bar", { role: "progressbar", label: "Steps", "aria-valuemin": 0 }, h("div", null));
+  const bar = h("div.live-bar", { role: "progressbar", label: "Steps", "aria-valuemin": 0 }, h("div", null));
   const help = h("div.live-help", { role: "dialog", label: "Keys", hidden: true }, HELP.map(([key, what]) =>
     h("div", null, key.split(" ").map((one) => h("span.kbd", null, one)), muted(what))));
   const freeze = h("button.button.plain", { title: "Replace this cell by its static form (F)", onclick: () => ask("freeze") }, "Freeze");
@@ -48,14 +48,14 @@ function build(root, wire, model) {
 
   // what to know -----------------------------------------------------------------------------------------------------------
 
-  const stall = h("div.note.is-warn", { role: "status", hidden: true }), refused = h("div.note.is-bad", { role: "alert", hidden: true });
-  const failure = h("div.note.is-bad", { role: "alert", hidden: true }), lessons = h("div.lessons", null);
+  const stall = h("div.live-note.is-warn", { role: "status", hidden: true }), refused = h("div.live-note.is-bad", { role: "alert", hidden: true });
+  const failure = h("div.live-note.is-bad", { role: "alert", hidden: true }), lessons = h("div.lessons", null);
   const phases = Object.fromEntries(Object.entries(PHASES).map(([name, label]) => {
     const now = h("span.phase-now", null), time = h("span.num", null), before = h("span.muted", null);
     return [name, { now, time, before, tile: h("div.phase", { "data-phase": name }, h("div.phase-name", null, h("i", null), label, time), now, before), part: h("div", { "data-phase": name }) }];
   }));
   const shares = h("div.shares", { role: "img" }, Object.values(phases).map((one) => one.part));
-  const facts = h("div.facts", null);
+  const facts = h("div.live-facts", null);
 
   // groups -----------------------------------------------------------------------------------------------------------------
 
@@ -208,9 +208,9 @@ function build(root, wire, model) {
     const now = JSON.stringify([tick.lessons, tick.notes, tick.failure]);
     if (now === warned) return;
     warned = now;
-    fill(lessons, tick.lessons.map((one) => h("div.note.is-warn", { "data-lesson": one.key },
+    fill(lessons, tick.lessons.map((one) => h("div.live-note.is-warn", { "data-lesson": one.key },
       h("div", null, h("strong", null, one.title), " ", one.finding), h("div", null, muted("Try: "), one.advice))),
-      tick.notes.filter((text) => !tick.failure?.message.startsWith(text.slice(0, 60))).map((text) => h("div.note", null, marked(text))));
+      tick.notes.filter((text) => !tick.failure?.message.startsWith(text.slice(0, 60))).map((text) => h("div.live-note", null, marked(text))));
     const f = tick.failure;
     failure.hidden = !f;
     if (f) {

@@ -102,3 +102,18 @@ def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir,
     nb.page.wait_for_selector(".art-state[data-state=dead]", timeout=90_000)
     assert "goes on there" in nb.text(3)
     nb.page.wait_for_selector(".art-curve canvas")
+
+
+@pytest.mark.timeout(240)
+def test_a_run_that_its_cell_awaits_is_shown_once(lab, tiny_model_dir, tmp_path):
+    train = TRAIN.replace("100_000", "2") + "\nawait run"
+    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), train, "run", "run.groups[-1]"])
+    nb.run(0, 120)
+    nb.run(1, 120)
+    assert nb.cell(1).get_by_text("done at step 2 of 2").count() == 1
+    nb.run(2, 60)
+    nb.run(3, 60)
+    nb.page.wait_for_selector(".art-state[data-state=done]")     # the live cell and the viewer in one page
+    bar = nb.cell(3).locator(".art-bar").first
+    bar.wait_for()
+    assert bar.bounding_box()["height"] > 30

@@ -172,8 +172,8 @@ def test_a_failure_tells_what_went_before_and_what_to_change(page_with, script):
     page = page_with(cell)
     wait_for(page, "Failed in step 12")
     wait_for(page, "Lower tokens_per_batch")
-    page.locator(".art-note details summary").click()
-    card = page.locator(".art-note.art-is-bad:visible").inner_text()
+    page.locator(".art-live-note details summary").click()
+    card = page.locator(".art-live-note.art-is-bad:visible").inner_text()
     assert card.count("group=g12-0") >= 2 and "boom" in card and "The last 3 events" in card
     assert page.evaluate("window.__pwned") is None
     frozen = cell.html()
@@ -224,8 +224,8 @@ def test_badges_and_earlier_groups(page_with, cell):
 def test_a_group_that_is_not_there_is_said(page_with, cell):
     page = page_with(cell)
     page.locator(".art-group").last.click()
-    page.wait_for_selector(".art-note[role=alert]:visible")
-    assert "no trajectories" in page.locator(".art-note[role=alert]:visible").inner_text()
+    page.wait_for_selector(".art-live-note[role=alert]:visible")
+    assert "no trajectories" in page.locator(".art-live-note[role=alert]:visible").inner_text()
 
 
 # keys and buttons
@@ -294,7 +294,7 @@ def test_enter_opens_x_closes_f_freezes(page_with, cell, monkeypatch):
     page.locator(".art-panel").focus()
     page.keyboard.press("k")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".art-note[role=alert]:visible")      # this one is not on disk
+    page.wait_for_selector(".art-live-note[role=alert]:visible")      # this one is not on disk
     asked = lambda: page.evaluate("window.sent.map(m => m.command)")
     assert asked()[-1] == "open_group"
     page.keyboard.press("x")

@@ -498,6 +498,16 @@ def test_style_sheets_fetch_nothing_and_touch_only_us(path):
     ]
 
 
+def test_no_panel_styles_what_is_anothers():
+    """All sheets lie in one page: what is not in a common sheet has one owner."""
+    sheets = [path for path in JS.rglob("*.css") if "node_modules" not in path.parts]
+    named = {path.name: set(re.findall(r"\.(art-[\w-]+)", path.read_text(encoding="utf-8"))) for path in sheets}
+    common = {name for sheet in ("panel.css", "thread.css") for name in named.pop(sheet)}
+    owned = [name for names in named.values() for name in names - common if not name.startswith("art-is-")]
+    assert len(named) == 3
+    assert sorted(owned) == sorted(set(owned))
+
+
 def test_a_panel_takes_at_most_60_kb():
     pairs = {}
     for path in (ROOT / "art_nb" / "static").iterdir():
