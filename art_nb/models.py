@@ -19,10 +19,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import httpx
 import numpy as np
-from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+from openai import AsyncOpenAI, Timeout
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, model_validator
 from typing_extensions import TypeVar
 
+from .connections import http_client
 from .events import Bus
 from .store import RunStore
 from .trajectories import Trajectory, TrajectoryGroup
@@ -206,8 +207,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         if self.inference_base_url is None or self.inference_api_key is None:
             needed = "`await model.register(backend)`" if self.trainable else "inference_base_url and inference_api_key"
             raise ValueError(f"{self.name} has no endpoint yet; it needs {needed}")
-        limits = type(DEFAULT_CONNECTION_LIMITS)(max_connections=100_000, max_keepalive_connections=100_000)
-        http = httpx.AsyncClient(transport=transport) if transport else DefaultAsyncHttpxClient(limits=limits)
+        http = httpx.AsyncClient(transport=transport) if transport else http_client()
         address = {"base_url": self.inference_base_url, "api_key": self.inference_api_key}
         return AsyncOpenAI(**address, http_client=http, timeout=Timeout(1200, connect=5.0))
 
