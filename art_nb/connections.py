@@ -10,7 +10,7 @@ from urllib.request import getproxies
 
 import httpx
 
-# %% ../nbs/04_connections.ipynb #3659ec68
+# %% ../nbs/04_connections.ipynb #509b2c82
 AT_ONCE = 16           # requests that one pool waits for
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 

@@ -2,7 +2,6 @@
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,26 @@ def installed(version: str) -> Path:
     return folder
 
 
+STACKS = """
+def _stacks(loop, folder):
+    import asyncio, io, sys, threading, time, traceback
+    while True:
+        time.sleep(0.5)
+        if (folder / "asked").exists():
+            (folder / "asked").unlink()
+            out, names = io.StringIO(), {{one.ident: one.name for one in threading.enumerate()}}
+            for ident, frame in sys._current_frames().items():
+                print("thread", names.get(ident, ident), "".join(traceback.format_stack(frame)), file=out)
+            for task in asyncio.all_tasks(loop):
+                task.print_stack(file=out)
+                print(task, file=out)
+            (folder / "stacks").write_text(out.getvalue())
+
+import asyncio, pathlib, threading
+threading.Thread(target=_stacks, args=(asyncio.get_running_loop(), pathlib.Path({folder!r})), daemon=True).start()
+"""
+
+
 class Front:
     """A kernel, and the part of a notebook front end that a live cell needs."""
 
@@ -46,9 +65,9 @@ class Front:
         self.custom: list[dict] = []           # custom messages from the kernel
         self.times: list[float] = []           # of every comm message from the kernel
         self.idle, self.subshell, self.views, self.answers_pings = {}, None, 0, True
-        self.dump = Path(tempfile.mkdtemp()) / "stacks.txt"
-        self.run(f"import faulthandler, signal; stacks = open({str(self.dump)!r}, 'w'); "
-                 "faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)")
+        self.doors: list = []
+        self.dump = Path(tempfile.mkdtemp())
+        self.run(STACKS.format(folder=str(self.dump)))
         if subshells:
             self.subshell = self._make_subshell()
 
@@ -74,10 +93,12 @@ class Front:
         return self.outputs[before:]
 
     def stacks(self) -> str:
-        """What the kernel's threads are doing."""
-        self.manager.provisioner.process.send_signal(signal.SIGUSR1)
-        time.sleep(1)
-        return self.dump.read_text()
+        """What the kernel's threads and the tasks of its loop are doing."""
+        (self.dump / "asked").touch()
+        time.sleep(2)
+        alive = self.manager.is_alive()
+        told = [path.read_text() for path in self.dump.glob("stacks")]
+        return "\n".join([f"kernel alive: {alive}", *told])
 
     def text(self, code: str) -> str:
         """What a cell prints."""
@@ -86,15 +107,23 @@ class Front:
 
     def until(self, truth, timeout_s: float = 20) -> bool:
         """Take messages in until something is true."""
-        end = time.monotonic() + timeout_s
+        end, knock = time.monotonic() + timeout_s, time.monotonic() + 3
         while not truth():
             if time.monotonic() > end:
                 return False
+            if time.monotonic() > knock:
+                knock = time.monotonic() + 3
+                self.knock()
             try:
                 self._take(self.client.get_iopub_msg(timeout=0.05))
             except queue.Empty:
                 continue
         return True
+
+    def knock(self) -> None:
+        """Connect once more: ipykernel 7.0 to 7.3 may overlook a request until then (ipython/ipykernel#1554)."""
+        if self.version.startswith("7.3"):
+            self.doors.append(self.manager.connect_shell())
 
     def _take(self, message: dict) -> None:
         kind, content = message["msg_type"], message["content"]
@@ -159,6 +188,8 @@ class Front:
 
     def close(self) -> None:
         """End the kernel."""
+        for door in self.doors:
+            door.close(linger=0)
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
 

@@ -146,7 +146,7 @@ def test_cells_that_wait_in_line_are_run(front):
 def test_interrupting_a_waiting_cell_pauses(front):
     cell = begin(front, AWAITING)
     front.manager.interrupt_kernel()
-    assert front.until(lambda: cell in front.idle, 10)
+    assert front.until(lambda: cell in front.idle, 10), front.stacks()
     assert front.until(lambda: front.tick()["status"] == "paused", 20)
     front.run("run.stop()")
 
