@@ -4,12 +4,12 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-# How long OpenMP's threads spin before they sleep, unless the user has said so: its default is so long that on a busy machine
-# small products take ten times the time, and so short, once two threads compute, that half of the second core is lost
+# How long OpenMP's threads spin before they sleep, unless the user has said so. The default is so long that small products
+# take ten times the time on a busy machine, and so short, once two threads compute, that half of the second core is lost
 # (docs/performance.md). It is read when torch is loaded, which is after this.
-_SPIN = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
-if not _SPIN.keys() & os.environ.keys():
-    os.environ |= _SPIN if sys.platform == "linux" else {"OMP_WAIT_POLICY": "PASSIVE"}
+SPINNING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+if not SPINNING.keys() & os.environ.keys():
+    os.environ |= SPINNING if sys.platform == "linux" else {"OMP_WAIT_POLICY": "PASSIVE"}
 
 __version__ = version("art_nb")
 _HOMES = {

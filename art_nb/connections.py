@@ -39,5 +39,5 @@ class Pools(httpx.AsyncBaseTransport):
 # %% ../nbs/04_connections.ipynb #43b3a4ea
 def http_client() -> httpx.AsyncClient:
     "A client for any number of requests at once. Where the environment names proxies, they are used, from one pool."
-    mounts = None if getproxies() else {"all://": Pools()}
-    return httpx.AsyncClient(mounts=mounts, limits=LIMITS, follow_redirects=True)
+    how = {"limits": LIMITS} if getproxies() else {"transport": Pools()}
+    return httpx.AsyncClient(**how, follow_redirects=True)

@@ -10,6 +10,8 @@ from envs import CACHE, python_of
 from machine import Watch
 from talk import Child, Failed
 
+from art_nb import SPINNING
+
 Side = Callable[[], dict[str, float]]
 
 
@@ -32,9 +34,6 @@ KINDS = {       # what is held against `needed`, and whether more of it is bette
 }
 
 
-WAITING = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"    # art_nb sets its own; a peer runs as it comes
-
-
 @dataclass
 class Bench:
     "The processes of a run, and the turns they take."
@@ -52,9 +51,9 @@ class Bench:
         if key not in self.children:
             try:
                 log = CACHE / "logs" / f"{'-'.join(key).replace('/', '-')}.log"
-                waiting = dict.fromkeys(WAITING) if peer else {}
+                unset = dict.fromkeys(SPINNING) if peer else {}         # a peer runs as it comes
                 self.children[key] = child = Child(python_of(peer) if peer else sys.executable, script, log,
-                                                   TMPDIR=str(self.folder), **waiting, **environ or {})
+                                                   TMPDIR=str(self.folder), **unset, **environ or {})
                 said = child.ask("setup", **setup) if setup else {}
                 if str(said.get("threads", os.environ["OMP_NUM_THREADS"])) != os.environ["OMP_NUM_THREADS"]:
                     print(f"{key} computes with {said['threads']} threads", file=sys.stderr)

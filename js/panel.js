@@ -301,8 +301,7 @@ export function announcer(root) {
 export function num(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  const abs = Math.abs(value);
-  const text =
-    abs !== 0 && (abs < 1e-3 || abs >= 1e6) ? value.toExponential(digits - 1) : String(+value.toPrecision(digits));
+  const abs = Math.abs(value), short = +value.toPrecision(digits);
+  const text = abs !== 0 && (abs < 1e-3 || abs >= 1e6) ? short.toExponential() : String(short);
   return text.replace("-", "−");
 }

@@ -116,12 +116,11 @@ function createComparing(app) {
     const wanted = [...new Set(ids)].slice(0, 4);
     if (wanted.length < 2) return;
     app.keep({ ids: wanted });
-    reader.leave();
     if (!bySteps) steps.hide();
-    app.root.classList.add("art-is-comparing");
     app.inspector.close();
     try {
-      await sides.show(wanted);
+      if (!(await sides.show(wanted))) return;
+      app.root.classList.add("art-is-comparing");
       reader.leave(sides.node);
       if (app.matches) app.finding.mark();
       fill(
@@ -140,9 +139,6 @@ function createComparing(app) {
   };
 
   app.alone = (id) => {
-    app.keep({ ids: [] });
-    app.root.classList.remove("art-is-comparing");
-    reader.leave();
     list.go(id);
     reader.focus();
   };

@@ -111,6 +111,7 @@ def test_a_run_that_its_cell_awaits_is_shown_once(lab, tiny_model_dir, tmp_path)
     nb.run(0, 120)
     nb.run(1, 120)
     assert nb.cell(1).get_by_text("done at step 2 of 2").count() == 1
+    assert nb.cell(1).locator(".art-panel").count() == 0         # no live one beside the frozen
     nb.run(2, 60)
     nb.run(3, 60)
     nb.page.wait_for_selector(".art-state[data-state=done]")     # the live cell and the viewer in one page

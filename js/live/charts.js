@@ -53,7 +53,7 @@ export function createCharts(columns) {
       scales: { x: { time: false }, y: { range } },
       axes: [
         { ...axis, show: Boolean(chart.wide), size: 22, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000], grid: { show: false } },
-        { ...axis, size: 40, space: chart.wide ? 34 : 30, values: (self, ticks) => ticks.map((tick) => (chart.percent ? share(tick) : (tick && Math.abs(tick) < 1e-3 ? num(tick, 1) : num(tick)))) },
+        { ...axis, size: 40, space: chart.wide ? 34 : 30, values: (self, ticks) => ticks.map((tick) => (chart.percent ? share(tick) : num(tick))) },
       ],
       series: [{}, ...(chart.band ? [edge, edge] : []), line],
       bands: chart.band ? [{ series: [1, 2], fill: () => paint("accent-bg") }] : [],

@@ -9,13 +9,14 @@ export function createCompare(app) {
     asked = 0,
     ids = [];
 
-  /** @param {number[]} wanted two to four rollouts */
+  /** @param {number[]} wanted two to four rollouts @returns {Promise<boolean>} whether they are still wanted */
   async function show(wanted) {
     const mine = ++asked;
     ids = wanted;
     active = Math.min(active, ids.length - 1);
     const { reply } = await app.wire.request("compare", { ids });
     if (mine === asked) draw(reply);
+    return mine === asked;
   }
 
   function draw({ prefix, shared = [], items, identical, shortened }) {

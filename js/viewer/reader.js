@@ -34,11 +34,11 @@ export function createReader(app) {
     }
   }
 
-  /** Another thing is to be shown here. @param {Node} [other] */
+  /** Another thing is to be shown here. @param {Node} other */
   function leave(other) {
     clearTimeout(timer);
     reading += 1;
-    fill(body, other);
+    if (body.firstChild !== other) fill(body, other);      // what is there keeps the focus
   }
 
   function show(reply, turn) {
