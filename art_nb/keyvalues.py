@@ -132,6 +132,8 @@ class KVSlots:
         at = torch.tensor([starts[i] for i in ones], device=places.device, dtype=torch.long)
         rows = slice(len(ones)) if ones == list(range(len(ones))) else torch.tensor(ones, device=places.device)
         parts = _parts(starts, places)
+        heads = torch.arange(self.heads, device=places.device)
+        heads = ((slots[:, None] * self.heads + heads) * self.kv.shape[4] + places[:, None]).flatten()
 
         def bias(which, *asked):
             if (which, asked[-1]) not in biases:
@@ -140,11 +142,17 @@ class KVSlots:
 
         def attend(layer, q_SHD, k_SKD, v_SKD, scale, window):
             keys, values = self.kv[layer]
-            keys[slots, :, places], values[slots, :, places] = k_SKD, v_SKD
-            out = torch.empty_like(q_SHD)
+            for cache, new in ((keys, k_SKD), (values, v_SKD)):
+                cache.view(-1, self.dim).index_copy_(0, heads, new.reshape(-1, self.dim))
             if ones:
                 seen = bias("ones", places[at], 1, longest, window).to(q_SHD.dtype)
-                out[at] = _one_token(q_SHD[at], keys[rows, :, :longest], values[rows, :, :longest], seen, scale)
+                single = _one_token(q_SHD if not parts else q_SHD[at], keys[rows, :, :longest],
+                                    values[rows, :, :longest], seen, scale)
+                if not parts:
+                    return single
+            out = torch.empty_like(q_SHD)
+            if ones:
+                out[at] = single
             for i, (running, (n, s, l), q_at, real, before) in enumerate(parts):
                 q = q_SHD[q_at].view(n, s, self.heads, -1, self.dim).permute(0, 2, 3, 1, 4)
                 seen = (t[:, :, :l].index_select(0, running) for t in (keys, values))

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .batches import Segment, tree_attention
-from .operators import bf16_products, folded_product, rms_norm, rotate, token_logprobs
+from .operators import Packed, bf16_products, folded_product, rms_norm, rotate, token_logprobs
 from .types import TrainError
 
 # %% ../nbs/25_policy.ipynb #aec73f85
@@ -30,7 +30,7 @@ class LoRALinear(nn.Module):
         super().__init__()
         self.bias, self.scale, self.folded = linear.bias, scale, True
         self.own, self.shared = linear.weight.requires_grad_(False), None
-        self.base = linear.weight.detach().clone()
+        self.base, self.product = linear.weight.detach().clone(), Packed(self.own)
         bound = 1 / math.sqrt(linear.in_features)
         A = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
         self.A = nn.Parameter(A.to(self.base.device))
@@ -43,7 +43,8 @@ class LoRALinear(nn.Module):
 
     def forward(self, x):
         if self.folded:
-            y = folded_product(x, self.weight, self.scale, (self.A, self.B))
+            train = torch.is_grad_enabled()
+            y = folded_product(x, self.weight, self.scale, (self.A, self.B)) if train else self.product(x)
         else:
             y = nn.functional.linear(x, self.base)
             y = y + self.scale * nn.functional.linear(nn.functional.linear(x, self.A.to(x.dtype)), self.B.to(x.dtype))
@@ -63,15 +64,19 @@ class Stack(nn.Module):
         self.sizes = [len(layer.B) for layer in layers]
         self.weight = nn.Parameter(torch.cat([layer.own for layer in layers]), requires_grad=False)
         for i, layer in enumerate(layers):
-            layer.own, layer.shared = None, lambda i=i: self.weight.split(self.sizes)[i]
+            layer.own, layer.product, layer.shared = None, None, lambda i=i: self.weight.split(self.sizes)[i]
+        self.product = Packed(self.weight)
 
     def forward(self, x) -> tuple[torch.Tensor, ...]:
         "What each layer makes of x."
         first = self.layers[0]
         if not first.folded:
             return tuple(layer(x) for layer in self.layers)
-        masters = [m for layer in self.layers for m in (layer.A, layer.B)]
-        parts = folded_product(x, self.weight, first.scale, masters).split(self.sizes, -1)
+        if torch.is_grad_enabled():
+            y = folded_product(x, self.weight, first.scale, [m for layer in self.layers for m in (layer.A, layer.B)])
+        else:
+            y = self.product(x)
+        parts = y.split(self.sizes, -1)
         return tuple(y if layer.bias is None else y + layer.bias for y, layer in zip(parts, self.layers))
 
 # %% ../nbs/25_policy.ipynb #1d2d2eca
@@ -79,8 +84,7 @@ NORMS = {"LlamaRMSNorm": 0.0, "MistralRMSNorm": 0.0, "Qwen2RMSNorm": 0.0, "Qwen3
 
 
 def _norm(module, x):
-    gain = module.weight.float() + NORMS[type(module).__name__]
-    return rms_norm(x, gain, module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
+    return rms_norm(x, module.gain, module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
 
 
 def _attention(module, hidden_states, position_embeddings, attention_mask=None, *, attend, **_):
@@ -119,6 +123,7 @@ def adopt(model: nn.Module) -> None:
     for module in list(model.modules()):
         kind = type(module).__name__
         if kind in NORMS:
+            module.register_buffer("gain", module.weight.detach().float() + NORMS[kind], persistent=False)
             module.forward = MethodType(_norm, module)
         if kind not in STACKED or getattr(module, "attn_logit_softcapping", None) is not None:
             continue
@@ -140,7 +145,7 @@ class Policy:
                              "attach an adapter to. Pass the names of its projections as target_modules.")
         model.set_attn_implementation("art_nb")
         adopt(model)
-        self._head_fp32, self._version, self.current = None, 0, "training"
+        self._head_fp32, self._product, self.current = None, None, "training"
 
     def _wrap(self, generator) -> Iterator[tuple[str, LoRALinear]]:
         for name, module in list(self.model.named_modules()):
@@ -172,7 +177,7 @@ class Policy:
     def logits(self, hidden_N) -> torch.Tensor:
         "fp32 logits [N, vocabulary]."
         with bf16_products(self.dtype == torch.bfloat16):
-            logits = hidden_N.float() @ self._head().T
+            logits = self._to_logits(hidden_N.float())
         bound = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if bound is None else bound * torch.tanh(logits / bound)
 
@@ -183,6 +188,12 @@ class Policy:
             return token_logprobs(hidden_N, self._head(), target_N, temperature, with_entropy)
         logp = (self.logits(hidden_N) / temperature).log_softmax(-1)
         return logp.gather(-1, target_N[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+    def _to_logits(self, hidden_N) -> torch.Tensor:
+        if torch.is_grad_enabled() or self.dtype != torch.bfloat16:
+            return hidden_N @ self._head().T
+        self._product = self._product or Packed(self._head())
+        return self._product(hidden_N)
 
     def _head(self) -> torch.Tensor:
         if self._head_fp32 is None:

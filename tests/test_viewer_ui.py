@@ -251,8 +251,9 @@ def test_the_mark_stands_where_they_part(opened):
 def test_up_to_four_and_never_more(opened):
     page = opened(games(0, 6))
     page.focus(".art-reader")
-    for key, panes, active in [("l", 2, 0), ("l", 2, 1), ("l", 3, 1), ("l", 3, 2), ("l", 4, 2), ("l", 4, 3), ("h", 4, 2)]:
-        page.keyboard.press(key)                                # each is heard: the focus goes where the keys lead
+    for key, panes, active in [("l", 2, 0), ("l", 2, 1), ("l", 3, 1), ("l", 3, 2), ("l", 4, 2), ("l", 4, 3),
+                               ("h", 4, 2)]:
+        page.keyboard.press(key)                              # each is heard: the focus goes where the keys lead
         page.wait_for_function(f"document.querySelectorAll('.art-pane').length === {panes}")
         page.wait_for_selector(f".art-is-active[data-pane='{active}']")
     press(page, "l", "l", "l")
