@@ -60,6 +60,7 @@ class Progress:
         self.scenarios: dict[str, str] = {}
         self.micro, self.failure = (0, 0), None
         self.judge_cost, self.judged = 0.0, 0
+        self.early: list[Event] = []                                # of rollouts begun before their step
         self.new_step()
 
     def new_step(self) -> None:
@@ -74,8 +75,16 @@ class Progress:
             self.spend(event.time)
             self.heard = max(self.heard, event.time)
             self.latest.append(event)
-            if update is not None:
+            if self.is_early(event):
+                self.early.append(event)
+            elif update is not None:
                 update(self, event)
+
+    def is_early(self, event: Event) -> bool:
+        "Whether it concerns a rollout of a coming step."
+        if isinstance(event, Judged):
+            return any(event.group == other.group for other in self.early)
+        return isinstance(event, (RolloutStarted, RolloutDone, GroupDone)) and event.step > self.step
 
     def spend(self, now: float) -> None:
         "Count the time up to now for the phase that was."
@@ -90,6 +99,8 @@ class Progress:
             self.status, self.step, self.heard = status, step, time.time()
             if status == "running":
                 self.failure = None
+            if status in OVER:
+                self.early = []
 
 # %% ../nbs/49_progress.ipynb #b8d8c9a5
 def _rollout_started(p, event):
@@ -143,6 +154,12 @@ def _step_done(p, event):
     p.step, p.phase = event.step, "between"
     p.past.append(p.times)
     p.rows.append(event.metrics)
+    waited, p.early = p.early, []
+    for one in waited:
+        if p.is_early(one):
+            p.early.append(one)
+        else:
+            UPDATES[type(one)](p, one)
 
 
 def _note(p, event):

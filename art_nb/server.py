@@ -33,6 +33,7 @@ from starlette.routing import Route
 
 from .inprocess import InProcess
 from .samplers import Sampler
+from .serving import policy_version
 from .types import ServeError
 from art_nb.wire import (
     Asked, ChatAsked, ChatWriter, Reply, RequestError, TextAsked, TextWriter, TokenTexts, parse, sampling_params,
@@ -209,7 +210,7 @@ class Job:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str) -> list[Reply]:
+def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str, adapter: str | None) -> list[Reply]:
     """An empty reply for each choice; raises where a prompt does not fit into `limit` tokens."""
     if len(prompts) * asked.n > MAX_CHOICES:
         raise RequestError(f"A request may have {MAX_CHOICES} choices: send several.", param="n")
@@ -219,7 +220,8 @@ def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str) 
         raise RequestError(f"The model's context holds {limit} tokens, the reply included; the prompt has {longest}: "
                            "shorten it.", param=param, code="context_length_exceeded")
     drawn = sampling_params(asked, limit)
-    how = {"temperature": drawn.temperature or 1.0, "cut": drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0}
+    how = {"temperature": drawn.temperature or 1.0, "cut": drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0,
+           "policy_version": policy_version(adapter)}
     return [Reply(i * asked.n + j, ids, **how) for i, ids in enumerate(prompts) for j in range(asked.n)]
 
 # %% ../nbs/32_server.ipynb #8b2ddd00
@@ -253,7 +255,7 @@ class Service:
         adapter, limit = self._adapter(asked.model), self.sampler.max_model_len
         aside = asyncio.to_thread if size > ASIDE_BYTES else at_once
         prompts = await aside(writer.prompts)
-        job = Job(asked, writer, adapter, replies_for(prompts, asked, limit, writer.prompt_param), aside)
+        job = Job(asked, writer, adapter, replies_for(prompts, asked, limit, writer.prompt_param, adapter), aside)
         if asked.stream:
             return self._streamed(job)
         return as_json(await unless_gone(request.receive, self._whole(job), self.live))

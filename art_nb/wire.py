@@ -196,6 +196,7 @@ class Reply:
     sent: int = 0  # tokens that a stream has already passed on
     temperature: float = 1.0
     cut: bool = False  # top-p, top-k or min-p was asked for
+    policy_version: int | None = None  # the step whose adapter sampled it, from the first token to the last
 
     @property
     def text(self) -> str:
@@ -208,7 +209,8 @@ class Reply:
     def extras(self) -> dict:
         """The fields that training reads."""
         return {"prompt_token_ids": self.prompt_ids, "token_ids": [s.token_id for s in self.sampled],
-                "token_logprobs": [s.logprob for s in self.sampled], "temperature": self.temperature, "cut": self.cut}
+                "token_logprobs": [s.logprob for s in self.sampled], "temperature": self.temperature, "cut": self.cut,
+                "policy_version": self.policy_version}
 
     def unsent(self) -> list[Sampled]:
         """The tokens not yet passed on, which now count as passed on."""

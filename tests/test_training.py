@@ -9,9 +9,13 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import torch
 
 import art_nb as art
+from art_nb.checkpoints import read_adapter
 from art_nb.events import Failed, RolloutDone, SignalReport, StepDone, Warned
+from art_nb.policy import load_policy, sequence_logprobs, serve
+from art_nb.training import scenarios_of_step
 from art_nb.types import RolloutError, TrainError
 
 SCENARIOS = list(range(12))
@@ -368,6 +372,66 @@ async def spoil(model, scenario):
     return art.Trajectory(messages_and_choices=[], reward=math.nan)
 
 
+# rollouts ahead of their step
+
+class Slow:
+    """Two replies a rollout; of odd scenarios the second comes after the next step has been trained."""
+
+    def __init__(self):
+        self.begun = []                                 # (scenario, steps trained by then)
+
+    async def __call__(self, model, scenario):
+        step = await model.get_step()
+        self.begun.append((scenario, step))
+        first = await say(model, scenario)
+        end = time.monotonic() + 20
+        while scenario % 2 and await model.get_step() == step < 2 and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        second = await say(model, scenario)
+        entries = first.messages_and_choices + second.messages_and_choices
+        return art.Trajectory(messages_and_choices=entries, reward=second.reward)
+
+
+def versions(trajectory):
+    return [choice.model_extra["policy_version"] for choice in trajectory.messages_and_choices[1::2]]
+
+
+async def test_rollouts_begin_a_step_early_and_go_on_over_it(home, tiny_model_dir):
+    model, _ = home
+    rollout, plan = Slow(), {"steps": 3, "groups_per_step": 2, "scenarios": [0, 2, 1, 3, 4, 6]}
+    run = await train(model, rollout, max_staleness=1, learning_rate=0.05, seed=next(
+        seed for seed in range(99) if {*scenarios_of_step([0, 2, 1, 3, 4, 6], 1, 2, seed)} == {1, 3}), **plan)
+    assert {step for scenario, step in rollout.begun if scenario in (1, 3)} == {0}
+    steps = {step: [t for group in model.store.read_groups("train", step) for t in group] for step in (1, 2, 3)}
+    assert {tuple(versions(t)) for t in steps[1]} == {(0, 0)}
+    assert {tuple(versions(t)) for t in steps[2]} == {(0, 1)}, "one reply by each policy"
+    assert {(t.initial_policy_version, t.final_policy_version) for t in steps[2]} == {(0, 1)}
+    assert ["train/staleness_max" in row for row in run.history] == [False, True, True]
+    assert run.history[1]["train/staleness"] == 0.5
+    policy = load_policy(tiny_model_dir, dtype=torch.float32)
+    for trajectory in steps[2][:2]:                     # each logprob is that of the policy that it names
+        for choice in trajectory.messages_and_choices[1::2]:
+            extra = choice.model_extra
+            serve(policy, read_adapter(model.store.checkpoint_dir(extra["policy_version"])))
+            ids = extra["prompt_token_ids"] + extra["token_ids"]
+            told = [entry.logprob for entry in choice.logprobs.content]
+            assert sequence_logprobs(policy, ids)[-len(told):].tolist() == pytest.approx(told, abs=0.01)
+
+
+async def test_what_was_begun_ahead_ends_with_the_run(home):
+    gate = Gate()
+    run = train(home[0], gate, steps=5, max_staleness=2)
+    await until(lambda: gate.started == 24)
+    run.stop()
+    assert gate.cancelled == gate.started == 24
+    gate.open.set()
+    run.start()
+    await until(lambda: run.progress.step == 1)
+    with run.progress.lock:
+        assert run.progress.started == 8, "those of the first run are forgotten"
+    run.stop()
+
+
 @pytest.mark.parametrize(("failing", "kind", "said"), [
     (crash, "ValueError", "boom"), (hang, "RolloutError", "after 0.5 s"), (lie, "RolloutError", "returned str"),
     (spoil, "RolloutError", "reward is nan"),
@@ -493,8 +557,6 @@ async def test_a_new_backend_continues_step_and_scenarios(tiny_model_dir, tmp_pa
 
 
 def test_scenarios_come_once_an_epoch():
-    from art_nb.training import scenarios_of_step
-
     picked = [s for step in range(9) for s in scenarios_of_step(SCENARIOS, step, 4, seed=1)]
     epochs = [picked[i:i + 12] for i in (0, 12, 24)]
     assert all(sorted(epoch) == SCENARIOS for epoch in epochs)
