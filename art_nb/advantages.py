@@ -126,12 +126,12 @@ def group_advantages(
 # %% ../nbs/22_advantages.ipynb #cd2daa1d
 @dataclass(slots=True)
 class LiveRows:
-    """What a reduction may look at: the rows of a step that carry signal."""
+    """What a reduction may look at: the rows of a step that are trained."""
 
     tokens_R: np.ndarray  # trained tokens of each row, float64, > 0
     trajectory_R: np.ndarray  # which trajectory each row belongs to
     group_R: np.ndarray  # which group
-    advantages_R: np.ndarray  # float64, none of them 0
+    advantages_R: np.ndarray  # float64; 0 only where `silent` rows are trained
     max_tokens: int | None  # the constant of `by_constant`
 
 
@@ -189,13 +189,14 @@ def entry_weights(
     reduction: str | Callable = "token",  # a name in REDUCTIONS, or a function of LiveRows
     max_tokens: int | None = None,  # constant length, for reduction="constant"
     group_of_row_R: Sequence[int] | None = None,  # group of each row; None = one group
-) -> tuple[np.ndarray, np.ndarray]:  # coef_R, advantages_R: float64, 0 where a row carries no signal
+    silent: bool = False,  # rows without advantage are trained too, for terms that do not hang on it
+) -> tuple[np.ndarray, np.ndarray]:  # coef_R, advantages_R: float64, 0 where a row is not trained
     """Factor of each trained token of a row, and its advantage, such that the step's loss is a plain sum."""
     tokens_R, advantages_R = np.asarray(row_lengths_R, np.float64), np.asarray(advantages_R, np.float64)
     group_R = np.zeros(len(tokens_R), np.int64) if group_of_row_R is None else np.asarray(group_of_row_R, np.int64)
     trajectory_R = np.asarray(trajectory_of_row_R, np.int64)
     trajectory_R = trajectory_R + group_R * (trajectory_R.max(initial=0) + 1)
-    live_R = (tokens_R > 0) & (advantages_R != 0)
+    live_R = (tokens_R > 0) & (silent | (advantages_R != 0))
     coef_R, out_R = np.zeros(len(tokens_R)), np.zeros(len(tokens_R))
     if live_R.any():
         parts = (values[live_R] for values in (tokens_R, trajectory_R, group_R, advantages_R))
@@ -251,8 +252,9 @@ def weigh_rows(
     reduction: str | Callable = "token",  # a name in REDUCTIONS or a function
     truncated: str | Callable = "keep",  # a name in TRUNCATED or a function
     max_tokens: int | None = None,  # for reduction="constant"
+    silent: bool = False,  # keep rows without signal
 ) -> WeighedRows:
-    """Advantages and coefficients of the rows of a step; rows without signal are left out."""
+    """Advantages and coefficients of the rows of a step; rows without signal are left out, unless asked for."""
     cuts = [cut_off(len(r), rows) for r, rows in zip(groups_rewards, groups_rows, strict=True)]
     counts, trains = zip(*(choose(TRUNCATED, truncated)(*cut) for cut in cuts), strict=True) if cuts else ((), ())
     values = advantages(groups_rewards, scale, balance, counts)
@@ -261,7 +263,8 @@ def weigh_rows(
     group_R = np.array([g for g, _, _ in flat], dtype=np.int64)
     advantages_R = [values[g][row.trajectory] for g, row, _ in flat]
     trajectory_R = [row.trajectory for _, row, _ in flat]
-    coef_R, advantages_R = entry_weights(lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R)
+    coef_R, advantages_R = entry_weights(lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R,
+                                       silent)
     live = np.flatnonzero(coef_R)
     return WeighedRows([flat[i][1] for i in live], coef_R[live], advantages_R[live], group_R[live])
 

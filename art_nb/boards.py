@@ -58,6 +58,8 @@ def grids(text: str) -> list[Grid]:
         named = bool(head) or _labelled(rows)
         names = [row[0] for row in rows] if named else []
         cells = [row[1:] if named else row for row in rows]
+        if names and not head and names[0] == "A":
+            head = [str(n + 1) for n in range(len(cells[0]))]       # lettered rows: the columns are numbered
         if len(cells) >= 2 and len(cells) <= MOST and min(map(len, cells)) >= 2:
             found.append((cells, names, head))
     return found

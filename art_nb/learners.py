@@ -45,9 +45,10 @@ class StepConfig:
 def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of each group
                groups_rows: Sequence[Sequence[Row]],        # rows of each group
                config: StepConfig) -> list[TrainRow]:
-    "The rows that carry signal, with advantages and the factors of the reduction."
+    "The rows that carry signal, with advantages and factors; an entropy or KL term wants the other rows too."
     weighed = weigh_rows(groups_rewards, groups_rows, scale=config.scale, balance=config.balance,
-                         reduction=config.reduction, truncated=config.truncated, max_tokens=config.max_tokens)
+                         reduction=config.reduction, truncated=config.truncated, max_tokens=config.max_tokens,
+                         silent=bool(config.entropy_coef or config.kl_coef))
     parts = zip(weighed.rows, weighed.group_R, weighed.advantages_R, weighed.coef_R)
     return [TrainRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c)) for r, g, a, c in parts]
 
