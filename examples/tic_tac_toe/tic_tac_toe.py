@@ -8,7 +8,7 @@ import art_nb as art
 SQUARES = [row + column for row in "ABC" for column in "123"]
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 REWARDS = {"x": 1.0, "draw": 0.5, "o": 0.0}
-SYSTEM = "You play tic-tac-toe as x. Reply with one free square, like <move>B2</move>."
+SYSTEM = "You play tic-tac-toe as x. Reply with one free square, like B2."
 
 
 class IllegalMove(ValueError):
@@ -17,14 +17,22 @@ class IllegalMove(ValueError):
 
 @dataclass
 class Game:
-    "One game; the seed fixes who begins and how the opponent answers."
+    "One game; the seed fixes who begins, the random moves it opens with, and how the opponent answers."
     seed: int
+    plies: int = 0                  # opening moves, x and o in turn; x is to move then
     board: list[str] = field(default_factory=lambda: ["_"] * 9)
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
-        if self.random.random() < 0.5:
-            self.answer()
+        opponent_begins = self.random.random() < 0.5
+        while True:
+            self.board = ["_"] * 9
+            if opponent_begins:
+                self.answer()
+            for ply in range(self.plies):
+                self.board[self.random.choice(self.free())] = "xo"[ply % 2]
+            if self.winner() is None:
+                return
 
     def free(self) -> list[int]:
         "Squares nobody has taken."
@@ -43,7 +51,7 @@ class Game:
 
     def play(self, reply: str) -> None:
         "The model's move, and the opponent's answer; raises IllegalMove."
-        move = re.fullmatch(r"\s*<move>([ABC][123])</move>\s*", reply)
+        move = re.fullmatch(r"\s*([ABC][123])\s*", reply)
         if move is None or SQUARES.index(move[1]) not in self.free():
             raise IllegalMove(f"{reply!r} is no move: the free squares are {' '.join(SQUARES[i] for i in self.free())}")
         self.board[SQUARES.index(move[1])] = "x"
@@ -55,18 +63,17 @@ class Game:
         rows = "\n".join("ABC"[r] + " " + " ".join(self.board[3 * r:3 * r + 3]) for r in range(3))
         lines = {i: " ".join("".join(self.board[j] for j in line if j != i) for line in LINES if i in line)
                  for i in self.free()}
-        return f"  1 2 3\n{rows}\nfree squares with the lines through them:\n" + "\n".join(
-            f"{SQUARES[i]} {marks}" for i, marks in lines.items())
+        return f"{rows}\nfree:\n" + "\n".join(f"{SQUARES[i]} {marks}" for i, marks in lines.items())
 
 
-async def rollout(model: art.Model, seed: int) -> art.Trajectory:
+async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory:
     "One game. A won one is worth 1, a draw 0.5, a lost one 0; an illegal move ends it with -1."
-    game, client = Game(seed), model.openai_client()
+    game, client = Game(seed, plies), model.openai_client()
     trajectory = art.Trajectory(messages_and_choices=[{"role": "system", "content": SYSTEM}], metadata={"seed": seed})
     while game.winner() is None:
         trajectory.messages_and_choices.append({"role": "user", "content": game.view()})
         completion = await client.chat.completions.create(
-            model=model.get_inference_name(), messages=trajectory.messages(), max_completion_tokens=12, logprobs=True)
+            model=model.get_inference_name(), messages=trajectory.messages(), max_completion_tokens=8, logprobs=True)
         choice = completion.choices[0]
         trajectory.messages_and_choices.append(choice)
         try:
@@ -79,12 +86,17 @@ async def rollout(model: art.Model, seed: int) -> art.Trajectory:
     return trajectory.finish()
 
 
+async def practice(model: art.Model, seed: int) -> art.Trajectory:
+    "A game to train on: one in four from the beginning, the others begun at random, so that one move decides sooner."
+    return await rollout(model, seed, plies=(0, 2, 4, 4)[seed % 4])
+
+
 def random_game(seed: int) -> art.Trajectory:
     "A game of random legal moves, written down as the model should write it."
     game, mover = Game(seed), random.Random(-seed)
     messages = [{"role": "system", "content": SYSTEM}]
     while game.winner() is None:
-        move = f"<move>{SQUARES[mover.choice(game.free())]}</move>"
+        move = SQUARES[mover.choice(game.free())]
         messages += [{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}]
         game.play(move)
     return art.Trajectory(messages_and_choices=messages)
