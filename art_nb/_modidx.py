@@ -898,6 +898,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.panels.Panel.close': ('panels.html#panel.close', 'art_nb/panels.py'),
                                'art_nb.panels.Panel.freeze': ('panels.html#panel.freeze', 'art_nb/panels.py'),
                                'art_nb.panels.Panel.html': ('panels.html#panel.html', 'art_nb/panels.py'),
+                               'art_nb.panels.Panel.open': ('panels.html#panel.open', 'art_nb/panels.py'),
                                'art_nb.panels.Panel.send_tick': ('panels.html#panel.send_tick', 'art_nb/panels.py'),
                                'art_nb.panels.Panel.show': ('panels.html#panel.show', 'art_nb/panels.py'),
                                'art_nb.panels.Ticker': ('panels.html#ticker', 'art_nb/panels.py'),

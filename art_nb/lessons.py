@@ -171,7 +171,7 @@ CHECKS: list[tuple[Callable[[Rows], str | None], str, str]] = [
      "Sample at one temperature without top-p, top-k and min-p, in the learner's dtype, and train on rollouts of"
      " the newest weights only; mismatch='sequence_truncate' bounds what remains."),
     (entropy_collapse, "The entropy collapses",
-     "Lower the learning rate, add entropy_coef=0.01, or sample at temperature 1: a model without choices finds "
+     "Lower the learning rate, raise entropy_coef, or sample at temperature 1: a model without choices finds "
      "nothing new."),
     (length_collapse, "The replies become short",
      "Read a few: where short answers earn as much as long ones, the reward does not ask for the work. Look for "

@@ -197,6 +197,12 @@ class Panel(anywidget.AnyWidget):
         super().__init__(**traits)
         self.on_msg(self._heard)
 
+    def open(self) -> None:
+        """Open the comm. Its messages fire no events of the shell: matplotlib would show half-drawn figures then."""
+        super().open()
+        if self.comm is not None:
+            self.comm.handle_msg = self._handle_msg
+
     def html(self) -> str:
         """Give the frozen form: HTML without script or style sheet, everything escaped."""
         raise NotImplementedError(f"{type(self).__name__}.html")

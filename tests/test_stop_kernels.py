@@ -163,3 +163,15 @@ def test_no_more_than_four_messages_a_second_and_no_comm_more(front):
     assert len(front.comms) == comms
     assert len(front.times) <= 4 * passed + 2
     front.run("run.stop()")
+
+
+def test_messages_to_a_panel_fire_none_of_the_shells_events(front):
+    """As a cell's end they would make matplotlib show, from another thread, what the running cell has half drawn."""
+    front.run("fired = []; get_ipython().events.register('post_execute', lambda: fired.append(1))")
+    front.run("art.TrajectoryGroup([art.Trajectory(messages_and_choices=[], reward=i) for i in range(2)])")
+    views = [data.get("application/vnd.jupyter.widget-view+json") for data in front.shown.values()]
+    comm = [view for view in views if view][-1]["model_id"]
+    front.run("fired.clear()")
+    for _ in range(3):
+        assert front.answer(front.send("index", comm=comm, from_row=0))
+    assert front.text("print(len(fired))") == "1", "of the cell that cleared them"
