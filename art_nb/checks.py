@@ -27,7 +27,7 @@ from .events import plain
 from .gather import gather_trajectory_groups
 from .models import Model
 from .tokens import Row, Turn, group_rows, read_turn
-from .training import scenarios_of_step
+from .steps import scenarios_of_step
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup, choices, get_messages, is_choice
 from .types import TokenError, TrainError
 

@@ -19,8 +19,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from .events import Failed
-from .lessons import lessons
-from .progress import PHASES, GroupSeen, Progress, eta, remedy, speeds, stall, told
+from .lessons import lessons, remedy
+from .progress import PHASES, GroupSeen, Progress, eta, speeds, stall, told
 from .trajectories import TrajectoryGroup
 
 # %% ../nbs/59_ticks.ipynb #55401a87

@@ -15,7 +15,7 @@ import art_nb as art
 from art_nb.checkpoints import read_adapter
 from art_nb.events import Failed, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.policy import load_policy, sequence_logprobs, serve
-from art_nb.training import scenarios_of_step
+from art_nb.steps import scenarios_of_step
 from art_nb.types import RolloutError, TrainError
 
 SCENARIOS = list(range(12))
