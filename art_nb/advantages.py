@@ -176,7 +176,7 @@ def as_art(rows: LiveRows) -> tuple[np.ndarray, np.ndarray]:
     weights_R = 1.0 / (unit_tokens(rows.tokens_R, rows.trajectory_R)[0] + EPS)
     weights_R /= (rows.tokens_R * weights_R).sum() / total
     size = (rows.tokens_R * np.abs(rows.advantages_R) * weights_R).sum() / total
-    return weights_R / total, rows.advantages_R / size
+    return weights_R / total, rows.advantages_R / (size or 1.0)
 
 
 REDUCTIONS = {"token": by_token, "sequence": by_sequence, "prompt": by_prompt, "constant": by_constant, "art": as_art}

@@ -132,8 +132,8 @@ class KVSlots:
         at = torch.tensor([starts[i] for i in ones], device=places.device, dtype=torch.long)
         rows = slice(len(ones)) if ones == list(range(len(ones))) else torch.tensor(ones, device=places.device)
         parts = _parts(starts, places)
-        heads = torch.arange(self.heads, device=places.device)
-        heads = ((slots[:, None] * self.heads + heads) * self.kv.shape[4] + places[:, None]).flatten()
+        heads = slots[:, None] * self.heads + torch.arange(self.heads, device=places.device)
+        cells = (heads * self.kv.shape[4] + places[:, None]).flatten()
 
         def bias(which, *asked):
             if (which, asked[-1]) not in biases:
@@ -143,7 +143,7 @@ class KVSlots:
         def attend(layer, q_SHD, k_SKD, v_SKD, scale, window):
             keys, values = self.kv[layer]
             for cache, new in ((keys, k_SKD), (values, v_SKD)):
-                cache.view(-1, self.dim).index_copy_(0, heads, new.reshape(-1, self.dim))
+                cache.view(-1, self.dim).index_copy_(0, cells, new.reshape(-1, self.dim))
             if ones:
                 seen = bias("ones", places[at], 1, longest, window).to(q_SHD.dtype)
                 single = _one_token(q_SHD if not parts else q_SHD[at], keys[rows, :, :longest],

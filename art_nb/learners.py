@@ -33,7 +33,7 @@ class StepConfig:
     truncated: Callable | str = "keep"      # completions cut by length: keep | mask | drop
     kl_coef: float = 0.0                    # k3 against the base model, a term of the loss
     kl_shaping: float = 0.0                 # the same drift taken from the advantages, as ART does
-    entropy_coef: float = 0.0               # bonus on the entropy of each sampled token
+    entropy_coef: float = 0.0               # bonus on the entropy of each sampled token, also of equal groups
     temperature: float = 1.0                # of the sampler: the learner scores under the same
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0

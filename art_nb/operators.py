@@ -117,13 +117,18 @@ class Packed:
         self.weight, self.copy, self.version = weight, None, None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.device.type != "cpu" or not _packs():
+        kind = self.weight.dtype
+        if self.weight.device.type != "cpu" or kind not in (torch.bfloat16, torch.float32) or not _packs():
             return F.linear(x, self.weight)
         if self.version != self.weight._version:        # it has been written to
             self.copy = None                            # first, so that its memory is used again
             self.copy = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
             self.version = self.weight._version
         return torch.ops.mkldnn._linear_pointwise(x, self.copy, None, "none", [], "")
+
+    def drop(self) -> None:
+        "Forget the packed copy until the next product."
+        self.copy = self.version = None
 
 
 @lru_cache(maxsize=1)

@@ -159,6 +159,7 @@ def _step_done(p, event):
             p.early.append(one)
         else:
             UPDATES[type(one)](p, one)
+    p.sampled = 0                                       # what was sampled ahead says nothing of this step's speed
 
 
 def _note(p, event):

@@ -228,8 +228,9 @@ class TransformersSampler:
         return list(self._adapters)
 
     def forget(self) -> None:
-        "On the worker: drop what rests, and the slots if nothing runs; training needs the room."
+        "On the worker: drop what rests, packed weights, and the slots if nothing runs; training needs the room."
         self._prefixes.clear()
+        self.policy.unpack()
         if not self._running:
             self._slots.kv = None
         give_memory_back()

@@ -68,4 +68,4 @@ def staleness(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:
     "How many steps older than the policy at `step` those were that sampled: the mean over replies, and the most."
     replies = [choice.model_extra or {} for group in groups for t in group for choice in choices(t)]
     ages = [step - reply["policy_version"] for reply in replies if reply.get("policy_version") is not None]
-    return {"train/staleness": sum(ages) / len(ages), "train/staleness_max": max(ages)} if any(ages) else {}
+    return {"train/staleness": sum(ages) / len(ages), "train/staleness_max": max(ages)} if ages else {}

@@ -89,7 +89,7 @@ class Run:
         return self
 
     def pause(self) -> None:
-        "Wait after the step that is under way; its checkpoint is on disk then."
+        "Wait after the step that is under way; its checkpoint is on disk then. Rollouts ahead of their step go on."
         self._turn({"running": "pausing"})
 
     def resume(self) -> None:
@@ -257,6 +257,7 @@ class Run:
 
     async def _groups(self) -> list[TrajectoryGroup]:
         "Those of this step; the rollouts of so many later steps as may be stale begin beside them."
+        await stop([self._begun.pop(step) for step in [*self._begun] if step < self.step])     # somebody else trained
         for step in range(self.step, min(self.step + self.plan.max_staleness + 1, self.plan.steps)):
             if step not in self._begun:
                 work = rollouts(self.model, self.plan, step, self.bus, self._finished)
@@ -271,7 +272,9 @@ class Run:
         result = await self._until_stopped(self.backend.train(self.model, self.groups, **plan.options))
         self.step = result.step
         times = {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}
-        metrics = result.metrics | times | cut_off(self.groups) | staleness(self.groups, result.step - 1)
+        metrics = result.metrics | times | cut_off(self.groups)
+        if plan.max_staleness:
+            metrics |= staleness(self.groups, result.step - 1)
         row = await self.model.log(self.groups, metrics=metrics, step=self.step, split="train")
         self.history.append(row)
         self.bus.emit(StepDone(step=self.step, metrics=row))
@@ -319,6 +322,8 @@ class Attached:
         with p.lock:                                    # the tails, too, are for one thread at a time
             before, self.record, rows = self.record, read_record(self.store), self._history.new()
             p.step = max(p.step, self.record.get("step", 0))
+            if self.record.get("started") != before.get("started"):
+                p.early = []
             for event in filter(None, map(from_json, self._events.new())):
                 p(event)
             self.history += rows

@@ -23,6 +23,8 @@ from art_nb.advantages import (
     signal_report,
     weigh_rows,
 )
+from art_nb.learners import StepConfig, train_rows
+from art_nb.tokens import Row
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.types import TrainError
 
@@ -170,6 +172,24 @@ def test_rows_without_signal_are_out_of_every_denominator(reduction):
     crowd = entry_weights([3, 40, 5, 0], [0, 7, 1, 2], [1.0, 0.0, -1.0, 1.0], reduction, 16, [0, 1, 0, 0])
     for a, b in zip(alone, crowd, strict=True):
         np.testing.assert_allclose(b, [a[0], 0.0, a[1], 0.0])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_silent_rows_count_where_they_are_asked_for(reduction):
+    coef_R, advantages_R = entry_weights([3, 40, 5], [0, 7, 1], [1.0, 0.0, -1.0], reduction, 16, [0, 1, 0], silent=True)
+    assert (coef_R > 0).all()
+    assert advantages_R[1] == 0
+    if reduction == "token":
+        np.testing.assert_allclose(coef_R, 1 / 48)
+    assert np.isfinite(entry_weights([3, 5], [0, 1], [0.0, 0.0], reduction, 16, silent=True)).all()
+
+
+def test_an_entropy_or_kl_term_wants_the_rows_of_equal_groups():
+    tokens, sampled = np.arange(4, dtype=np.int32), np.array([False, True, True, True])
+    rows = [[Row(tokens, sampled, np.zeros(4, np.float32), i, False) for i in range(2)] for _ in range(2)]
+    kept = [len(train_rows([[0.0, 1.0], [1.0, 1.0]], rows, StepConfig(**options)))
+            for options in ({}, {"entropy_coef": 0.01}, {"kl_coef": 0.1}, {"kl_shaping": 0.1})]
+    assert kept == [2, 4, 4, 2]
 
 
 def test_the_constant_needs_its_length():

@@ -14,8 +14,12 @@ export function createCompare(app) {
     const mine = ++asked;
     ids = wanted;
     active = Math.min(active, ids.length - 1);
-    const { reply } = await app.wire.request("compare", { ids });
-    if (mine === asked) draw(reply);
+    try {
+      const { reply } = await app.wire.request("compare", { ids });
+      if (mine === asked) draw(reply);
+    } catch (error) {
+      if (mine === asked) throw error;
+    }
     return mine === asked;
   }
 

@@ -30,7 +30,9 @@ export function createReader(app) {
       const { reply } = await wire.request("traj", { id });
       if (mine === reading) show(reply, turn);
     } catch (error) {
-      if (mine === reading) fill(body, h("p.note", null, marked(error.message)));
+      if (mine !== reading) return;
+      app.root.classList.remove("art-is-comparing");
+      fill(body, h("p.note", null, marked(error.message)));
     }
   }
 
