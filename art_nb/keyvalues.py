@@ -144,15 +144,16 @@ class KVSlots:
             keys, values = self.kv[layer]
             for cache, new in ((keys, k_SKD), (values, v_SKD)):
                 cache.view(-1, self.dim).index_copy_(0, cells, new.reshape(-1, self.dim))
-            if ones:
-                seen = bias("ones", places[at], 1, longest, window).to(q_SHD.dtype)
-                single = _one_token(q_SHD if not parts else q_SHD[at], keys[rows, :, :longest],
-                                    values[rows, :, :longest], seen, scale)
-                if not parts:
-                    return single
+
+            def singles(q):
+                seen = bias("ones", places[at], 1, longest, window).to(q.dtype)
+                return _one_token(q, keys[rows, :, :longest], values[rows, :, :longest], seen, scale)
+
+            if not parts:
+                return singles(q_SHD)
             out = torch.empty_like(q_SHD)
             if ones:
-                out[at] = single
+                out[at] = singles(q_SHD[at])
             for i, (running, (n, s, l), q_at, real, before) in enumerate(parts):
                 q = q_SHD[q_at].view(n, s, self.heads, -1, self.dim).permute(0, 2, 3, 1, 4)
                 seen = (t[:, :, :l].index_select(0, running) for t in (keys, values))

@@ -43,8 +43,7 @@ class LoRALinear(nn.Module):
 
     def forward(self, x):
         if self.folded:
-            plain = torch.is_grad_enabled() or self.product is None
-            y = folded_product(x, self.weight, self.scale, (self.A, self.B)) if plain else self.product(x)
+            y = folded_product(x, self.product or Packed(self.weight), self.scale, (self.A, self.B))
         else:
             y = nn.functional.linear(x, self.base)
             y = y + self.scale * nn.functional.linear(nn.functional.linear(x, self.A.to(x.dtype)), self.B.to(x.dtype))
@@ -72,11 +71,8 @@ class Stack(nn.Module):
         first = self.layers[0]
         if not first.folded:
             return tuple(layer(x) for layer in self.layers)
-        if torch.is_grad_enabled():
-            y = folded_product(x, self.weight, first.scale, [m for layer in self.layers for m in (layer.A, layer.B)])
-        else:
-            y = self.product(x)
-        parts = y.split(self.sizes, -1)
+        masters = [m for layer in self.layers for m in (layer.A, layer.B)]
+        parts = folded_product(x, self.product, first.scale, masters).split(self.sizes, -1)
         return tuple(y if layer.bias is None else y + layer.bias for y, layer in zip(parts, self.layers))
 
 # %% ../nbs/25_policy.ipynb #1d2d2eca
@@ -145,7 +141,7 @@ class Policy:
                              "attach an adapter to. Pass the names of its projections as target_modules.")
         model.set_attn_implementation("art_nb")
         adopt(model)
-        self._head_fp32, self._product, self.current = None, None, "training"
+        self._head_product, self.current = None, "training"
 
     def _wrap(self, generator) -> Iterator[tuple[str, LoRALinear]]:
         for name, module in list(self.model.named_modules()):
@@ -183,7 +179,8 @@ class Policy:
     def logits(self, hidden_N) -> torch.Tensor:
         "fp32 logits [N, vocabulary]."
         with bf16_products(self.dtype == torch.bfloat16):
-            logits = self._to_logits(hidden_N.float())
+            hidden_N, plain = hidden_N.float(), torch.is_grad_enabled()
+            logits = hidden_N @ self._head().weight.T if plain else self._head()(hidden_N)
         bound = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if bound is None else bound * torch.tanh(logits / bound)
 
@@ -191,21 +188,15 @@ class Policy:
                ) -> tuple[torch.Tensor, torch.Tensor]:
         "Logprob of each target and entropy of its distribution [N]; `with_entropy` gives the entropy a gradient."
         if getattr(self.model.config, "final_logit_softcapping", None) is None:
-            return token_logprobs(hidden_N, self._head(), target_N, temperature, with_entropy)
+            return token_logprobs(hidden_N, self._head().weight, target_N, temperature, with_entropy)
         logp = (self.logits(hidden_N) / temperature).log_softmax(-1)
         return logp.gather(-1, target_N[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
-    def _to_logits(self, hidden_N) -> torch.Tensor:
-        if torch.is_grad_enabled() or self.dtype != torch.bfloat16:
-            return hidden_N @ self._head().T
-        self._product = self._product or Packed(self._head())
-        return self._product(hidden_N)
-
-    def _head(self) -> torch.Tensor:
-        if self._head_fp32 is None:
+    def _head(self) -> Packed:
+        if self._head_product is None:
             with torch.inference_mode(False):           # the sampler may be first, and the learner needs it too
-                self._head_fp32 = self.model.get_output_embeddings().weight.detach().float()
-        return self._head_fp32
+                self._head_product = Packed(self.model.get_output_embeddings().weight.detach().float())
+        return self._head_product
 
 # %% ../nbs/25_policy.ipynb #9280f15f
 Adapter = dict[str, torch.Tensor]       # "<layer>.lora_A.weight" and "<layer>.lora_B.weight", fp32

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from .gather import gather_trajectory_groups
+from .gather import gather_trajectory_groups, policy_versions
 from .trajectories import Trajectory, TrajectoryGroup, choices
 
 # %% ../nbs/49_steps.ipynb #afc38020
@@ -66,6 +66,5 @@ def cut_off(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 def staleness(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:
     "How many steps older than the policy at `step` those were that sampled: the mean over replies, and the most."
-    replies = [choice.model_extra or {} for group in groups for t in group for choice in choices(t)]
-    ages = [step - reply["policy_version"] for reply in replies if reply.get("policy_version") is not None]
+    ages = [step - version for group in groups for t in group for version in policy_versions(t)]
     return {"train/staleness": sum(ages) / len(ages), "train/staleness_max": max(ages)} if ages else {}

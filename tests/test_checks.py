@@ -2,6 +2,7 @@
 import asyncio
 import itertools
 import math
+import re
 
 import pytest
 
@@ -62,7 +63,8 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
                               "scenario", "context", "cost"]
     assert found.ok
     assert "8 rollouts" in found["rollouts"].finding
-    assert "4 x 2 rollouts would sample about 24 tokens in at most" in found["cost"].finding
+    # at most 3 tokens a reply, and now and then an early end
+    assert re.search("4 x 2 rollouts would sample about (1[6-9]|2[0-4]) tokens in at most", found["cost"].finding)
     assert "of 128 that fit" in found["context"].finding
     assert (await home.get_step(), files(home), events) == (0, before, [])
 

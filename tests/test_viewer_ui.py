@@ -263,6 +263,12 @@ def test_up_to_four_and_never_more(opened):
     page.wait_for_function("document.querySelectorAll('.art-pane').length === 3")
 
 
+def test_keys_may_be_faster_than_panes(opened):
+    page = opened(games(0, 6))
+    press(page, *"lllllllll")
+    page.wait_for_function("document.querySelectorAll('.art-pane').length === 4")
+
+
 def test_picked_rollouts_are_compared(opened):
     page = opened(games(0, 5))
     page.focus(".art-list")

@@ -20,7 +20,7 @@ class Game:
     "One game; the seed fixes who begins, the random moves it opens with, and how the opponent answers."
     seed: int
     plies: int = 0                  # opening moves, x and o in turn; x is to move then
-    board: list[str] = field(default_factory=lambda: ["_"] * 9)
+    board: list[str] = field(init=False)
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
