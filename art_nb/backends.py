@@ -19,13 +19,14 @@ import httpx
 from . import checkpoints, records
 from .advantages import signal_report
 from .chat import ChatFormat
+from .engines import SAMPLERS, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .learners import Learner, StepConfig, described, train_rows
 from .losses import from_art
 from .models import Backend as Place
-from .options import chat_options, home_key, known, lora_options
+from .options import chat_options, engine_options, home_key, known, lora_options
 from .policy import Policy, adapter, load_adapter, load_policy, serve
-from .samplers import TransformersSampler
+from .samplers import Sampler
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
@@ -66,7 +67,7 @@ class Home:
     worker: Worker
     policy: Policy
     learner: Learner
-    sampler: TransformersSampler
+    sampler: Sampler
     endpoint: Endpoint
     chat: ChatFormat
     run: str = ""
@@ -134,12 +135,15 @@ class LocalBackend:
     def __init__(self, *,
                  path: str | Path | None = None,        # where runs are kept; None: `.art` in the working directory
                  in_process: bool = True,               # ART's; there is no other way here
+                 sampler: str = "auto",                 # "transformers", "vllm", or what suits this machine
+                 engine_args: dict | None = None,       # vLLM's own; a model's _internal_config adds to them
                  device: str | None = None,             # None: CUDA, else MPS, else the CPU
                  max_running: int = 64,                 # conversations sampled at once
                  max_model_len: int | None = None,      # tokens of a conversation; None: what the model allows
                  bus: Bus | None = None,
                  verbose: bool = True):                 # say once what was chosen
         self.path, self.device = Path(path or ".art"), device
+        self.sampler, self.engine_args = sampler, engine_args or {}
         self.max_running, self.max_model_len = max_running, max_model_len
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
@@ -156,7 +160,7 @@ class LocalBackend:
         await asyncio.to_thread(checkpoints.sweep, store.path)
         worker = Worker(f"art-nb-{model.name}")
         try:
-            home = await asyncio.wrap_future(worker.submit(self._open, model, store, worker, directory))
+            home, engine = await asyncio.wrap_future(worker.submit(self._open, model, store, worker, directory))
         except BaseException:
             await asyncio.to_thread(worker.close)
             raise
@@ -164,14 +168,17 @@ class LocalBackend:
         home.record(self.bus)
         if self.verbose:
             print(f"{model.name}: {model.base_model} on {home.policy.device} in {str(home.policy.dtype)[6:]}, sampled "
-                  f"by transformers, trained by folded LoRA (rank {home.policy.rank}); step {home.step}; "
+                  f"by {engine}, trained by folded LoRA (rank {home.policy.rank}); step {home.step}; "
                   f"{home.endpoint.base_url}")
 
-    def _open(self, model, store, worker, directory) -> Home:
-        "On the worker."
+    def _open(self, model, store, worker, directory) -> tuple[Home, str]:
+        "On the worker: the model's parts, and what samples."
         policy = load_policy(directory, device=self.device, **lora_options(model, self.bus))
         learner = Learner(policy)
-        sampler = TransformersSampler(policy, worker, max_running=self.max_running, max_model_len=self.max_model_len)
+        name, engine = choose_sampler(self.sampler, policy.device.type)
+        asked = self.engine_args | engine_options(model)
+        sampler = SAMPLERS[name](policy, worker, directory, asked, self.bus.warn_once, max_running=self.max_running,
+                                 max_model_len=self.max_model_len)
         chat = ChatFormat(policy.tokenizer, **chat_options(model))
         home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = max(store.steps_saved(), default=0)
@@ -183,7 +190,7 @@ class LocalBackend:
         home.publish(latest)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)
         home.endpoint.start()
-        return home
+        return home, engine
 
     def home(self, model) -> Home:
         "What a registered model has here; raises ServeError for others."

@@ -220,8 +220,8 @@ def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str, 
         raise RequestError(f"The model's context holds {limit} tokens, the reply included; the prompt has {longest}: "
                            "shorten it.", param=param, code="context_length_exceeded")
     drawn = sampling_params(asked, limit)
-    how = {"temperature": drawn.temperature or 1.0, "cut": drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0,
-           "policy_version": policy_version(adapter)}
+    cut = drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0 or drawn.guide is not None
+    how = {"temperature": drawn.temperature or 1.0, "cut": cut, "policy_version": policy_version(adapter)}
     return [Reply(i * asked.n + j, ids, **how) for i, ids in enumerate(prompts) for j in range(asked.n)]
 
 # %% ../nbs/32_server.ipynb #8b2ddd00
@@ -253,6 +253,10 @@ class Service:
 
     async def _answer(self, request: Request, asked: Asked, writer: ChatWriter | TextWriter, size: int):
         adapter, limit = self._adapter(asked.model), self.sampler.max_model_len
+        form, guide = asked.guide()
+        if guide and not self.sampler.guides:
+            raise RequestError(f"{form} is not supported by the embedded sampler: leave it out, or take "
+                               'LocalBackend(sampler="vllm").', param=form)
         aside = asyncio.to_thread if size > ASIDE_BYTES else at_once
         prompts = await aside(writer.prompts)
         job = Job(asked, writer, adapter, replies_for(prompts, asked, limit, writer.prompt_param, adapter), aside)

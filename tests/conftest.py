@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
+if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` runs these tests over vLLM
+    from art_nb import LocalBackend
+
+    LocalBackend.__init__.__kwdefaults__["sampler"] = sampler
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
@@ -18,7 +23,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory) -> Path:
-    """A random Llama (2 layers, hidden 64, 4 heads, 2 key-value heads, fp32) with a byte-level ChatML tokenizer."""
+    """A random Llama (2 layers, hidden 64, 2 heads, 1 key-value head, fp32) with a byte-level ChatML tokenizer."""
     from tiny import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")

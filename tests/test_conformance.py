@@ -13,9 +13,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, Llama4TextConfig
 
 from art_nb.batches import TrainRow, micro_batches
+from art_nb.embedded import TransformersSampler
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import TARGETS, adapter, load_adapter, load_policy, masters, serve
-from art_nb.samplers import SamplingParams, TransformersSampler
+from art_nb.samplers import SamplingParams
 from art_nb.types import TrainError
 from art_nb.worker import Worker
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from families import FAMILIES, VOCABULARY, logits, merged, plain, policy, random_adapter
 
-from art_nb.samplers import SamplingParams, TransformersSampler, choose
+from art_nb.embedded import TransformersSampler, choose
+from art_nb.samplers import SamplingParams
 from art_nb.types import ServeError
 from art_nb.worker import Worker
 

@@ -36,13 +36,13 @@ def tiny_tokenizer():
 
 
 def tiny_model(vocab_size, seed=0):
-    """A random Llama: 2 layers, hidden 64, 4 heads over 2 key-value heads, fp32."""
+    """A random Llama: 2 layers, hidden 64, 2 heads over 1 key-value head, fp32."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=True,
+        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True,
         bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):

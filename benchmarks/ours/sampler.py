@@ -8,9 +8,10 @@ from shapes import ids
 from talk import serve
 
 from art_nb.checkpoints import save
+from art_nb.embedded import TransformersSampler
 from art_nb.learners import Learner
 from art_nb.policy import adapter, load_policy
-from art_nb.samplers import SamplingParams, TransformersSampler
+from art_nb.samplers import SamplingParams
 from art_nb.worker import Worker
 
 HELD = {}
