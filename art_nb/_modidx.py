@@ -804,6 +804,11 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.losses.token_ratio': ('losses.html#token_ratio', 'art_nb/losses.py'),
                                'art_nb.losses.total_loss': ('losses.html#total_loss', 'art_nb/losses.py'),
                                'art_nb.losses.unweighted': ('losses.html#unweighted', 'art_nb/losses.py')},
+            'art_nb.memory': { 'art_nb.memory._glibc': ('memory.html#_glibc', 'art_nb/memory.py'),
+                               'art_nb.memory.give_memory_back': ('memory.html#give_memory_back', 'art_nb/memory.py'),
+                               'art_nb.memory.if_full': ('memory.html#if_full', 'art_nb/memory.py'),
+                               'art_nb.memory.keep_freed_memory': ('memory.html#keep_freed_memory', 'art_nb/memory.py'),
+                               'art_nb.memory.out_of_memory': ('memory.html#out_of_memory', 'art_nb/memory.py')},
             'art_nb.models': { 'art_nb.models.Backend': ('models.html#backend', 'art_nb/models.py'),
                                'art_nb.models.Backend._delete_checkpoint_files': ( 'models.html#backend._delete_checkpoint_files',
                                                                                    'art_nb/models.py'),
@@ -1704,7 +1709,4 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.worker.Worker.idle_work': ('worker.html#worker.idle_work', 'art_nb/worker.py'),
                                'art_nb.worker.Worker.result': ('worker.html#worker.result', 'art_nb/worker.py'),
                                'art_nb.worker.Worker.submit': ('worker.html#worker.submit', 'art_nb/worker.py'),
-                               'art_nb.worker.Worker.wake': ('worker.html#worker.wake', 'art_nb/worker.py'),
-                               'art_nb.worker._glibc': ('worker.html#_glibc', 'art_nb/worker.py'),
-                               'art_nb.worker.give_memory_back': ('worker.html#give_memory_back', 'art_nb/worker.py'),
-                               'art_nb.worker.keep_freed_memory': ('worker.html#keep_freed_memory', 'art_nb/worker.py')}}}
+                               'art_nb.worker.Worker.wake': ('worker.html#worker.wake', 'art_nb/worker.py')}}}

@@ -23,6 +23,7 @@ from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .learners import Learner, StepConfig, described, train_rows
 from .losses import from_art
+from .memory import give_memory_back, if_full
 from .models import Backend as Place
 from .options import chat_options, engine_options, home_key, known, lora_options
 from .policy import Policy, adapter, load_adapter, load_policy, pick_device, serve
@@ -33,9 +34,9 @@ from .sft import sft_batches
 from .store import RunStore
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
-from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainSFTConfig
+from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from .weights import fetch
-from .worker import Worker, give_memory_back
+from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
 class Backend(Place, Protocol):
@@ -179,8 +180,10 @@ class LocalBackend:
         "On the worker."
         policy = load_policy(directory, device=self.device, **lora_options(model, self.bus))
         asked = self.engine_args | engine_options(model)
-        sampler = SAMPLERS[sampling](policy, worker, directory, asked, self.bus.warn_once, max_running=self.max_running,
-                                 max_model_len=self.max_model_len)
+        with if_full(ServeError, f"The sampler ({sampling})", "Lower max_running, max_model_len or, of vLLM's "
+                     "engine_args, kv_cache_memory_bytes."):
+            sampler = SAMPLERS[sampling](policy, worker, directory, asked, self.bus.warn_once,
+                                         max_running=self.max_running, max_model_len=self.max_model_len)
         learner = LEARNERS[learning](policy, directory, sampler.max_model_len)
         chat = ChatFormat(policy.tokenizer, **chat_options(model))
         home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
@@ -243,7 +246,9 @@ class LocalBackend:
             def between(i, n, tokens):
                 home.worker.check()
                 self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
-            figures = home.learner.step(training, config, between)
+            with if_full(TrainError, "The learner", "The adapter is as it was: lower tokens_per_batch (now "
+                         f"{config.tokens_per_batch}) and train on the same groups again."):
+                figures = home.learner.step(training, config, between)
             records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus)
         figures |= {"data/step_num_groups_submitted": len(groups),
                     "data/step_num_groups_trainable": report.trainable_groups,

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 
 from .keyvalues import BLOCK, KVSlots, Prefixes, block_hashes
+from .memory import give_memory_back
 from .policy import Policy, serve
 from .samplers import QueuedSampler, Request, Sampled, SamplingParams, common
-from .worker import Worker, give_memory_back
+from .worker import Worker
 
 # %% ../nbs/31_embedded.ipynb #9ca180d3
 def cut(logits_BV: torch.Tensor,                # rows that asked for a cut

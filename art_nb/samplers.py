@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from .chat import TextStream
+from .memory import out_of_memory
 from .policy import Adapter, Policy, misfit
 from .types import ServeError
 from .worker import Worker
@@ -97,7 +98,8 @@ def failure(error: Exception) -> ServeError:
     "The error as a request's own: one object a request, since each adds its traceback."
     if isinstance(error, ServeError):
         return ServeError(str(error), status=error.status, param=error.param)
-    made = ServeError(f"Sampling failed: {type(error).__name__}: {error}", status=500)
+    advice = ". Lower max_running or max_model_len of the backend." if out_of_memory(error) else ""
+    made = ServeError(f"Sampling failed: {type(error).__name__}: {error}{advice}", status=500)
     made.__cause__ = error
     return made
 

@@ -1,0 +1,240 @@
+"""`make gpu`: what holds on this device, as one line of JSON a row: parity, rates, sync, trainer, learning, memory.
+
+On a machine without CUDA the same code runs on the CPU with small sizes, and the first row says so."""
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from shapes import ids
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from art_nb.batches import TrainRow
+from art_nb.embedded import TransformersSampler
+from art_nb.engines import choose_sampler
+from art_nb.learners import Learner, StepConfig
+from art_nb.policy import Policy, adapter, load_policy, sequence_logprobs, serve
+from art_nb.samplers import SamplingParams
+from art_nb.types import BackendMissing
+from art_nb.unsloth_learner import UnslothLearner, unsloth_version
+from art_nb.vllm_sampler import VLLMSampler, vllm_params, vllm_version
+from art_nb.weights import fetch
+from art_nb.worker import Worker
+
+CUDA = torch.cuda.is_available()
+SHAPES = {"Qwen3-0.6B": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+          "Qwen3-4B": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
+          "two small layers": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=2)}
+
+
+def waited() -> float:
+    "The time, when the device has done what it was given."
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def found(which: Callable[[], str]) -> str | None:
+    "What an engine's version function says; None where it is missing, which `device` tells."
+    try:
+        return which()
+    except BackendMissing:
+        return None
+
+
+def device(asked) -> dict:
+    "The machine, and what is installed on it."
+    name = torch.cuda.get_device_name() if CUDA else "CPU only: small sizes, and no figure of a GPU"
+    said = {}
+    for kind, which in (("vllm", vllm_version), ("unsloth", unsloth_version)):
+        try:
+            said[kind] = which()
+        except BackendMissing as error:
+            said[kind] = str(error)
+    return {"device": name, "python": sys.version.split()[0], "torch": torch.__version__, **said,
+            "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1]}
+
+
+class Sampling:
+    "A sampler of one kind with an adapter that changes something, and the policy that it is held against."
+    def __init__(self, kind: str, directory: Path):
+        self.worker, self.policy = Worker(), load_policy(directory)
+        with torch.no_grad():
+            for layer in self.policy.layers.values():
+                layer.B.normal_(0, 1e-3)
+        make = {"embedded": lambda: TransformersSampler(self.policy, self.worker, max_model_len=2048)} | {
+            way: lambda way=way: VLLMSampler(self.policy, self.worker, directory, max_model_len=2048, way=way)
+            for way in ("folded", "swapped")}
+        self.sampler = self.worker.call(make[kind])
+        self.sampler.load("made@1", adapter(self.policy))
+
+    async def replies(self, n: int, new: int, key: str | None, prompt: int = 128) -> list:
+        "Prompt and reply of `n` requests at once."
+        async def one(i):
+            params = SamplingParams(max_tokens=new, ignore_eos=True, seed=i)
+            return ids(i, prompt), [s async for s in self.sampler.generate(ids(i, prompt), params, key)]
+        return await asyncio.gather(*(one(i) for i in range(n)))
+
+    def rate(self, n: int, new: int, key: str | None) -> float:
+        "Tokens a second, the prompts' time included: the middle of three, after one to warm up."
+        def once():
+            start = waited()
+            asyncio.run(self.replies(n, new, key))
+            return n * new / (waited() - start)
+        return statistics.median([once() for _ in range(4)][1:])
+
+    def offline(self, n: int, new: int) -> float:
+        "The same of vLLM's engine alone, all requests handed over at once and nobody listening."
+        engine = self.sampler._engine
+
+        def batch(seed):
+            start = waited()
+            for i in range(n):
+                params = vllm_params(SamplingParams(max_tokens=new, ignore_eos=True, seed=i), frozenset(), 2048)
+                engine.add_request(f"{seed}.{i}", {"prompt_token_ids": ids(i, 128)}, params)
+            while engine.has_unfinished_requests():
+                engine.step()
+            return n * new / (waited() - start)
+        return statistics.median([self.worker.call(batch, seed) for seed in range(4)][1:])
+
+    def close(self) -> None:
+        "Give everything back."
+        self.worker.call(self.sampler.close)
+        self.worker.close()
+
+
+def kinds() -> list[str]:
+    "Samplers that can be had here."
+    return ["embedded"] + (["folded", "swapped"] if found(vllm_version) else [])
+
+
+def parity(asked) -> dict:
+    "By how many nats the logprobs of sampled tokens differ from the policy's own, with an adapter: mean and largest."
+    said = {}
+    for kind in kinds():
+        side = Sampling(kind, asked.model)
+        pairs = asyncio.run(side.replies(8, 32, "made@1"))
+        serve(side.policy)
+        gaps = [np.array([s.logprob for s in reply]) -
+                side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply]
+                                 )[len(prompt) - 1:].cpu().numpy() for prompt, reply in pairs]
+        said[kind] = {"mean": float(abs(np.concatenate(gaps)).mean()), "max": float(abs(np.concatenate(gaps)).max())}
+        side.close()
+    return said
+
+
+def rates(asked) -> dict:
+    "Tokens a second of each sampler without and with an adapter; vLLM's engine alone on the same prompts; sync."
+    (n, new), said = (256, 256) if CUDA else (16, 32), {}
+    for kind in kinds():
+        side = Sampling(kind, asked.model)
+        row = {"without": side.rate(n, new, None), "with": side.rate(n, new, "made@1")}
+        if kind != "embedded":
+            row["engine alone"] = side.offline(n, new)
+        times = []
+        for step in range(2, 7):                        # as after an optimizer step: new weights, first token
+            start = waited()
+            side.sampler.load(f"made@{step}", adapter(side.policy))
+            asyncio.run(side.replies(1, 1, f"made@{step}"))
+            times.append(waited() - start)
+        said[kind] = row | {"new weights to first token, s": statistics.median(times)}
+        side.close()
+    return said
+
+
+def rows(count: int, length: int, seed: int = 0) -> list[TrainRow]:
+    "Rows of one length, half of each trained."
+    sampled = np.arange(length) >= length // 2
+    logprobs = np.where(sampled, -8.0, np.nan).astype(np.float32)
+    return [TrainRow(np.array(ids(seed + i, length), np.int32), sampled, logprobs, group=i,
+                     advantage=float(i % 2) * 2 - 1, coef=2 / (count * length)) for i in range(count)]
+
+
+def peak_flops(dev: torch.device) -> float:
+    "Of a bf16 product, measured."
+    size = 8192 if CUDA else 1024
+    a = torch.randn(size, size, device=dev, dtype=torch.bfloat16)
+    times = []
+    for _ in range(10):
+        start = waited()
+        a @ a
+        times.append(waited() - start)
+    return 2 * size ** 3 / statistics.median(times[3:])
+
+
+def trainer(asked) -> dict:
+    "Tokens a second of optimizer steps, LoRA rank 16, random weights, and 4 flops a weight over the measured peak."
+    said, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
+    for name in ("Qwen3-0.6B", "Qwen3-4B") if CUDA else ("two small layers",):
+        config = Qwen3Config(**SHAPES[name], num_key_value_heads=SHAPES[name]["num_attention_heads"] // 2, head_dim=128,
+                             vocab_size=151_936, tie_word_embeddings=True)
+        with torch.device(dev):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        learner, times = Learner(Policy(model, rank=16)), []
+        weights = sum(layer.weight.numel() for layer in learner.policy.layers.values())
+        made = rows(4, length)
+        for _ in range(4):
+            start = waited()
+            learner.step(made, StepConfig(learning_rate=1e-6, tokens_per_batch=length))
+            times.append(waited() - start)
+        speed = 4 * length / statistics.median(times[1:])
+        said[name] = {"tokens a second": speed, "of peak": 4 * weights * speed / peak_flops(dev),
+                      "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if CUDA else None}
+        del learner, model
+    return said
+
+
+def unsloth(asked) -> dict:
+    "Unsloth's logprobs of the same rows beside ours: mean and largest difference; whole steps a second of both."
+    if found(unsloth_version) is None:
+        return {"missing": "see the first row"}
+    made, said = rows(8, 512 if CUDA else 64), {}
+    ours, theirs = Learner(load_policy(asked.model)), UnslothLearner(load_policy(asked.model), asked.model)
+    for name, learner in (("ours", ours), ("unsloth", theirs)):
+        times = []
+        for _ in range(4):
+            start = waited()
+            said[name] = {"loss": learner.step(made, StepConfig(learning_rate=0.0))["loss/train"]}
+            times.append(waited() - start)
+        said[name]["tokens a second"] = sum(len(r.tokens) for r in made) / statistics.median(times[1:])
+    a, b = (torch.cat([t.logprobs_E for _, t in learner.seen]) for learner in (ours, theirs))
+    return said | {"mean": float((a - b).abs().mean()), "max": float((a - b).abs().max())}
+
+
+def learning(asked) -> dict:
+    "Tic-tac-toe, as `make demo` has it."
+    demo = Path(__file__).parents[1] / "examples" / "tic_tac_toe" / "demo.py"
+    size = [] if CUDA else ["--steps", "1", "--games", "8"]
+    command = [sys.executable, demo.name, *size]
+    done = subprocess.run(command, cwd=demo.parent, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+CHECKS = {check.__name__: check for check in (device, parity, rates, trainer, unsloth, learning)}
+
+
+def main() -> None:
+    "Each check in turn; one that fails says why, and the next is made."
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a directory of weights; SmolLM2-135M if left out")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=[*CHECKS])
+    asked = parser.parse_args()
+    asked.model = asked.model or fetch("smollm2-135m")
+    for name in asked.only:
+        start = time.time()
+        try:
+            said = CHECKS[name](asked)
+        except Exception as error:                      # a row that cannot be measured is told, not fatal
+            said = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **said}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
