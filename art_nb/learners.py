@@ -56,6 +56,8 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
 # %% ../nbs/26_learners.ipynb #4d02ef63
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
+    shares = True               # what rows have in common is computed once
+
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99)):
         self.policy, self.steps = policy, 0
         self.seen: list[tuple[TrainRow, TokenTensors]] = []     # what the latest loss was computed from
@@ -112,7 +114,8 @@ class Learner:
              ) -> dict[str, float]:
         "One optimizer step over `rows`; returns its figures. An exception from `between` leaves the adapter as it was."
         rows, device = [row for row in rows if row.sampled[1:].any()], self.policy.device
-        batches = [b.to(device) for b in micro_batches(rows, config.tokens_per_batch, config.share_prefixes)]
+        share = self.shares and config.share_prefixes
+        batches = [b.to(device) for b in micro_batches(rows, config.tokens_per_batch, share)]
         if not batches:
             raise TrainError("No row carries signal: there is nothing to train on in this step.")
         self.take_up()
@@ -145,7 +148,7 @@ class Learner:
         if not total:
             raise TrainError("No assistant token to learn from: the trajectories hold no assistant message.")
         self.optimizer.zero_grad()
-        for batch in micro_batches(rows, tokens_per_batch):
+        for batch in micro_batches(rows, tokens_per_batch, self.shares):
             batch = batch.to(self.policy.device)
             part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
             part.backward()

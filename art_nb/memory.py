@@ -38,7 +38,8 @@ def give_memory_back() -> None:
 # %% ../nbs/22_memory.ipynb #22a0a007
 def out_of_memory(error: BaseException) -> bool:
     "Whether an error says that a device is full."
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or \
+        any(words in str(error) for words in ("can't allocate memory", "out of memory"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -51,7 +51,9 @@ class Sampled:
 class Sampler(Protocol):
     "Generates replies, many at once."
     max_model_len: int
+    tokenizer: Any
     guides: bool                    # can hold a reply to a form
+    how: str                        # adapters are served: "folded" into the weights, "swapped" beside them
 
     def generate(self, prompt_ids: list[int], params: SamplingParams, adapter: str | None) -> AsyncIterator[Sampled]:
         "Stream of tokens; closing the iterator cancels the request."
@@ -118,7 +120,7 @@ def common(a: Sequence, b: Sequence) -> int:
 # %% ../nbs/30_samplers.ipynb #1a3124c0
 class QueuedSampler:
     "Requests and adapters of an engine that the worker's thread drives; a subclass says how one tick is made."
-    request, guides = Request, False
+    request, guides, how = Request, False, "folded"
 
     def __init__(self, policy: Policy, worker: Worker, max_model_len: int | None, max_running: int):
         self.policy, self.worker, self.tokenizer = policy, worker, policy.tokenizer

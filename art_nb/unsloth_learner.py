@@ -39,15 +39,17 @@ def own(segments: list[Segment], rows_BTH: torch.Tensor) -> torch.Tensor:
 # %% ../nbs/28_unsloth_learner.ipynb #28b0a009
 class UnslothLearner(Learner):
     "Trains Unsloth's copy of the model, and hands its adapter to the policy."
+    shares = False              # its rows are padded, each with all that stands before it
+
     def __init__(self, policy: Policy,
                  directory: str | Path,             # of the weights
-                 *, max_seq_length: int = 2048, load_in_4bit: bool = False, **options):
+                 *, max_seq_length: int = 2048):
         unsloth_version()
         cpu = policy.device.type == "cpu"
         with undisturbed():
             load = imported("unsloth").FastLanguageModel
             model, _ = load.from_pretrained(str(directory), max_seq_length=max_seq_length, dtype=policy.dtype,
-                                            load_in_4bit=load_in_4bit)
+                                            load_in_4bit=False)
             self.model = load.get_peft_model(
                 model, r=policy.rank, lora_alpha=policy.alpha, target_modules=list(policy.targets), lora_dropout=0.0,
                 bias="none", use_gradient_checkpointing=False if cpu else "unsloth")
@@ -56,7 +58,7 @@ class UnslothLearner(Learner):
         if missing := sorted(names[name] for name in mine if names[name] not in theirs):
             raise TrainError(f"Unsloth's model has no {missing[0]}: its layers are named otherwise than the policy's.")
         self.pairs = [(mine[name], theirs[names[name]]) for name in mine]
-        super().__init__(policy, **options)
+        super().__init__(policy)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         "What the optimizer moves, in fp32."

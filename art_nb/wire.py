@@ -65,6 +65,12 @@ class ResponseFormat(Open):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def schema_is_there(self):
+        if self.type == "json_schema" and "schema" not in (self.json_schema or {}):
+            raise ValueError("json_schema needs a schema")
+        return self
+
 
 class Asked(Strict):
     """What both endpoints accept."""
@@ -94,7 +100,7 @@ class Asked(Strict):
     def guide(self) -> tuple[str | None, dict[str, Any] | None]:
         """What the reply's form is held to, as the field that says so and as vLLM's own; raises where two fields do."""
         form = self.response_format or ResponseFormat(type="text")
-        schema = {"json": (form.json_schema or {}).get("schema", {})}
+        schema = form.json_schema and {"json": form.json_schema["schema"]}
         formats = {"text": None, "json_object": {"json_object": True}, "json_schema": schema}
         said = {"response_format": formats[form.type], "structured_outputs": self.structured_outputs}
         for kind in ("choice", "json", "regex"):

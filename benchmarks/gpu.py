@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -41,24 +42,19 @@ def waited() -> float:
     return time.perf_counter()
 
 
-def found(which: Callable[[], str]) -> str | None:
-    "What an engine's version function says; None where it is missing, which `device` tells."
+def found(which: Callable[[], str]) -> tuple[bool, str]:
+    "Whether an engine can be had, and its version or what to do."
     try:
-        return which()
-    except BackendMissing:
-        return None
+        return True, which()
+    except BackendMissing as error:
+        return False, str(error)
 
 
 def device(asked) -> dict:
     "The machine, and what is installed on it."
     name = torch.cuda.get_device_name() if CUDA else "CPU only: small sizes, and no figure of a GPU"
-    said = {}
-    for kind, which in (("vllm", vllm_version), ("unsloth", unsloth_version)):
-        try:
-            said[kind] = which()
-        except BackendMissing as error:
-            said[kind] = str(error)
-    return {"device": name, "python": sys.version.split()[0], "torch": torch.__version__, **said,
+    return {"device": name, "python": sys.version.split()[0], "torch": torch.__version__,
+            "vllm": found(vllm_version)[1], "unsloth": found(unsloth_version)[1],
             "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1]}
 
 
@@ -112,31 +108,40 @@ class Sampling:
 
 def kinds() -> list[str]:
     "Samplers that can be had here."
-    return ["embedded"] + (["folded", "swapped"] if found(vllm_version) else [])
+    return ["embedded"] + (["folded", "swapped"] if found(vllm_version)[0] else [])
+
+
+def of_each(asked, measure: Callable[[Sampling], dict]) -> dict:
+    "What is measured on each kind of sampler; one that fails says why."
+    said = {}
+    for kind in kinds():
+        try:
+            with closing(Sampling(kind, asked.model)) as side:
+                said[kind] = measure(side)
+        except Exception as error:
+            said[kind] = {"error": f"{type(error).__name__}: {error}"}
+    return said
 
 
 def parity(asked) -> dict:
     "By how many nats the logprobs of sampled tokens differ from the policy's own, with an adapter: mean and largest."
-    said = {}
-    for kind in kinds():
-        side = Sampling(kind, asked.model)
+    def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
-        serve(side.policy)
-        gaps = [np.array([s.logprob for s in reply]) -
-                side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply]
-                                 )[len(prompt) - 1:].cpu().numpy() for prompt, reply in pairs]
-        said[kind] = {"mean": float(abs(np.concatenate(gaps)).mean()), "max": float(abs(np.concatenate(gaps)).max())}
-        side.close()
-    return said
+        side.worker.call(serve, side.policy)
+        found = [np.array([s.logprob for s in reply]) -
+                 side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply]
+                                  )[len(prompt) - 1:].cpu().numpy() for prompt, reply in pairs]
+        return {"mean": float(abs(np.concatenate(found)).mean()), "max": float(abs(np.concatenate(found)).max())}
+    return of_each(asked, gaps)
 
 
 def rates(asked) -> dict:
     "Tokens a second of each sampler without and with an adapter; vLLM's engine alone on the same prompts; sync."
-    (n, new), said = (256, 256) if CUDA else (16, 32), {}
-    for kind in kinds():
-        side = Sampling(kind, asked.model)
+    n, new = (256, 256) if CUDA else (16, 32)
+
+    def measured(side: Sampling) -> dict:
         row = {"without": side.rate(n, new, None), "with": side.rate(n, new, "made@1")}
-        if kind != "embedded":
+        if hasattr(side.sampler, "_engine"):
             row["engine alone"] = side.offline(n, new)
         times = []
         for step in range(2, 7):                        # as after an optimizer step: new weights, first token
@@ -144,9 +149,8 @@ def rates(asked) -> dict:
             side.sampler.load(f"made@{step}", adapter(side.policy))
             asyncio.run(side.replies(1, 1, f"made@{step}"))
             times.append(waited() - start)
-        said[kind] = row | {"new weights to first token, s": statistics.median(times)}
-        side.close()
-    return said
+        return row | {"new weights to first token, s": statistics.median(times)}
+    return of_each(asked, measured)
 
 
 def rows(count: int, length: int, seed: int = 0) -> list[TrainRow]:
@@ -175,6 +179,8 @@ def trainer(asked) -> dict:
     for name in ("Qwen3-0.6B", "Qwen3-4B") if CUDA else ("two small layers",):
         config = Qwen3Config(**SHAPES[name], num_key_value_heads=SHAPES[name]["num_attention_heads"] // 2, head_dim=128,
                              vocab_size=151_936, tie_word_embeddings=True)
+        if CUDA:
+            torch.cuda.reset_peak_memory_stats()
         with torch.device(dev):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         learner, times = Learner(Policy(model, rank=16)), []
@@ -193,8 +199,8 @@ def trainer(asked) -> dict:
 
 def unsloth(asked) -> dict:
     "Unsloth's logprobs of the same rows beside ours: mean and largest difference; whole steps a second of both."
-    if found(unsloth_version) is None:
-        return {"missing": "see the first row"}
+    if not found(unsloth_version)[0]:
+        return {"missing": found(unsloth_version)[1]}
     made, said = rows(8, 512 if CUDA else 64), {}
     ours, theirs = Learner(load_policy(asked.model)), UnslothLearner(load_policy(asked.model), asked.model)
     for name, learner in (("ours", ours), ("unsloth", theirs)):

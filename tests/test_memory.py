@@ -7,11 +7,12 @@ import pytest
 SCRIPT = """
 import asyncio, resource, sys, tempfile, threading
 import art_nb as art
+from art_nb.policy import adapter, fingerprint
 from art_nb.types import TrainError
 
 async def main(path):
     model = art.TrainableModel(name="full", project="tests", base_model=path)
-    async with art.LocalBackend(path=tempfile.mkdtemp(), verbose=False) as backend:
+    async with art.LocalBackend(path=tempfile.mkdtemp(), device="cpu", verbose=False) as backend:
         await model.register(backend)
         ask = lambda seed: model.openai_client().chat.completions.create(
             model=model.get_inference_name(), messages=[{"role": "user", "content": "A1"}], seed=seed, max_tokens=400,
@@ -20,15 +21,15 @@ async def main(path):
         group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[{"role": "user", "content": "A1"}, c],
                                                     reward=float(i % 3)) for i, c in enumerate(choices)])
         await backend.train(model, [group], learning_rate=1e-3, tokens_per_batch=512)
-        before = await ask(1)
+        policy = backend.home(model).policy
+        before = fingerprint(adapter(policy))
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
         try: await backend.train(model, [group], learning_rate=1e-3, tokens_per_batch=100_000)
         except TrainError as error: print(error)
         else: print("there was room enough")
-        after = await ask(1)
-        before, after = (answer.choices[0].model_extra["token_ids"] for answer in (before, after))
-        print("as before" if before == after else "moved")
+        await ask(1)
+        print("as before" if fingerprint(adapter(policy)) == before else "moved")
         print((await backend.train(model, [group], learning_rate=1e-3, tokens_per_batch=512)).step)
 
 asyncio.run(main(sys.argv[1]))

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from tic_tac_toe import practice, random_game, rollout
+from tic_tac_toe import practice, rollout, won_games
 
 import art_nb as art
 
@@ -34,9 +34,9 @@ async def main(steps: int, games: int, path: str) -> None:
         start = time.time()
         warm_up = art.TrainSFTConfig(learning_rate=1e-3, batch_size=16)
         if await model.get_step() == 0:
-            await model.train_sft([random_game(seed) for seed in range(10_000, 10_144)], warm_up)
+            await model.train_sft(won_games(144), warm_up)
         run = art.train(model, practice, range(100_000), steps=1 + steps, groups_per_step=12, rollouts_per_group=8,
-                        learning_rate=2e-4, entropy_coef=0.05)
+                        learning_rate=2e-4, entropy_coef=0.02)
         await run
         seconds = time.time() - start
         after = await art.evaluate(model, rollout, unseen, metric="win")
@@ -49,7 +49,7 @@ async def main(steps: int, games: int, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--games", type=int, default=500)
     parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
     asked = parser.parse_args()

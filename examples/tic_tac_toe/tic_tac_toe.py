@@ -1,4 +1,5 @@
 "Tic-tac-toe against a random opponent: the game, what the model is shown, a rollout, and games to warm up on."
+import itertools
 import random
 import re
 from dataclasses import dataclass, field
@@ -59,11 +60,15 @@ class Game:
             self.answer()
 
     def view(self) -> str:
-        "What the model is shown: the board, and for each free square the other two marks of every line through it."
+        "What the model is shown: the board; each free square after the other two marks of every line through it."
         rows = "\n".join("ABC"[r] + " " + " ".join(self.board[3 * r:3 * r + 3]) for r in range(3))
-        lines = {i: " ".join("".join(self.board[j] for j in line if j != i) for line in LINES if i in line)
-                 for i in self.free()}
-        return f"{rows}\nfree:\n" + "\n".join(f"{SQUARES[i]} {marks}" for i, marks in lines.items())
+        listed = random.Random("".join(self.board)).sample(self.free(), len(self.free()))
+        return f"{rows}\nfree:\n" + "\n".join(f"{self.lines_through(i)} {SQUARES[i]}" for i in listed)
+
+    def lines_through(self, square: int) -> str:
+        "The other two marks of every line: `xx` where the square would complete three, `oo` where it blocks."
+        others = [sorted(self.board[i] for i in line if i != square) for line in LINES if square in line]
+        return " ".join("".join(marks) for marks in others)
 
 
 async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory:
@@ -99,4 +104,10 @@ def random_game(seed: int) -> art.Trajectory:
         move = SQUARES[mover.choice(game.free())]
         messages += [{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}]
         game.play(move)
-    return art.Trajectory(messages_and_choices=messages)
+    return art.Trajectory(messages_and_choices=messages, reward=REWARDS[game.winner()])
+
+
+def won_games(count: int) -> list[art.Trajectory]:
+    "The first so many random games that x has won."
+    games = map(random_game, itertools.count(10_000))
+    return list(itertools.islice((game for game in games if game.reward == 1), count))
