@@ -216,7 +216,9 @@ class VLLMSampler(QueuedSampler):
         from vllm.v1.engine.llm_engine import LLMEngine
 
         policy = self.policy
-        asked = {"enforce_eager": policy.device.type == "cpu", "enable_prefix_caching": True,
+        whole = {"enforce_eager": True, "enable_chunked_prefill": False,        # a cut prompt breaks seeds on a CPU
+                 "max_num_batched_tokens": max(self.max_model_len, 2048)} if policy.device.type == "cpu" else {}
+        asked = whole | {"enable_prefix_caching": True,
                  "kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running),
                  "gpu_memory_utilization": 0.01,        # asked of a GPU before it starts, and then not used
                  "disable_log_stats": True, "use_tqdm_on_load": False}

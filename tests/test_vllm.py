@@ -33,6 +33,7 @@ from art_nb.policy import adapter, load_adapter, load_policy, sequence_logprobs,
 from art_nb.samplers import SamplingParams
 from art_nb.types import ServeError
 from art_nb.vllm_sampler import KEPT, VLLMSampler, vllm_version
+from art_nb.weights import fetch
 from art_nb.worker import Worker
 
 NEAR = 0.05             # nats, of two programs that compute in bf16
@@ -45,7 +46,7 @@ SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention
 def made(request, tiny_model_dir):
     """A policy and vLLM beside it."""
     policy, worker = load_policy(tiny_model_dir), Worker()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way=request.param)
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=8, way=request.param)
     yield policy, sampler
     worker.call(sampler.close)
     worker.close()
@@ -118,6 +119,13 @@ async def test_a_reply_is_held_to_a_form(tiny_model_dir, tmp_path, asked, fits):
             await model.openai_client().chat.completions.create(**ask, extra_body={"guided_regex": "(("})
     assert re.fullmatch(fits, choice.message.content)
     assert choice.model_extra["cut"]            # the learner cannot score it as it was sampled
+
+
+async def test_more_prompt_than_one_batch_holds(made):
+    _, sampler = made
+    prompts = [[1, 5 + i, 9, 30 + i, 7] * 90 for i in range(12)]
+    replies = await asyncio.gather(*(said(sampler, prompt, max_tokens=3, ignore_eos=True) for prompt in prompts))
+    assert [len(reply) for reply in replies] == [3] * 12
 
 
 async def test_a_reply_nobody_waits_for_is_dropped(made):
@@ -209,6 +217,20 @@ async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
         reply = await said(sampler, prompt, key, max_tokens=12, seed=1, ignore_eos=True)
         serve(policy, weights if key else None, key or "base")
         np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=2 * NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
+async def test_real_gemma_is_sampled_as_it_is_trained():
+    where = fetch("gemma3-270m")
+    policy, worker = load_policy(where), Worker()
+    sampler = worker.call(VLLMSampler, policy, worker, where, max_running=2, max_model_len=256)
+    sampler.load("ttt@1", {name: t / 50 for name, t in shaken(policy, 1).items()})
+    prompt = policy.tokenizer("The capital of France is")["input_ids"]
+    for key in (None, "ttt@1"):
+        reply = await said(sampler, prompt, key, max_tokens=8, seed=1, ignore_eos=True)
+        worker.call(serve, policy, key and sampler._adapters[key][1], key or "base")
+        np.testing.assert_allclose([s.logprob for s in reply], worker.call(exact, policy, prompt, reply), atol=6 * NEAR)
     worker.call(sampler.close)
     worker.close()
 
