@@ -1580,6 +1580,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.vitals.Tail.new': ('vitals.html#tail.new', 'art_nb/vitals.py'),
                                'art_nb.vitals.is_alive': ('vitals.html#is_alive', 'art_nb/vitals.py'),
                                'art_nb.vitals.parsed': ('vitals.html#parsed', 'art_nb/vitals.py'),
+                               'art_nb.vitals.process_ends': ('vitals.html#process_ends', 'art_nb/vitals.py'),
                                'art_nb.vitals.read_record': ('vitals.html#read_record', 'art_nb/vitals.py'),
                                'art_nb.vitals.write_record': ('vitals.html#write_record', 'art_nb/vitals.py')},
             'art_nb.vllm_sampler': { 'art_nb.vllm_sampler.Folded': ('vllm_sampler.html#folded', 'art_nb/vllm_sampler.py'),

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from .events import Bus, Failed, StepDone, from_json
 from .lessons import training_rows
 from .progress import Nowhere, Progress, Show, place_of
-from .vitals import BEAT_S, OVER, Tail, read_record, write_record
+from .vitals import BEAT_S, OVER, Tail, process_ends, read_record, write_record
 from .steps import Plan, cut_off, rollouts, staleness
 from .store import RunStore, open_run
 from .tasks import stop
@@ -194,6 +194,8 @@ class Run:
                 self._fail(TrainError("The run was cancelled from within: the backend was closed, or a rollout or a "
                                       "callback cancelled its own task or left the program."))
         except Exception as error:
+            if process_ends():
+                await asyncio.Event().wait()            # for ever: the run is as one whose kernel was killed
             self._fail(error)
         finally:
             watch.cancel()
