@@ -28,14 +28,18 @@ def home_key(model) -> str:
     return f"{model.project}/{model.run_name}"
 
 
+def _internal(model) -> dict[str, Any]:
+    return getattr(model, "_internal_config", None) or {}
+
+
 def engine_options(model) -> dict[str, Any]:
     "ART's `engine_args` of _internal_config."
-    return dict((getattr(model, "_internal_config", None) or {}).get("engine_args") or {})
+    return _internal(model).get("engine_args") or {}
 
 
 def chat_options(model) -> dict[str, Any]:
     "The chat template of _internal_config."
-    config = getattr(model, "_internal_config", None) or {}
+    config = _internal(model)
     named = {"chat_template": config.get("chat_template"), "template_kwargs": config.get("chat_template_kwargs")}
     return {k: v for k, v in named.items() if v}
 

@@ -44,14 +44,14 @@ OURS = ("model", "max_model_len", "max_num_seqs", "logprobs_mode", "dtype", "ena
 
 def load_vllm() -> None:
     "Import vLLM, its warnings left out: they are for who runs a server."
-    os.environ.update(SETTINGS | {name: os.environ[name] for name in SETTINGS if name in os.environ} | IN_PROCESS)
+    os.environ.update(SETTINGS | dict(os.environ) | IN_PROCESS)
     if (logger := logging.getLogger("vllm")).level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
     imported("vllm.v1.engine.llm_engine")
 
 
 def kv_bytes(policy: Policy, max_model_len: int, max_running: int) -> int:
-    "Bytes for keys and values: all at 2,048 tokens, at most a quarter of what is free, one whole at least."
+    "Bytes for keys and values: of 2,048 tokens a conversation, in a quarter of what is free, but of a whole one."
     config, size = policy.model.config, policy.dtype.itemsize
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size

@@ -35,3 +35,19 @@ def smollm2_dir() -> Path:
     from art_nb.weights import fetch
 
     return fetch("smollm2-135m")
+
+
+@pytest.fixture
+def keeps_contract(tiny_model_dir, tmp_path):
+    """Holds a LocalBackend with the given engines to the contract of backends."""
+    import art_nb as art
+
+    async def hold(**engines):
+        model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
+        backend = art.LocalBackend(path=tmp_path, verbose=False, **engines)
+        found = await art.check_backend(backend, model, learning_rate=1e-2)
+        assert found["step"] == 1
+        assert found["rise"] > 0.1
+        assert found["drift"] < 0.05        # nats, of two programs that compute in bf16
+
+    return hold

@@ -9,7 +9,6 @@ pytest.importorskip("unsloth")
 
 import torch
 
-import art_nb as art
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import adapter, load_policy, masters
@@ -68,13 +67,8 @@ def test_a_step_is_our_step(pair, options):
         torch.testing.assert_close(tensor, adapter(pair[1].policy)[name], atol=2e-4, rtol=0)
 
 
-async def test_unsloth_keeps_the_contract(tiny_model_dir, tmp_path):
-    model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
-    backend = art.LocalBackend(path=tmp_path, learner="unsloth", verbose=False)
-    found = await art.check_backend(backend, model, learning_rate=1e-2)
-    assert found["step"] == 1
-    assert found["rise"] > 0.1
-    assert found["drift"] < 0.05
+async def test_unsloth_keeps_the_contract(keeps_contract):
+    await keeps_contract(learner="unsloth")
 
 
 UNLOADED = """

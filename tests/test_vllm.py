@@ -174,13 +174,8 @@ async def test_what_cannot_be_sampled_is_told(made, prompt):
         await said(made[1], prompt)
 
 
-async def test_vllm_keeps_the_contract(tiny_model_dir, tmp_path):
-    model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
-    backend = art.LocalBackend(path=tmp_path, sampler="vllm", verbose=False)
-    found = await art.check_backend(backend, model, learning_rate=1e-2)
-    assert found["step"] == 1
-    assert found["rise"] > 0.1
-    assert found["drift"] < NEAR
+async def test_vllm_keeps_the_contract(keeps_contract):
+    await keeps_contract(sampler="vllm")
 
 
 def qwen2():
