@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 import httpx
+import torch
 
 from . import checkpoints, records
 from .advantages import signal_report
@@ -26,7 +27,7 @@ from .learners import Learner, StepConfig, described, train_rows
 from .losses import from_art
 from .memory import give_memory_back, if_full
 from .models import Backend as Place
-from .options import chat_options, engine_options, home_key, known, lora_options
+from .options import chat_options, engine_options, home_key, init_options, known, lora_options, profiled
 from .policy import Policy, adapter, load_adapter, load_policy, pick_device, serve
 from .samplers import Sampler
 from .server import Endpoint
@@ -139,15 +140,20 @@ class LocalBackend:
                  in_process: bool = True,               # ART's; there is no other way here
                  sampler: str = "auto",                 # "transformers", "vllm", or what suits this machine
                  learner: str = "auto",                 # "peft", "unsloth"
+                 profile: str | None = None,            # "t4": settings for such a machine, under what is said here
                  engine_args: dict | None = None,       # vLLM's own; a model's _internal_config adds to them
+                 init_args: dict | None = None,         # how Unsloth loads its model; likewise
                  device: str | None = None,             # None: CUDA, else MPS, else the CPU
-                 max_running: int = 64,                 # conversations sampled at once
+                 dtype: str | None = None,              # "bfloat16", "float16", "float32"; None: what the device has
+                 max_running: int | None = None,        # conversations sampled at once; None: 64
                  max_model_len: int | None = None,      # tokens of a conversation; None: what the model allows
                  bus: Bus | None = None,
                  verbose: bool = True):                 # say once what was chosen
-        self.path, self.device = Path(path or ".art"), device
-        self.sampler, self.learner, self.engine_args = sampler, learner, engine_args or {}
-        self.max_running, self.max_model_len = max_running, max_model_len
+        asked = {"engine_args": engine_args, "init_args": init_args, "dtype": dtype, "max_running": max_running,
+                 "max_model_len": max_model_len}
+        self.path, self.device, self.sampler, self.learner = Path(path or ".art"), device, sampler, learner
+        self.settings = {"engine_args": {}, "init_args": {}, "dtype": None, "max_running": 64, "max_model_len": None}
+        self.settings |= profiled(profile, asked)
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
         if not in_process:
@@ -179,21 +185,25 @@ class LocalBackend:
 
     def _open(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
         "On the worker; what fails half-way leaves nothing behind."
-        asked = self.engine_args | engine_options(model)
+        settings, warn = self.settings, self.bus.warn_once
+        engine_args = settings["engine_args"] | engine_options(model)
+        init_args = settings["init_args"] | init_options(model, self.bus)
+        limit = settings["max_model_len"] or init_args.get("max_seq_length")
         with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."), \
                 ExitStack() as undo:
-            policy = load_policy(directory, device=self.device, **lora_options(model, self.bus))
-            sampler = SAMPLERS[sampling](policy, worker, directory, asked, self.bus.warn_once,
-                                         max_running=self.max_running, max_model_len=self.max_model_len)
+            dtype = settings["dtype"] and getattr(torch, settings["dtype"])
+            policy = load_policy(directory, device=self.device, dtype=dtype, **lora_options(model, self.bus))
+            sampler = SAMPLERS[sampling](policy, worker, directory, engine_args, warn,
+                                         max_running=settings["max_running"], max_model_len=limit)
             undo.callback(sampler.close)
-            learner = LEARNERS[learning](policy, directory, sampler.max_model_len)
+            learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
             home = self._furnish(model, store, worker, policy, learner, sampler)
             undo.pop_all()
         return home
 
     def _furnish(self, model, store, worker, policy, learner, sampler) -> Home:
         "On the worker: the newest checkpoint, served."
-        chat = ChatFormat(policy.tokenizer, **chat_options(model))
+        chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
         home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = max(store.steps_saved(), default=0)
         if store.steps_saved():
@@ -362,11 +372,20 @@ class LocalBackend:
         target = model.store.checkpoint_dir(max(steps))
         await asyncio.to_thread(checkpoints.fork, source.checkpoint_dir(max(steps)), target)
 
-    async def close(self) -> None:
-        "Stop endpoints and workers and give their memory back."
+    def _close(self) -> None:
         homes, self._homes = list(self._homes.values()), {}
         for home in homes:
-            await asyncio.to_thread(home.close)
+            home.close()
+
+    async def close(self) -> None:
+        "Stop endpoints and workers and give their memory back."
+        await asyncio.to_thread(self._close)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._close()
 
     async def __aenter__(self):
         return self

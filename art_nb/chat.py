@@ -11,17 +11,17 @@ import json
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
-from re import DOTALL, Match, compile as pattern
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 from jinja2 import TemplateError
 
+from .calls import CALL_MARK, ReplyStream, begun_call, call_format, format_of, has_place, in_words, read_arguments
 from .types import Message, Messages, ServeError, Tools
 
 # %% ../nbs/20_chat.ipynb #9b0d2152
@@ -36,18 +36,8 @@ def _text(content: Any) -> str:
     return "\n".join(part if isinstance(part, str) else part["text"] for part in content)
 
 
-def _arguments(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        parsed = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else arguments
-
-
 def _call(call: dict) -> dict:
-    name, arguments = call["function"]["name"], _arguments(call["function"].get("arguments"))
+    name, arguments = call["function"]["name"], read_arguments(call["function"].get("arguments"))
     return {"id": call.get("id") or "", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 # %% ../nbs/20_chat.ipynb #30927500
@@ -158,43 +148,6 @@ class TokenMemory:
                 self._entries.move_to_end(key)
             return self._entries.get(key, [])[::-1]
 
-# %% ../nbs/20_chat.ipynb #9c1316ed
-_CALL = pattern(r"<tool_call>(.*?)(?:</tool_call>|\Z)", DOTALL)
-
-
-def _split_reasoning(text: str) -> tuple[str, str]:
-    """Split a text into thought and answer; without a closed thought at its start all is answer."""
-    thought, closed, answer = text.partition("</think>")
-    thought = thought.strip().removeprefix("<think>")
-    return (thought.strip(), answer.lstrip("\n")) if closed and "<think>" not in thought else ("", text)
-
-
-def _read_call(text: str) -> dict | None:
-    """Read one tool call, `{"name": …, "arguments": {…}}`; None if it is not one."""
-    try:
-        call = json.loads(text)
-        name, arguments = call["name"], _arguments(call.get("arguments"))
-        wire = json.dumps(arguments, ensure_ascii=False)
-        f"{name}{wire}".encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": wire}}
-
-
-def _split_calls(text: str) -> tuple[list[dict], str]:
-    """Take the tool calls out of a text; what is no call stays."""
-    calls: list[dict] = []
-
-    def take(match: Match) -> str:
-        call = _read_call(match[1])
-        calls.extend([call] if call else [])
-        return "" if call else match[0]
-
-    rest = _CALL.sub(take, text)
-    return calls, rest.strip() if calls else text
-
 # %% ../nbs/20_chat.ipynb #065bced6
 _MARK = "reply-goes-here"
 
@@ -230,14 +183,23 @@ class ChatFormat:
         chat_template: str | None = None,  # Jinja text; the tokenizer's own if None
         template_kwargs: dict | None = None,  # handed to the template, as `enable_thinking`
         memory_bytes: int = 128 << 20,  # bound on remembered conversations
+        tool_call_parser: str | None = None,  # None: the one whose form the template shows
+        warn: Callable[[str, str], object] = lambda key, message: None,  # told once what a template has no place for
     ):
         if chat_template is None and tokenizer.chat_template is None:
             raise ServeError("This tokenizer has no chat template: pass chat_template, or use an instruct model.")
         self.tokenizer, self.chat_template, self.template_kwargs = tokenizer, chat_template, template_kwargs or {}
-        self._memory = TokenMemory(memory_bytes)
+        self._memory, self._warn = TokenMemory(memory_bytes), warn
+        template = str(chat_template or tokenizer.chat_template)
+        self.calls = call_format(tool_call_parser or format_of(template), tokenizer)
+        self._shows_tools, self._shows_calls = has_place(template, "tools"), has_place(template, "tool_calls")
 
     def render(self, messages: list[dict], tools: Tools | None = None, prompt: bool = True) -> str:
         """Print cleaned messages through the template; `prompt` opens the next assistant turn."""
+        if tools and not self._shows_tools:
+            self._warn("tools in words", "This model's chat template has no place for tools: they are described in the "
+                       "system message, and calls are read as <tool_call>{…}</tool_call>.")
+        messages = in_words(messages, None if self._shows_tools else tools, not self._shows_calls)
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tools=tools, chat_template=self.chat_template, tokenize=False,
@@ -274,16 +236,35 @@ class ChatFormat:
         if said := self._said(before, tools, [*prompt_ids, *token_ids], len(token_ids), answer):
             self._memory.add(prefix_keys([*before, answer], tools)[-1], said)
 
+    def stream(
+        self,
+        prompt_ids: Sequence[int],  # of which the end says whether the prompt began a thought
+        tools: Tools | None = None,  # calls are looked for only where tools were offered
+        one: bool = False,  # no call after the first
+    ) -> ReplyStream:
+        """Begin the assistant's message of a reply that is about to be sampled."""
+        thinking = self.tokenizer.decode(prompt_ids[-4:]).rstrip().endswith("<think>")
+        return ReplyStream(self.calls if tools else None, thinking or None, one)
+
     def reply(
         self,
         text: str,  # what was sampled, without the stop token
-        tools: Tools | None = None,  # calls are looked for only where tools were offered
+        tools: Tools | None = None,
     ) -> dict:  # role and content; reasoning_content and tool_calls where there are any
-        """Make the assistant's message of a sampled text."""
-        reasoning, content = _split_reasoning(text)
-        calls, content = _split_calls(content) if tools else ([], content)
-        message = {"role": "assistant", "content": content or (None if calls else "")}
-        return message | {k: v for k, v in {"reasoning_content": reasoning, "tool_calls": calls}.items() if v}
+        """Make the assistant's message of a whole reply."""
+        stream = self.stream([], tools)
+        stream.add(text, last=True)
+        return stream.message()
+
+    def begun_ids(
+        self,
+        prompt_ids: Sequence[int],
+        name: str | None,  # of the tool that must be called; None: any
+    ) -> tuple[str, list[int]]:
+        """Text and ids with which a reply that must be a call begins, after a thought that ends at once."""
+        opened = self.stream(prompt_ids).thinking
+        text = ("\n</think>\n\n" if opened else "") + begun_call(self.calls, name)
+        return text, self._inner(text)
 
     def _replies(self, messages: Messages, clean: list[dict], tools: Tools | None) -> Iterator[tuple[Message, bytes]]:
         rows = list(zip(messages, clean, prefix_keys(clean, tools), strict=True))
@@ -291,7 +272,9 @@ class ChatFormat:
 
     def fresh(self) -> "ChatFormat":
         """Give the same format with an empty memory."""
-        return ChatFormat(self.tokenizer, self.chat_template, self.template_kwargs, self._memory.limit)
+        own = copy(self)
+        own._memory = TokenMemory(self._memory.limit)
+        return own
 
     def reply_ids(
         self,
@@ -350,7 +333,8 @@ class ChatFormat:
 def special_tokens(tokenizer: Any) -> dict[int, str]:
     """Ids and texts of the tokens that are no text: stop tokens, turn marks, padding."""
     added = tokenizer.added_tokens_decoder.items()
-    return {id: token.content for id, token in added if token.special or id == tokenizer.eos_token_id}
+    none = {id: token.content for id, token in added if token.special or id == tokenizer.eos_token_id}
+    return {id: content for id, content in none.items() if not CALL_MARK.search(content)}
 
 # %% ../nbs/20_chat.ipynb #504f930c
 _HELD_TOKENS = 8
@@ -365,7 +349,8 @@ class TextStream:
         stop: Sequence[str] = (),  # texts that end the reply and are not part of it
     ):
         self.stopped = False
-        self._special, self._decode = special_tokens(tokenizer), tokenizer.backend_tokenizer.decode
+        self._special = special_tokens(tokenizer)
+        self._decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)     # those left are text
         self._stop = tuple(text for text in stop if text)
         self._longest = max(map(len, self._stop), default=0)
         self._window: list[int] = []

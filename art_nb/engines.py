@@ -29,12 +29,17 @@ def _vllm(policy: Policy, worker: Worker, directory: Path, engine_args: dict, wa
     return VLLMSampler(policy, worker, directory, engine_args=known_args(engine_args, warn), **options)
 
 
-def _peft(policy: Policy, directory: Path, max_model_len: int) -> Learner:
+def _peft(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
+    if init_args.get("load_in_4bit"):
+        warn("load_in_4bit", "load_in_4bit is Unsloth's: the peft learner leaves it out.")
     return Learner(policy)
 
 
-def _unsloth(policy: Policy, directory: Path, max_model_len: int) -> Learner:
-    return UnslothLearner(policy, directory, max_seq_length=max_model_len)
+def _unsloth(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
+    if bits := bool(init_args.get("load_in_4bit")):
+        warn("load_in_4bit", "The learner computes with weights of 4 bits, the sampler with whole ones: their "
+                             "logprobs differ by more, which the ratios make good (offpolicy/logprob_diff_mean).")
+    return UnslothLearner(policy, directory, max_seq_length=max_model_len, load_in_4bit=bits)
 
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {"transformers": _transformers, "vllm": _vllm}

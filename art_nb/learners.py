@@ -59,7 +59,7 @@ class Learner:
     shares = True               # what rows have in common is computed once
 
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99)):
-        self.policy, self.steps = policy, 0
+        self.policy, self.steps, self.times = policy, 0, 1
         self.seen: list[tuple[TrainRow, TokenTensors]] = []     # what the latest loss was computed from
         self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
 
@@ -132,7 +132,7 @@ class Learner:
                 t.advantages_E = shaped_advantages(t, config.kl_shaping, mean=mean)
             part = total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
                               entropy_coef=config.entropy_coef, **config.loss_options)
-            part.backward()
+            self.backward(part, sum(len(b.node_E) for b in batches))
             loss += part.item()
             parts.append(join([t]))
             between(i + 1, len(batches), len(batch.tokens_S))
@@ -151,12 +151,19 @@ class Learner:
         for batch in micro_batches(rows, tokens_per_batch, self.shares):
             batch = batch.to(self.policy.device)
             part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
-            part.backward()
+            self.backward(part, total)
             loss += part.item()
         return self.update(learning_rate, max_grad_norm, 0.0) | {"loss/train": loss, "data/step_trained_tokens": total}
 
+    def backward(self, loss: torch.Tensor, tokens: int) -> None:
+        "Gradients of a token mean; in fp16 those of the sum, which does not underflow: `update` divides."
+        self.times = tokens if self.policy.dtype == torch.float16 else 1
+        (loss * self.times).backward()
+
     def update(self, learning_rate: float, max_grad_norm: float, weight_decay: float) -> dict[str, float]:
         "Clip, step, fold."
+        for parameter in self.parameters() if self.times > 1 else ():
+            parameter.grad.div_(self.times)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), max_grad_norm))
         if not np.isfinite(norm):
             self.optimizer.zero_grad()

@@ -317,6 +317,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
     lora_config: dict[str, Any] | None = None
 
     _internal_config: dict[str, Any] | None = PrivateAttr(None)
+    _server_args: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __init__(self, *, _internal_config: Mapping[str, Any] | None = None, **fields: Any):
         super().__init__(**fields)
@@ -350,8 +351,9 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         given = {**((self._internal_config or {}).get("peft_args") or {}), **(self.lora_config or {})}
         return {_LORA_NAMES.get(name, name): value for name, value in given.items()}
 
-    async def register(self, backend: Backend, _openai_client_config: Any = None) -> None:
+    async def register(self, backend: Backend, _openai_client_config: Mapping[str, Any] | None = None) -> None:
         """Bind the model to a backend, load it and serve it."""
+        self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)
         url_key = await backend._prepare_backend_for_training(self, _openai_client_config)
         self.inference_base_url, self.inference_api_key = url_key

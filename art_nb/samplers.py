@@ -124,7 +124,8 @@ class QueuedSampler:
 
     def __init__(self, policy: Policy, worker: Worker, max_model_len: int | None, max_running: int):
         self.policy, self.worker, self.tokenizer = policy, worker, policy.tokenizer
-        self.max_model_len = max_model_len or policy.model.config.max_position_embeddings
+        longest = policy.model.config.max_position_embeddings
+        self.max_model_len = min(max_model_len or longest, longest)
         self.max_running, self._eos = max_running, eos_ids(policy)
         self._adapters: dict[str, tuple[str, Adapter]] = {}     # key -> tag, weights
         self._tags, self._closed = count(), False

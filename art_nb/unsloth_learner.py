@@ -43,13 +43,13 @@ class UnslothLearner(Learner):
 
     def __init__(self, policy: Policy,
                  directory: str | Path,             # of the weights
-                 *, max_seq_length: int = 2048):
+                 *, max_seq_length: int = 2048, load_in_4bit: bool = False):
         unsloth_version()
         cpu = policy.device.type == "cpu"
         with undisturbed():
             load = imported("unsloth").FastLanguageModel
             model, _ = load.from_pretrained(str(directory), max_seq_length=max_seq_length, dtype=policy.dtype,
-                                            load_in_4bit=False)
+                                            load_in_4bit=load_in_4bit)
             self.model = load.get_peft_model(
                 model, r=policy.rank, lora_alpha=policy.alpha, target_modules=list(policy.targets), lora_dropout=0.0,
                 bias="none", use_gradient_checkpointing=False if cpu else "unsloth")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HARMLESS', 'NEUTRAL', 'RequestError', 'without_neutral', 'Strict', 'Open', 'StreamOptions', 'ResponseFormat', 'Asked',
-           'Function', 'Tool', 'Called', 'ToolCall', 'TextPart', 'ChatMessage', 'ChatAsked', 'TextAsked', 'parse',
-           'param_of', 'sampling_params', 'Reply', 'TokenTexts', 'ChatWriter', 'TextWriter']
+           'Function', 'Tool', 'Chosen', 'NamedTool', 'Called', 'ToolCall', 'TextPart', 'ChatMessage', 'ChatAsked',
+           'TextAsked', 'parse', 'param_of', 'sampling_params', 'Reply', 'TokenTexts', 'ChatWriter', 'TextWriter']
 
 # %% ../nbs/31_wire.ipynb #de6c61d2
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class RequestError(ServeError):
         self.code = code
 
 # %% ../nbs/31_wire.ipynb #c56df862
-HARMLESS = frozenset("""user metadata store service_tier parallel_tool_calls chat_template_kwargs return_token_ids
+HARMLESS = frozenset("""user metadata store service_tier chat_template_kwargs return_token_ids
     return_tokens_as_token_ids safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options
     reasoning_effort verbosity request_id priority spaces_between_special_tokens""".split())
 NEUTRAL = {
@@ -124,6 +124,15 @@ class Tool(Open):
     function: Function
 
 
+class Chosen(Open):
+    name: str
+
+
+class NamedTool(Open):
+    type: Literal["function"]
+    function: Chosen
+
+
 class Called(Open):
     name: str
     arguments: str
@@ -161,10 +170,31 @@ class ChatAsked(Asked):
 
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[Tool] = []
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+
+    def must_call(self) -> bool:
+        """Tell whether the reply has to be a call; raises where that cannot be."""
+        if self.tool_choice in ("auto", "none"):
+            return False
+        names, wanted = {tool.function.name for tool in self.tools}, self.must_name()
+        if not names or wanted not in names | {None}:
+            offered = ", ".join(sorted(names)) or "none at all"
+            raise RequestError(f"tool_choice asks for a tool that is not offered; tools has {offered}.",
+                               param="tool_choice")
+        if self.guide()[0]:
+            raise RequestError(f"{self.guide()[0]} and tool_choice each say what form the reply has: send one of them.",
+                               param="tool_choice")
+        return True
+
+    def must_name(self) -> str | None:
+        """The tool that has to be called; None: the only one, or any."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice.function.name
+        return self.tools[0].function.name if len(self.tools) == 1 else None
 
 
 class TextAsked(Asked):
@@ -197,11 +227,11 @@ def parse(raw: bytes, model: type[_Asked]) -> tuple[_Asked, dict]:
 
 def param_of(error: dict, body: Any) -> str:
     """Where in the body pydantic's `error` lies: `messages[0].content`; names of union branches are left out."""
-    path = ""
-    for part in error["loc"]:
+    path, last = "", len(error["loc"]) - 1
+    for i, part in enumerate(error["loc"]):
         if isinstance(part, int) and isinstance(body, list):
             path, body = f"{path}[{part}]", body[part]
-        elif isinstance(body, dict) and (part in body or error["type"] == "missing"):
+        elif isinstance(body, dict) and (part in body or error["type"] == "missing" and i == last):
             path, body = f"{path}.{part}", body.get(part)
     return path.lstrip(".")
 
@@ -225,6 +255,7 @@ class Reply:
     prompt_ids: list[int]
     sampled: list[Sampled] = field(default_factory=list)
     sent: int = 0  # tokens that a stream has already passed on
+    read: int = 0  # tokens whose text has become part of the message
     temperature: float = 1.0
     cut: bool = False  # top-p, top-k, min-p or a form was asked for
     policy_version: int | None = None  # the step whose adapter sampled it, from the first token to the last
@@ -242,6 +273,11 @@ class Reply:
         return {"prompt_token_ids": self.prompt_ids, "token_ids": [s.token_id for s in self.sampled],
                 "token_logprobs": [s.logprob for s in self.sampled], "temperature": self.temperature, "cut": self.cut,
                 "policy_version": self.policy_version}
+
+    def unread(self) -> str:
+        """The text not yet read, which now counts as read."""
+        fresh, self.read = self.sampled[self.read:], len(self.sampled)
+        return "".join(s.text for s in fresh)
 
     def unsent(self) -> list[Sampled]:
         """The tokens not yet passed on, which now count as passed on."""
@@ -274,16 +310,21 @@ class ChatWriter:
 
     def __init__(self, chat, asked: ChatAsked, body: dict, texts: TokenTexts):
         self.chat, self.asked, self.texts, self.messages = chat, asked, texts, body["messages"]
-        self.tools = (body.get("tools") or None) if asked.tool_choice == "auto" else None
+        self.tools = None if asked.tool_choice == "none" else body.get("tools") or None
+        self._must_call, self._begun, self._streams = asked.must_call(), "", {}
 
     def prompts(self) -> list[list[int]]:
         """The conversation as ids, in a list of one."""
         try:
-            return [self.chat.prompt_ids(self.messages, self.tools)]
+            self._prompt = self.chat.prompt_ids(self.messages, self.tools)
         except ServeError:
             raise
         except Exception as error:  # a template is a program run on the client's data: any error may come out of it
             raise RequestError(f"The chat template refuses these messages: {error}", param="messages") from error
+        if not self._must_call:
+            return [self._prompt]
+        self._begun, ids = self.chat.begun_ids(self._prompt, self.asked.must_name())
+        return [self._prompt + ids]
 
     def _logprobs(self, sampled: Iterable[Sampled]) -> dict | None:
         if not self.asked.logprobs and not self.asked.top_logprobs:
@@ -295,31 +336,35 @@ class ChatWriter:
     def _choice(self, reply: Reply, what: dict, sampled: Iterable[Sampled], finish: str | None = None) -> dict:
         return {"index": reply.index, **what, "logprobs": self._logprobs(sampled), "finish_reason": finish}
 
-    def _remember(self, reply: Reply, message: dict) -> str:
-        ids = [s.token_id for s in reply.sampled]
+    def _read(self, reply: Reply, last: bool = False) -> dict:
+        """What the newest tokens add to the message."""
+        if reply.index not in self._streams:
+            self._streams[reply.index] = self.chat.stream(self._prompt, self.tools, not self.asked.parallel_tool_calls)
+            self._streams[reply.index].add(self._begun)
+        return self._streams[reply.index].add(reply.unread(), last)
+
+    def _end(self, reply: Reply) -> tuple[dict, dict, str]:
+        """What the end adds to the message, the message, and why it ended; the message is remembered."""
+        delta = self._read(reply, last=True)
+        message, ids = self._streams[reply.index].message(), [s.token_id for s in reply.sampled]
         self.chat.remember(self.messages, self.tools, reply.prompt_ids, ids, message)
-        return "tool_calls" if message.get("tool_calls") and reply.finish == "stop" else reply.finish
+        called = message.get("tool_calls") and reply.finish == "stop"
+        return delta, message, "tool_calls" if called else reply.finish
 
     def whole(self, reply: Reply) -> dict:
         """The choice of a finished reply."""
-        message = self.chat.reply(reply.text, self.tools)
-        finish = self._remember(reply, message)
+        _, message, finish = self._end(reply)
         return self._choice(reply, {"message": message}, reply.sampled, finish) | reply.extras()
 
     def parts(self, reply: Reply) -> list[dict]:
         """Choices of the chunks that the newest token makes possible."""
         first = [self._choice(reply, {"delta": {"role": "assistant", "content": ""}}, [])] * (len(reply.sampled) == 1)
-        text = "" if self.tools else "".join(s.text for s in reply.sampled[reply.sent:])
-        return first + ([self._choice(reply, {"delta": {"content": text}}, reply.unsent())] if text else [])
+        delta = self._read(reply)
+        return first + ([self._choice(reply, {"delta": delta}, reply.unsent())] if delta else [])
 
     def last(self, reply: Reply) -> dict:
         """Choice of the last chunk."""
-        message = self.chat.reply(reply.text, self.tools) if self.tools else {
-            "role": "assistant", "content": reply.text}
-        delta = {k: v for k, v in message.items() if k != "role"} if self.tools else {}
-        if calls := message.get("tool_calls"):
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        finish = self._remember(reply, message)
+        delta, _, finish = self._end(reply)
         return self._choice(reply, {"delta": delta}, reply.unsent(), finish) | reply.extras()
 
 # %% ../nbs/31_wire.ipynb #dbea107b

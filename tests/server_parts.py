@@ -2,6 +2,7 @@
 import asyncio
 import random
 
+from art_nb.calls import FORMATS, ReplyStream, begun_call
 from art_nb.samplers import Sampled
 from art_nb.server import Endpoint
 from art_nb.types import ServeError
@@ -23,7 +24,7 @@ class Bytes:
 
 
 class Tags:
-    "A chat format: a tag before each message; a reply that begins with CALL is a tool call."
+    "A chat format: a tag before each message."
 
     def __init__(self):
         self.known = []
@@ -34,11 +35,12 @@ class Tags:
         turns = [f"<{m['role']}>{t}" for m, t in zip(messages, texts, strict=True)]
         return list("".join([*turns, "<assistant>"]).encode())
 
-    def reply(self, text, tools=None):
-        if tools and text.startswith("CALL"):
-            call = {"id": "call_1", "type": "function", "function": {"name": text[4:], "arguments": "{}"}}
-            return {"role": "assistant", "content": None, "tool_calls": [call]}
-        return {"role": "assistant", "content": text}
+    def stream(self, prompt_ids, tools=None, one=False):
+        return ReplyStream(FORMATS["hermes"] if tools else None, one=one)
+
+    def begun_ids(self, prompt_ids, name):
+        text = begun_call(FORMATS["hermes"], name)
+        return text, list(text.encode())
 
     def remember(self, messages, tools, prompt_ids, token_ids, reply):
         self.known.append((messages, tools, prompt_ids, token_ids, reply))

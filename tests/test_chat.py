@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tiny import one_by_one, spelling_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from art_nb.chat import ChatFormat, TextStream, TokenMemory
@@ -33,15 +34,6 @@ CORPUS = ["the move is b2, the move is a1. system user assistant Stop here é �
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def byte_level(special):
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(CORPUS, trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=alphabet, special_tokens=special, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=CHATML)
-
-
 def sentencepiece(special):
     """As Llama 2: a space is put before the text, unknown characters fall back to bytes."""
     letters = sorted({*"".join(CORPUS), "▁", "\n"} - {" ", "é", "🙂"})
@@ -55,7 +47,7 @@ def sentencepiece(special):
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=CHATML)
 
 
-BYTES, PIECES = byte_level(SPECIAL), sentencepiece(SPECIAL)
+BYTES, PIECES = spelling_tokenizer(SPECIAL, "<|im_end|>", CHATML), sentencepiece(SPECIAL)
 END = BYTES.eos_token_id
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 TOKENIZERS = pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte level", "sentencepiece"])
@@ -71,11 +63,6 @@ def ids_of(tokenizer, text):
 def spelt(tokenizer, text):
     """As the tokenizer would spell a text in the middle of a conversation."""
     return ids_of(tokenizer, "<|im_end|>" + text)[1:]
-
-
-def one_by_one(tokenizer, text):
-    """A spelling no tokenizer would choose: each character alone."""
-    return [token for letter in text for token in ids_of(tokenizer, letter)]
 
 
 def say(chat, messages, sampled, text, tools=None):
@@ -321,9 +308,9 @@ def test_no_template_is_said_at_once():
     ("", "", None, []),
     (" \n b2 ", " \n b2 ", None, []),
     ("<think>a</think>b", "b", "a", []),
-    ("a\n</think>\n\nb", "b", "a", []),
+    ("a\n</think>\n\nb", "a\n</think>\n\nb", None, []),
     ("<think>\n\n</think>\n\nb", "b", None, []),
-    ("<think>never closed", "<think>never closed", None, []),
+    ("<think>never closed", "", "never closed", []),
     ("well <think>a</think>b", "well <think>a</think>b", None, []),
     ('<tool_call>{"name": "play"}</tool_call>', None, None, [("play", {})]),
     ('<tool_call>{"name": "play", "arguments": {"c": "é"}}', None, None, [("play", {"c": "é"})]),

@@ -151,23 +151,55 @@ async def test_parameters_arrive(client):
     assert (p.max_tokens, p.temperature, p.seed, p.stop) == (4096 - 19, 0.0, None, ())
 
 
+CALL = '<tool_call>{"name": "play", "arguments": {"cell": "b2"}}</tool_call>'
+
+
 async def test_tool_calls(client):
-    client.served.service.sampler.words = "CALLplay"
+    client.served.service.sampler.words = f"I try. {CALL}{CALL}"
     choice = (await client.chat.completions.create(model="base", messages=HI, tools=TOOLS)).choices[0]
     assert choice.finish_reason == "tool_calls"
-    assert choice.message.tool_calls[0].function.name == "play"
+    assert choice.message.content == "I try."
+    assert [call.function.name for call in choice.message.tool_calls] == ["play"] * 2
     stream = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, stream=True)
-    last = [c.choices[0] async for c in stream][-1]
-    assert last.delta.tool_calls[0].function.name == "play"
-    assert last.finish_reason == "tool_calls"
-    assert last.model_extra["token_ids"] == choice.model_extra["token_ids"]
+    chunks = [c.choices[0] async for c in stream]
+    assert "".join(c.delta.content or "" for c in chunks) == "I try."
+    calls = [call for c in chunks for call in c.delta.tool_calls or []]
+    assert [(call.index, call.function.arguments) for call in calls] == [(i, '{"cell": "b2"}') for i in (0, 1)]
+    assert calls[0].id != calls[1].id
+    assert next(i for i, c in enumerate(chunks) if c.delta.tool_calls) < len(chunks) - 2   # it still speaks
+    assert chunks[-1].finish_reason == "tool_calls"
+    assert chunks[-1].model_extra["token_ids"] == choice.model_extra["token_ids"]
     a, b = client.served.service.chat.known[-2:]
-    assert a == b
+    assert (a[:4], a[4]["content"]) == (b[:4], b[4]["content"])
     assert a[1] == TOOLS
     off = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, tool_choice="none")
-    plain = off.choices[0]
-    assert plain.message.content == "CALLplay"
-    assert plain.finish_reason == "stop"
+    assert off.choices[0].message.content == f"I try. {CALL}{CALL}"
+    assert off.choices[0].finish_reason == "stop"
+    once = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, parallel_tool_calls=False)
+    assert len(once.choices[0].message.tool_calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "play"}}])
+async def test_a_call_is_begun_for_the_model(client, choice, stream):
+    client.served.service.sampler.words = '{"cell": "b2"}}</tool_call>'
+    answer = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, tool_choice=choice,
+                                                  stream=stream)
+    chunks = [c.choices[0] async for c in answer] if stream else []
+    last = chunks[-1] if stream else answer.choices[0]
+    calls = [call for c in chunks for call in c.delta.tool_calls or []] if stream else last.message.tool_calls
+    assert [(call.function.name, call.function.arguments) for call in calls] == [("play", '{"cell": "b2"}')]
+    assert last.finish_reason == "tool_calls"
+    assert bytes(last.model_extra["prompt_token_ids"]).endswith(b'<tool_call>\n{"name": "play", "arguments": ')
+    assert bytes(last.model_extra["token_ids"][:-1]).decode() == client.served.service.sampler.words
+
+
+async def test_a_thought_streams_as_a_thought(client):
+    client.served.service.sampler.words = "<think>\nis b2 free?\n</think>\n\nb2"
+    answer = await client.chat.completions.create(model="base", messages=HI, stream=True)
+    deltas = [c.choices[0].delta async for c in answer]
+    assert "".join((d.model_extra or {}).get("reasoning_content", "") for d in deltas) == "is b2 free?"
+    assert "".join(d.content or "" for d in deltas) == "b2"
 
 
 async def test_completions(client):
@@ -226,6 +258,8 @@ async def test_models_health_metrics(client):
     ({"response_format": {"type": "json_object"}}, 400, "response_format", None),
     ({"audio": {"voice": "alloy"}}, 400, "audio", None),
     ({"tool_choice": "required"}, 400, "tool_choice", None),
+    ({"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": TOOLS}, 400, "tool_choice", None),
+    ({"tool_choice": {"type": "function"}, "tools": TOOLS}, 400, "tool_choice.function", None),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
     ({"presence_penalty": 0.5}, 400, "presence_penalty", None),
     ({"temprature": 1}, 400, "temprature", None),

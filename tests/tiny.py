@@ -1,4 +1,5 @@
 """A random Llama of 2 layers with a byte-level tokenizer, built in code: the smallest model that is a real one."""
+import re
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,17 +13,29 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 TEXT = ["system user assistant\n", "A1 B2 C3 free: A1 B1 C1 A2 B2 C2 A3 B3 C3\n", "the move is <move>B2</move>\n"] * 4
 
 
-def byte_bpe(vocab_size=320):
+def byte_bpe(vocab_size=320, special=SPECIAL, text=TEXT):
     """A byte-level BPE tokenizer with a few dozen merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.train_from_iterator(text, trainer)
     return tokenizer
+
+
+def spelling_tokenizer(special, end, template):
+    """A byte-level tokenizer with special tokens, an end and a template of its own."""
+    return PreTrainedTokenizerFast(tokenizer_object=byte_bpe(special=special), eos_token=end, chat_template=template)
+
+
+def one_by_one(tokenizer, text):
+    """A spelling no tokenizer would choose: each character alone, special tokens excepted."""
+    marks = "|".join(map(re.escape, tokenizer.get_added_vocab()))
+    pieces = re.findall(f"{marks}|.", text, re.DOTALL)
+    return [token for piece in pieces for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
 
 
 def tiny_tokenizer():
