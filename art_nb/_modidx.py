@@ -44,6 +44,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.asking.Sheet': ('asking.html#sheet', 'art_nb/asking.py'),
                                'art_nb.asking.Sheet.complete': ('asking.html#sheet.complete', 'art_nb/asking.py'),
                                'art_nb.asking._client': ('asking.html#_client', 'art_nb/asking.py'),
+                               'art_nb.asking._direct': ('asking.html#_direct', 'art_nb/asking.py'),
                                'art_nb.asking._explained': ('asking.html#_explained', 'art_nb/asking.py'),
                                'art_nb.asking._litellm': ('asking.html#_litellm', 'art_nb/asking.py'),
                                'art_nb.asking._litellm_cost': ('asking.html#_litellm_cost', 'art_nb/asking.py'),

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeAlias
 
 import openai
@@ -187,7 +188,9 @@ def by_litellm(
     name: str,  # a LiteLLM model name, "openai/o3", "anthropic/…", "ollama_chat/…"
     params: Mapping[str, Any],  # for `litellm.acompletion`
 ) -> "Listwise":
-    """Make a judge of a model that LiteLLM knows."""
+    """Make a judge of a model that LiteLLM knows; without LiteLLM, of those that speak OpenAI's own language."""
+    if find_spec("litellm") is None and (direct := _direct(name, params)):
+        return direct
     params = {"timeout": DEFAULTS["timeout"], "num_retries": DEFAULTS["max_retries"], "drop_params": True, **params}
 
     async def complete(messages: list[dict]) -> Reply:
@@ -197,6 +200,21 @@ def by_litellm(
         return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
 
     return Listwise(name, complete, settings=_settings(params))
+
+
+_OPENAI = re.compile(r"(openai|hosted_vllm)/(?P<model>.+)")
+
+
+def _direct(name: str, params: Mapping[str, Any]) -> "Listwise | None":
+    match, key = _OPENAI.fullmatch(name), os.environ.get("OPENAI_API_KEY")
+    default = "https://api.openai.com/v1" if key and name.startswith("openai/") else None
+    base = params.get("api_base") or params.get("base_url") or default
+    if not (match and base):
+        return None
+    rest = {k: v for k, v in params.items() if k not in ("api_base", "base_url")}
+    judge = at_address(f"{match['model']}@{base}", ({"api_key": key} if base is default else {}) | rest)
+    judge.name = name
+    return judge
 
 
 def _litellm() -> Any:

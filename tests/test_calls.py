@@ -206,13 +206,13 @@ def test_other_forms_are_vllms():
         ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="abacus")
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
-@pytest.mark.parametrize("words", [
-    '<tool_call>\n{"name": "play", "arguments": {"cell": "b2"}}\n</tool_call>',
-    'I see. <tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{"name": "b", "arguments": {}}</tool_call>',
-    "<tool_call>play(b2)</tool_call>", "b2", '{"name": "play", "parameters": {"cell": "b2"}}',
-    '{"name": "play", "parameters": {"cell": "b2"}}; {"name": "look", "parameters": {}}',
-    '{"name": "play", "parameters": {',
+@pytest.mark.parametrize(("name", "words"), [
+    ("hermes", '<tool_call>\n{"name": "play", "arguments": {"cell": "b2"}}\n</tool_call>'),
+    ("hermes", 'I see. <tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{"name": "b", "arguments": {}}'),
+    ("hermes", "<tool_call>play(b2)</tool_call>"), ("hermes", "b2"), ("llama3_json", "b2"),
+    ("llama3_json", '{"name": "play", "parameters": {"cell": "b2"}}'),
+    ("llama3_json", '<|python_tag|>{"name": "play", "parameters": {"cell": "b2"}}; {"name": "look", "parameters": {}}'),
+    ("llama3_json", '{"name": "play", "parameters": {'),
 ])
 def test_our_reading_is_vllms(name, words):
     pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm runs this")

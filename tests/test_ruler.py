@@ -406,6 +406,15 @@ async def test_a_litellm_judge_that_refuses(judge):
     assert KEY not in str(caught.value)
 
 
+async def test_without_litellm_openais_own_language_is_spoken(judge, monkeypatch):
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    judge.script = [(429, "busy", 0.0), *says(well)]
+    params = {"api_base": judge.url, "api_key": KEY}
+    result = await score_group(animals(), "openai/strong", params=params, cache=None)
+    assert (result.judge, result.scores()) == ("openai/strong", pytest.approx([0, 1 / 3, 2 / 3]))
+    assert judge.keys == [f"Bearer {KEY}"] * 2
+
+
 async def test_without_litellm_a_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "litellm", None)
     with pytest.raises(BackendMissing, match=r"pip install 'art_nb\[judge\]'"):
