@@ -342,8 +342,7 @@ class LocalBackend:
         return losses
 
     async def _get_step(self, model) -> int:
-        home = self._homes.get(home_key(model))         # once it is closed, the disk knows
-        return max(model.store.steps_saved(), default=0) if home is None else home.step
+        return self.home(model).step
 
     async def _delete_checkpoint_files(self, model, steps_to_keep: list[int]) -> None:
         home = self.home(model)

@@ -41,8 +41,8 @@ async def main():
         result = await backend.train(model, groups, learning_rate=1e-5)
         assert result.metrics["data/step_trainable_assistant_tokens"] > 0
         await model.log(groups, metrics=result.metrics, step=result.step, split="train")
-    await backend.close()
     print("step", await model.get_step())
+    await backend.close()
 
 
 if __name__ == "__main__":

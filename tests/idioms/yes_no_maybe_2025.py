@@ -39,8 +39,8 @@ async def main():
         val = await art.gather_trajectories((rollout(client, model, prompt) for prompt in prompts), pbar_desc="val",
                                             max_exceptions=3)
         await model.log(val)
-    await backend.close()
     print("step", await model.get_step())
+    await backend.close()
 
 
 if __name__ == "__main__":
