@@ -50,8 +50,8 @@ PATHS: dict[str, dict[str, str]] = {
     "utils.litellm": {"helpers": "convert_litellm_choice_to_openai"},
     "utils.output_dirs": {"helpers": "get_default_art_path get_model_dir get_models_dir get_step_checkpoint_dir"
                                      " get_trajectories_dir"},
-    "utils.sft": {"finetuning": "SFTChunk create_lr_schedule create_sft_dataset_iterator iterate_file"
-                                " train_sft_from_file"},
+    "utils.sft": {"finetuning": "SFTChunk create_lr_schedule create_sft_dataset_iterator get_file_row_count"
+                                " iterate_file train_sft_from_file"},
     "utils.deployment": _DEPLOYMENT, "utils.deploy_model": _DEPLOYMENT,
     "utils.s3": {"unavailable": "pull_model_from_s3 push_model_to_s3"},
     "utils.benchmarking": _BENCHMARKING, "utils.benchmarking.load_trajectories": _FRAMES,

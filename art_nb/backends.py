@@ -355,8 +355,11 @@ class LocalBackend:
         return self.home(model).endpoint.transport()
 
     async def _experimental_fork_checkpoint(self, model, from_model: str, from_project: str | None = None,
-                                            not_after_step: int | None = None, verbose: bool = False) -> None:
+                                            not_after_step: int | None = None, verbose: bool = False,
+                                            from_s3_bucket: str | None = None, prefix: str | None = None) -> None:
         "Continue another run's newest checkpoint (at most `not_after_step`) in `model`, before it is registered."
+        if from_s3_bucket:
+            no_s3("_experimental_fork_checkpoint")
         source = RunStore(self.path / (from_project or model.project) / "models" / from_model)
         steps = [s for s in source.steps_saved() if not_after_step is None or s <= not_after_step]
         if not steps:

@@ -108,6 +108,17 @@ def test_attributes_are_enough():
         importlib.import_module("art_nb.utils.nothing")
 
 
+def test_arts_dictionaries_configure_a_model():
+    model = TrainableModel(name="a", project="p", base_model="b", lora_config=art.LoRAConfig(rank=4), _internal_config=
+                           art.dev.InternalModelConfig(peft_args=art.dev.PeftArgs(lora_alpha=8)))
+    assert model.lora_options() == {"rank": 4, "alpha": 8}
+    model._internal_config = art.dev.InternalModelConfig(
+        init_args=art.dev.InitArgs(max_seq_length=8192), trainer_args=art.dev.TrainerArgs(optim="sgd", anything=1),
+        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8, num_scheduler_steps=1))
+    assert model._internal_config["trainer_args"] == {"optim": "sgd", "anything": 1}
+    assert model.lora_options() == {"rank": 4}
+
+
 @pytest.mark.parametrize("lines", [
     [], ["import art_nb.rewards.ruler", "import art_nb.utils.iterate_dataset", "import art_nb.utils.retry"],
     ["from art_nb.utils.iterate_dataset import DatasetBatch", "from art_nb.utils import iterate_dataset"],
@@ -162,6 +173,8 @@ async def test_nothing_is_deployed_and_nothing_goes_to_s3(tmp_path):
     for call in (backend._experimental_push_to_s3, backend._experimental_pull_from_s3):
         with pytest.raises(ARTError, match="S3"):
             await call(model, s3_bucket="bucket", prefix="p", verbose=True)
+    with pytest.raises(ARTError, match="S3"):
+        await backend._experimental_fork_checkpoint(model, from_model="b", from_s3_bucket="bucket", prefix="p")
     assert not isinstance(backend, art.ServerlessBackend)
 
 
