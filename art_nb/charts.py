@@ -67,7 +67,7 @@ def training_progress_chart(
     ax.set_xlabel("Step" if x_label is None else x_label)
     every = [step for way in found for step in way.steps]
     if perfect_score is not None:
-        _perfect(ax, perfect_score, min(every))
+        _perfect(ax, perfect_score, max(every))
     for way, colour, mark in zip(found, cycle(COLOURS), cycle(MARKERS), strict=False):
         if len(way.steps) > 1:
             ax.plot(way.steps, way.means, color=colour, marker=mark, markersize=4, linewidth=1.8, label=way.title)
@@ -75,7 +75,7 @@ def training_progress_chart(
             ax.plot([min(every), max(every)], way.means * 2, color=colour, linestyle="--", label=way.title)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=GRID)
-    ax.legend(loc=legend_loc, frameon=False)
+    ax.legend(loc=legend_loc)
     return ax.figure
 
 
@@ -89,7 +89,7 @@ def _axes(title: str, y_label: str | None) -> Any:
 
 def _perfect(ax: Any, score: float, x: float) -> None:
     ax.axhline(score, color="dimgray", linewidth=1, label="_nolegend_")
-    ax.annotate("Perfect score", (x, score), (0, -4), textcoords="offset points", va="top", color="dimgray")
+    ax.annotate("Perfect score", (x, score), (0, 2), textcoords="offset points", ha="right", color="dimgray")
 
 # %% ../nbs/66_charts.ipynb #0a06ffb1
 def percentage_comparison_bar_chart(
@@ -109,7 +109,7 @@ def percentage_comparison_bar_chart(
     for place, way in enumerate(found):
         _bar(ax, place, way.means[0] * scale, way.means[-1] * scale, f".{num_decimals}f", unit)
     if perfect_score is not None:
-        _perfect(ax, perfect_score * scale, -0.45)
+        _perfect(ax, perfect_score * scale, len(found) - 0.55)
     ax.set_xticks(range(len(found)), [way.title for way in found])
     ax.set_yticks([])
     ax.margins(y=0.12)
