@@ -4,6 +4,8 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
+from . import aliases
+
 # How long OpenMP's threads spin before they sleep, unless the user has said so. The default is so long that small products
 # take ten times the time on a busy machine, and so short, once two threads compute, that half of the second core is lost
 # (docs/performance.md). It is read when torch is loaded, which is after this.
@@ -13,8 +15,12 @@ if not SPINNING.keys() & os.environ.keys():
 
 __version__ = version("art_nb")
 _HOMES = {
-    "types": "ArtError BackendMissing JudgeError LocalTrainResult Message Messages MessagesAndChoices RolloutError ServeError "
-             "StoreError TokenError Tools TrainConfig TrainError TrainResult TrainSFTConfig",
+    "types": "ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
+             "MessagesAndChoices RolloutError ServeError StoreError TokenError Tools TrainConfig TrainError TrainResult "
+             "TrainSFTConfig",
+    "dev": "LoRAConfig",
+    "unavailable": "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig ServerlessBackend ServerlessTrainResult "
+                   "get_megatron_runtime_config init_megatron_runtime_config",
     "trajectories": "History Trajectory TrajectoryGroup",
     "gather": "gather_trajectories gather_trajectory_groups limit_concurrency retry trajectory_group_batches",
     "store": "RunStore open_run",
@@ -66,4 +72,5 @@ def _in_a_kernel() -> None:
         _ADDS_TO["training"].append("live")
 
 
+aliases.install(__name__)
 _in_a_kernel()

@@ -8,8 +8,9 @@ __all__ = ['BACKENDS', 'KEEP_S', 'Backend', 'backend', 'Home', 'LocalBackend']
 # %% ../nbs/40_backends.ipynb #09c48225
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .learners import Learner, StepConfig, described, train_rows
+from .lending import copied, lease
 from .losses import from_art
 from .memory import give_memory_back, if_full
 from .models import Backend as Place
@@ -37,6 +39,7 @@ from .store import RunStore
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
+from .unavailable import no_s3
 from .weights import fetch
 from .worker import Worker
 
@@ -76,6 +79,7 @@ class Home:
     run: str = ""
     step: int = 0
     used: dict[str, float] = field(default_factory=dict)    # when the adapter of a name was last asked for
+    leased: Counter = field(default_factory=Counter)        # adapters that stay, however long nobody asks
     forget: Callable[[], None] = lambda: None               # end the record of events
 
     def key(self, step: int | None = None) -> str:
@@ -108,8 +112,8 @@ class Home:
         self.unload([key for key in self.sampler.loaded() if time.monotonic() - self.used.get(key, 0) > KEEP_S])
 
     def unload(self, keys: Iterable[str]) -> None:
-        "Let go of adapters, the newest excepted; a request that was resolved a moment ago may still name one."
-        for key in {*keys} - {self.key()}:
+        "Let go of adapters, the newest and the leased excepted; a request resolved a moment ago may still name one."
+        for key in {*keys} - {self.key(), *+self.leased}:
             self.sampler.unload(key)
             self.used.pop(key, None)
 
@@ -312,7 +316,7 @@ class LocalBackend:
     async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
         config = config or TrainSFTConfig()
-        return await asyncio.wrap_future(self.home(model).worker.submit(self._sft, model, list(trajectories), config))
+        return await asyncio.wrap_future(self.home(model).worker.submit(self._sft, model, trajectories, config))
 
     def _sft(self, model, trajectories, config) -> LocalTrainResult:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
@@ -325,14 +329,14 @@ class LocalBackend:
         return self._advance(home, figures | {"sft/final_loss": losses[-1]["loss/train"],
                                               "time/step_backend_train_s": time.perf_counter() - start}, True)
 
-    def _pass(self, home: Home, batches: list, rates: list[float]) -> list[dict[str, float]]:
+    def _pass(self, home: Home, batches: Iterable[list], rates: list[float]) -> list[dict[str, float]]:
         "Figures of each batch; where one fails, the adapter and the optimizer are as they were."
         learner, losses, before = home.learner, [], (adapter(home.policy), home.learner.state())
         learner.reset_optimizer()
         try:
             for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
                 losses.append(learner.sft_step(batch, rate))
-                self._tell(home, GradientStep(step=home.step, micro_batch=i + 1, micro_batches=len(batches),
+                self._tell(home, GradientStep(step=home.step, micro_batch=i + 1, micro_batches=len(rates),
                                               tokens=int(losses[-1]["data/step_trained_tokens"])))
         except Exception:
             load_adapter(home.policy, before[0])
@@ -361,8 +365,11 @@ class LocalBackend:
         return self.home(model).endpoint.transport()
 
     async def _experimental_fork_checkpoint(self, model, from_model: str, from_project: str | None = None,
-                                            not_after_step: int | None = None, verbose: bool = False) -> None:
+                                            not_after_step: int | None = None, verbose: bool = False,
+                                            from_s3_bucket: str | None = None, prefix: str | None = None) -> None:
         "Continue another run's newest checkpoint (at most `not_after_step`) in `model`, before it is registered."
+        if from_s3_bucket:
+            no_s3("_experimental_fork_checkpoint")
         source = RunStore(self.path / (from_project or model.project) / "models" / from_model)
         steps = [s for s in source.steps_saved() if not_after_step is None or s <= not_after_step]
         if not steps:
@@ -371,6 +378,28 @@ class LocalBackend:
         model.base_path = str(self.path)
         target = model.store.checkpoint_dir(max(steps))
         await asyncio.to_thread(checkpoints.fork, source.checkpoint_dir(max(steps)), target)
+
+    async def _experimental_pull_model_checkpoint(self, model, *, step: int | str | None = None,   # None, "latest"
+                                                  local_path: str | None = None, s3_bucket: str | None = None,
+                                                  prefix: str | None = None, verbose: bool = False) -> str:
+        "Where the checkpoint of a step lies, or `local_path` with a copy of it."
+        model.base_path = str(self.path)
+        path = await asyncio.to_thread(copied, model.store, step, local_path)
+        if verbose:
+            print(path)
+        return path
+
+    async def _experimental_push_to_s3(self, model, **options) -> None:
+        no_s3("_experimental_push_to_s3")
+
+    async def _experimental_pull_from_s3(self, model, **options) -> None:
+        no_s3("_experimental_pull_from_s3")
+
+    def adapter_lease(self, model, step: int) -> AbstractAsyncContextManager[None]:
+        "Code inside talks to this step of `model`, whose adapter stays loaded."
+        return lease(self.home(model), step)
+
+    exact_adapter_lease = adapter_lease
 
     def _close(self) -> None:
         homes, self._homes = list(self._homes.values()), {}

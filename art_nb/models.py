@@ -9,7 +9,6 @@ __all__ = ['SECTIONS', 'ConfigType', 'StateType', 'TRAIN_OPTIONS', 'REGISTERED',
 # %% ../nbs/05_models.ipynb #30afb2cd
 import asyncio
 import re
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -23,7 +22,7 @@ from openai import AsyncOpenAI, Timeout
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, model_validator
 from typing_extensions import TypeVar
 
-from .connections import http_client
+from .connections import EndpointClient, http_client, loop_or_thread
 from .events import Bus
 from .store import RunStore
 from .trajectories import Trajectory, TrajectoryGroup
@@ -88,7 +87,7 @@ class Backend(Protocol):
     async def register(self, model: "Model") -> None: ...
     async def train(self, model: "TrainableModel", groups: list[TrajectoryGroup], **options: Any) -> TrainResult: ...
     async def _train_sft(
-        self, model: "TrainableModel", trajectories: list, config: TrainSFTConfig, options: dict, verbose: bool
+        self, model: "TrainableModel", trajectories: Iterable, config: TrainSFTConfig, options: dict, verbose: bool
     ) -> TrainResult: ...
     async def _get_step(self, model: "TrainableModel") -> int: ...
     async def _delete_checkpoint_files(self, model: "TrainableModel", steps_to_keep: list[int]) -> None: ...
@@ -103,13 +102,6 @@ StateType = TypeVar("StateType", bound=dict[str, Any], default=dict[str, Any])
 
 def _folder(name: str) -> str:
     return re.sub(r"[^\w.@+= -]", "-", name).strip(". ") or "model"
-
-
-def _loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _merged(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +141,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
     _clients: WeakKeyDictionary = PrivateAttr(default_factory=WeakKeyDictionary)    # by event loop
     _bus: Bus = PrivateAttr(default_factory=Bus)    # on which the model says what the person should know
     _said: set[str] = PrivateAttr(default_factory=set)
+    _wandb_config: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         kept = {id(self._backend): self._backend, id(self._clients): WeakKeyDictionary(), id(self._bus): Bus()}
@@ -199,7 +192,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     def openai_client(self) -> AsyncOpenAI:
         """Give the client that rollouts use, one an event loop; in this process where the backend can."""
-        home = _loop() or threading.current_thread()
+        home = loop_or_thread()
         return self._clients.get(home) or self._clients.setdefault(home, self._new_client())
 
     def _new_client(self) -> AsyncOpenAI:
@@ -209,7 +202,8 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
             raise ValueError(f"{self.name} has no endpoint yet; it needs {needed}")
         http = httpx.AsyncClient(transport=transport) if transport else http_client()
         address = {"base_url": self.inference_base_url, "api_key": self.inference_api_key}
-        return AsyncOpenAI(**address, http_client=http, timeout=Timeout(1200, connect=5.0))
+        kind = EndpointClient if self.trainable else AsyncOpenAI
+        return kind(**address, http_client=http, timeout=Timeout(1200, connect=5.0))
 
     def get_inference_name(self, step: int | None = None) -> str:
         """Give the name that the endpoint knows this model by, at a step or at the latest."""
@@ -243,6 +237,12 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
     def write_state(self, state: StateType) -> None:
         """Do what `overwrite_state` does, under its older name."""
         self.overwrite_state(state)
+
+    def update_wandb_config(self, config: Mapping[str, Any]) -> None:
+        """Note settings of the run for a tracker; raises ValueError where a noted one would change."""
+        if changed := sorted(k for k in config.keys() & self._wandb_config if self._wandb_config[k] != config[k]):
+            raise ValueError(f"{', '.join(changed)} of {self.name} cannot change once noted; give a new run_name")
+        self._wandb_config = {**self._wandb_config, **config}
 
     async def log(
         self,
@@ -389,7 +389,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
 
     async def train_sft(
         self,
-        trajectories: Iterable[Trajectory],  # conversations; their rewards are not looked at
+        trajectories: Iterable[Trajectory],  # conversations, streamed where learning_rate is a list
         config: TrainSFTConfig | None = None,
         _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
@@ -397,7 +397,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
     ) -> TrainResult:
         """Train on the assistant turns of conversations."""
         config, options = config or TrainSFTConfig(), dict(_config or {})
-        result = await self.backend()._train_sft(self, list(trajectories), config, options, verbose)
+        result = await self.backend()._train_sft(self, trajectories, config, options, verbose)
         if log_metrics and result.metrics:
             await self.log(metrics=result.metrics, split="sft", step=result.step)
         return result

@@ -6,7 +6,9 @@
 __all__ = ['TURNS', 'turns', 'sft_rows', 'sft_batches']
 
 # %% ../nbs/28_sft.ipynb #cb8d9bc4
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
 
 import numpy as np
 
@@ -32,10 +34,11 @@ def turns(chat: ChatFormat, trajectory: Trajectory) -> Iterator[tuple[int, list[
 def sft_rows(chat: ChatFormat,
              trajectories: Iterable[Trajectory],
              assistant_turns: str = "all",          # "all", or "last": only the final reply is learnt
+             first: int = 0,                        # number of the first conversation, for the error
              ) -> list[TrainRow]:
     "Training rows of written conversations; raises TokenError where there is no assistant message."
     rows = []
-    for i, trajectory in enumerate(trajectories):
+    for i, trajectory in enumerate(trajectories, first):
         said = list(turns(chat, trajectory))
         if not said:
             raise TokenError(f"Conversation {i} holds no assistant message: there is nothing to learn from it.")
@@ -60,15 +63,30 @@ def _row(tokens, sampled, group) -> TrainRow:
     return TrainRow(np.array(tokens, dtype=np.int32), np.array(sampled), unknown, group, advantage=1.0)
 
 # %% ../nbs/28_sft.ipynb #32efb7cc
-def sft_batches(chat: ChatFormat, trajectories: list[Trajectory],
-                config: TrainSFTConfig) -> tuple[list[list[TrainRow]], list[float]]:
+def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory],
+                config: TrainSFTConfig) -> tuple[Iterator[list[TrainRow]], list[float]]:
     "The batches of one pass and the learning rate of each; raises TrainError where their numbers differ."
-    size = 2 if config.batch_size == "auto" else config.batch_size
-    rows = sft_rows(chat, trajectories, config.assistant_turns)
-    batches = [rows[i:i + size] for i in range(0, len(rows), size)]
-    rates = config.learning_rate if isinstance(config.learning_rate, list) else [config.learning_rate] * len(batches)
-    if not batches or len(rates) != len(batches):
-        raise TrainError(f"{len(trajectories)} conversations make {len(batches)} batches, and there are "
-                         f"{len(rates)} rates: give some conversations, and one learning rate or a list with one "
-                         "for each batch.")
-    return batches, rates
+    size, rates = 2 if config.batch_size == "auto" else config.batch_size, config.learning_rate
+    if not isinstance(rates, list):
+        trajectories = list(trajectories)
+        rates = [rates] * math.ceil(len(trajectories) / size)
+    if isinstance(trajectories, Sized):
+        _check(math.ceil(len(trajectories) / size), rates)
+    return _batches(chat, trajectories, size, config.assistant_turns, rates), rates
+
+
+def _batches(chat, trajectories, size: int, assistant_turns: str, rates: list) -> Iterator[list[TrainRow]]:
+    number, source = 0, iter(trajectories)
+    while part := list(islice(source, size)):
+        if number == len(rates):
+            _check(number + 1, rates)
+        yield sft_rows(chat, part, assistant_turns, number * size)
+        number += 1
+    _check(number, rates)
+
+
+def _check(batches: int, rates: list) -> None:
+    if not batches or batches != len(rates):
+        raise TrainError(f"There are {batches} batches of conversations and {len(rates)} learning rates: give some "
+                         "conversations, and one learning rate or a list with one for each batch.")
+

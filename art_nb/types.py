@@ -5,12 +5,14 @@
 # %% auto #0
 __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'TrainConfig', 'TrainSFTConfig', 'TrainResult',
            'LocalTrainResult', 'ArtError', 'RolloutError', 'JudgeError', 'TokenError', 'TrainError', 'ServeError',
-           'StoreError', 'BackendMissing']
+           'LocalServingUnavailableError', 'StoreError', 'BackendMissing']
 
 # %% ../nbs/00_types.ipynb #d1f44add
 from collections.abc import Awaitable
 from typing import Any, Literal, TypeAlias
 
+from httpx import Request
+from openai import APIConnectionError
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict, Field
@@ -93,6 +95,19 @@ class ServeError(ArtError, RuntimeError):
     ):
         super().__init__(message)
         self.status, self.param = status, param
+
+
+class LocalServingUnavailableError(ServeError, APIConnectionError):
+    """Nothing answers where a model is served; to the OpenAI client's callers an `APIConnectionError`."""
+
+    def __init__(
+        self,
+        message: str,  # which endpoint, and what to do next
+        *,
+        request: Request | None = None,  # that got no answer
+    ):
+        super().__init__(message, status=503)
+        self.message, self.request, self.body, self.code, self.type = message, request, None, None, None
 
 
 class StoreError(ArtError, OSError):

@@ -40,7 +40,7 @@ class Scripted:
         return TrainResult(step=step, metrics={"loss/train": 0.5, "odd": 1})
 
     async def _train_sft(self, model, trajectories, config, dev_config, verbose):
-        return TrainResult(step=await self._get_step(model), metrics={"loss": float(len(trajectories))})
+        return TrainResult(step=await self._get_step(model), metrics={"loss": float(len(list(trajectories)))})
 
     async def _get_step(self, model):
         return model.store.steps_saved()[-1]
