@@ -43,7 +43,7 @@ def packed(folder, scale_rewards, balance):
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     results = list(tokenize_trajectory_groups(tokenizer, groups(folder), False, scale_rewards))
-    return packed_tensors_from_tokenized_results(results, 64, pad_token_id=0, truncate_long_results=False,
+    return packed_tensors_from_tokenized_results(results, 256, pad_token_id=0, truncate_long_results=False,
                                                  advantage_balance=balance, pack_results=False)
 
 
