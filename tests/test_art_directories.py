@@ -1,9 +1,11 @@
 """Run directories that openpipe-art wrote open and go on here, and ours open there (`make test-art`)."""
 import json
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("art")
+if find_spec("art") is None:        # not imported here: it patches transformers
+    pytest.skip("openpipe-art is not in this environment: make test-art", allow_module_level=True)
 
 import torch
 from art_parts import ask_art, told_groups
