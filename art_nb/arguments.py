@@ -102,7 +102,9 @@ def step_config(
     announce(given, bus)
     unscaled = not given.get("normalize_advantages", True) or not given.get("scale_rewards", True)
     own = {name: given[name] for name in StepConfig.__dataclass_fields__ if name in given and name != "loss_options"}
-    return StepConfig(**{
+    config = StepConfig(**{
         **{ours: given[name] for name, ours in RENAMED.items() if name in given}, **loss_of(given),
-        **mismatch_of(given, bus), "scale": "none" if unscaled else "group",
-        "kl_reference": reference_of(given, store, step), **own})
+        **mismatch_of(given, bus), "scale": "none" if unscaled else "group", **own})
+    if (config.kl_coef or config.kl_shaping) and not config.kl_reference:
+        config.kl_reference = reference_of(given, store, step)
+    return config

@@ -9,7 +9,7 @@ import art_nb as art
 from art_nb.advantages import weigh_rows
 from art_nb.batches import micro_batches
 from art_nb.channels import tokens_reply
-from art_nb.learners import Learner, StepConfig, by_row, described, drift, train_rows
+from art_nb.learners import Learner, StepConfig, by_row, described, drift, optimizer_steps, train_rows
 from art_nb.lens import as_trained, lens_reply, lens_tokens_reply
 from art_nb.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
 from art_nb.policy import load_policy, serve
@@ -133,6 +133,20 @@ def test_a_loss_of_ones_own_is_named_and_not_replayed(policy):
         with pytest.raises(art.TrainError, match="its name, not its code"):
             as_trained(record)
     assert described(StepConfig(loss=ppo))["loss"] == "ppo"
+
+
+def test_a_step_against_logprobs_that_the_record_lacks_is_not_replayed(policy):
+    rewards, rows = a_step()
+    for mismatch in ("none", "tis"):
+        config, learner = StepConfig(learning_rate=0.0, rescored=True, mismatch=mismatch), Learner(policy)
+        told = optimizer_steps(learner, train_rows(rewards, rows, config), config)
+        record = record_of(learner.seen, rows, described(config))
+        if mismatch == "none":
+            assert float(as_trained(record).loss_E.sum()) == pytest.approx(told["loss/train"], abs=1e-6)
+            np.testing.assert_allclose(record.old_E, record.new_E, atol=1e-6)
+        else:
+            with pytest.raises(art.TrainError, match="the record holds the learner's"):
+                as_trained(record)
 
 
 async def trained(directory, path, steps=2, **options):

@@ -1,5 +1,6 @@
 """Directories of ART's older versions: conflicts, torn files, hostile YAML, a kill in the middle."""
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 import pytest
 import yaml
 
+import art_nb as art
 from art_nb.migrate import migrate
 from art_nb.readers import read_groups
 from art_nb.store import RunStore
@@ -79,6 +81,25 @@ def test_yaml_is_data(tmp_path):
     bad.write_text(f"!!python/object/apply:os.system ['touch {tmp_path}/done']")
     assert "YAML" in migrate(tmp_path / "run").skipped[0]
     assert bad.exists() and not (tmp_path / "done").exists()
+
+
+async def test_a_registered_run_has_its_checkpoints_in_one_place(tmp_path, tiny_model_dir):
+    async def register(backend):
+        model = art.TrainableModel(name="agent", project="p", base_model=str(tiny_model_dir))
+        await model.register(backend)
+        return model
+
+    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
+        run = (await register(backend)).store.path
+    (run / "checkpoints/0000").rename(run / "0000")
+    shutil.copytree(run / "0000", run / "0007")
+    (run / "checkpoints").rmdir()
+    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
+        model = await register(backend)
+        assert await model.get_step() == 7
+        assert RunStore(run).steps_saved() == [0, 7] and not (run / "0007").exists()
+        await model.delete_checkpoints("train/reward")
+        assert RunStore(run).steps_saved() == [7]
 
 
 @pytest.mark.timeout(60)
