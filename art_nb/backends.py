@@ -21,16 +21,17 @@ import torch
 
 from . import checkpoints, records
 from .advantages import signal_report
+from .arguments import step_config
 from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
-from .learners import Learner, StepConfig, described, train_rows
+from .learners import Learner, StepConfig, all_or_nothing, described, optimizer_steps, train_rows
 from .lending import copied, lease
-from .losses import from_art
 from .memory import give_memory_back, if_full
+from .migrate import move_checkpoints
 from .models import Backend as Place
-from .options import chat_options, engine_options, home_key, init_options, known, lora_options, profiled
-from .policy import Policy, adapter, load_adapter, load_policy, pick_device, serve
+from .options import chat_options, engine_options, home_key, init_options, lora_options, profiled
+from .policy import Policy, adapter, load_policy, pick_device, serve
 from .samplers import Sampler
 from .server import Endpoint
 from .serving import served_name
@@ -173,6 +174,7 @@ class LocalBackend:
         if (old := self._homes.pop(home_key(model), None)) is not None:
             await asyncio.to_thread(old.close)          # its last step must be on disk before it is read from there
         await asyncio.to_thread(checkpoints.sweep, store.path)
+        await asyncio.to_thread(move_checkpoints, store.path)
         worker = Worker(f"art-nb-{model.name}")
         try:
             opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
@@ -237,15 +239,15 @@ class LocalBackend:
                     advantage_balance: float = 0.0,
                     kl_penalty_coef: float = 0.0,               # ART's: taken from the advantages
                     save_checkpoint: bool = True, verbose: bool = False,
-                    **options) -> LocalTrainResult:             # fields of StepConfig
+                    **options) -> LocalTrainResult:             # ART's others (38_arguments); fields of StepConfig
         "One optimizer step on the groups. Where nothing can be learnt, says why, and the step advances all the same."
-        scale = "group" if normalize_advantages and scale_rewards else "none"
-        clip = from_art(loss_fn, epsilon, epsilon_high) if epsilon is not None or epsilon_high is not None else {}
-        asked = {"learning_rate": learning_rate, "loss": loss_fn, "loss_options": clip | (loss_options or {}),
-                 "scale": scale, "balance": advantage_balance, "kl_shaping": kl_penalty_coef}
-        config = StepConfig(**asked | known(options, self.bus))
-        groups = [*trajectory_groups]
-        result = await self.home(model).worker.result(self._train, model, groups, config, save_checkpoint)
+        asked = {"learning_rate": learning_rate, "loss_fn": loss_fn, "loss_options": loss_options, "epsilon": epsilon,
+                 "epsilon_high": epsilon_high, "normalize_advantages": normalize_advantages,
+                 "scale_rewards": scale_rewards, "advantage_balance": advantage_balance,
+                 "kl_penalty_coef": kl_penalty_coef}
+        home, groups = self.home(model), [*trajectory_groups]
+        config = step_config(asked | options, self.bus, home.store, home.step)
+        result = await home.worker.result(self._train, model, groups, config, save_checkpoint)
         for group in groups:
             group.metadata["trained_step"] = result.step      # whoever judges it later knows
         return result
@@ -255,28 +257,35 @@ class LocalBackend:
         home, start = self.home(model), time.perf_counter()
         home.sampler.forget()
         rows = [group_rows(group) for group in groups]
-        report = signal_report(groups, rows, step=home.step, truncated=config.truncated, allow_missing_logprobs=True)
+        report = signal_report(groups, rows, step=home.step, max_length=config.max_length, truncated=config.truncated,
+                               allow_missing_logprobs=config.allow_missing_logprobs)
         self._tell(home, report)
         if report.reason:
             self._tell(home, Warned(key=f"no signal at step {home.step}",
                                     message=f"Nothing is learnt in this step: {report.reason}"))
             print(f"Nothing is learnt in step {home.step}: {report.reason}")
-            figures = {}
-        else:
-            training = train_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
-            self._match_temperature(groups, training, config)
-            def between(i, n, tokens):
-                home.worker.check()
-                self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
-            with if_full(TrainError, "The learner", "The adapter is as it was: lower tokens_per_batch (now "
-                         f"{config.tokens_per_batch}) and train on the same groups again."):
-                figures = home.learner.step(training, config, between)
-            records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus)
+        figures = {"data/step_num_gradient_steps": 0} if report.reason else self._learn(home, groups, rows, config)
         figures |= {"data/step_num_groups_submitted": len(groups),
                     "data/step_num_groups_trainable": report.trainable_groups,
-                    "data/step_num_gradient_steps": int(not report.reason),
                     "time/step_backend_train_s": time.perf_counter() - start}
         return self._advance(home, figures, save_checkpoint)
+
+    def _learn(self, home: Home, groups, rows, config: StepConfig) -> dict[str, float]:
+        "On the worker: the optimizer steps of a train call."
+        training = train_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
+        self._match_temperature(groups, training, config)
+        if left := sum(len(row.tokens) > (config.max_length or len(row.tokens)) for own in rows for row in own):
+            self._tell(home, Warned(key=f"too long at step {home.step}", message=f"{left} rows of more than "
+                                    f"{config.max_length} tokens are left out of step {home.step}."))
+        def between(i, n, tokens):
+            home.worker.check()
+            self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
+        with if_full(TrainError, "The learner", "The adapter is as it was: lower tokens_per_batch (now "
+                     f"{config.tokens_per_batch}) and train on the same groups again."):
+            weights = checkpoints.fitting(config.kl_reference, home.policy) if config.kl_reference else None
+            figures = optimizer_steps(home.learner, training, config, between, weights)
+        records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus)
+        return figures
 
     def _match_temperature(self, groups, training, config) -> None:
         temperature = common_temperature(groups)
@@ -331,17 +340,13 @@ class LocalBackend:
 
     def _pass(self, home: Home, batches: Iterable[list], rates: list[float]) -> list[dict[str, float]]:
         "Figures of each batch; where one fails, the adapter and the optimizer are as they were."
-        learner, losses, before = home.learner, [], (adapter(home.policy), home.learner.state())
-        learner.reset_optimizer()
-        try:
+        learner, losses = home.learner, []
+        with all_or_nothing(learner):
+            learner.reset_optimizer()
             for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
                 losses.append(learner.sft_step(batch, rate))
                 self._tell(home, GradientStep(step=home.step, micro_batch=i + 1, micro_batches=len(rates),
                                               tokens=int(losses[-1]["data/step_trained_tokens"])))
-        except Exception:
-            load_adapter(home.policy, before[0])
-            learner.load_state(before[1])
-            raise
         learner.reset_optimizer()
         return losses
 

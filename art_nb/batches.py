@@ -27,6 +27,7 @@ class TrainRow:
     group: int = 0              # rows of one group are packed together
     advantage: float = 0.0
     coef: float = 1.0           # factor of each of its trained tokens in the loss of the step
+    sampler: np.ndarray | None = None       # float32 [T], the sampler's, where `logprobs` are the learner's own
 
 
 @dataclass(slots=True)
@@ -51,10 +52,12 @@ class Batch:
     coef_E: torch.Tensor
     row_E: torch.Tensor                 # number of the row in `rows`
     rows: list[TrainRow]
+    sampler_E: torch.Tensor | None = None   # the sampler's logprob, where `old_E` is the learner's own
 
     def to(self, device) -> "Batch":
         "The same batch on another device."
-        moved = {k: getattr(self, k).to(device) for k in self.__slots__ if k not in ("segments", "rows")}
+        tensors = {k: getattr(self, k) for k in self.__slots__ if k not in ("segments", "rows")}
+        moved = {k: tensor.to(device) for k, tensor in tensors.items() if tensor is not None}
         segments = [Segment(s.start, s.stop, s.before.to(device)) for s in self.segments]
         return Batch(segments=segments, rows=self.rows, **moved)
 
@@ -136,13 +139,16 @@ def batch(trees: Sequence[Tree]) -> Batch:
     distinct, first, node_E = np.unique(node, return_index=True, return_inverse=True)
     rows = [row for tree in trees for row in tree.rows]
     advantage_R, coef_R = np.array([r.advantage for r in rows]), np.array([r.coef for r in rows])
-    old = np.concatenate([r.logprobs[1:][r.sampled[1:]] for r in rows])
     long = lambda a: torch.as_tensor(a, dtype=torch.long)
     real = lambda a: torch.as_tensor(a, dtype=torch.float32)
+    trained = lambda values: real(np.concatenate([v[1:][r.sampled[1:]] for r, v in zip(rows, values)]))
+    rescored = all(r.sampler is not None for r in rows)
     return Batch(tokens_S=long(tokens), positions_S=long(np.concatenate([t.positions for t in trees])), rows=rows,
                  segments=[s for tree, start in zip(trees, starts) for s in placed(tree, int(start))],
                  predict_N=long(before[first]), target_N=long(tokens[distinct]), node_E=long(node_E.reshape(-1)),
-                 old_E=real(old), advantages_E=real(advantage_R[row]), coef_E=real(coef_R[row]), row_E=long(row))
+                 old_E=trained([r.logprobs for r in rows]), advantages_E=real(advantage_R[row]),
+                 coef_E=real(coef_R[row]), row_E=long(row),
+                 sampler_E=trained([r.sampler for r in rows]) if rescored else None)
 
 # %% ../nbs/23_batches.ipynb #a82438ef
 def micro_batches(rows: Sequence[TrainRow],

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PREFIX', 'LEFT', 'peft_config', 'peft_files', 'read_adapter', 'save', 'beside', 'settle', 'flush_names', 'facts',
-           'load', 'fork', 'prune', 'lineage', 'sweep', 'at_work']
+           'fitting', 'load', 'fork', 'prune', 'lineage', 'sweep', 'at_work']
 
 # %% ../nbs/27_checkpoints.ipynb #c7afe088
 import errno
@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as packed
 
 from .learners import Learner
-from .policy import Adapter, Policy, adapter, fingerprint, load_adapter
-from .types import StoreError
+from .policy import Adapter, Policy, adapter, fingerprint, load_adapter, misfit
+from .types import StoreError, TrainError
 
 # %% ../nbs/27_checkpoints.ipynb #d6daf580
 PREFIX = "base_model.model."
@@ -119,17 +119,28 @@ def facts(directory: Path) -> dict:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
+def fitting(directory: Path, policy: Policy) -> Adapter:
+    "The weights of a PEFT directory; raises where they would not mean in this policy what they meant there."
+    weights = read_adapter(directory)
+    written = json.loads((Path(directory) / "adapter_config.json").read_text())
+    if written["lora_alpha"] != policy.alpha:
+        raise StoreError(f"{directory} was trained with lora_alpha {written['lora_alpha']}, this model asks for "
+                         f"{policy.alpha}: the adapter would weigh differently. Give it the same alpha.")
+    if odd := [name for name in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if written.get(name)]:
+        raise StoreError(f"{directory} was trained with {', '.join(odd)}, which is not computed here: train on where "
+                         "it came from, or merge it into its base model.")
+    if wrong := misfit(policy, weights):
+        raise TrainError(wrong)
+    return weights
+
+
 def load(directory: Path, learner: Learner, base_model: str | None = None) -> dict:
     "Continue from a checkpoint; returns its facts. Raises StoreError where it belongs to another base model."
     told = facts(directory)
     if base_model and told.get("base_model", base_model) != base_model:
         raise StoreError(f"{directory} was trained from {told['base_model']}, not from {base_model}: give the model "
                          "another name, or the base model that the run began with.")
-    written = json.loads((Path(directory) / "adapter_config.json").read_text())
-    if written["lora_alpha"] != learner.policy.alpha:
-        raise StoreError(f"{directory} was trained with lora_alpha {written['lora_alpha']}, this model asks for "
-                         f"{learner.policy.alpha}: the adapter would weigh differently. Give it the same alpha.")
-    load_adapter(learner.policy, read_adapter(directory))
+    load_adapter(learner.policy, fitting(directory, learner.policy))
     state = Path(directory) / "optimizer.safetensors"
     if state.exists():
         learner.load_state(load_file(state))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NONE', 'SAME', 'Place', 'VERSION', 'TOKENS', 'READERS', 'pack_tokens', 'unpack_tokens', 'group_tokens',
-           'parquet_bytes', 'read_rows', 'read_parquet', 'read_jsonl']
+           'parquet_bytes', 'read_rows', 'read_parquet', 'read_jsonl', 'read_yaml']
 
 # %% ../nbs/03_formats.ipynb #f028dc6f
 import io
@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from .events import plain
 from .trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
+from .types import BackendMissing
 
 # %% ../nbs/03_formats.ipynb #5b7a3256
 NONE, SAME = -1, -2
@@ -326,12 +327,14 @@ def _flat_message(row: dict[str, Any]) -> dict[str, Any]:
     message = {"role": row["role"], "content": row["content"]}
     message |= {"tool_calls": json.loads(row["tool_calls"])} if row.get("tool_calls") else {}
     message |= {"tool_call_id": row["tool_call_id"]} if row.get("tool_call_id") else {}
-    choice = {"finish_reason": "stop", "index": 0, "logprobs": None, "message": message}
-    return choice if row.get("trainable") else message
+    finish = row.get("finish_reason") or ("stop" if row.get("trainable") else None)    # ART's first columns had it
+    choice = {"finish_reason": finish, "index": 0, "logprobs": None, "message": message}
+    return choice if finish else message
 
 
 def _flat_row(row: dict[str, Any]) -> dict[str, Any]:
-    parsed = {key: json.loads(row[key]) for key in ("metrics", "metadata", "tools") if row.get(key)}
+    names = ("metrics", "metadata", "tools", "additional_histories")    # the last where ART migrated its older files
+    parsed = {key: json.loads(row[key]) for key in names if row.get(key)}
     return parsed | {
         "messages": [_flat_message(message) for message in row.get("messages") or []],
         "reward": row.get("reward"), "logs": row.get("logs"),
@@ -372,4 +375,19 @@ def read_jsonl(
     return [_read_group(data, data.get("trajectories") or []) for data in groups], ""
 
 
-READERS = {".parquet": read_parquet, ".jsonl": read_jsonl}
+def read_yaml(
+    file: BinaryIO,  # a list of groups
+) -> tuple[list[TrajectoryGroup], str]:  # as `read_parquet`
+    """Read groups from ART's first files; raises BackendMissing where no package reads YAML."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise BackendMissing("ART's oldest trajectories are YAML files: pip install pyyaml, then read them.") from error
+    try:
+        groups = yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or []
+    except yaml.YAMLError as error:
+        raise ValueError(f"not the YAML of trajectories: {error}") from error
+    return [_read_group(data, data.get("trajectories") or []) for data in groups], ""
+
+
+READERS = {".parquet": read_parquet, ".jsonl": read_jsonl, ".yaml": read_yaml}

@@ -139,11 +139,14 @@ def as_trained(record: Record) -> Replay:
     """Replay a step as it was trained; raises TrainError where its loss is not one of ours."""
     config = record.config
     name, options = config.get("loss", "cispo"), config.get("loss_options", {})
-    around = {key: config[key] for key in ("mismatch", "kl_coef", "entropy_coef") if key in config}
+    around = {key: config[key] for key in ("mismatch", "mismatch_options", "kl_coef", "entropy_coef")
+              if key in config}
     own = [str(value) for value in (name, *around.values(), *options.values()) if str(value).endswith(" (own)")]
     if own:
         told = own[0].removesuffix(" (own)")
         raise TrainError(f"the step was trained with {told}: the record holds its name, not its code")
+    if config.get("rescored") and around["mismatch"] != "none":
+        raise TrainError("the step weighed its tokens by the sampler's logprobs, and the record holds the learner's")
     if name not in SETUPS:
         raise TrainError(f"the step was trained with {name}, which is not known here")
     return _replayed(record, record.coef_R, record.advantage_E, name=name, trainer=True, around=around,

@@ -8,10 +8,11 @@ __all__ = ['BOUND', 'LEVELS', 'LOSSES', 'MISMATCH', 'KL_SOURCES', 'TokenTensors'
            'geometric_average_ratio', 'ratio_and_advantages', 'cispo', 'clipped_objective', 'ppo', 'dapo', 'dr_grpo',
            'gspo', 'dppo', 'reinforce', 'reinforce_plain', 'mismatch_log_ratio', 'unweighted', 'tis', 'token_mask',
            'sequence_mask', 'sequence_truncate', 'geometric_mask', 'k3', 'reference', 'current_learner', 'sample',
-           'shaped_advantages', 'entropy_bonus', 'total_loss', 'from_art', 'from_trl', 'ratio_metrics']
+           'reference_log_ratio', 'shaped_advantages', 'entropy_bonus', 'total_loss', 'from_art', 'from_trl',
+           'ratio_metrics']
 
 # %% ../nbs/24_losses.ipynb #a9641a99
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -295,14 +296,22 @@ def sample(t: TokenTensors) -> Tensor:
 KL_SOURCES = {"current_learner": current_learner, "sample": sample}
 
 
+def reference_log_ratio(
+    t: TokenTensors,  # with reference_E
+    source: str | Callable = "current_learner",  # a name in KL_SOURCES; ART's kl_penalty_source
+) -> Tensor:  # [E], without gradient
+    """How far the source has drifted from the reference model."""
+    return log_ratio(choose(KL_SOURCES, source)(t), reference(t))
+
+
 def shaped_advantages(
     t: TokenTensors,  # with reference_E
     coef: float,  # ART's kl_penalty_coef
-    source: str | Callable = "current_learner",  # a name in KL_SOURCES; ART's kl_penalty_source
+    source: str | Callable = "current_learner",  # a name in KL_SOURCES
     mean: float | None = None,  # mean drift over the step; None = over these tokens
 ) -> Tensor:  # advantages_E
     """ART's KL penalty: A + coef * (mean(k) - k), with k the log ratio of source to reference."""
-    k_E = log_ratio(choose(KL_SOURCES, source)(t), reference(t))
+    k_E = reference_log_ratio(t, source)
     mean = k_E.sum() / max(len(k_E), 1) if mean is None else mean
     return t.advantages_E + coef * (mean - k_E)
 
@@ -320,12 +329,13 @@ def total_loss(
     loss: str | Callable = "cispo",  # a name in LOSSES or a function of TokenTensors
     *,
     mismatch: str | Callable = "none",  # a name in MISMATCH or a function of TokenTensors
+    mismatch_options: Mapping[str, float] | None = None,  # its options
     kl_coef: float = 0.0,  # weight of k3 against reference_E
     entropy_coef: float = 0.0,  # weight of the entropy bonus
     **options,  # options of the loss
 ) -> Tensor:  # scalar with gradient
     """Sum over tokens of coefficient times (weighted loss + KL + entropy terms)."""
-    loss_E = choose(LOSSES, loss)(t, **options) * choose(MISMATCH, mismatch)(t)
+    loss_E = choose(LOSSES, loss)(t, **options) * choose(MISMATCH, mismatch)(t, **(mismatch_options or {}))
     if kl_coef:
         loss_E = loss_E + kl_coef * k3(t.logprobs_E, reference(t))
     if entropy_coef:

@@ -279,10 +279,9 @@ TRAIN_OPTIONS = frozenset(
     " precalculate_logprobs allow_training_without_logprobs plot_tensors truncated_importance_sampling"
     " scale_learning_rate_by_reward_std_dev logprob_calculation_chunk_size packed_sequence_length"
     " num_trajectories_learning_rate_multiplier_power save_checkpoint optimizer_save_interval final_training_step"
-    " grad_accumulation_sequences verbose reduction".split()
+    " grad_accumulation_sequences verbose reduction beta".split()
 )
 _RENAMED: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "beta": lambda beta: {"kl_penalty_coef": beta},
     "ppo": lambda ppo: {"loss_fn": "ppo" if ppo else "cispo"},
 }
 

@@ -280,7 +280,7 @@ class RunStore:
         try:
             with open(path, "rb") as file:
                 groups, name = READERS[path.suffix](file)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise StoreError(f"cannot read {path}: {error}; move the file away to go on without it") from error
         if name:
             self._attach_tokens(groups, path.with_suffix(".tokens.npz"), name)

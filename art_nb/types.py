@@ -27,10 +27,11 @@ Tools: TypeAlias = list[ChatCompletionToolParam]
 class TrainConfig(BaseModel):
     """Settings of one reinforcement-learning step that every backend understands."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid")
 
     learning_rate: float = Field(5e-6, ge=0)
-    kl_penalty_coef: float = Field(0.0, ge=0, alias="beta")
+    beta: float = Field(0.0, ge=0)
+    kl_penalty_coef: float = Field(0.0, ge=0)
     kl_penalty_source: Literal["current_learner", "sample"] = "current_learner"
     grad_accumulation_sequences: int | None = Field(None, ge=1)
     optimizer_save_interval: int = Field(5, ge=1)

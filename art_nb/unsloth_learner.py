@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .batches import Batch, Segment
 from .guests import imported, installed, undisturbed
 from .learners import Learner
-from .policy import Policy, masters, serve
+from .policy import Adapter, Policy, masters, serve
 from .types import TrainError
 
 # %% ../nbs/28_unsloth_learner.ipynb #28b0a006
@@ -78,10 +78,19 @@ class UnslothLearner(Learner):
         serve(self.policy)
 
     @contextmanager
-    def base_model(self) -> Iterator[None]:
-        "Inside, `logprobs` are those of the model without an adapter."
-        with self.model.disable_adapter():
+    def reference_model(self, weights: Adapter | None = None) -> Iterator[None]:
+        "Inside, `logprobs` are those of the model with another adapter, or with none."
+        if weights is None:
+            with self.model.disable_adapter():
+                yield
+            return
+        with torch.no_grad():
+            for name, (_, theirs) in zip(masters(self.policy), self.pairs, strict=True):
+                theirs.copy_(weights[name])
+        try:
             yield
+        finally:
+            self.take_up()
 
     def logprobs(self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True,
                  ) -> tuple[torch.Tensor, torch.Tensor]:

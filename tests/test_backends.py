@@ -196,10 +196,12 @@ async def test_unknown_options_are_announced_once(named, local):
     assert local.home(model).policy.rank == 4
     group = await a_group(model)
     for _ in range(2):
-        await local.train(model, [group], learning_rate=1e-3, packed_sequence_length=4096, plot_tensors=True)
+        await local.train(model, [group], learning_rate=1e-3, learning_curve=True, plot_tensors=True)
     assert [event.message for event in events] == [
         "LoRA settings not known here and left out: use_rslora.",
-        "train() ignores packed_sequence_length, plot_tensors: this learner has no such option."]
+        "train(): plot_tensors draws nothing: art.view(model.store.path) shows each token's advantage, ratio and "
+        "logprobs.",
+        "train() ignores learning_curve: this learner has no such option."]
 
 
 @pytest.mark.parametrize("options", [{"loss_fn": "cispoo"}, {"reduction": "tokens"}, {"scale": "groups"}], ids=str)

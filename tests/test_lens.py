@@ -9,7 +9,7 @@ import art_nb as art
 from art_nb.advantages import weigh_rows
 from art_nb.batches import micro_batches
 from art_nb.channels import tokens_reply
-from art_nb.learners import Learner, StepConfig, by_row, described, drift, train_rows
+from art_nb.learners import Learner, StepConfig, by_row, described, drift, optimizer_steps, train_rows
 from art_nb.lens import as_trained, lens_reply, lens_tokens_reply
 from art_nb.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
 from art_nb.policy import load_policy, serve
@@ -58,14 +58,16 @@ def by_the_learner(learner, training, config):
     batches = micro_batches(training, config.tokens_per_batch, config.share_prefixes)
     wants = config.kl_coef or config.kl_shaping
     references = learner.reference(batches, config.temperature) if wants else [None] * len(batches)
-    mean = drift(batches, references) if config.kl_shaping else 0.0
+    own = learner.scored(batches, config.temperature)
+    mean = drift(batches, references, own, config.kl_source) if config.kl_shaping else 0.0
     loss, gradients = 0.0, {}
     for batch, reference in zip(batches, references, strict=True):
         t = learner.tensors(batch, config.temperature, reference)
         if config.kl_shaping:
-            t.advantages_E = shaped_advantages(t, config.kl_shaping, mean=mean)
+            t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source, mean)
         total = total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
-                           entropy_coef=config.entropy_coef, **config.loss_options)
+                           mismatch_options=config.mismatch_options, entropy_coef=config.entropy_coef,
+                           **config.loss_options)
         gradient, = torch.autograd.grad(total, t.logprobs_E)
         loss += total.item()
         for i, row in enumerate(batch.rows):
@@ -78,7 +80,8 @@ CONFIGS = {
     "dapo": {"loss": "dapo"},
     "dr_grpo": {"loss": "dr_grpo", "reduction": "constant", "max_tokens": 32, "scale": "none"},
     "gspo": {"loss": "gspo", "reduction": "sequence"}, "art": {"reduction": "art"}, "dppo": {"loss": "dppo"},
-    "mismatch": {"mismatch": "tis"}, "kl": {"kl_coef": 0.1}, "shaping": {"kl_shaping": 0.1},
+    "mismatch": {"mismatch": "tis", "mismatch_options": {"is_max": 1.1}},
+    "kl": {"kl_coef": 0.1}, "shaping": {"kl_shaping": 0.1}, "source": {"kl_shaping": 0.1, "kl_source": "sample"},
     "bonus": {"entropy_coef": 0.01},
     "level": {"loss": "ppo", "loss_options": {"level": "sequence", "eps_low": 0.1}}, "balance": {"balance": 0.5},
 }
@@ -130,6 +133,20 @@ def test_a_loss_of_ones_own_is_named_and_not_replayed(policy):
         with pytest.raises(art.TrainError, match="its name, not its code"):
             as_trained(record)
     assert described(StepConfig(loss=ppo))["loss"] == "ppo"
+
+
+def test_a_step_against_logprobs_that_the_record_lacks_is_not_replayed(policy):
+    rewards, rows = a_step()
+    for mismatch in ("none", "tis"):
+        config, learner = StepConfig(learning_rate=0.0, rescored=True, mismatch=mismatch), Learner(policy)
+        told = optimizer_steps(learner, train_rows(rewards, rows, config), config)
+        record = record_of(learner.seen, rows, described(config))
+        if mismatch == "none":
+            assert float(as_trained(record).loss_E.sum()) == pytest.approx(told["loss/train"], abs=1e-6)
+            np.testing.assert_allclose(record.old_E, record.new_E, atol=1e-6)
+        else:
+            with pytest.raises(art.TrainError, match="the record holds the learner's"):
+                as_trained(record)
 
 
 async def trained(directory, path, steps=2, **options):

@@ -193,7 +193,7 @@ async def test_both_spellings_write_the_same_history(model, backend):
             await model.train([GROUP], config=old_style, _config=experimental)
     result = await backend.train(model, [GROUP])
     await model.log([GROUP], metrics=result.metrics, step=result.step, split="train")
-    expected = {"learning_rate": 3e-5, "kl_penalty_coef": 0.1, "logprob_calculation_chunk_size": 8, "loss_fn": "ppo"}
+    expected = {"learning_rate": 3e-5, "beta": 0.1, "logprob_calculation_chunk_size": 8, "loss_fn": "ppo"}
     assert backend.options[0] == expected
     assert len([w for w in caught if "nonsense" in str(w.message)]) == 1
     rows = model.store.history()

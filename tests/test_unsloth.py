@@ -67,6 +67,16 @@ def test_a_step_is_our_step(pair, options):
         torch.testing.assert_close(tensor, adapter(pair[1].policy)[name], atol=2e-4, rtol=0)
 
 
+def test_the_drift_is_measured_from_another_adapter(pair):
+    config, other = StepConfig(learning_rate=0.0, kl_shaping=0.5), adapter(pair[0].policy)
+    far = {name: tensor * 2 for name, tensor in other.items()}
+    found = [[learner.step(rows(), config, weights=weights)["loss/kl_policy_ref"] for weights in (None, other, far)]
+             for learner in pair]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    base, here, there = found[1]
+    assert abs(here) < 1e-5 < 1e-3 < min(abs(base), abs(there))
+
+
 async def test_unsloth_keeps_the_contract(keeps_contract):
     await keeps_contract(learner="unsloth")
 

@@ -1,0 +1,158 @@
+"""Train calls under ART's names, on a tiny model: what each does to the step."""
+import numpy as np
+import pytest
+
+import art_nb as art
+from art_nb.batches import TrainRow
+from art_nb.events import Warned
+from art_nb.learners import Learner, StepConfig, optimizer_steps
+from art_nb.policy import adapter, load_policy
+from art_nb.records import read_record
+from art_nb.tokens import group_rows
+from art_nb.types import StoreError, TrainConfig, TrainError
+
+QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+
+
+@pytest.fixture
+async def local(tmp_path):
+    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
+        yield backend
+
+
+@pytest.fixture
+async def model(local, tiny_model_dir):
+    made = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
+    await made.register(local)
+    return made
+
+
+async def a_group(model, seed=0, size=6, **options):
+    ask = model.openai_client().chat.completions.create
+    asked = {"model": model.get_inference_name(), "messages": QUESTION, "max_tokens": 8, "logprobs": True} | options
+    replies = [(await ask(**asked, seed=100 * seed + i)).choices[0] for i in range(size)]
+    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 3))
+                                for i, choice in enumerate(replies)])
+
+
+def config_of(model, step):
+    return read_record(model.store, step).config
+
+
+async def test_the_reference_is_where_art_looks_for_it(model, local):
+    for step in range(2):
+        await local.train(model, [await a_group(model, step)], learning_rate=2e-2)
+    group, found = await a_group(model, 9), {}
+    path = {"kl_ref_adapter_path": model.store.checkpoint_dir(1)}
+    calls = {"base": {}, "now": {"kl_penalty_step_lag": 0}, "step": {"kl_penalty_reference_step": 1}, "path": path,
+             "all": path | {"kl_penalty_reference_step": 0}}
+    for name, call in calls.items():
+        told = await local.train(model, [group], learning_rate=0.0, kl_penalty_coef=0.1, **call)
+        found[name] = told.metrics["loss/kl_policy_ref"]
+    assert found["now"] == pytest.approx(0, abs=1e-6)
+    assert found["step"] == found["path"] == found["all"]
+    assert abs(found["base"]) > abs(found["step"]) > 1e-4
+    last = await model.get_step()
+    lagging = await local.train(model, [group], learning_rate=0.0, kl_penalty_coef=0.1, kl_penalty_step_lag=last - 1)
+    assert lagging.metrics["loss/kl_policy_ref"] == found["step"]
+    with pytest.raises(StoreError, match="no checkpoint of step 77"):
+        await local.train(model, [group], kl_penalty_coef=0.1, kl_penalty_reference_step=77)
+    assert await model.get_step() == last + 1
+
+
+async def test_a_sequence_a_step(model, local):
+    group = await a_group(model)
+    told = await local.train(model, [group], learning_rate=1e-2, grad_accumulation_sequences=2, reduction="art",
+                             num_trajectories_learning_rate_multiplier_power=1.0)
+    assert told.metrics["data/step_num_gradient_steps"] == 2          # four of six rewards are not the mean
+    assert told.metrics["loss/learning_rate"] == pytest.approx(2e-2)
+    record = read_record(model.store, 1)
+    assert len(record.size_R) == 4
+    at_once = await local.train(model, [group], learning_rate=0.0)
+    tokens = "data/step_trainable_assistant_tokens"
+    assert told.metrics[tokens] == at_once.metrics[tokens]
+
+
+async def test_ratios_to_the_learner_of_before(model, local):
+    group = await a_group(model)
+    await local.train(model, [group], learning_rate=2e-2)
+    stale = await local.train(model, [group], learning_rate=0.0)
+    own = await local.train(model, [group], learning_rate=0.0, precalculate_logprobs=True,
+                            truncated_importance_sampling=1.5)
+    assert abs(stale.metrics["loss/importance_ratio_mean"] - 1) > 1e-3
+    assert own.metrics["loss/importance_ratio_mean"] == pytest.approx(1, abs=1e-6)
+    assert own.metrics["loss/train"] != pytest.approx(stale.metrics["loss/train"])
+    assert config_of(model, 3)["mismatch_options"] == {"is_max": 1.5}
+
+
+async def test_what_art_may_refuse(model, local):
+    heard = []
+    local.bus.subscribe(lambda event: heard.append(event.message), Warned)
+    for name in ("loss_fn_config", "adam_params"):
+        with pytest.raises(TrainError, match=name):
+            await local.train(model, [], **{name: {}})
+    group = await a_group(model)
+    for choice in (entry for t in group for entry in t.messages_and_choices[1:]):
+        choice.logprobs, choice.token_logprobs = None, None
+    told = await local.train(model, [group], allow_training_without_logprobs=False)
+    assert (told.step, told.metrics["data/step_num_gradient_steps"]) == (1, 0)
+    assert "no logprobs" in heard[-1]
+    told = await local.train(model, [group], allow_training_without_logprobs=True)
+    assert told.metrics["data/step_num_gradient_steps"] == 1
+    assert told.metrics["offpolicy/unknown_logprobs"] == 1
+
+
+async def test_rows_that_are_too_long_are_left_out_and_that_is_said(model, local):
+    heard, group = [], await a_group(model)
+    local.bus.subscribe(lambda event: heard.append(event.message), Warned)
+    lengths = sorted(len(row.tokens) for row in group_rows(group))
+    group.trajectories.append(art.Trajectory(messages_and_choices=[
+        *QUESTION, (await a_group(model, 5, 1, max_tokens=40)).trajectories[0].messages_and_choices[1]], reward=5.0))
+    told = await local.train(model, [group], packed_sequence_length=lengths[-1])
+    assert "1 rows of more than" in " ".join(heard)
+    assert told.metrics["data/step_num_gradient_steps"] == 1
+    told = await local.train(model, [group], packed_sequence_length=3)
+    assert told.metrics["data/step_num_gradient_steps"] == 0
+    assert "too long" in heard[-1]
+
+
+async def test_the_older_spelling_reaches_the_loss(model):
+    group = await a_group(model)
+    await model.train([group], config=TrainConfig(learning_rate=1e-3, beta=0.2), _config={
+        "ppo": True, "epsilon": 0.3, "importance_sampling_level": "sequence", "logprob_calculation_chunk_size": 8})
+    found = config_of(model, 1)
+    assert (found["loss"], found["kl_coef"], found["kl_shaping"]) == ("ppo", 0.2, 0.0)
+    assert found["loss_options"] == {"eps_low": 0.3, "eps_high": 0.3, "level": "sequence"}
+
+
+def some_rows(count=4):
+    rng = np.random.default_rng(0)
+    made = []
+    for i in range(count):
+        tokens = rng.integers(3, 200, 12).astype(np.int32)
+        made.append(TrainRow(tokens, np.arange(12) >= 6, np.full(12, -5.0, np.float32), i, 1.0 - 2 * (i % 2), 1 / 24))
+    return made
+
+
+def test_a_failure_in_the_third_step_takes_back_the_first_two(tiny_model_dir):
+    policy = load_policy(tiny_model_dir, device="cpu")
+    learner, done = Learner(policy), []
+
+    class Enough(Exception):
+        pass
+
+    def between(i, n, tokens):
+        done.append(i)
+        if len(done) == 3:
+            raise Enough
+
+    rows, config = some_rows(), StepConfig(learning_rate=1e-2, rows_per_step=1)
+    optimizer_steps(learner, rows, config)
+    before, state = adapter(policy), {name: t.clone() for name, t in learner.state().items()}
+    with pytest.raises(Enough):
+        optimizer_steps(learner, rows, config, between)
+    assert all((before[name] == t).all() for name, t in adapter(policy).items())
+    assert all((state[name] == t).all() for name, t in learner.state().items() if name != "rng")
+    assert learner.steps == 4
+    optimizer_steps(learner, rows, config)
+    assert learner.steps == 8
