@@ -258,7 +258,8 @@ async def test_rows_hold_step_and_sum_and_a_restart_goes_on(model):
     await model.log([group(0, 1, metadata={"scenario_id": "a"})], split="val", step=1)
     model.overwrite_state({"position": 9})
     again = Model(name="m", project="p", base_path=model.base_path)
-    row = await again.log([group(1, 1, 0, metadata={"scenario_id": 4})], split="train", metrics={"costs/gpu": 2}, step=2)
+    other = group(1, 1, 0, metadata={"scenario_id": 4})
+    row = await again.log([other], split="train", metrics={"costs/gpu": 2}, step=2)
     assert row["data/step_num_trajectories"] == 3
     assert row["data/cum/num_trajectories"] == 5
     assert row["data/cum/num_unique_scenarios"] == 2
