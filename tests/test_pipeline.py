@@ -3,14 +3,12 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
+from test_crash import Nursery, the_job
 
 import art_nb as art
 from art_nb.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDone, Warned
@@ -20,7 +18,6 @@ from art_nb.progress import Progress
 from art_nb.training import Attached, Run
 from art_nb.types import TrainError
 
-ROOT = Path(__file__).parents[1]
 SMALL = {"num_rollout_workers": 2, "min_batch_size": 2, "max_batch_size": 3}
 
 
@@ -532,88 +529,78 @@ async def test_a_checkpoint_that_is_behind_is_said(home):
     assert "at step 7, the model is at 1" in next(e.message for e in said if e.key == "pipeline step")
 
 
-LIFE = """
-import asyncio, os, sys
-tests, directory, path, scenarios = sys.argv[1:]
-sys.path.insert(0, tests)
-import art_nb as art
-from art_nb.events import CheckpointSaved, GradientStep, RolloutStarted, StepDone
-from art_nb.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
-from test_pipeline import say, SMALL
-
-def tell(event): os.write(1, (type(event).__name__ + chr(10)).encode())
-
-async def main():
-    model = art.TrainableModel(name="tiny", project="tests", base_model=directory)
-    async with art.LocalBackend(path=path, verbose=False) as backend:
-        await model.register(backend)
-        backend.bus.subscribe(tell, CheckpointSaved, GradientStep, RolloutStarted, StepDone)
-        trainer = PipelineTrainer(model, backend, make_group_rollout_fn(say, n=2), range(int(scenarios)), {},
-                                  log_interval_seconds=0.2, **SMALL)
-        run = await trainer.train()
-    os.write(1, f"ended {run.status} {run.step}{chr(10)}".encode())
-
-asyncio.run(main())
-"""
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forked from one warm process")
 
 
-class Life:
-    """The pipeline in a process of its own."""
-
-    def __init__(self, directory, path, scenarios):
-        env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", LIFE, str(Path(__file__).parent), str(directory), str(path), str(scenarios)]
-        self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.lines = []
-
-    def hear(self, word, times=1):
-        while sum(line.startswith(word) for line in self.lines) < times:
-            line = self.process.stdout.readline()
-            assert line, self.process.stderr.read()
-            self.lines.append(line.strip())
-
-    def end(self):
-        out, error = self.process.communicate(timeout=120)
-        return [*self.lines, *out.splitlines()], error
+@pytest.fixture(scope="module")
+def children(tmp_path_factory):
+    """A warm process that forks pipelines."""
+    with open(tmp_path_factory.mktemp("log") / "stderr", "w") as log:
+        nursery = Nursery(log)
+        yield nursery
+        nursery.close()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
+def the_pipeline(path, directory, scenarios):
+    return the_job("pipeline", "tiny", path, directory, scenarios=scenarios)
+
+
+@needs_fork
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_stops_at_the_next_safe_point(tiny_model_dir, tmp_path, name):
-    life = Life(tiny_model_dir, tmp_path, 10**6)
-    life.hear("GradientStep", 2)
-    life.process.send_signal(getattr(signal, name))
-    lines, error = life.end()
-    assert life.process.returncode == 0, error
-    status, step = next(line for line in lines if line.startswith("ended")).split()[1:]
-    store = art.open_run(tmp_path / "tests" / "models" / "tiny")
-    assert status == "stopped"
+def test_a_signal_stops_at_the_next_safe_point(children, tiny_model_dir, tmp_path, name):
+    life = children.live(the_pipeline(tmp_path, tiny_model_dir, 10**6), "GradientStep", 2, by=getattr(signal, name))
+    assert life.lines[-1] == ["finished"]
+    (status, step), store = life.lines[-2][1:], art.open_run(tmp_path / "crash" / "models" / "tiny")
+    assert (life.lines[-2][0], status) == ("over", "stopped")
     assert int(step) >= 2
     assert max(store.steps_saved()) == int(step) == store.read_own_state("_pipeline_trainer")["training_step"]
-    assert [line for line in lines if "queue" in line and "step" in line]       # the status line of a terminal
-    assert [line for line in lines if line.startswith(name)]
+    said = [" ".join(words) for words in life.lines]
+    assert [line for line in said if line.startswith(f"{name}: stopping")]
+    assert [line for line in said if line.startswith("tiny: step") and "queue" in line]     # a terminal's status
+
+
+@needs_fork
+@pytest.mark.parametrize(("word", "times"), [("RolloutStarted", 9), ("GradientStep", 2), ("CheckpointSaved", 3),
+                                             ("StepDone", 2)])
+async def test_it_goes_on_after_a_kill(children, tiny_model_dir, tmp_path, word, times):
+    life = children.live(the_pipeline(tmp_path, tiny_model_dir, 12), word, times)
+    assert life.status == signal.SIGKILL
+    store = art.open_run(tmp_path / "crash" / "models" / "tiny")
+    before = max(store.steps_saved())
+    life = children.live(the_pipeline(tmp_path, tiny_model_dir, 12))
+    assert life.steps("registered") == [before]
+    assert (life.lines[-2][:2], life.lines[-1]) == (["over", "done"], ["finished"])
+    assert store.read_own_state("_pipeline_trainer")["scenario_offset"] == 12
+    rows, last = [row["step"] for row in store.history() if "train/reward" in row], max(store.steps_saved())
+    assert rows == sorted(set(rows))
+    assert set(range(1, last + 1)) - set(rows) <= {before}      # killed between the checkpoint and its row
+    played = [g.metadata["scenario_id"] for s in range(1, last + 1) for g in store.read_groups("train", s)]
+    assert set(played) == set(map(str, range(12)))
+    assert len(played) - 12 <= 3                                # at most the batch of that step, once more
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize(("word", "times"), [("RolloutStarted", 9), ("GradientStep", 2), ("CheckpointSaved", 2),
-                                             ("StepDone", 2)])
-async def test_it_goes_on_after_a_kill(tiny_model_dir, tmp_path, word, times):
-    life = Life(tiny_model_dir, tmp_path, 12)
-    life.hear(word, times)
-    life.process.send_signal(signal.SIGKILL)
-    life.end()
-    store = art.open_run(tmp_path / "tests" / "models" / "tiny")
-    before = max(store.steps_saved())
-    async with at_home(tiny_model_dir, tmp_path) as home:
-        assert await home[0].get_step() == before
-        run = await pipeline(home, scenarios=range(12)).train()
-    assert (run.status, state_of(home[0])["scenario_offset"]) == ("done", 12)
-    rows = [row["step"] for row in store.history() if "train/reward" in row]
-    assert rows == sorted(set(rows))
-    assert set(range(1, run.step + 1)) - set(rows) <= {before}      # killed between the checkpoint and its row
-    played = [g.metadata["scenario_id"] for s in range(1, run.step + 1) for g in store.read_groups("train", s)]
-    assert set(played) == set(map(str, range(12)))
-    assert len(played) - 12 <= 3                                    # at most the batch of that step, once more
+async def test_a_second_signal_does_not_wait_for_the_step(home):
+    class Slow:
+        """A loss that takes long, a little at a time."""
+
+        def __call__(self, tokens, **options):
+            from art_nb.losses import cispo
+
+            begun.set()
+            time.sleep(1)
+            return cispo(tokens)
+
+    begun, before = threading.Event(), signal.getsignal(signal.SIGTERM)
+    trainer = pipeline(home, scenarios=iter(int, 1), loss_fn=Slow())
+    work = asyncio.ensure_future(trainer.train())
+    await until(begun.is_set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await until(lambda: trainer.run.status == "stopping")
+    os.kill(os.getpid(), signal.SIGTERM)
+    run = await work
+    assert run.status == "stopped"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # settings
