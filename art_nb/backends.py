@@ -82,6 +82,7 @@ class Home:
     used: dict[str, float] = field(default_factory=dict)    # when the adapter of a name was last asked for
     leased: Counter = field(default_factory=Counter)        # adapters that stay, however long nobody asks
     forget: Callable[[], None] = lambda: None               # end the record of events
+    since: float = field(default_factory=time.perf_counter)     # the end of the step before
 
     def key(self, step: int | None = None) -> str:
         "The name under which the adapter of a step is served."
@@ -152,6 +153,7 @@ class LocalBackend:
                  dtype: str | None = None,              # "bfloat16", "float16", "float32"; None: what the device has
                  max_running: int | None = None,        # conversations sampled at once; None: 64
                  max_model_len: int | None = None,      # tokens of a conversation; None: what the model allows
+                 gpu_cost_per_hour_usd: float | None = None,    # None: what the machine costs is not counted
                  bus: Bus | None = None,
                  verbose: bool = True):                 # say once what was chosen
         asked = {"engine_args": engine_args, "init_args": init_args, "dtype": dtype, "max_running": max_running,
@@ -159,6 +161,7 @@ class LocalBackend:
         self.path, self.device, self.sampler, self.learner = Path(path or ".art"), device, sampler, learner
         self.settings = {"engine_args": {}, "init_args": {}, "dtype": None, "max_running": 64, "max_model_len": None}
         self.settings |= profiled(profile, asked)
+        self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
         if not in_process:
@@ -320,7 +323,14 @@ class LocalBackend:
             print(error)
             save_checkpoint = False
         figures["time/step_save_s"] = time.perf_counter() - start - seconds
+        figures |= self._spent(home)
         return LocalTrainResult(step=home.step, metrics=figures, checkpoint_path=str(path) if save_checkpoint else None)
+
+    def _spent(self, home: Home) -> dict[str, float]:
+        "Seconds from the step before, or from the registration, to now; and what the machine cost in them."
+        before, home.since = home.since, time.perf_counter()
+        wall_s, price = home.since - before, self.gpu_cost_per_hour_usd
+        return {"time/step_wall_s": wall_s} | ({} if price is None else {"costs/gpu": wall_s / 3600 * price})
 
     async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:

@@ -100,7 +100,7 @@ async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]], 
     async def one(scenario):
         return await within(rollout(model, scenario), timeout_s)
 
-    with at_step(model.name, number):
+    with at_step(model.name, number), model.metrics_builder("eval").activate_context():
         results = await gather_trajectories(map(one, scenarios), pbar_desc=None, max_exceptions=max_exceptions)
     results = _flat(results)
     good = [t for t in results if isinstance(t, Trajectory)]

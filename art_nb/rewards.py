@@ -25,6 +25,7 @@ from pydantic import BaseModel
 from .asking import Judge, Sheet
 from .events import Bus, Judged, Warned, plain
 from .gather import gathering
+from .metrics import count_cost
 from .judges import Judgement, Kept, as_judge, group_id, tape
 from .rubrics import DEFAULT_RUBRIC, Question, Verdict, conversation, flags, rubric_id
 from .tasks import limit_concurrency
@@ -124,6 +125,7 @@ async def _put(
     sheets = [answer for answer in answers if isinstance(answer, Sheet)]
     sums = {name: sum(getattr(sheet, name) for sheet in sheets) for name in ("cost", "tokens", "calls")}
     rounds = [_round(order, answer) for order, answer in zip(drawn, answers, strict=True)]
+    count_cost("judge/ruler", sum(sheet.cost for sheet in sheets if not sheet.cached))
     return rounds, {**sums, "cached": all(sheet.cached for sheet in sheets)}
 
 

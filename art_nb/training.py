@@ -80,13 +80,16 @@ class Run:
         "Begin, as `train` does, or go on after a stop or a failure."
         self._claim()
         if self._over.is_set():
-            self.status, self.error, self._cut, self.started = "running", None, False, time.time()
-            self._over.clear()
-            self.show.open("running", self.step)
+            self._begin()
             self._thread = threading.Thread(target=self._work, name=f"art-nb-run-{self.model.name}", daemon=True)
             self._thread.start()
-            threading.Thread(target=self._beats, name=f"art-nb-beat-{self.model.name}", daemon=True).start()
         return self
+
+    def _begin(self) -> None:
+        self.status, self.error, self._cut, self.started = "running", None, False, time.time()
+        self._over.clear()
+        self.show.open("running", self.step)
+        threading.Thread(target=self._beats, name=f"art-nb-beat-{self.model.name}", daemon=True).start()
 
     def pause(self) -> None:
         "Wait after the step that is under way; its checkpoint is on disk then. Rollouts ahead of their step go on."
@@ -188,7 +191,8 @@ class Run:
         self._loop = asyncio.get_running_loop()
         watch = asyncio.ensure_future(self._watch())
         try:
-            await self._main()
+            with self.model.metrics_builder("train").activate_context():
+                await self._main()
         except asyncio.CancelledError:
             if self.status != "stopping":
                 self._fail(TrainError("The run was cancelled from within: the backend was closed, or a rollout or a "
@@ -230,7 +234,7 @@ class Run:
         self.step = await self.model.get_step()
         self.show.turn(self.status, self.step)
         try:
-            while self.step < self.plan.steps and self.status != "stopping" and time.time() < end:
+            while self._more() and self.status != "stopping" and time.time() < end:
                 if self._turn({"pausing": "paused"}):
                     self.show.turn(self.status, self.step)
                 if self.status == "paused":
@@ -240,6 +244,9 @@ class Run:
         finally:
             ahead, self._begun = self._begun, {}
             await stop(ahead.values())
+
+    def _more(self) -> bool:
+        return self.step < self.plan.steps
 
     async def _until_stopped(self, work: Awaitable) -> Any:
         self._task = asyncio.ensure_future(work)
@@ -257,7 +264,7 @@ class Run:
         self.recent.extend(made if isinstance(made, list) else [] if made is None else [made])
         return made
 
-    async def _groups(self) -> list[TrajectoryGroup]:
+    async def _groups(self) -> list[TrajectoryGroup] | None:      # None: there is nothing more to train on
         "Those of this step; the rollouts of so many later steps as may be stale begin beside them."
         await stop([self._begun.pop(step) for step in [*self._begun] if step < self.step])     # somebody else trained
         for step in range(self.step, min(self.step + self.plan.max_staleness + 1, self.plan.steps)):
@@ -267,17 +274,20 @@ class Run:
         return await self._begun.pop(self.step)
 
     async def _one_step(self) -> None:
-        start, plan, store = time.perf_counter(), self.plan, self.model.store
-        self.groups = await self._until_stopped(self._groups())
-        sampled_s = time.perf_counter() - start
+        start = time.perf_counter()
+        groups = await self._until_stopped(self._groups())
+        if groups is not None:
+            self.groups = groups
+            await self._learn(start, time.perf_counter() - start)
+
+    async def _learn(self, start: float, sampled_s: float) -> None:
+        plan, store = self.plan, self.model.store
         await asyncio.to_thread(store.write_groups, "train", self.step + 1, self.groups)        # before a kill can
         result = await self._until_stopped(self.backend.train(self.model, self.groups, **plan.options))
         self.step = result.step
         times = {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}
-        metrics = result.metrics | times | cut_off(self.groups)
-        if plan.max_staleness:
-            metrics |= staleness(self.groups, result.step - 1)
-        row = await self.model.log(self.groups, metrics=metrics, step=self.step, split="train")
+        metrics = result.metrics | times
+        row = await self.model.log(self.groups, metrics=metrics | self._figures(metrics), step=self.step, split="train")
         self.history.append(row)
         self.bus.emit(StepDone(step=self.step, metrics=row))
         self._beat.set()
@@ -285,6 +295,11 @@ class Run:
             said = plan.on_step(self)
             if inspect.isawaitable(said):
                 await self._until_stopped(said)
+
+    def _figures(self, metrics: dict[str, float]) -> dict[str, float]:
+        "What the run knows of the step that is over, beside the `metrics` of the backend."
+        aged = staleness(self.groups, self.step - 1) if self.plan.max_staleness else {}
+        return cut_off(self.groups) | aged
 
 
 ORDERS = {"STOP": partial(Run.stop, wait=False), "STOP_AFTER_STEP": partial(Run.stop, after_step=True, wait=False),

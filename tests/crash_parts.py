@@ -60,12 +60,29 @@ async def feed(job):
     await backend.close()
 
 
-JOBS = {"train": train, "record": record, "feed": feed}
+async def pipeline(job):
+    """Rollouts, training and evaluation beside one another, until somebody ends it."""
+    from art_nb.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
+
+    async def play(model, scenario, config):
+        trajectory = await rollout(model, scenario)
+        config["played"] += 1
+        return trajectory.model_copy(update={"reward": config["played"]})      # every group teaches
+
+    model, backend = await registered(job)
+    trainer = PipelineTrainer(model, backend, make_group_rollout_fn(play, n=2), range(job["scenarios"]), {"played": 0},
+                              num_rollout_workers=2, min_batch_size=2, max_batch_size=3, log_interval_seconds=0.2)
+    run = await trainer.train()
+    say("over", run.status, run.step)
+    await backend.close()
+
+
+JOBS = {"train": train, "record": record, "feed": feed, "pipeline": pipeline}
 
 
 def warm():
     """Import what every child needs; nothing here may start a thread."""
-    for name in ("backends", "training", "store"):
+    for name in ("backends", "pipeline_trainer", "store"):
         importlib.import_module(f"art_nb.{name}")
     for name in ("models.llama.modeling_llama", "generation", "models.auto.tokenization_auto"):
         importlib.import_module(f"transformers.{name}")

@@ -57,7 +57,7 @@ class Nursery:
         assert words, "the warm process is dead"
         return words
 
-    def live(self, job, kill_at=None, nth=1, delay_s=0.0):
+    def live(self, job, kill_at=None, nth=1, delay_s=0.0, by=signal.SIGKILL):
         """Let a child do a job; kill it some time after it has said `kill_at` for the nth time."""
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
@@ -66,7 +66,7 @@ class Nursery:
             seen += lines[-1][0] == kill_at
             if lines[-1][0] == kill_at and seen == nth:
                 time.sleep(delay_s)
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, by)
             lines.append(self._read())
             times.append(time.monotonic())
         return Life(lines[:-1], int(lines[-1][1]), times)
