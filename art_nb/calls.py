@@ -8,7 +8,7 @@ __all__ = ['Name', 'Folder', 'RunId', 'Step', 'LOG', 'KEPT', 'AT_ONCE', 'MOST_EV
            'call_of', 'one_line', 'check_tokens', 'vocabulary', 'hashed', 'Call', 'Desk', 'register', 'train',
            'train_sft', 'numbers', 'log', 'get_step', 'delete_checkpoints', 'fork', 'leave']
 
-# %% ../nbs/43_calls.ipynb #bcad87cd
+# %% ../nbs/43_calls.ipynb #f7c7c8c6
 import asyncio
 import hashlib
 import json
@@ -28,12 +28,12 @@ from .events import Event, plain, to_json
 from .formats import read_jsonl
 from .models import TrainableModel
 from .remote import error_data
-from .tokens import read_turn
+from .tokens import group_rows
 from .trajectories import TrajectoryGroup, choices
 from .types import ArtError, ServeError, TokenError, TrainError, TrainSFTConfig
 from .wire import param_of
 
-# %% ../nbs/43_calls.ipynb #765e76d4
+# %% ../nbs/43_calls.ipynb #c829d95f
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Folder = Annotated[str, StringConstraints(pattern=r"^\w[\w.@+= -]*$", max_length=200)]
 RunId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
@@ -111,7 +111,7 @@ class Leaving(Form):
     "Keys that are needed no more."
     keys: list[str]
 
-# %% ../nbs/43_calls.ipynb #e00a117e
+# %% ../nbs/43_calls.ipynb #eb24a174
 def call_of(body: bytes, forms: dict[str, type[Form]]) -> tuple[str, Form, list[TrajectoryGroup]]:
     "The verb of a call, what it says, and its groups; raises ServeError where it cannot be understood."
     head, _, lines = body.partition(b"\n")
@@ -147,16 +147,13 @@ def one_line(error: Exception) -> str:
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
-# %% ../nbs/43_calls.ipynb #e1154b6e
+# %% ../nbs/43_calls.ipynb #d7e3a820
 def check_tokens(groups: Iterable[TrajectoryGroup], known: int) -> None:
     "Raise TokenError for a choice whose ids or logprobs cannot be this model's."
-    for choice in (c for group in groups for trajectory in group for c in choices(trajectory)):
-        turn = read_turn(choice)
-        if turn is None:
-            continue
-        if (worst := int(max(turn.prompt.max(), turn.tokens.max()))) >= known:
+    for row in (row for group in groups for row in group_rows(group)):
+        if (worst := int(row.tokens.max())) >= known:
             raise TokenError(f"A choice has the token id {worst} and the model knows {known}: train on what it said.")
-        if (turn.logprobs > 1e-3).any():
+        if (row.logprobs > 1e-3).any():
             raise TokenError("A choice has a logprob above 0: send them as the endpoint gave them.")
 
 
@@ -164,7 +161,7 @@ def vocabulary(home: Home) -> int:
     "How many tokens the model of a home knows."
     return home.policy.model.get_input_embeddings().num_embeddings
 
-# %% ../nbs/43_calls.ipynb #4a3402a5
+# %% ../nbs/43_calls.ipynb #5ba76200
 LOG = logging.getLogger("art_nb.hosting")
 KEPT, AT_ONCE, MOST_EVENTS = 256, 32, 10_000    # calls remembered and under way; events of one
 
@@ -252,7 +249,7 @@ class Desk:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.backend.close()
 
-# %% ../nbs/43_calls.ipynb #47839ed6
+# %% ../nbs/43_calls.ipynb #6260b8b7
 async def register(desk: Desk, call: Call, form: Registering, groups: list) -> dict:
     "Load a model, unless it is; give a key to its endpoint."
     run = form.model.run
@@ -274,7 +271,7 @@ async def train(desk: Desk, call: Call, form: Training, groups: list) -> dict:
     if wrong := sorted({"self", "model", "trajectory_groups"} & form.options.keys()):
         raise TrainError(f"{', '.join(wrong)} is no option of train().")
     async with desk.alone(call, desk.models[form.run][0]):
-        check_tokens(groups, vocabulary(desk.backend.home(model)))
+        await asyncio.to_thread(check_tokens, groups, vocabulary(desk.backend.home(model)))
         return numbers(await desk.backend.train(model, groups, **form.options))
 
 

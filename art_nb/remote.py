@@ -6,7 +6,7 @@
 __all__ = ['ERRORS', 'KEY_NAME', 'LOOPBACK', 'MOST_BODY', 'PROTOCOL', 'READ_S', 'group_lines', 'sendable', 'error_data',
            'error_from', 'checked_url', 'told', 'described', 'Tenant', 'Kept', 'Backend']
 
-# %% ../nbs/42_remote.ipynb #9b2d5093
+# %% ../nbs/42_remote.ipynb #2c37ba0e
 import asyncio
 import hashlib
 import json
@@ -31,7 +31,7 @@ from art_nb.types import (
     TrainSFTConfig
 )
 
-# %% ../nbs/42_remote.ipynb #edd0b131
+# %% ../nbs/42_remote.ipynb #7d954331
 def group_lines(groups: Iterable[TrajectoryGroup]) -> bytes:
     "Groups as lines of JSON, token data included; `read_jsonl` reads them."
     return b"".join(json.dumps(_group_data(group)).encode() + b"\n" for group in groups)
@@ -56,7 +56,7 @@ def _number(value: Any) -> Any:
         return value.tolist()
     raise TypeError(f"{value!r} is no number and no text")
 
-# %% ../nbs/42_remote.ipynb #0b3531c6
+# %% ../nbs/42_remote.ipynb #0f2edd43
 ERRORS = {kind.__name__: kind for kind in (
     ArtError, RolloutError, JudgeError, TokenError, TrainError, ServeError, StoreError, BackendMissing)}
 
@@ -77,7 +77,7 @@ def error_from(data: dict[str, Any]) -> ArtError:
         return ServeError(message, status=data.get("status") or 500, param=data.get("param"))
     return kind(message)
 
-# %% ../nbs/42_remote.ipynb #e41885e8
+# %% ../nbs/42_remote.ipynb #3bed885d
 KEY_NAME = "ART_NB_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_BODY = 256 << 20           # bytes of a call
@@ -96,7 +96,7 @@ def checked_url(base_url: str, warn: Callable[[str, str], object]) -> str:
              f"ssh -L 7999:127.0.0.1:{url.port or 80} {url.host}, and give http://127.0.0.1:7999.")
     return str(url).rstrip("/")
 
-# %% ../nbs/42_remote.ipynb #ddd09305
+# %% ../nbs/42_remote.ipynb #857eba99
 def told(reply: httpx.Response) -> dict[str, Any]:
     "What the server says of a call; raises what it refused with."
     try:
@@ -116,7 +116,7 @@ def described(model) -> dict[str, Any]:
     names = ("name", "project", "base_model", "run_name", "lora_config")
     return sendable({name: getattr(model, name) for name in names} | {"internal_config": model._internal_config})
 
-# %% ../nbs/42_remote.ipynb #6fdf5d73
+# %% ../nbs/42_remote.ipynb #c1a71320
 PROTOCOL = ("register", "train", "_train_sft", "_get_step", "close")
 READ_S = 60.0                   # the server answers sooner, if only that it is still at work
 
@@ -148,7 +148,8 @@ class Backend(metaclass=Kept):
                  verbose: bool = True):                 # say once what the server chose
         self.path, self.bus, self.verbose, self.patience_s = Path(path or ".art"), bus or Bus(), verbose, patience_s
         self.base_url = checked_url(base_url, self.bus.warn_once)
-        self._key = api_key or os.environ.get(KEY_NAME, "")
+        key = (api_key or os.environ.get(KEY_NAME, "")).strip()
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._tenants: dict[str, Tenant] = {}
         self._open: dict[str, str] = {}                 # numbers of calls whose answer was lost, by what they said
         self._met = False                               # whether the server has ever answered
@@ -257,8 +258,8 @@ class Backend(metaclass=Kept):
                              "same call again and it is found.", status=503) from error
 
     def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.base_url, headers={"Authorization": f"Bearer {self._key}"},
-                                 timeout=httpx.Timeout(READ_S, connect=5.0))
+        timeout = httpx.Timeout(READ_S, connect=5.0)
+        return httpx.AsyncClient(base_url=self.base_url, headers=self._headers, timeout=timeout)
 
     async def _followed(self, number: str, body: bytes) -> dict[str, Any]:
         "The result of a call; its events are told here as they come."

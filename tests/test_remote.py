@@ -140,8 +140,8 @@ LONG = {"learning_rate": 1e-2, "tokens_per_batch": 64}
 async def a_long_group(model):
     """With the options LONG, some hundred micro-batches: replies that nobody gave, each another one."""
     choice, draw = await ask(model), np.random.default_rng(0)
-    said = [choice.model_copy(update={"logprobs": None, "token_ids": ids.tolist()})
-            for ids in draw.integers(3, 300, (400, 24))]
+    said = [choice.model_copy(update={"logprobs": None, "token_logprobs": None, "token_ids": ids.tolist()})
+            for ids in draw.integers(3, 290, (400, 24))]
     return better_and_worse(said)
 
 
@@ -277,7 +277,9 @@ async def test_cancelling_undoes_the_step(named, far):
     with pytest.raises(asyncio.CancelledError):
         await training
     assert await model.get_step() == 0
-    assert (await ask(model, temperature=0)).logprobs == before.logprobs
+    after = await ask(model, temperature=0)
+    assert after.message == before.message
+    np.testing.assert_allclose(*[[entry.logprob for entry in said.logprobs.content] for said in (after, before)], atol=0.05)
     assert (await far.train(model, [await a_group(model)])).step == 1
 
 
