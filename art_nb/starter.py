@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['ABOUT', 'TASK', 'SETTINGS', 'WATCH', 'LOOK', 'NEXT', 'WAIT', 'FORMS', 'as_notebook', 'as_script', 'write_starter']
 
-# %% ../nbs/44_starter.ipynb #0f5c79cf
+# %% ../nbs/44_starter.ipynb #c3c1e396
 import json
 from pathlib import Path
 
 from .types import StoreError
 
-# %% ../nbs/44_starter.ipynb #919f79d3
+# %% ../nbs/44_starter.ipynb #e1abf35e
 ABOUT = """\
 # Yes, no, maybe
 
 A model is asked questions that nobody can answer. "Maybe" is worth 1, "no" 0.75, "yes" 0.5, anything else nothing. It
-is not told so: it tries replies, and those that were worth more than the others of their group become likelier."""
+is not told so: it tries replies, and those that were worth more than the others of their group become likelier. Three
+answers are shown to it, so that it tries all three words; they are given, not trained."""
 TASK = """\
 import art_nb as art
 
@@ -26,9 +27,13 @@ scenarios = [
     "Does the stranger over there like tea?", "Is my neighbour at home right now?", "Will this coin show heads?",
     "Was it cold in this town a thousand years ago?", "Shall I ever learn to juggle?"]
 
+shown = [{"role": role, "content": content} for question, answer in {
+    "Is it late?": "Maybe.", "Is fire cold?": "No.", "Is ice cold?": "Yes."}.items()
+    for role, content in (("user", f"{question} Yes, no or maybe?"), ("assistant", answer))]
+
 
 async def rollout(model, question):
-    messages = [{"role": "user", "content": f"{question} Say yes, no or maybe."}]
+    messages = [*shown, {"role": "user", "content": f"{question} Yes, no or maybe?"}]
     completion = await model.openai_client().chat.completions.create(
         model=model.get_inference_name(), messages=messages, max_completion_tokens=4)
     choice = completion.choices[0]
@@ -38,7 +43,7 @@ async def rollout(model, question):
 
 
 model = art.TrainableModel(name="maybe-001", project="yes-no-maybe", base_model="smollm2-135m")"""
-SETTINGS = "steps=12, groups_per_step=4, rollouts_per_group=8, learning_rate=5e-4"
+SETTINGS = "steps=10, groups_per_step=4, rollouts_per_group=8, learning_rate=5e-4"
 WATCH = f"""\
 await model.register(art.LocalBackend())        # says what it chose for this machine
 run = art.train(model, rollout, scenarios, {SETTINGS})
@@ -57,7 +62,7 @@ if __name__ == "__main__":
     run = art.train(model, rollout, scenarios, {SETTINGS}).join()
     print([round(row["train/reward"], 2) for row in run.history])"""
 
-# %% ../nbs/44_starter.ipynb #8ab95754
+# %% ../nbs/44_starter.ipynb #7322ab22
 def as_notebook() -> str:
     "The starter as a notebook."
     parts = [("markdown", ABOUT), ("code", TASK), ("code", WATCH), ("code", LOOK), ("markdown", NEXT)]

@@ -279,7 +279,8 @@ async def test_cancelling_undoes_the_step(named, far):
     assert await model.get_step() == 0
     after = await ask(model, temperature=0)
     assert after.message == before.message
-    np.testing.assert_allclose(*[[entry.logprob for entry in said.logprobs.content] for said in (after, before)], atol=0.05)
+    logprobs = [[entry.logprob for entry in said.logprobs.content] for said in (after, before)]
+    np.testing.assert_allclose(*logprobs, atol=0.05)
     assert (await far.train(model, [await a_group(model)])).step == 1
 
 
