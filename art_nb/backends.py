@@ -36,7 +36,7 @@ from .samplers import Sampler
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
-from .store import RunStore
+from .store import RunStore, keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
@@ -51,7 +51,7 @@ class Backend(Place, Protocol):
     async def close(self) -> None: ...
 
 
-BACKENDS = {"local": "art_nb.backends:LocalBackend"}
+BACKENDS = {"local": "art_nb.backends:LocalBackend", "remote": "art_nb.remote:Backend"}
 
 
 def backend(name: str, **options) -> Backend:
@@ -119,17 +119,6 @@ class Home:
             self.sampler.unload(key)
             self.used.pop(key, None)
 
-    def record(self, bus: Bus) -> None:
-        "Write what concerns this run into its events.jsonl; a full disk must not end that for good."
-        def write(event):
-            if event.run in ("", self.run):
-                try:
-                    self.store.append_event(event)
-                except StoreError as error:
-                    bus.warn_once(f"events of {self.run}", str(error))
-
-        self.forget = bus.subscribe(write)
-
     def close(self) -> None:
         "Stop serving, end the worker, let go of the weights."
         self.forget()
@@ -186,7 +175,7 @@ class LocalBackend:
             await asyncio.to_thread(worker.close)
             raise
         self._homes[home_key(model)] = home
-        home.record(self.bus)
+        home.forget = keep_events(store, self.bus, home.run)
         if self.verbose:
             print(f"{model.name}: {model.base_model} on {home.policy.device} in {str(home.policy.dtype)[6:]}, sampled "
                   f"by {who}, trained by {whom} (rank {home.policy.rank}); step {home.step}; "

@@ -8,6 +8,7 @@ __all__ = ['ConfigType', 'StateType', 'TRAIN_OPTIONS', 'REGISTERED', 'Backend', 
 # %% ../nbs/05_models.ipynb #30afb2cd
 import asyncio
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Token
@@ -239,7 +240,13 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         """Write trajectories and one row of numbers to the run directory."""
         step = await self.get_step() if step is None else step
         groups = None if trajectories is None else _as_groups(trajectories)
-        return await asyncio.to_thread(self._log, groups, split, metrics or {}, step, groups is not None)
+        return await self._logged(groups, split, metrics or {}, step, groups is not None)
+
+    async def _logged(self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool) -> dict:
+        row = await asyncio.to_thread(self._log, groups, split, metrics, step, write)
+        if hasattr(self._backend, "_log"):      # a backend that keeps runs elsewhere
+            await self._backend._log(self, groups, split, step, row)
+        return row
 
     def _log(self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool) -> dict[str, Any]:
         if write:
@@ -372,7 +379,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         options = train_options(config or TrainConfig(), asked, self._say_once)
         await asyncio.to_thread(self.store.write_groups, "train", step, groups)
         result = await self.backend().train(self, groups, **options)
-        await asyncio.to_thread(self._log, groups, "train", result.metrics, result.step, result.step != step)
+        await self._logged(groups, "train", result.metrics, result.step, result.step != step)
         return result
 
     async def train_sft(

@@ -148,14 +148,14 @@ async def at_once(call: Callable, *args) -> Any:
     return call(*args)
 
 
-async def read_body(request: Request) -> bytes:
-    """The body of a request, unless it is too large."""
+async def read_body(request: Request, most: int = MAX_BODY) -> bytes:
+    """The body of a request, unless it has more bytes than `most`."""
     told, body = request.headers.get("content-length", ""), bytearray()
-    too_large = RequestError(f"The body is larger than {MAX_BODY >> 20} MB: send less.", status=413)
-    if told.isdecimal() and len(told) < 20 and int(told) > MAX_BODY:
+    too_large = RequestError(f"The body is larger than {most >> 20} MB: send less.", status=413)
+    if told.isdecimal() and len(told) < 20 and int(told) > most:
         raise too_large
     async for part in request.stream():
-        if len(body) + len(part) > MAX_BODY:
+        if len(body) + len(part) > most:
             raise too_large
         body += part
     return bytes(body)

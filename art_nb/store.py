@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Writer', 'OWN_STATE', 'atomic_write', 'append_line', 'read_lines', 'whole_safetensors', 'whole_checkpoint',
-           'RunStore', 'is_run', 'find_runs', 'open_run']
+           'RunStore', 'keep_events', 'is_run', 'find_runs', 'open_run']
 
 # %% ../nbs/04_store.ipynb #a35c12ef
 import errno
@@ -345,6 +345,22 @@ class RunStore:
 
     def _checkpoints(self) -> dict[int, Path]:
         return _numbered(self.path) | _numbered(self.path / "checkpoints")    # ART once kept them directly below
+
+# %% ../nbs/04_store.ipynb #501260a9
+def keep_events(
+    store: RunStore,
+    bus: Bus,
+    run: str,  # whose events are kept, and those of no run
+) -> Callable[[], None]:  # call it to end that
+    """Write events into a run's events.jsonl as they come."""
+    def write(event: Event) -> None:
+        if event.run in ("", run):
+            try:
+                store.append_event(event)
+            except StoreError as error:
+                bus.warn_once(f"events of {run}", str(error))
+
+    return bus.subscribe(write)
 
 # %% ../nbs/04_store.ipynb #8d13fe73
 def is_run(path: Path) -> bool:

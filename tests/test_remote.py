@@ -1,0 +1,599 @@
+"""A real server process and its clients: the contract, two at once, keys, garbage, cut lines, kills on both sides."""
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+import art_nb as art
+from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
+from art_nb.remote import MOST_BODY, group_lines
+from art_nb.types import ServeError, StoreError, TokenError, TrainError
+
+pytestmark = pytest.mark.timeout(120)
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-c", "import sys; from art_nb.cli import main; sys.exit(main())"]
+QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+CALL = "0" * 32
+
+
+class Server:
+    """`art-nb run` in a process of its own."""
+
+    def __init__(self, folder, key=None, port=0, *options):
+        self.folder, self.said = folder, []
+        env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        env |= {"ART_NB_API_KEY": key} if key else {}
+        line = [*COMMAND, "run", "--port", str(port), "--path", str(folder), *options]
+        self.process = subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while not (found := re.search(r'base_url="(.*?:(\d+))"(?:, api_key="(.*)")?', self._read())):
+            pass
+        self.url, self.port, self.key = found[1], int(found[2]), found[3] or key
+
+    def _read(self):
+        line = self.process.stdout.readline()
+        assert line, "".join(self.said)
+        self.said.append(line)
+        return line
+
+    def client(self, folder, **options):
+        return art.Backend(**{"base_url": self.url, "api_key": self.key, "path": folder, "verbose": False} | options)
+
+    def end(self, how=signal.SIGINT):
+        """Its exit status, and all it ever printed."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        rest, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, "".join(self.said) + rest
+
+    def post(self, body, key=None, number=CALL):
+        headers = {"Authorization": f"Bearer {self.key if key is None else key}"}
+        return httpx.post(f"{self.url}/calls/{number}", content=body, headers=headers, timeout=60)
+
+
+class Line:
+    """A TCP connection to a server that can be cut and mended."""
+
+    def __init__(self, port):
+        self.to, self.writers, self.open = port, set(), True
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_):
+        self.cut()
+        self.server.close()
+
+    async def _carry(self, reader, writer):
+        if not self.open:
+            writer.transport.abort()
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", self.to)
+        self.writers |= {writer, back}
+        await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
+
+    async def _copy(self, reader, writer):
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def cut(self):
+        self.open, writers, self.writers = False, self.writers, set()
+        for writer in writers:
+            writer.transport.abort()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    started = Server(tmp_path_factory.mktemp("far"))
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def named(tiny_model_dir, request):
+    """A maker of models; each test has a project of its own."""
+    return lambda name="ttt", **options: art.TrainableModel(
+        **{"name": name, "project": request.node.name[:60], "base_model": str(tiny_model_dir)} | options)
+
+
+@pytest.fixture
+async def far(server, tmp_path):
+    async with server.client(tmp_path / "near") as backend:
+        yield backend
+
+
+async def ask(model, name=None, **options):
+    options = {"max_tokens": 8, "logprobs": True} | options
+    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
+        model=name or model.get_inference_name(), messages=QUESTION, **options)
+    return reply.choices[0]
+
+
+def better_and_worse(said):
+    """The group of some replies."""
+    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 3))
+                                for i, choice in enumerate(said)])
+
+
+async def a_group(model):
+    return better_and_worse([await ask(model, seed=seed) for seed in range(6)])
+
+
+LONG = {"learning_rate": 1e-2, "tokens_per_batch": 64}
+
+
+async def a_long_group(model):
+    """With the options LONG, some hundred micro-batches: replies that nobody gave, each another one."""
+    choice, draw = await ask(model), np.random.default_rng(0)
+    said = [choice.model_copy(update={"logprobs": None, "token_logprobs": None, "token_ids": ids.tolist()})
+            for ids in draw.integers(3, 290, (400, 24))]
+    return better_and_worse(said)
+
+
+def heard(backend, *kinds):
+    events = []
+    backend.bus.subscribe(events.append, *kinds)
+    return events
+
+
+async def until(what, work):
+    """Wait for something that happens in the course of some work."""
+    while not what():
+        assert not work.done(), work
+        await asyncio.sleep(0.02)
+
+
+# what works as it does locally
+
+async def test_a_remote_backend_keeps_the_contract(server, named, tmp_path):
+    found = await art.check_backend(server.client(tmp_path), named(), learning_rate=1e-2)
+    assert found["step"] == 1
+    assert found["rise"] > 0.1
+    assert found["drift"] < 0.05
+
+
+async def test_it_trains_what_a_local_backend_trains(named, far, tmp_path):
+    here, there = named("here"), named("there")
+    await there.register(far)
+    group = await a_group(there)
+    async with art.LocalBackend(path=tmp_path / "local", verbose=False) as local:
+        await here.register(local)
+        results = [await backend.train(model, [group], learning_rate=1e-2)
+                   for backend, model in ((local, here), (far, there))]
+        answers = [await ask(model, temperature=0) for model in (here, there)]
+    for name in ("loss/train", "loss/grad_norm", "data/step_num_groups_trainable"):
+        np.testing.assert_allclose(results[0].metrics[name], results[1].metrics[name], rtol=1e-4)
+    assert answers[0].model_extra["token_ids"] == answers[1].model_extra["token_ids"]
+    assert group.metadata["trained_step"] == 1
+
+
+async def test_events_come_to_the_bus_here(named, far):
+    model, events = named(), heard(far)
+    await model.register(far)
+    await far.train(model, [await a_group(model)], learning_rate=1e-2)
+    kinds = [type(event) for event in events]
+    found = [kind for kind in kinds if kind is not GradientStep]
+    assert found == [SignalReport, AdapterServed, CheckpointSaved]
+    assert GradientStep in kinds
+    assert {event.run for event in events} == {"ttt"}
+    assert [type(event) for event in model.store.events()] == kinds
+
+
+async def test_nothing_to_learn_is_said_here(named, far, capsys):
+    model, warned = named(), heard(far, Warned)
+    await model.register(far)
+    group = await a_group(model)
+    for trajectory in group:
+        trajectory.reward = 0.5
+    assert (await far.train(model, [group])).step == 1
+    assert "Nothing is learnt" in warned[0].message
+    assert warned[0].message in capsys.readouterr().out
+
+
+async def test_both_spellings_log_on_both_sides(named, far, server):
+    model = named()
+    await model.register(far)
+    group = await a_group(model)
+    await model.train([group], config=art.TrainConfig(learning_rate=1e-2))
+    await model.log([group], split="val", metrics={"accuracy": 0.5})
+    kept = art.RunStore(server.folder / model.project / "models" / "ttt")
+    assert kept.history() == model.store.history()
+    assert [row["step"] for row in kept.history()] == [1, 1]
+    for split in ("train", "val"):
+        ours, theirs = (store.read_groups(split, 1)[0] for store in (model.store, kept))
+        assert ours.trajectories == theirs.trajectories
+        assert theirs.trajectories[0].messages_and_choices[-1].model_extra["token_ids"]
+    assert kept.steps_saved() == [0, 1]
+    assert model.store.steps_saved() == []
+
+
+async def test_checkpoints_are_deleted_and_forked_there(named, far):
+    model, fork = named(), named("fork")
+    await model.register(far)
+    group = await a_group(model)
+    for value in (0.1, 0.9, 0.5, 0.2):
+        result = await far.train(model, [group], learning_rate=1e-2)
+        await model.log(metrics={"reward": value}, split="val", step=result.step)
+    await model.delete_checkpoints()
+    await ask(model, "ttt@2")
+    with pytest.raises(openai.NotFoundError):
+        await ask(model, "ttt@1")
+    await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
+    await fork.register(far)
+    assert await fork.get_step() == 2
+    assert (await ask(fork, temperature=0)).message == (await ask(model, "ttt@2", temperature=0)).message
+    with pytest.raises(StoreError, match="exists already"):
+        await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
+
+
+async def test_sft(named, far):
+    model = named()
+    await model.register(far)
+    shown = [art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "B2"}])] * 4
+    first = await model.train_sft(shown, art.TrainSFTConfig(learning_rate=1e-2))
+    second = await model.train_sft(shown, art.TrainSFTConfig(learning_rate=1e-2))
+    assert (first.step, second.step) == (1, 2)
+    assert second.metrics["sft/final_loss"] < first.metrics["sft/final_loss"]
+
+
+async def test_a_whole_run(named, far):
+    model, events = named(), heard(far)
+    await model.register(far)
+
+    async def rollout(model, scenario):
+        choice = await ask(model)
+        return art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(len(choice.message.content)))
+
+    run = await art.train(model, rollout, ["a", "b"], steps=2, groups_per_step=2, rollouts_per_group=4, show=False)
+    assert (run.status, run.step) == ("done", 2)
+    assert not [event for event in events if isinstance(event, Failed)]
+    assert [event.step for event in events if isinstance(event, StepDone)] == [1, 2]
+    assert model.store.steps("train") == [1, 2]
+
+
+async def test_cancelling_undoes_the_step(named, far):
+    model, steps = named(), heard(far, GradientStep)
+    await model.register(far)
+    group, before = await a_long_group(model), await ask(model, temperature=0)
+    training = asyncio.create_task(far.train(model, [group], **LONG))
+    await until(lambda: steps, training)
+    assert steps[0].micro_batches > 20, "too short to be given up in"
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert await model.get_step() == 0
+    after = await ask(model, temperature=0)
+    assert after.message == before.message
+    logprobs = [[entry.logprob for entry in said.logprobs.content] for said in (after, before)]
+    np.testing.assert_allclose(*logprobs, atol=0.05)
+    assert (await far.train(model, [await a_group(model)])).step == 1
+
+
+# two clients
+
+async def test_two_clients_of_one_run(server, named, far, tmp_path):
+    mine, yours, steps = named(), named(), heard(far, GradientStep)
+    await mine.register(far)
+    group = await a_long_group(mine)
+    training = asyncio.create_task(far.train(mine, [group], **LONG))
+    await until(lambda: steps, training)
+    async with server.client(tmp_path / "second") as second:
+        quiet = heard(second, GradientStep)
+        await yours.register(second)                    # waits for the step
+        assert await yours.get_step() == 1
+        assert not quiet
+        assert (await training).step == 1
+        assert (await second.train(yours, [await a_group(yours)])).step == 2
+    assert await mine.get_step() == 2
+    await ask(mine)
+    with pytest.raises(openai.AuthenticationError):
+        await ask(yours)
+
+
+async def test_two_models_at_once(named, far):
+    models = [named("one"), named("two", lora_config={"rank": 2})]
+    for model in models:
+        await model.register(far)
+    await asyncio.gather(*[far.train(model, [await a_group(model)]) for model in (*models, models[0])])
+    assert [await model.get_step() for model in models] == [2, 1]
+
+
+# errors
+
+async def test_errors_are_those_of_a_local_backend(named, far, tmp_path):
+    said = []
+    async with art.LocalBackend(path=tmp_path / "local", verbose=False) as local:
+        for backend in (local, far):
+            model = named()
+            await model.register(backend)
+            group = await a_group(model)
+            group.trajectories[0].messages_and_choices[-1].logprobs.content.pop()
+            for call in (named("odd", base_model="smolm2-135m").register(backend),
+                         named("odder", lora_config={"target_modules": ["nothing"]}).register(backend),
+                         backend.train(model, [group]), backend.train(named("stranger"), [])):
+                with pytest.raises(art.ArtError) as caught:
+                    await call
+                said.append((type(caught.value), str(caught.value)))
+    assert said[:4] == said[4:]
+    assert [kind for kind, _ in said[4:]] == [StoreError, TrainError, TokenError, ServeError]
+
+
+async def test_what_cannot_travel_is_refused_here(named, far):
+    model = named()
+    await model.register(far)
+    for options in ({"loss_fn": lambda tensors: 0}, {"learning_rate": float("nan")}, {"model": "x"}):
+        with pytest.raises((TrainError, TypeError)):
+            await far.train(model, [await a_group(model)], **options)
+    assert await model.get_step() == 0
+
+
+async def test_tokens_that_the_model_does_not_know_are_refused(named, far):
+    model = named()
+    await model.register(far)
+    group = await a_group(model)
+    group.trajectories[2].messages_and_choices[-1].token_ids[0] = 10**6
+    with pytest.raises(TokenError, match="1000000"):
+        await far.train(model, [group])
+    assert await model.get_step() == 0
+    await ask(model)
+
+
+# keys
+
+async def test_a_wrong_key_opens_nothing(server, named, far, tmp_path):
+    model, other = named(), named("other")
+    for one in (model, other):
+        await one.register(far)
+    for key in ("wrong", "", server.key[:-1], model.inference_api_key):
+        with pytest.raises(ServeError, match="ART_NB_API_KEY") as caught:
+            await named().register(server.client(tmp_path, api_key=key or "none"))
+        assert caught.value.status == 401
+    for url, key in ((other.inference_base_url, model.inference_api_key), (model.inference_base_url, server.key),
+                     (model.inference_base_url, "x")):
+        with pytest.raises(openai.AuthenticationError):
+            await openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0).models.list()
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{server.url}/metrics").status_code == 401
+
+
+def test_the_key_is_told_nowhere(tmp_path, tiny_model_dir, named):
+    server = Server(tmp_path / "far", key="a-key-that-somebody-chose")
+
+    async def use():
+        async with server.client(tmp_path / "near") as backend:
+            model = named()
+            await model.register(backend)
+            await backend.train(model, [await a_group(model)])
+            with pytest.raises(ServeError):
+                await named("odd", base_model="nothing").register(server.client(tmp_path / "near", api_key="wrong"))
+            return model.inference_api_key
+
+    lesser = asyncio.run(use())
+    status, said = server.end()
+    assert status == 0
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    for key in (server.key, lesser):
+        assert key not in said
+        assert not [content for content in written if key.encode() in content]
+
+
+@pytest.mark.parametrize(("options", "env", "said"), [
+    (["--host", "0.0.0.0"], {}, "0.0.0.0 is open to other machines"),
+    (["--host", "0.0.0.0"], {"ART_NB_API_KEY": "short"}, "16 or more"),
+    (["--port", "99999"], {}, "Cannot serve"),
+    (["--host", "203.0.113.7"], {"ART_NB_API_KEY": "x" * 16}, "Cannot serve")])
+def test_what_is_not_served(tmp_path, options, env, said):
+    line, env = [*COMMAND, "run", "--path", str(tmp_path), *options], os.environ | {"PYTHONPATH": str(ROOT)} | env
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# what arrives is not trusted
+
+HEAD = {"verb": "train", "choices": 0, "run": "0" * 16, "options": {}}
+CHOICE = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "A1"}}
+
+
+def body(*lines, **said):
+    return "\n".join(map(json.dumps, [HEAD | said, *lines])).encode()
+
+
+@pytest.mark.parametrize("sent", [
+    b"", b"\n", b"\x00\xff" * 500, b"GET / HTTP/1.1\r\n\r\n", b"null", b"[]", b'{"verb": "train"', b"[" * 100_000,
+    b'{"verb": ["train"]}', b'{"verb": "__class__", "choices": 0}', body(run="../../../etc"), body(run="0" * 15),
+    body(extra=1), body(options=[]), body(choices=-1), body(choices=1), body(options={"learning_rate": float("nan")}),
+    body(verb="log", split="../up", step=1, row={}, grouped=True), body(verb="log", split="val", step=-1, row={}),
+    body("no group"), body({"trajectories": 3}), body({"trajectories": [{"reward": "high"}]}),
+    body({"trajectories": [{"messages_and_choices": [CHOICE | {"index": "first"}]}]}, choices=1),
+    body() + b"\n{not json", body() + b"\n" + b"[" * 100_000,
+    json.dumps({"verb": "fork", "choices": 0, "from_model": "../..",
+                "model": {"name": "a", "project": "b", "run_name": "a", "base_model": "c"}}).encode()])
+def test_garbage_is_refused_in_a_sentence(server, sent):
+    reply = server.post(sent)
+    error = reply.json()["error"]
+    assert reply.status_code == 400
+    assert error["kind"] == "ServeError"
+    assert error["message"].endswith(".")
+    assert len(error["message"]) < 400
+    assert "\n" not in error["message"]
+    assert server.process.poll() is None
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", f"/calls/{CALL}", 404), ("DELETE", f"/calls/{CALL}", 404), ("POST", "/calls/1", 400), ("GET", "/", 404),
+    ("PUT", f"/calls/{CALL}", 405), ("GET", "/runs/0000000000000000/v1/models", 404),
+    ("GET", f"/calls/{'%2e' * 40}", 404)])
+def test_other_paths(server, method, path, status):
+    reply = httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {server.key}"})
+    assert reply.status_code == status
+    assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["right", "wrong"])
+def test_a_giant_body_is_not_read(server, key):
+    """It is announced and never sent: an answer comes all the same."""
+    key = server.key if key == "right" else key
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
+        line.sendall(f"POST /calls/{CALL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+                     f"Content-Length: {MOST_BODY + 1}\r\n\r\n".encode() + b"x" * 4096)
+        assert line.recv(4096).split()[1] == (b"413" if key == server.key else b"401")
+
+
+async def test_too_much_is_refused_before_it_is_sent(named, far, monkeypatch):
+    model = named()
+    await model.register(far)
+    group = await a_group(model)
+    monkeypatch.setattr("art_nb.remote.MOST_BODY", len(group_lines([group])))
+    with pytest.raises(TrainError, match="pass fewer"):
+        await far.train(model, [group])
+
+
+async def test_something_else_at_the_address(named, tmp_path):
+    async def hello(reader, writer):
+        await reader.read(1 << 16)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(hello, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(ServeError, match="not as art-nb run does"):
+            await named().register(art.Backend(base_url=f"http://127.0.0.1:{port}", path=tmp_path))
+    with pytest.raises(ServeError, match="does not answer"):
+        await named().register(art.Backend(base_url=f"http://127.0.0.1:{port}", path=tmp_path))
+    with pytest.raises(ServeError, match="is no address"):
+        art.Backend(base_url="127.0.0.1:7999")
+
+
+# lines that are cut, and ends
+
+async def test_a_cut_line_is_mended(server, named, tmp_path):
+    async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=60) as backend:
+        model, steps = named(), heard(backend, GradientStep)
+        await model.register(backend)
+        group = await a_long_group(model)
+        training = asyncio.create_task(backend.train(model, [group], **LONG))
+        await until(lambda: steps, training)
+        line.cut()
+        await asyncio.sleep(0.3)
+        line.open = True
+        assert (await training).step == 1
+        numbers = [event.micro_batch for event in steps]
+        assert numbers == sorted(set(numbers)), "each event once"
+        assert await model.get_step() == 1
+
+
+async def test_a_call_that_was_given_up_for_lost_is_found_again(server, named, tmp_path):
+    async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=0) as backend:
+        model, steps = named(), heard(backend, GradientStep)
+        await model.register(backend)
+        group = await a_long_group(model)
+        training = asyncio.create_task(backend.train(model, [group], **LONG))
+        await until(lambda: steps, training)
+        line.cut()
+        with pytest.raises(ServeError, match="make the same call again"):
+            await training
+        with pytest.raises(ServeError, match="does not answer"):
+            await backend.train(model, [group], **LONG)
+        line.open = True
+        assert (await backend.train(model, [group], **LONG)).step == 1
+        assert await model.get_step() == 1
+        assert (await backend.train(model, [group], **LONG)).step == 2
+
+
+CLIENT = """
+import asyncio, sys
+sys.path[:0] = [{tests!r}]
+import art_nb as art
+from art_nb.events import GradientStep
+from test_remote import LONG, a_long_group
+
+async def main():
+    backend = art.Backend(base_url={url!r}, api_key={key!r}, path={path!r}, verbose=False)
+    model = art.TrainableModel(name="ttt", project={project!r}, base_model={base!r})
+    await model.register(backend)
+    backend.bus.subscribe(lambda event: print("training", flush=True), GradientStep)
+    await backend.train(model, [await a_long_group(model)], **LONG)
+    print("trained", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_client_that_is_killed_leaves_its_step_behind(server, named, tmp_path, tiny_model_dir):
+    model = named()
+    source = CLIENT.format(tests=str(ROOT / "tests"), url=server.url, key=server.key, path=str(tmp_path / "killed"),
+                           project=model.project, base=str(tiny_model_dir))
+    client = await asyncio.create_subprocess_exec(sys.executable, "-c", source, stdout=subprocess.PIPE,
+                                                  env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert await client.stdout.readline() == b"training\n"
+    client.kill()
+    assert b"trained" not in (await client.communicate())[0]
+    async with server.client(tmp_path / "again") as backend:
+        await model.register(backend)                   # waits for what is under way
+        assert await model.get_step() == 1
+        await ask(model, "ttt@1")
+        assert (await backend.train(model, [await a_group(model)])).step == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_server_that_ends_in_the_middle(named, tmp_path, how):
+    server = Server(tmp_path / "far")
+    backend = server.client(tmp_path / "near", patience_s=1)
+    model, steps = named(), heard(backend, GradientStep)
+    await model.register(backend)
+    group = await a_long_group(model)
+    await backend.train(model, [await a_group(model)])
+    training = asyncio.create_task(backend.train(model, [group], **LONG))
+    await until(lambda: steps and steps[-1].micro_batches > 20, training)
+    status, _ = await asyncio.to_thread(server.end, how)
+    assert status == (0 if how == signal.SIGTERM else -signal.SIGKILL)
+    with pytest.raises((ServeError, TrainError)):
+        await training
+    again = Server(tmp_path / "far", key=server.key, port=server.port)
+    with pytest.raises(ServeError, match="register"):
+        await backend.train(model, [group])
+    await model.register(backend)
+    assert await model.get_step() == 1
+    assert (await backend.train(model, [await a_group(model)])).step == 2
+    await backend.close()
+    assert again.end()[0] == 0
+    await backend.close()
+
+
+async def test_closing_without_a_server(named, tmp_path):
+    server = Server(tmp_path / "far")
+    backend = server.client(tmp_path / "near")
+    await named().register(backend)
+    server.end(signal.SIGKILL)
+    await backend.close()
+
+
+def test_a_client_needs_no_torch():
+    source = "import sys; import art_nb as art; art.Backend(); print({'torch', 'transformers'} & {*sys.modules})"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", source], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_both_meanings_of_the_name(tmp_path):
+    assert isinstance(art.backend("remote", base_url="http://127.0.0.1:1"), art.Backend)
+    assert isinstance(art.LocalBackend(path=tmp_path), art.Backend)
+    assert not isinstance(art.RunStore(tmp_path), art.Backend)
