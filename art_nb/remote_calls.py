@@ -23,9 +23,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from .backends import Home, LocalBackend
+from .backends import LocalBackend
 from .events import Event, plain, to_json
 from .formats import read_jsonl
+from .homes import Home
 from .models import TrainableModel
 from .remote import error_data
 from .tokens import group_rows

@@ -519,7 +519,7 @@ async def a_group(model):
 
 
 async def test_a_leased_adapter_stays(named, local, monkeypatch):
-    monkeypatch.setattr("art_nb.backends.KEEP_S", -1)
+    monkeypatch.setattr("art_nb.homes.KEEP_S", -1)
     model = named()
     await model.register(local)
     group, loaded = await a_group(model), local.home(model).sampler.loaded
