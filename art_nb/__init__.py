@@ -16,6 +16,7 @@ _HOMES = {
     "types": "ArtError BackendMissing JudgeError LocalTrainResult Message Messages MessagesAndChoices RolloutError ServeError "
              "StoreError TokenError Tools TrainConfig TrainError TrainResult TrainSFTConfig",
     "trajectories": "History Trajectory TrajectoryGroup",
+    "capture": "capture_yielded_trajectory current_trajectory no_capture trajectory trajectory_group yield_trajectory",
     "gather": "gather_trajectories gather_trajectory_groups limit_concurrency retry trajectory_group_batches",
     "store": "RunStore open_run",
     "boards": "register_board",
@@ -23,6 +24,8 @@ _HOMES = {
     "rewards": "ruler ruler_score_group score_group",
     "judgements": "Journal",
     "models": "Model TrainableModel",
+    "tokenized": "TokenFlag TokenizedHistory TokenizedMultiHistoryTrajectory TokenizedTrajectory "
+                 "TokenizedTrajectoryGroup get_tokenizer tensorize tokenize",
     "backends": "Backend LocalBackend backend",
     "contract": "check_backend",
     "training": "Run train",
@@ -34,7 +37,7 @@ _HOMES = {
     "judging": "judge",
     "displays": "load_ipython_extension",
 }
-_ADDS_TO = {"training": ["reports"]}        # what gives a module's classes more methods
+_ADDS_TO = {"training": ["reports"], "trajectories": ["tokenized"]}        # what gives a module's classes more methods
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = [*_HOME_OF]
 
