@@ -80,7 +80,7 @@ _TEXTS = {"content", "text", "arguments", "reasoning", "reasoning_content", "ref
 
 def events_of(stream: bytes) -> Iterator[dict[str, Any]]:
     """Read the JSON objects in a stream of server-sent events."""
-    for event in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
+    for event in stream.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:        # one without its end was cut off
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         if lines and lines != [b"[DONE]"]:
             yield json.loads(b"\n".join(lines))

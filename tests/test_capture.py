@@ -335,6 +335,17 @@ def test_bytes_pass_unchanged_however_they_are_cut(fixed, cut):
     assert texts == ["data: [DONE]\n\nsüß 🙂"] * 3
 
 
+def test_a_stream_that_breaks_off_is_no_reply(fixed):
+    whole = chunk({"role": "assistant", "content": "b2"}) + chunk({}, finish_reason="stop")
+    with art.Trajectory() as captured:
+        for end in (whole[:-2], whole[:-30], whole[:20]):
+            with httpx.stream("POST", fixed(end) + "/chat/completions", json={"messages": [GO]}) as reply:
+                assert b"".join(reply.iter_raw()) == end
+        assert not captured.exchanges
+        assert httpx.post(fixed(whole) + "/chat/completions", json={"messages": [GO]}).content == whole
+    assert captured.messages()[1]["content"] == "b2"
+
+
 async def test_what_cannot_be_read_is_said_once_and_raises_nothing(fixed):
     url, body = fixed(b'{"choices": [', kind="application/json") + "/chat/completions", {"messages": [GO]}
     captured = art.Trajectory()
