@@ -9,7 +9,7 @@ __all__ = ['PROTOCOLS', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExcha
 
 # %% ../nbs/01_exchanges.ipynb #960b0691
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -92,7 +92,8 @@ def _grow(whole: dict[str, Any], part: dict[str, Any]) -> None:
         if key == "tool_calls":
             _grow_calls(whole.setdefault(key, []), value or [])
         elif isinstance(value, dict):
-            _grow(whole.setdefault(key, {}) if isinstance(known, dict) or known is None else known, value)
+            whole[key] = known if isinstance(known, dict) else {}
+            _grow(whole[key], value)
         elif known is not None and (isinstance(value, list) or key in _TEXTS and isinstance(value, str)):
             whole[key] = known + value
         elif value is not None or key not in whole:
@@ -101,7 +102,7 @@ def _grow(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 def _grow_calls(calls: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
     for part in parts:
-        at = part.get("index", len(calls))
+        at = len(calls) if part.get("index") is None else part["index"]
         calls += [{}] * (at == len(calls))
         _grow(calls[min(at, len(calls) - 1)], {key: value for key, value in part.items() if key != "index"})
 
@@ -118,8 +119,7 @@ def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         message = choice.get("message") or {}
         if message.get("tool_calls") and not message.get("content"):
             message["content"] = None
-    kind = str(whole.get("object", "")).removesuffix(".chunk")
-    return whole | {"object": kind, "choices": [choices[index] for index in sorted(choices)]}
+    return whole | {"choices": [choices[index] for index in sorted(choices)]}
 
 
 def _join_response(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -158,6 +158,7 @@ class Protocol:
     record: type[Exchange]
     join: Callable[[Iterable[dict[str, Any]]], dict[str, Any]]
     whole: Callable[[dict[str, Any], dict[str, Any]], bool]     # request, reply
+    fields: Mapping[str, Any] = field(default_factory=dict)     # of every reply, whatever a server leaves out or sends
 
 
 def _all_choices(asked: dict[str, Any], said: dict[str, Any]) -> bool:
@@ -181,8 +182,10 @@ def _whole_message(asked: dict[str, Any], said: dict[str, Any]) -> bool:
 
 
 PROTOCOLS = {
-    "/chat/completions": Protocol("chat_completions", ChatCompletionsExchange, _join_choices, _all_choices),
-    "/completions": Protocol("completions", CompletionsExchange, _join_choices, _all_choices),
+    "/chat/completions": Protocol(
+        "chat_completions", ChatCompletionsExchange, _join_choices, _all_choices, {"object": "chat.completion"}),
+    "/completions": Protocol(
+        "completions", CompletionsExchange, _join_choices, _all_choices, {"object": "text_completion"}),
     "/responses": Protocol("responses", ResponsesExchange, _join_response, _whole_response),
     "/messages": Protocol("messages", MessagesExchange, _join_message, _whole_message),
 }
@@ -207,6 +210,7 @@ def read_exchange(
     for choice in said.get("choices", ()):      # vLLM tells the prompt's ids once
         if said.get("prompt_token_ids") and not choice.get("prompt_token_ids"):
             choice["prompt_token_ids"] = said["prompt_token_ids"]
+    said = {"id": "", "created": 0, "model": asked.get("model") or "", **said, **protocol.fields}
     times = {"start_time": start_time, "end_time": datetime.now(UTC)}
     return protocol.name, protocol.record(request=asked, response=said, **times)
 

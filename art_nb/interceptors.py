@@ -194,7 +194,7 @@ def _sending(send: Callable, module: ModuleType) -> Callable:
             return send(self, request, **options)
         with no_capture():
             response = send(self, request, **options)
-        guarded(_watch_httpx, response, options, recording, tee, module)
+        guarded(_watch_httpx, response, recording, tee, module)
         return response
 
     return sending
@@ -209,7 +209,7 @@ def _sending_async(send: Callable, module: ModuleType) -> Callable:
             return await send(self, request, **options)
         with no_capture():
             response = await send(self, request, **options)
-        guarded(_watch_httpx, response, options, recording, tee, module)
+        guarded(_watch_httpx, response, recording, tee, module)
         return response
 
     return sending
@@ -219,15 +219,15 @@ def _begun(request: Any, module: ModuleType) -> Recording | None:
     return guarded(begin, request.method, str(request.url), lambda: _content(request, module))
 
 
-def _watch_httpx(response: Any, options: Mapping, recording: Recording, tee: type, module: ModuleType) -> None:
+def _watch_httpx(response: Any, recording: Recording, tee: type, module: ModuleType) -> None:
     if not response.is_success:
         return
-    if options.get("stream"):
-        recording.decode = lambda raw: module.Response(200, headers=response.headers, content=raw).content
-        response.stream = tee(response.stream, recording)
-    else:
+    try:
         recording.add(response.content)
         recording.end()
+    except module.ResponseNotRead:
+        recording.decode = lambda raw: module.Response(200, headers=response.headers, content=raw).content
+        response.stream = tee(response.stream, recording)
 
 
 def _content(request: Any, module: ModuleType) -> bytes | None:

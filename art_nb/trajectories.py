@@ -15,7 +15,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Self
@@ -141,10 +141,10 @@ class Trajectory(BaseModel):
             return False
         with _recording:
             getattr(self.exchanges, found[0]).append(found[1])
-            if self._captured is None:
-                self._captured = Captured(self.exchanges, [])
-            untouched = self._shows(self._captured)
-            go_on(self._captured.conversations, found[1])
+            known = self._captured.conversations if self._captured else []
+            untouched, longer = self._shows(self._captured), [replace(one, entries=[*one.entries]) for one in known]
+            go_on(longer, found[1])
+            self._captured = Captured(self.exchanges, longer)
             if untouched:
                 self._show()
         return True

@@ -2,6 +2,7 @@
 import asyncio
 import copy
 import gc
+import gzip
 import json
 import pickle
 import subprocess
@@ -281,12 +282,13 @@ async def read_by_aiohttp(url, headers, body, take):
 class Fixed(BaseHTTPRequestHandler):
     """Says what the test wrote, in these pieces."""
 
-    pieces, status, kind = [], 200, "text/event-stream"
+    pieces, status, kind, encoding = [], 200, "text/event-stream", "identity"
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(self.status)
         self.send_header("Content-Type", self.kind)
+        self.send_header("Content-Encoding", self.encoding)
         self.end_headers()
         for piece in self.pieces:
             self.wfile.write(piece)
@@ -333,6 +335,30 @@ def test_bytes_pass_unchanged_however_they_are_cut(fixed, cut):
         assert httpx.post(url, json=body).content == stream
     texts = [one.messages()[-1]["content"] for one in captured.histories()]
     assert texts == ["data: [DONE]\n\nsüß 🙂"] * 3
+
+
+def test_compressed_replies_are_read(fixed):
+    whole = chunk({"role": "assistant", "content": "b2"}) + chunk({}, finish_reason="stop") + b"data: [DONE]\n\n"
+    packed = gzip.compress(whole)
+    url = fixed(packed[:20], packed[20:], encoding="gzip") + "/chat/completions"
+    body = {"model": "m", "messages": [GO], "stream": True}
+    with art.Trajectory() as captured:
+        with httpx.stream("POST", url, json=body) as reply:
+            assert b"".join(reply.iter_bytes()) == whole
+        with requests.post(url, json=body, stream=True) as reply:
+            assert b"".join(reply.iter_content(5)) == whole
+    assert [one.messages()[1]["content"] for one in captured.histories()] == ["b2"] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_replies_that_were_there_already_are_captured(stream):
+    """A transport of somebody's tests gives replies that were never sent."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "b2"}}
+    reply = httpx.Response(200, json={"choices": [choice]})      # and little else, as some servers say
+    with httpx.Client(transport=httpx.MockTransport(lambda request: reply)) as client, art.Trajectory() as captured:
+        request = client.build_request("POST", "http://host/v1/chat/completions", json={"messages": [GO]})
+        assert client.send(request, stream=stream).read()
+    assert captured.messages()[1]["content"] == "b2"
 
 
 def test_a_stream_that_breaks_off_is_no_reply(fixed):
@@ -631,6 +657,18 @@ async def test_conversations_that_extend_another_merge(client):
     with pytest.raises(ValueError, match="there are 4 histories"):
         t.history()
     assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 3 * 13       # the three choices are the same
+
+
+async def test_a_copy_made_on_the_way_stays_as_it_is(client):
+    with art.Trajectory() as t:
+        first = await client.chat.completions.create(messages=[GO], **SEEDED)
+        early = [t.model_copy(), t.model_copy(deep=True)]
+        said = first.choices[0].message.model_dump()
+        await client.chat.completions.create(messages=[GO, said, MORE], **SEEDED)
+    for copied in early:
+        copied.reward = 1
+        assert len(copied.messages()) == 2
+    assert len(t.messages()) == 4
 
 
 async def test_a_conversation_has_one_source(client):
