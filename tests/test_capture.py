@@ -17,6 +17,8 @@ import numpy as np
 import openai
 import pytest
 import requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from server_parts import END, Scripted, endpoint
 
 import art_nb as art
@@ -25,6 +27,7 @@ from art_nb.compact import expand
 from art_nb.rubrics import conversation
 from art_nb.store import RunStore
 from art_nb.tokens import group_rows, trajectory_rows
+from art_nb.trajectories import choices as choices_of
 from art_nb.types import TokenError
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("error::UserWarning")]
@@ -906,3 +909,32 @@ async def test_the_judge_is_no_part_of_what_it_judges(client, served):
                 group, judge, {"api_key": served.api_key}, swallow_exceptions=True, cache=None)
     assert len(served.service.sampler.calls) > before + 1
     assert len(t.exchanges.chat_completions) == 1
+
+
+# any agent
+
+plans = st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 3)), min_size=1, max_size=8)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(plan=plans)
+def test_every_reply_is_trained_once(plan):
+    """Each request goes on with an earlier conversation or forks it; each reply is another one."""
+    t, ends, expected = art.Trajectory(), [[]], 0
+    for number, (place, forks, n) in enumerate(plan):
+        before = ends[place % len(ends)]
+        messages = [*(before[:-2] if forks else before), {"role": "user", "content": f"{number}?"}]
+        said = [{"role": "assistant", "content": f"{number}.{index}"} for index in range(n)]
+        prompt = [*b"|".join(message["content"].encode() for message in messages)]
+        choices = [{"index": index, "finish_reason": "stop", "message": one, "prompt_token_ids": prompt,
+                    "token_ids": [*b"|", *one["content"].encode()]} for index, one in enumerate(said)]
+        body = json.dumps({"model": "m", "messages": messages, "n": n}).encode()
+        reply = json.dumps({"choices": choices}).encode()
+        assert t._record("/v1/chat/completions", body, reply, t.start_time)
+        ends += [[*messages, one] for one in said]
+        expected += sum(len(one["token_ids"]) for one in choices)
+    assert sum(len(history.messages_and_choices) > 0 for history in t.histories()) == len(t.histories())
+    spoken = [choice.message.content for choice in choices_of(t)]
+    assert sorted(spoken) == sorted(f"{number}.{index}" for number, (_, _, n) in enumerate(plan) for index in range(n))
+    assert sum(row.sampled.sum() for row in trajectory_rows(t)) == expected
+    assert art.Trajectory(exchanges=t.exchanges).for_logging()["messages"] == t.for_logging()["messages"]
