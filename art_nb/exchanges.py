@@ -115,8 +115,8 @@ def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         for part in event.get("choices") or ():
             named = {"message" if key == "delta" else key: value for key, value in part.items()}
             _grow(choices.setdefault(part.get("index", 0), {}), named)
-    for choice in choices.values():
-        message = choice.get("message") or {}
+    for message in (choice["message"] for choice in choices.values() if choice.get("message") is not None):
+        message.setdefault("role", "assistant")     # not every server says so in a stream
         if message.get("tool_calls") and not message.get("content"):
             message["content"] = None
     return whole | {"choices": [choices[index] for index in sorted(choices)]}

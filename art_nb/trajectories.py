@@ -42,7 +42,9 @@ def _history(conversation: Conversation) -> History:
 
 
 def _plural(protocol: str, make: Callable[[Conversation], Any], doc: str) -> Callable[..., list]:
-    def histories(self: "Trajectory", *, model: str | None = None, **_merging: bool) -> list:
+    def histories(
+        self: "Trajectory", *, model: str | None = None, reconcile_text_equivalent_tokenizations: bool = False
+    ) -> list:
         return [make(one) for one in self.conversations(protocol, model)]
 
     histories.__doc__ = doc
@@ -140,13 +142,17 @@ class Trajectory(BaseModel):
         if found is None:
             return False
         with _recording:
-            getattr(self.exchanges, found[0]).append(found[1])
             known = self._captured.conversations if self._captured else []
             untouched, longer = self._shows(self._captured), [replace(one, entries=[*one.entries]) for one in known]
             go_on(longer, found[1])
-            self._captured = Captured(self.exchanges, longer)
-            if untouched:
-                self._show()
+            self._captured, was = Captured(self.exchanges, longer), self._captured
+            try:
+                if untouched:
+                    self._show()
+            except ValueError:      # what was asked is no conversation: it is said, and left out
+                self._captured = was
+                raise
+            getattr(self.exchanges, found[0]).append(found[1])
         return True
 
     def __enter__(self) -> Self:
@@ -164,7 +170,9 @@ class Trajectory(BaseModel):
         found = self._captured.conversations if self._captured else []
         return [one for one in found if one.protocol.startswith(protocol) and _named(one.model, model)]
 
-    def histories(self, *, model: str | None = None, **_merging: bool) -> list[History]:
+    def histories(
+        self, *, model: str | None = None, reconcile_text_equivalent_tokenizations: bool = False
+    ) -> list[History]:
         """List every conversation, the main one first; of a captured trajectory those of one model or pattern."""
         if self._captured is not None:
             return [_history(one) for one in self.conversations("", model)]

@@ -389,6 +389,20 @@ async def test_what_cannot_be_read_is_said_once_and_raises_nothing(fixed):
     assert not captured.exchanges
 
 
+@pytest.mark.parametrize("wrong", [[{"content": "no role"}], ["text"], "text", [None]])
+def test_what_is_no_conversation_is_left_out(fixed, wrong, monkeypatch):
+    monkeypatch.setattr(interceptors, "_said", set())
+    url = fixed(chunk({"content": "b2"}), chunk({}, finish_reason="stop")) + "/chat/completions"
+    with art.Trajectory() as captured:
+        assert httpx.post(url, json={"messages": [GO]}).is_success
+        with pytest.warns(UserWarning, match="not captured"):
+            assert httpx.post(url, json={"messages": wrong}).is_success
+        assert httpx.post(url, json={"messages": [MORE]}).is_success
+    captured.reward = 1
+    assert [one.messages()[0]["content"] for one in captured.histories()] == ["go", "and?"]
+    assert len(art.Trajectory(exchanges=captured.exchanges).histories()) == 2
+
+
 def test_bodies_are_bounded(fixed, monkeypatch):
     monkeypatch.setattr(interceptors, "LIMIT", 200)
     monkeypatch.setattr(interceptors, "_said", set())
@@ -762,7 +776,8 @@ ANTHROPIC = [
     {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"to": '}},
     {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '"b2"}'}},
     {"type": "content_block_stop", "index": 1},
-    {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}},
+    {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+     "usage": {"output_tokens": 9}},
     {"type": "message_stop"},
 ]
 
