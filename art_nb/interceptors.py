@@ -72,12 +72,13 @@ def guarded(work: Callable, *args: Any) -> Any:
     try:
         return work(*args)
     except Exception as error:      # the boundary: the user's request goes on, whatever we fail at
-        _say_once(f"what passes is not captured, trajectories lack it: {type(error).__name__}: {error}")
+        kind = type(error).__name__
+        _say_once(kind, f"what passes is not captured, trajectories lack it: {kind}: {str(error)[:500]}")
 
 
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
+def _say_once(key: str, message: str) -> None:
+    if key not in _said:
+        _said.add(key)
         warnings.warn(message, UserWarning, stacklevel=3)
 
 
@@ -95,7 +96,7 @@ class Recording:
         self.reply += chunk
         if len(self.reply) > LIMIT:
             self._drop()
-            _say_once(f"a reply of more than {LIMIT >> 20} MB was not captured")
+            _say_once("reply", f"a reply of more than {LIMIT >> 20} MB was not captured")
         elif self._at_the_end(self.reply[-32 - len(chunk):]):
             guarded(self._hand_over)
 
@@ -127,7 +128,8 @@ def begin(
     sent = body()
     sent = sent.encode() if isinstance(sent, str) else sent
     if sent is None or len(sent) > LIMIT:
-        _say_once(f"a request to {path} was not captured: its body is a stream, or larger than {LIMIT >> 20} MB")
+        what = f"its body is a stream, or larger than {LIMIT >> 20} MB"
+        _say_once(f"request {path}", f"a request to {path} was not captured: {what}")
         return None
     return Recording(scope, path, bytes(sent))
 

@@ -375,7 +375,8 @@ def test_a_stream_that_breaks_off_is_no_reply(fixed):
     assert captured.messages()[1]["content"] == "b2"
 
 
-async def test_what_cannot_be_read_is_said_once_and_raises_nothing(fixed):
+def test_what_cannot_be_read_is_said_once_and_raises_nothing(fixed, monkeypatch):
+    monkeypatch.setattr(interceptors, "_said", set())
     url, body = fixed(b'{"choices": [', kind="application/json") + "/chat/completions", {"messages": [GO]}
     captured = art.Trajectory()
 
