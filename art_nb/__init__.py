@@ -22,6 +22,7 @@ _HOMES = {
     "unavailable": "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig ServerlessBackend ServerlessTrainResult "
                    "get_megatron_runtime_config init_megatron_runtime_config",
     "trajectories": "History Trajectory TrajectoryGroup",
+    "capture": "capture_yielded_trajectory current_trajectory no_capture trajectory trajectory_group yield_trajectory",
     "gather": "gather_trajectories gather_trajectory_groups limit_concurrency retry trajectory_group_batches",
     "store": "RunStore open_run",
     "boards": "register_board",
@@ -31,6 +32,8 @@ _HOMES = {
     "costs": "",
     "metrics": "",
     "models": "Model TrainableModel",
+    "tokenized": "TokenFlag TokenizedHistory TokenizedMultiHistoryTrajectory TokenizedTrajectory "
+                 "TokenizedTrajectoryGroup get_tokenizer tensorize tokenize",
     "backends": "LocalBackend backend",
     "remote": "Backend",
     "contract": "check_backend",
@@ -46,7 +49,7 @@ _HOMES = {
     "judging": "judge",
     "displays": "load_ipython_extension",
 }
-_ADDS_TO = {"training": ["reports"]}        # what gives a module's classes more methods
+_ADDS_TO = {"training": ["reports"], "trajectories": ["tokenized"]}        # what gives a module's classes more methods
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = [*_HOME_OF]
 

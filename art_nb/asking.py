@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeAlias
 
 import openai
 
+from .interceptors import no_capture
 from .models import REGISTERED, Model
 from .rubrics import Question, Verdict, conversation, correction, judge_messages, read_scores
 from .trajectories import Trajectory
@@ -105,7 +106,8 @@ async def call(
     """Call a completions API once; raises JudgeError."""
     wanted = {"response_format": schema} if schema and name not in _REFUSES_SCHEMA else {}
     try:
-        answer = await create(**wanted, **request)
+        with no_capture():
+            answer = await create(**wanted, **request)
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         if not wanted:
             raise _explained(error, name, secrets) from None

@@ -22,6 +22,7 @@ from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenL
 from pydantic import ValidationError
 
 from .events import plain
+from .exchanges import TrajectoryExchanges
 from .trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
 from .types import BackendMissing
 
@@ -306,9 +307,16 @@ def _finite(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (metrics or {}).items() if isinstance(value, SupportsFloat)}
 
 
+def _read_exchanges(data: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"exchanges": TrajectoryExchanges.model_validate(data.get("exchanges") or {})}
+    except ValidationError:
+        return {"exchanges": TrajectoryExchanges()}
+
+
 def _read_trajectory(data: dict[str, Any]) -> Trajectory:
     reward = data.get("reward")
-    return Trajectory.model_validate(_read_history(data) | {
+    return Trajectory.model_validate(_read_history(data) | _read_exchanges(data) | {
         "reward": math.nan if reward is None else reward, "metrics": _finite(data.get("metrics")),
         "metadata": data.get("metadata") or {}, "logs": data.get("logs") or [],
         "additional_histories": [_read_history(history) for history in data.get("additional_histories") or []],

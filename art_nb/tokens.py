@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
+from .exchanges import policy_name
 from .trajectories import Trajectory, TrajectoryGroup, choices, is_choice
 from .types import TokenError
 
@@ -133,12 +134,22 @@ def _turns(entries: list[Any], where: str, strict: bool) -> list[Turn]:
     return [turn for turn in turns if turn]
 
 
+def _check_one_policy(trajectory: Trajectory, index: int) -> None:
+    exchanges = [*trajectory.exchanges.chat_completions, *trajectory.exchanges.completions]
+    sampled = {policy_name(one.model) for one in exchanges
+               if any("token_ids" in (choice.model_extra or {}) for choice in one.response.choices)}
+    if len(sampled) > 1:
+        raise TokenError(f"trajectory {index} captured tokens of {len(sampled)} models ({', '.join(sorted(sampled))}): "
+                         "give each a trajectory of its own, or put the other's calls under art.no_capture().")
+
+
 def trajectory_rows(
     trajectory: Trajectory,
     index: int = 0,  # place of the trajectory in its group
     strict: bool = False,  # raise where nothing could be trained or a choice carries no ids
 ) -> list[Row]:  # empty where no choice carries ids
     """Turn a trajectory into rows that hold its sampled tokens, each trained once."""
+    _check_one_policy(trajectory, index)
     histories = [trajectory.messages_and_choices, *(h.messages_and_choices for h in trajectory.additional_histories)]
     rows, known = [], set()
     for place, entries in enumerate(histories):
