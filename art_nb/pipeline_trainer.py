@@ -345,11 +345,11 @@ class PipelineTrainer:
 
     @property
     def queue_maxsize(self) -> int:
-        "Finished groups that may wait."
+        "Finished groups that may wait: with those in the making, as many as are fresh when their turn comes."
         window = self.max_steps_off_policy
         if window is None:
             window = math.ceil(self.limit_mean_steps_off_policy or 1)
-        return self.pipeline.queue_maxsize or max(1, window * self.pipeline.most)
+        return self.pipeline.queue_maxsize or max(1, window * self.pipeline.most - self.pipeline.num_rollout_workers)
 
     async def train(self, *, handle_signals: bool = True) -> Run:       # SIGINT and SIGTERM stop it
         "Run until the scenarios or `max_steps` end, or somebody stops it; raises what made it fail."

@@ -623,7 +623,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         make(min_batch_size=4, max_batch_size=2)
     with pytest.warns(UserWarning, match="rollout_executor"):
         make(rollout_executor="ray")
-    assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 80
+    assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 64
     assert make(max_steps_off_policy=0).queue_maxsize == 1
     assert make(queue_maxsize=7).queue_maxsize == 7
 
