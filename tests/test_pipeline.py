@@ -477,6 +477,13 @@ async def test_it_can_be_paused_from_another_thread(home):
     assert (await work).status == "stopped"
 
 
+async def test_a_start_button_says_how_it_goes_on(home):
+    run = await pipeline(home, max_steps=1).train()
+    with pytest.raises(TrainError, match="await trainer.train"):
+        run.start()
+    assert run.status == "done"
+
+
 async def test_one_pipeline_at_a_time_trains_a_model(home):
     async def hangs(model, scenario, config):
         await asyncio.Event().wait()
