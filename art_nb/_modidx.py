@@ -1454,6 +1454,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'art_nb/pipeline_trainer.py'),
                                          'art_nb.pipeline_trainer.Pipeline.interrupt': ( 'pipeline_trainer.html#pipeline.interrupt',
                                                                                          'art_nb/pipeline_trainer.py'),
+                                         'art_nb.pipeline_trainer.Pipeline.start': ( 'pipeline_trainer.html#pipeline.start',
+                                                                                     'art_nb/pipeline_trainer.py'),
                                          'art_nb.pipeline_trainer.PipelineTrainer': ( 'pipeline_trainer.html#pipelinetrainer',
                                                                                       'art_nb/pipeline_trainer.py'),
                                          'art_nb.pipeline_trainer.PipelineTrainer.__init__': ( 'pipeline_trainer.html#pipelinetrainer.__init__',

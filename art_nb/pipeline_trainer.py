@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FAILURES_IN_A_ROW', 'Pipeline', 'PipelineTrainer', 'CheckpointInfo', 'CheckpointRetentionContext',
-           'CheckpointRetentionStrategy', 'PipelineAutotuneConfig', 'PipelineRuntimeConfig', 'StatusReporter',
-           'keep_recent_and_top', 'make_group_rollout_fn']
+           'CheckpointRetentionStrategy', 'PipelineAutotuneConfig', 'PipelineRuntimeConfig', 'RolloutFn',
+           'StatusReporter', 'keep_recent_and_top', 'make_group_rollout_fn']
 
 # %% ../nbs/53_pipeline_trainer.ipynb #25beb2e2
 import asyncio
@@ -34,7 +34,7 @@ from .types import TrainError
 
 # %% ../nbs/53_pipeline_trainer.ipynb #dca38c00
 _all_ = ["CheckpointInfo", "CheckpointRetentionContext", "CheckpointRetentionStrategy", "PipelineAutotuneConfig",
-         "PipelineRuntimeConfig", "StatusReporter", "keep_recent_and_top", "make_group_rollout_fn"]
+         "PipelineRuntimeConfig", "RolloutFn", "StatusReporter", "keep_recent_and_top", "make_group_rollout_fn"]
 
 # %% ../nbs/53_pipeline_trainer.ipynb #39c7a227
 FAILURES_IN_A_ROW = 16          # groups that fail as a whole, at least; then it is not bad luck
@@ -61,6 +61,10 @@ class Pipeline(Run):
     @staticmethod
     def _no_drops() -> dict[str, int]:
         return {"stale": 0, "zero_variance": 0, "failed": 0}
+
+    def start(self) -> Run:
+        "A pipeline goes on where it is awaited; a button cannot do that."
+        raise TrainError("A pipeline is begun with `await trainer.train()`; awaited again, it goes on where it ended.")
 
     async def here(self) -> "Pipeline":
         "Run on the event loop that awaits it. Cancelling that stops the run."
@@ -169,7 +173,8 @@ class Pipeline(Run):
             bus=self.bus, step=of_step)
         group = found[0] if found else TrajectoryGroup([])
         if "group_id" not in group.metadata:
-            tell_group(self.bus, group, of_step, str(facts["scenario_id"]), time.perf_counter() - start)
+            tell_group(self.bus, group, self.step + self.learning, str(facts["scenario_id"]),
+                       time.perf_counter() - start)
         group.metadata |= {name: value for name, value in facts.items() if name not in group.metadata}
         for trajectory in group:
             if trajectory.initial_policy_version is None:
@@ -345,11 +350,11 @@ class PipelineTrainer:
 
     @property
     def queue_maxsize(self) -> int:
-        "Finished groups that may wait."
+        "Finished groups that may wait: with those in the making, as many as are fresh when their turn comes."
         window = self.max_steps_off_policy
         if window is None:
             window = math.ceil(self.limit_mean_steps_off_policy or 1)
-        return self.pipeline.queue_maxsize or max(1, window * self.pipeline.most)
+        return self.pipeline.queue_maxsize or max(1, window * self.pipeline.most - self.pipeline.num_rollout_workers)
 
     async def train(self, *, handle_signals: bool = True) -> Run:       # SIGINT and SIGTERM stop it
         "Run until the scenarios or `max_steps` end, or somebody stops it; raises what made it fail."

@@ -71,7 +71,8 @@ async def pipeline(job):
 
     model, backend = await registered(job)
     trainer = PipelineTrainer(model, backend, make_group_rollout_fn(play, n=2), range(job["scenarios"]), {"played": 0},
-                              num_rollout_workers=2, min_batch_size=2, max_batch_size=3, log_interval_seconds=0.2)
+                              num_rollout_workers=2, min_batch_size=2, max_batch_size=3, max_steps_off_policy=None,
+                              log_interval_seconds=0.2)
     run = await trainer.train()
     say("over", run.status, run.step)
     await backend.close()

@@ -477,6 +477,13 @@ async def test_it_can_be_paused_from_another_thread(home):
     assert (await work).status == "stopped"
 
 
+async def test_a_start_button_says_how_it_goes_on(home):
+    run = await pipeline(home, max_steps=1).train()
+    with pytest.raises(TrainError, match="await trainer.train"):
+        run.start()
+    assert run.status == "done"
+
+
 async def test_one_pipeline_at_a_time_trains_a_model(home):
     async def hangs(model, scenario, config):
         await asyncio.Event().wait()
@@ -623,7 +630,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         make(min_batch_size=4, max_batch_size=2)
     with pytest.warns(UserWarning, match="rollout_executor"):
         make(rollout_executor="ray")
-    assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 80
+    assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 64
     assert make(max_steps_off_policy=0).queue_maxsize == 1
     assert make(queue_maxsize=7).queue_maxsize == 7
 
