@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from .gather import gather_trajectories
 from .models import Model
 from .store import RunStore
-from .trajectories import as_entry, content_texts, get_messages
+from .entries import as_entry, content_texts, get_messages
 from .types import BackendMissing, Message
 
 Thing = TypeVar("Thing")
