@@ -904,7 +904,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.models.Model.__deepcopy__': ('models.html#model.__deepcopy__', 'art_nb/models.py'),
                                'art_nb.models.Model._get_output_dir': ('models.html#model._get_output_dir', 'art_nb/models.py'),
                                'art_nb.models.Model._log': ('models.html#model._log', 'art_nb/models.py'),
-                               'art_nb.models.Model._logged': ('models.html#model._logged', 'art_nb/models.py'),
                                'art_nb.models.Model._new_client': ('models.html#model._new_client', 'art_nb/models.py'),
                                'art_nb.models.Model._say_once': ('models.html#model._say_once', 'art_nb/models.py'),
                                'art_nb.models.Model._storage_name': ('models.html#model._storage_name', 'art_nb/models.py'),

@@ -6,7 +6,7 @@
 __all__ = ['ERRORS', 'KEY_NAME', 'LOOPBACK', 'MOST_BODY', 'PROTOCOL', 'READ_S', 'group_lines', 'sendable', 'error_data',
            'error_from', 'checked_url', 'told', 'described', 'Tenant', 'Kept', 'Backend']
 
-# %% ../nbs/42_remote.ipynb #2c37ba0e
+# %% ../nbs/42_remote.ipynb #1d633dc8
 import asyncio
 import hashlib
 import json
@@ -31,7 +31,7 @@ from art_nb.types import (
     TrainSFTConfig
 )
 
-# %% ../nbs/42_remote.ipynb #7d954331
+# %% ../nbs/42_remote.ipynb #0314f492
 def group_lines(groups: Iterable[TrajectoryGroup]) -> bytes:
     "Groups as lines of JSON, token data included; `read_jsonl` reads them."
     return b"".join(json.dumps(_group_data(group)).encode() + b"\n" for group in groups)
@@ -56,7 +56,7 @@ def _number(value: Any) -> Any:
         return value.tolist()
     raise TypeError(f"{value!r} is no number and no text")
 
-# %% ../nbs/42_remote.ipynb #0f2edd43
+# %% ../nbs/42_remote.ipynb #a228c8c5
 ERRORS = {kind.__name__: kind for kind in (
     ArtError, RolloutError, JudgeError, TokenError, TrainError, ServeError, StoreError, BackendMissing)}
 
@@ -77,7 +77,7 @@ def error_from(data: dict[str, Any]) -> ArtError:
         return ServeError(message, status=data.get("status") or 500, param=data.get("param"))
     return kind(message)
 
-# %% ../nbs/42_remote.ipynb #3bed885d
+# %% ../nbs/42_remote.ipynb #21db5167
 KEY_NAME = "ART_NB_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_BODY = 256 << 20           # bytes of a call
@@ -96,7 +96,7 @@ def checked_url(base_url: str, warn: Callable[[str, str], object]) -> str:
              f"ssh -L 7999:127.0.0.1:{url.port or 80} {url.host}, and give http://127.0.0.1:7999.")
     return str(url).rstrip("/")
 
-# %% ../nbs/42_remote.ipynb #857eba99
+# %% ../nbs/42_remote.ipynb #3627f865
 def told(reply: httpx.Response) -> dict[str, Any]:
     "What the server says of a call; raises what it refused with."
     try:
@@ -116,7 +116,7 @@ def described(model) -> dict[str, Any]:
     names = ("name", "project", "base_model", "run_name", "lora_config")
     return sendable({name: getattr(model, name) for name in names} | {"internal_config": model._internal_config})
 
-# %% ../nbs/42_remote.ipynb #c1a71320
+# %% ../nbs/42_remote.ipynb #ae36a6ee
 PROTOCOL = ("register", "train", "_train_sft", "_get_step", "close")
 READ_S = 60.0                   # the server answers sooner, if only that it is still at work
 
@@ -193,11 +193,11 @@ class Backend(metaclass=Kept):
         return TrainResult(**await self._call("train_sft", [TrajectoryGroup(trajectories)],
                                               run=self._tenant(model).run, config=config))
 
-    async def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
-        "What was written into the run directory here, there too."
+    def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
+        "What was written into the run directory here, there too; on a thread that has no loop."
         numbers = {name: value for name, value in plain(row).items() if value is not None}
-        await self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
-                         grouped=groups is not None)
+        asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
+                               grouped=groups is not None))
 
     async def _get_step(self, model) -> int:
         return (await self._call("get_step", run=self._tenant(model).run))["step"]
