@@ -1205,7 +1205,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.remote.Backend._experimental_fork_checkpoint': ( 'remote.html#backend._experimental_fork_checkpoint',
                                                                                         'art_nb/remote.py'),
                                'art_nb.remote.Backend._followed': ('remote.html#backend._followed', 'art_nb/remote.py'),
-                               'art_nb.remote.Backend._forget': ('remote.html#backend._forget', 'art_nb/remote.py'),
                                'art_nb.remote.Backend._get_step': ('remote.html#backend._get_step', 'art_nb/remote.py'),
                                'art_nb.remote.Backend._given_up': ('remote.html#backend._given_up', 'art_nb/remote.py'),
                                'art_nb.remote.Backend._hear': ('remote.html#backend._hear', 'art_nb/remote.py'),
