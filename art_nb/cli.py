@@ -7,7 +7,7 @@ __all__ = ['COMMANDS', 'run', 'definitions', 'line_of', 'model_of', 'train', 'fo
            'gigabytes', 'check_machine', 'check_engines', 'check_extras', 'extra_finding', 'version_of',
            'check_weights', 'doctor', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
-# %% ../nbs/90_cli.ipynb #4d7dacf6
+# %% ../nbs/90_cli.ipynb #46729e45
 import argparse
 import asyncio
 import importlib.util
@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# %% ../nbs/90_cli.ipynb #061c40ac
+# %% ../nbs/90_cli.ipynb #6f60f8b1
 def run(host: str, port: int, path: str) -> int:
     "Serve this machine's models to notebooks elsewhere: art.Backend(base_url=…)."
     from art_nb.backends import LocalBackend
@@ -42,7 +42,7 @@ def run(host: str, port: int, path: str) -> int:
             print("Closing: a step under way is given up.", flush=True)
     return 0
 
-# %% ../nbs/90_cli.ipynb #be58c7fd
+# %% ../nbs/90_cli.ipynb #4c924c83
 def definitions(script: Path) -> dict[str, Any]:
     "What a script defines; raises TrainError where it cannot be read, or lacks what a training needs."
     from art_nb.types import TrainError
@@ -66,7 +66,7 @@ def line_of(error: BaseException, script: Path) -> str:
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     return f", line {line}" if line else ""
 
-# %% ../nbs/90_cli.ipynb #f2f74fd9
+# %% ../nbs/90_cli.ipynb #4f15f755
 def model_of(defined: dict[str, Any], script: Path, said: dict[str, Any]) -> Any:
     "The script's model, or one named after the script; what the command line says comes first."
     from art_nb.models import TrainableModel
@@ -121,7 +121,7 @@ def interrupted(run: Any) -> None:
     print("Stopping now." if again else f"Stopping after step {run.step + 1}; Ctrl-C again stops now.", file=sys.stderr)
     run.stop(after_step=not again, wait=False)
 
-# %% ../nbs/90_cli.ipynb #7161a5c8
+# %% ../nbs/90_cli.ipynb #37680aad
 def view(path: str, no_browser: bool) -> int:
     "Open a run, an .art directory or a file of rollouts in the browser."
     import tempfile
@@ -150,7 +150,7 @@ def pages(path: Path, folder: Path) -> Path:
     atomic_write(folder / "runs.html", page(path.name, table(["run", "step", "reward"], rows)).encode())
     return folder / "runs.html"
 
-# %% ../nbs/90_cli.ipynb #5b43dd9b
+# %% ../nbs/90_cli.ipynb #f43b7336
 def gigabytes(size: float) -> str:
     "Bytes for people."
     return f"{size / 1e9:.1f} GB"
@@ -185,8 +185,10 @@ def check_engines() -> list:
     if device.type == "cuda":
         free, size = torch.cuda.mem_get_info()
         said += f", {torch.cuda.get_device_name()}, {gigabytes(free)} of {gigabytes(size)} free"
-    return [Check("device", "ok", f"{said}."), Check("sampler", "ok", f"{choose_sampler('auto', device.type)[1]}."),
-            Check("learner", "ok", f"{choose_learner('auto')[1]}.")]
+    why = "" if device.type == "cuda" else "; vLLM is chosen on CUDA, elsewhere it must be asked for"
+    return [Check("device", "ok", f"{said}."),
+            Check("sampler", "ok", f"{choose_sampler('auto', device.type)[1]}{why}."),
+            Check("learner", "ok", f"{choose_learner('auto')[1]}; Unsloth must be asked for.")]
 
 
 def check_extras() -> list:
@@ -239,7 +241,7 @@ def doctor(as_json: bool) -> int:
     print(json.dumps(told, indent=1) if as_json else found)
     return 0 if found.ok else 1
 
-# %% ../nbs/90_cli.ipynb #313c8601
+# %% ../nbs/90_cli.ipynb #a3c504b8
 def init(path: str) -> int:
     "Write a notebook (.ipynb) or script (.py) that trains a small model in about two minutes."
     from art_nb.starter import write_starter
@@ -261,7 +263,7 @@ def show_help(topic: str | None) -> int:
     parser().parse_args(["--help"] if topic is None else [topic, "--help"])
     return 0
 
-# %% ../nbs/90_cli.ipynb #edf73428
+# %% ../nbs/90_cli.ipynb #b8f2d9d8
 def option(*names: str, **how: Any) -> tuple:
     "An argument of a command, as argparse is told of it."
     return names, how

@@ -6,7 +6,7 @@
 __all__ = ['WAIT_S', 'WRONG_KEY', 'SHORTEST_KEY', 'bearer', 'wrong', 'answered', 'news', 'application', 'guarded', 'inference',
            'checked_key', 'is_loopback', 'listening', 'Host']
 
-# %% ../nbs/44_hosting.ipynb #65186060
+# %% ../nbs/44_hosting.ipynb #f981006e
 import asyncio
 import hmac
 import ipaddress
@@ -30,7 +30,7 @@ from .remote import KEY_NAME, MOST_BODY, error_data
 from .server import BACKLOG, as_json, read_body, refused
 from .types import ServeError
 
-# %% ../nbs/44_hosting.ipynb #8531a605
+# %% ../nbs/44_hosting.ipynb #03b31c77
 WAIT_S = 15.0
 
 
@@ -133,7 +133,7 @@ def inference(desk: Desk, scope: dict) -> Callable:
         key, *(pair for pair in scope["headers"] if pair[0] != b"authorization")]}
     return endpoint.app
 
-# %% ../nbs/44_hosting.ipynb #430e2662
+# %% ../nbs/44_hosting.ipynb #4c9288c3
 SHORTEST_KEY = 16
 
 

@@ -240,13 +240,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         """Write trajectories and one row of numbers to the run directory."""
         step = await self.get_step() if step is None else step
         groups = None if trajectories is None else _as_groups(trajectories)
-        return await self._logged(groups, split, metrics or {}, step, groups is not None)
-
-    async def _logged(self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool) -> dict:
-        row = await asyncio.to_thread(self._log, groups, split, metrics, step, write)
-        if hasattr(self._backend, "_log"):      # a backend that keeps runs elsewhere
-            await self._backend._log(self, groups, split, step, row)
-        return row
+        return await asyncio.to_thread(self._log, groups, split, metrics or {}, step, groups is not None)
 
     def _log(self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool) -> dict[str, Any]:
         if write:
@@ -261,6 +255,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         if row:
             row |= {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
             self.store.append_history(row)
+        getattr(self._backend, "_log", lambda *_: None)(self, groups, split, step, row)     # it may keep runs elsewhere
         return row
 
     async def get_step(self) -> int:
@@ -379,7 +374,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         options = train_options(config or TrainConfig(), asked, self._say_once)
         await asyncio.to_thread(self.store.write_groups, "train", step, groups)
         result = await self.backend().train(self, groups, **options)
-        await self._logged(groups, "train", result.metrics, result.step, result.step != step)
+        await asyncio.to_thread(self._log, groups, "train", result.metrics, result.step, result.step != step)
         return result
 
     async def train_sft(
@@ -406,8 +401,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         if best is None:
             missing = f"{best_checkpoint_metric!r} is not in the history of {self.run_name}"
             self._say_once(missing, f"{missing}: only the latest checkpoint is kept; pass 'train/reward', say")
-        keep = {await self.get_step()} | ({best} if best is not None else set())
-        await self.backend()._delete_checkpoint_files(self, sorted(keep))
+        await self.backend()._delete_checkpoint_files(self, sorted({await self.get_step(), best} - {None}))
 
     def _best_step(self, metric: str) -> int | None:
         found: dict[int, list[float]] = {}

@@ -6,7 +6,7 @@
 __all__ = ['ERRORS', 'KEY_NAME', 'LOOPBACK', 'MOST_BODY', 'PROTOCOL', 'READ_S', 'group_lines', 'sendable', 'error_data',
            'error_from', 'checked_url', 'told', 'described', 'Tenant', 'Kept', 'Backend']
 
-# %% ../nbs/42_remote.ipynb #2c37ba0e
+# %% ../nbs/42_remote.ipynb #f1c45c6a
 import asyncio
 import hashlib
 import json
@@ -31,7 +31,7 @@ from art_nb.types import (
     TrainSFTConfig
 )
 
-# %% ../nbs/42_remote.ipynb #7d954331
+# %% ../nbs/42_remote.ipynb #7afc5485
 def group_lines(groups: Iterable[TrajectoryGroup]) -> bytes:
     "Groups as lines of JSON, token data included; `read_jsonl` reads them."
     return b"".join(json.dumps(_group_data(group)).encode() + b"\n" for group in groups)
@@ -56,7 +56,7 @@ def _number(value: Any) -> Any:
         return value.tolist()
     raise TypeError(f"{value!r} is no number and no text")
 
-# %% ../nbs/42_remote.ipynb #0f2edd43
+# %% ../nbs/42_remote.ipynb #22e74d5b
 ERRORS = {kind.__name__: kind for kind in (
     ArtError, RolloutError, JudgeError, TokenError, TrainError, ServeError, StoreError, BackendMissing)}
 
@@ -77,7 +77,7 @@ def error_from(data: dict[str, Any]) -> ArtError:
         return ServeError(message, status=data.get("status") or 500, param=data.get("param"))
     return kind(message)
 
-# %% ../nbs/42_remote.ipynb #3bed885d
+# %% ../nbs/42_remote.ipynb #8f7d8ef1
 KEY_NAME = "ART_NB_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_BODY = 256 << 20           # bytes of a call
@@ -96,7 +96,7 @@ def checked_url(base_url: str, warn: Callable[[str, str], object]) -> str:
              f"ssh -L 7999:127.0.0.1:{url.port or 80} {url.host}, and give http://127.0.0.1:7999.")
     return str(url).rstrip("/")
 
-# %% ../nbs/42_remote.ipynb #857eba99
+# %% ../nbs/42_remote.ipynb #06836280
 def told(reply: httpx.Response) -> dict[str, Any]:
     "What the server says of a call; raises what it refused with."
     try:
@@ -116,7 +116,7 @@ def described(model) -> dict[str, Any]:
     names = ("name", "project", "base_model", "run_name", "lora_config")
     return sendable({name: getattr(model, name) for name in names} | {"internal_config": model._internal_config})
 
-# %% ../nbs/42_remote.ipynb #c1a71320
+# %% ../nbs/42_remote.ipynb #d9042f2e
 PROTOCOL = ("register", "train", "_train_sft", "_get_step", "close")
 READ_S = 60.0                   # the server answers sooner, if only that it is still at work
 
@@ -160,18 +160,12 @@ class Backend(metaclass=Kept):
         if not model.trainable:
             return
         said = await self._call("register", model=described(model))
-        self._forget(model)
+        if (before := self._tenants.pop(_key(model), None)) is not None:
+            before.forget()
         forget = keep_events(model.store, self.bus, model.run_name)
         self._tenants[_key(model)] = Tenant(said["run"], said["key"], forget)
         if self.verbose:
             print(f"{model.name}: {said['text']}, at {self.base_url}; step {said['step']}")
-
-    def _forget(self, model) -> str | None:
-        "The key that opened the model's endpoint until now."
-        before = self._tenants.pop(_key(model), None)
-        if before is not None:
-            before.forget()
-        return before and before.key
 
     def _tenant(self, model) -> Tenant:
         if _key(model) not in self._tenants:
@@ -193,11 +187,11 @@ class Backend(metaclass=Kept):
         return TrainResult(**await self._call("train_sft", [TrajectoryGroup(trajectories)],
                                               run=self._tenant(model).run, config=config))
 
-    async def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
-        "What was written into the run directory here, there too."
+    def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
+        "What was written into the run directory here, there too; on a thread that has no loop."
         numbers = {name: value for name, value in plain(row).items() if value is not None}
-        await self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
-                         grouped=groups is not None)
+        asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
+                               grouped=groups is not None))
 
     async def _get_step(self, model) -> int:
         return (await self._call("get_step", run=self._tenant(model).run))["step"]
@@ -253,9 +247,9 @@ class Backend(metaclass=Kept):
             return result
         except httpx.TransportError as error:
             self._open[meant] = number
+            known = " What it was training it goes on training: make the same call again." if self._met else ""
             raise ServeError(f"{self.base_url} does not answer ({type(error).__name__}: {error}). Is `art-nb run` at "
-                             "work there, and the port forwarded? What it was training it goes on training: make the "
-                             "same call again and it is found.", status=503) from error
+                             f"work there, and the port forwarded?{known}", status=503) from error
 
     def _client(self) -> httpx.AsyncClient:
         timeout = httpx.Timeout(READ_S, connect=5.0)

@@ -8,7 +8,7 @@ __all__ = ['Name', 'Folder', 'RunId', 'Step', 'LOG', 'KEPT', 'AT_ONCE', 'MOST_EV
            'call_of', 'one_line', 'check_tokens', 'vocabulary', 'hashed', 'Call', 'Desk', 'register', 'train',
            'train_sft', 'numbers', 'log', 'get_step', 'delete_checkpoints', 'fork', 'leave']
 
-# %% ../nbs/43_remote_calls.ipynb #f7c7c8c6
+# %% ../nbs/43_remote_calls.ipynb #73f5b6e5
 import asyncio
 import hashlib
 import json
@@ -34,7 +34,7 @@ from .trajectories import TrajectoryGroup, choices
 from .types import ArtError, ServeError, TokenError, TrainError, TrainSFTConfig
 from .wire import param_of
 
-# %% ../nbs/43_remote_calls.ipynb #c829d95f
+# %% ../nbs/43_remote_calls.ipynb #f984c352
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Folder = Annotated[str, StringConstraints(pattern=r"^\w[\w.@+= -]*$", max_length=200)]
 RunId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
@@ -112,7 +112,7 @@ class Leaving(Form):
     "Keys that are needed no more."
     keys: list[str]
 
-# %% ../nbs/43_remote_calls.ipynb #eb24a174
+# %% ../nbs/43_remote_calls.ipynb #161117cf
 def call_of(body: bytes, forms: dict[str, type[Form]]) -> tuple[str, Form, list[TrajectoryGroup]]:
     "The verb of a call, what it says, and its groups; raises ServeError where it cannot be understood."
     head, _, lines = body.partition(b"\n")
@@ -148,7 +148,7 @@ def one_line(error: Exception) -> str:
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
-# %% ../nbs/43_remote_calls.ipynb #d7e3a820
+# %% ../nbs/43_remote_calls.ipynb #9ebebafd
 def check_tokens(groups: Iterable[TrajectoryGroup], known: int) -> None:
     "Raise TokenError for a choice whose ids or logprobs cannot be this model's."
     for row in (row for group in groups for row in group_rows(group)):
@@ -162,7 +162,7 @@ def vocabulary(home: Home) -> int:
     "How many tokens the model of a home knows."
     return home.policy.model.get_input_embeddings().num_embeddings
 
-# %% ../nbs/43_remote_calls.ipynb #5ba76200
+# %% ../nbs/43_remote_calls.ipynb #99b75106
 LOG = logging.getLogger("art_nb.hosting")
 KEPT, AT_ONCE, MOST_EVENTS = 256, 32, 10_000    # calls remembered and under way; events of one
 
@@ -250,7 +250,7 @@ class Desk:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.backend.close()
 
-# %% ../nbs/43_remote_calls.ipynb #6260b8b7
+# %% ../nbs/43_remote_calls.ipynb #11d9e120
 async def register(desk: Desk, call: Call, form: Registering, groups: list) -> dict:
     "Load a model, unless it is; give a key to its endpoint."
     run = form.model.run

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ABOUT', 'TASK', 'SETTINGS', 'WATCH', 'LOOK', 'NEXT', 'WAIT', 'FORMS', 'as_notebook', 'as_script', 'write_starter']
 
-# %% ../nbs/44_starter.ipynb #c3c1e396
+# %% ../nbs/44_starter.ipynb #1c45f84d
 import json
 from pathlib import Path
 
 from .types import StoreError
 
-# %% ../nbs/44_starter.ipynb #e1abf35e
+# %% ../nbs/44_starter.ipynb #5513595e
 ABOUT = """\
 # Yes, no, maybe
 
@@ -62,7 +62,7 @@ if __name__ == "__main__":
     run = art.train(model, rollout, scenarios, {SETTINGS}).join()
     print([round(row["train/reward"], 2) for row in run.history])"""
 
-# %% ../nbs/44_starter.ipynb #7322ab22
+# %% ../nbs/44_starter.ipynb #c94e4ce0
 def as_notebook() -> str:
     "The starter as a notebook."
     parts = [("markdown", ABOUT), ("code", TASK), ("code", WATCH), ("code", LOOK), ("markdown", NEXT)]
