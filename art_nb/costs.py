@@ -44,7 +44,8 @@ def get_model_pricing(
 ) -> ModelPricing | None:
     """Find the price of a model."""
     found = MODEL_PRICING.get(model_name or "")
-    found = found or next((price for name, price in MODEL_PRICING.items() if name.split("/")[1] == model_name), None)
+    tails = {name.rpartition("/")[2]: price for name, price in MODEL_PRICING.items()}
+    found = found or tails.get(model_name or "")
     if found is None and strict:
         raise ValueError(
             f"no price of {model_name!r} is known: register one with model.metrics_builder().register_model_pricing"

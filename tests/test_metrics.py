@@ -182,6 +182,12 @@ def test_what_nobody_can_price_is_said():
     assert all(0 < price.prefill < price.sample for price in MODEL_PRICING.values())
 
 
+def test_a_price_put_into_the_table_is_found(monkeypatch):
+    monkeypatch.setitem(MODEL_PRICING, "mine", ModelPricing(1.0, 2.0))
+    assert get_model_pricing("mine").sample == 2.0
+    assert get_model_pricing("o3") is MODEL_PRICING["openai/o3"]
+
+
 async def test_a_decorated_call_is_counted_where_somebody_counts():
     @track_api_cost(source="judge/mine", provider="openai", model_name="openai/o3",
                     response_getter=lambda pair: pair[1])
