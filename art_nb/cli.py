@@ -254,7 +254,7 @@ def init(path: str) -> int:
 def migrate(path: str, dry_run: bool, keep_jsonl: bool, verbose: bool) -> int:
     "Turn the JSON lines of an older .art directory into Parquet files."
     from art_nb.migrate import migrate
-    migrate(Path(path), dry_run=dry_run, keep_jsonl=keep_jsonl, verbose=verbose)
+    print(migrate(Path(path), dry_run=dry_run, keep_jsonl=keep_jsonl, verbose=verbose))
     return 0
 
 

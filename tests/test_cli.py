@@ -187,7 +187,8 @@ def test_no_script_and_no_model(tmp_path, script):
 
 # view
 
-def test_view(tmp_path):
+def test_view(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     for name in ("one", "two"):
         store = art.RunStore(tmp_path / ".art" / "games" / "models" / name)
         store.write_groups("train", 1, [art.TrajectoryGroup([art.Trajectory(
