@@ -58,7 +58,7 @@ def announce(given: Mapping[str, Any], bus: Bus) -> None:
 # %% ../nbs/38_arguments.ipynb #371623d3
 def loss_of(given: Mapping[str, Any]) -> dict[str, Any]:
     "The loss and its options."
-    loss: str | Callable = "ppo" if given.get("ppo") else given.get("loss_fn", "cispo")
+    loss: str | Callable = "ppo" if given.get("ppo") else given.get("loss") or given.get("loss_fn", "cispo")
     edges = {name: given[name] for name in ("epsilon", "epsilon_high") if name in given}
     clip = from_art(loss, **edges) if edges else {}
     ratio = {ours: given[name] for name, (ours, neutral) in RATIO.items() if given.get(name, neutral) != neutral}

@@ -91,6 +91,8 @@ class LocalBackend:
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."
         model._bus = self.bus
+        if not model.trainable:
+            return                                      # a prompted model is served elsewhere
         store = model.store
         sampling, who = choose_sampler(self.sampler, pick_device(self.device).type)
         learning, whom = choose_learner(self.learner)
@@ -256,7 +258,7 @@ class LocalBackend:
     async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
         config = config or TrainSFTConfig()
-        return await asyncio.wrap_future(self.home(model).worker.submit(self._sft, model, trajectories, config))
+        return await self.home(model).worker.result(self._sft, model, trajectories, config)
 
     def _sft(self, model, trajectories, config) -> LocalTrainResult:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
@@ -275,6 +277,7 @@ class LocalBackend:
         with all_or_nothing(learner):
             learner.reset_optimizer()
             for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
+                home.worker.check()
                 losses.append(learner.sft_step(batch, rate))
                 self._tell(home, GradientStep(step=home.step, micro_batch=i + 1, micro_batches=len(rates),
                                               tokens=int(losses[-1]["data/step_trained_tokens"])))

@@ -9,7 +9,7 @@ __all__ = ['Called', 'FORMATS', 'CALL_MARK', 'read_arguments', 'json_values', 'r
 
 # %% ../nbs/19_calls.ipynb #e876210a
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from re import DOTALL, Pattern, compile as pattern, search
@@ -34,12 +34,21 @@ def read_arguments(arguments: Any) -> Any:
     return parsed if isinstance(parsed, dict) else arguments
 
 
-def _checked(call: Any) -> Called:
-    name, arguments = call["name"], read_arguments(call.get("arguments", call.get("parameters")))
+def _called(name: Any, arguments: Any) -> Called:
+    arguments = read_arguments(arguments)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise TypeError("a call has a name and an object of arguments")
-    f"{name}{json.dumps(arguments, ensure_ascii=False)}".encode()       # half a surrogate cannot be sent
+    sent = f"{name}{json.dumps(arguments, ensure_ascii=False)}"
+    sent.encode()                                   # half a surrogate cannot be sent
     return name, arguments
+
+
+def _all_calls(pairs: Iterable[tuple[Any, Any]]) -> list[Called]:
+    """The calls, if all of them are calls."""
+    try:
+        return [_called(*pair) for pair in pairs]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
 
 
 def json_values(text: str) -> Iterator[Any]:
@@ -53,10 +62,7 @@ def json_values(text: str) -> Iterator[Any]:
 
 def read_json(text: str) -> list[Called]:
     """Calls written in JSON; none where anything else stands there."""
-    try:
-        return [_checked(call) for call in json_values(text)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return []
+    return _all_calls((call["name"], call.get("arguments", call.get("parameters"))) for call in json_values(text))
 
 # %% ../nbs/19_calls.ipynb #d86d6ff2
 _NAMED = pattern(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\](.*)", DOTALL)
@@ -67,9 +73,7 @@ def read_mistral(text: str) -> list[Called]:
     named = [_NAMED.fullmatch(part) for part in text.split("[TOOL_CALLS]")]
     if not all(named):
         return read_json(text)
-    arguments = [read_arguments(match[2].strip()) for match in named]
-    return [(match[1], given) for match, given in zip(named, arguments)] if all(
-        isinstance(given, dict) for given in arguments) else []
+    return _all_calls((match[1], match[2].strip()) for match in named)
 
 # %% ../nbs/19_calls.ipynb #ddb5f595
 @dataclass(frozen=True)
@@ -90,11 +94,11 @@ def _only(read: Callable[[str], list[Called]]) -> Callable[[str], tuple[str, lis
     return lambda text: ("", read(text))
 
 
-_HERMES = CallFormat(pattern(r"\s*<tool_call>"), ("<tool_call>",), "</tool_call>", _only(read_json),
+_HERMES = CallFormat(pattern(r"(?<!\s)\s*+<tool_call>"), ("<tool_call>",), "</tool_call>", _only(read_json),
                      '<tool_call>\n{"name": ', ', "arguments": ')
-_LLAMA = CallFormat(pattern(r"\A\s*(?:<\|python_tag\|>\s*)?(?=\{)"), ("<|python_tag|>",), "",
+_LLAMA = CallFormat(pattern(r"\A\s*(?:<\|python_tag\|>\s*|(?=\{))"), ("<|python_tag|>",), "",
                     _only(read_json), '{"name": ', ', "parameters": ', at_start=True)
-_MISTRAL = CallFormat(pattern(r"\s*\[TOOL_CALLS\]"), ("[TOOL_CALLS]",), "", _only(read_mistral),
+_MISTRAL = CallFormat(pattern(r"(?<!\s)\s*+\[TOOL_CALLS\]"), ("[TOOL_CALLS]",), "", _only(read_mistral),
                       '[TOOL_CALLS] [{"name": ', ', "arguments": ', id_size=9)
 FORMATS = {"hermes": _HERMES, "llama3_json": _LLAMA, "mistral": _MISTRAL}      # under the names that vLLM has for them
 CALL_MARK = pattern(r"(?i)tool|python_tag|\[args\]|\[call_id\]")     # special tokens that are text: they mark calls
@@ -122,8 +126,7 @@ def begun_call(
 # %% ../nbs/19_calls.ipynb #1aa5f450
 def _read_by(parser, request, text: str) -> tuple[str, list[Called]]:
     found = parser.extract_tool_calls(text, request)
-    called = [call.function for call in found.tool_calls]
-    return found.content or "", [(call.name, read_arguments(call.arguments)) for call in called]
+    return found.content or "", _all_calls((call.function.name, call.function.arguments) for call in found.tool_calls)
 
 
 def call_format(

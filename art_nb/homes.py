@@ -58,13 +58,14 @@ class Home:
         if served == self.base_model:
             return None
         key = self.key() if served == self.name else served
-        if key not in self.sampler.loaded():
-            if key not in self.names():
-                raise ServeError(f"The model {served!r} is not served here; there are: {', '.join(self.names())}.",
-                                 status=404, param="model")
+        loaded = key in self.sampler.loaded()
+        if not loaded and key not in self.names():
+            raise ServeError(f"The model {served!r} is not served here; there are: {', '.join(self.names())}.",
+                             status=404, param="model")
+        self.used[key] = time.monotonic()               # before it is loaded: a step that ends now leaves it
+        if not loaded:
             step = int(key.rpartition("@")[2])
             self.sampler.load(key, checkpoints.read_adapter(self.store.checkpoint_dir(step)))
-        self.used[key] = time.monotonic()
         return key
 
     def publish(self, step: int) -> None:
@@ -75,7 +76,8 @@ class Home:
 
     def unload(self, keys: Iterable[str]) -> None:
         "Let go of adapters, the newest and the leased excepted; a request resolved a moment ago may still name one."
-        for key in {*keys} - {self.key(), *+self.leased}:
+        leased = {key for key, times in [*self.leased.items()] if times > 0}
+        for key in {*keys} - {self.key()} - leased:
             self.sampler.unload(key)
             self.used.pop(key, None)
 

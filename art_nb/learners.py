@@ -59,7 +59,8 @@ def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of eac
                config: StepConfig) -> list[TrainRow]:
     "The rows that carry signal, with advantages and factors; an entropy or KL term wants the other rows too."
     most = config.max_length or np.inf
-    fitting = [[row for row in rows if len(row.tokens) <= most] for rows in groups_rows]
+    told = lambda row: config.allow_missing_logprobs or np.isfinite(row.logprobs[row.sampled]).any()
+    fitting = [[row for row in rows if len(row.tokens) <= most and told(row)] for rows in groups_rows]
     weighed = weigh_rows(groups_rewards, fitting, scale=config.scale, balance=config.balance,
                          reduction=config.reduction, truncated=config.truncated, max_tokens=config.max_tokens,
                          silent=bool(config.entropy_coef or config.kl_coef))

@@ -73,4 +73,6 @@ def profiled(name: str | None, asked: dict[str, Any]) -> dict[str, Any]:
     if name is not None and name not in PROFILES:
         raise ValueError(f"There is no profile {name!r}; there are: {', '.join(PROFILES)}.")
     profile = PROFILES.get(name, {})
-    return profile | {key: value for key, value in asked.items() if value is not None}
+    given = {key: value for key, value in asked.items() if value is not None}
+    return profile | {key: profile.get(key, {}) | value if isinstance(value, dict) else value
+                      for key, value in given.items()}

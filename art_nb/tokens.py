@@ -175,5 +175,6 @@ def group_rows(
 def common_temperature(groups: Sequence[TrajectoryGroup]) -> float | None:  # None where there is no such temperature
     """Give the temperature at which all choices of a step were sampled."""
     extras = [choice.model_extra or {} for group in groups for trajectory in group for choice in choices(trajectory)]
+    extras = [extra for extra in extras if extra.get("token_ids")]      # of ours: who else spoke is not trained
     found = {extra.get("temperature", 1.0) for extra in extras}
     return None if len(found) > 1 or any(extra.get("cut") for extra in extras) else found.pop() if found else 1.0

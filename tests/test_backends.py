@@ -529,6 +529,13 @@ async def test_an_error_inside_async_with_closes_too(named, tmp_path):
     assert threads() == before
 
 
+async def test_a_prompted_model_can_be_registered_and_logged(local):
+    asked = art.Model(name="gpt", project="p", inference_base_url="http://127.0.0.1:9/v1", inference_api_key="k")
+    await asked.register(local)
+    await asked.log([art.Trajectory(reward=1.0)], split="val")
+    assert asked.store.history()[-1]["val/reward"] == 1.0
+
+
 async def test_a_stranger_is_told_to_register(named, local):
     for call in (local.train(named(), []), local._get_step(named())):
         with pytest.raises(ServeError, match="register"):

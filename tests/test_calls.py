@@ -148,6 +148,27 @@ def test_plain_text_is_passed_on_as_it_is(words, name):
     assert CallStream(FORMATS[name]).add(words, last=True) == ((words, []) if words else ("", []))
 
 
+def test_a_tag_that_comes_as_one_token_is_no_text():
+    """Llama's tag is a token of its own: it arrives before the call."""
+    stream = CallStream(FORMATS["llama3_json"])
+    assert stream.add("<|python_tag|>") == ("", [])
+    assert stream.add('{"name": "look"}', last=True) == ("", [("look", {})])
+
+
+def test_a_reply_of_white_space_is_read_in_no_time():
+    stream = CallStream(FORMATS["hermes"])
+    for _ in range(4000):
+        assert stream.add("\n") == ("", [])
+    assert stream.add("", last=True) == ("\n" * 4000, [])
+
+
+def test_half_a_character_is_no_call_in_any_form():
+    for form in FORMATS.values():
+        text = f'{begun_call(form, "play")}{{"a": "\\ud800"}}'
+        assert CallStream(form).add(text, last=True)[1] == []
+    assert CallStream(FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
+
+
 def test_text_before_a_call_does_not_wait_for_it():
     stream = CallStream(FORMATS["hermes"])
     assert stream.add("Let me see. <tool")[0] == "Let me see."
