@@ -18,7 +18,6 @@ from typing import Any
 
 from .events import Warned
 from .gather import gather_trajectory_groups
-from .models import TRAIN_OPTIONS
 from art_nb.pipeline import (
     CheckpointInfo as CheckpointInfo, CheckpointRetentionContext, CheckpointRetentionStrategy, PipelineAutotuneConfig,
     PipelineRuntimeConfig, RolloutFn, Source, checkpoints_of, is_stale, keep_recent_and_top as keep_recent_and_top,
@@ -321,7 +320,7 @@ class PipelineTrainer:
                  **options: Any):                                   # PipelineRuntimeConfig's, or of backend.train
         self.model, self.backend, self.rollout_fn, self.scenarios = model, backend, rollout_fn, scenarios
         self.config, self.eval_fn, self.run = config, eval_fn, None
-        self.pipeline, more = _settings(pipeline, options, model)
+        self.pipeline, more = _settings(pipeline, options)
         self.max_steps, self.discard_queue_multiplier = max_steps, discard_queue_multiplier
         self.max_steps_off_policy, self.limit_mean_steps_off_policy = max_steps_off_policy, limit_mean_steps_off_policy
         self.log_interval_seconds, self.timeout_s = log_interval_seconds, timeout_s
@@ -370,11 +369,9 @@ class PipelineTrainer:
             self.run.stop(after_step=True, wait=False)
 
 
-def _settings(pipeline: PipelineRuntimeConfig | None, options: dict, model) -> tuple[PipelineRuntimeConfig, dict]:
+def _settings(pipeline: PipelineRuntimeConfig | None, options: dict) -> tuple[PipelineRuntimeConfig, dict]:
     given = {name: value for name, value in options.items() if value is not None}
     direct = {name: value for name, value in given.items() if name in PipelineRuntimeConfig.model_fields}
     if pipeline is not None and direct:
         raise ValueError(f"{', '.join(sorted(direct))}: give pipeline=PipelineRuntimeConfig(…) or these, not both")
-    if unknown := sorted(given.keys() - direct.keys() - TRAIN_OPTIONS):
-        model._say_once(f"pipeline {unknown}", f"PipelineTrainer ignores {', '.join(unknown)}: it has no such option.")
-    return pipeline or PipelineRuntimeConfig(**direct), {k: v for k, v in given.items() if k in TRAIN_OPTIONS}
+    return pipeline or PipelineRuntimeConfig(**direct), {k: v for k, v in given.items() if k not in direct}
