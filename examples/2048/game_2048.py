@@ -167,7 +167,7 @@ def random_game(scenario: Scenario, mover: random.Random) -> tuple[Game, list[tu
 
 
 def won_turns(count: int, win: int = 64) -> list[art.Trajectory]:
-    "So many turns of random practice games that were won, in random order, written down as the model should write them."
+    "So many turns of random practice games that were won, in random order, as the model should write them."
     mover = random.Random(0)
     games = (random_game(practice(seed, win), mover) for seed in itertools.count(200_000))
     turns = itertools.chain.from_iterable(turns for game, turns in games if game.won())
