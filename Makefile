@@ -14,7 +14,7 @@ UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo tutorials test test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -35,6 +35,11 @@ test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
 
 test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own, likewise
 	.venv-art/bin/python -m pytest -q --timeout=300 tests/test_art_parity.py tests/test_art_directories.py
+
+tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
+	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art
+	for notebook in build/tutorials/*/*.ipynb; do \
+		$(BIN)/jupyter nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## JupyterLab on the examples
 	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb

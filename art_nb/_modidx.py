@@ -162,6 +162,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.boards._is_2048': ('boards.html#_is_2048', 'art_nb/boards.py'),
                                'art_nb.boards._is_tic_tac_toe': ('boards.html#_is_tic_tac_toe', 'art_nb/boards.py'),
                                'art_nb.boards._labelled': ('boards.html#_labelled', 'art_nb/boards.py'),
+                               'art_nb.boards._messages': ('boards.html#_messages', 'art_nb/boards.py'),
                                'art_nb.boards._named_cell': ('boards.html#_named_cell', 'art_nb/boards.py'),
                                'art_nb.boards._stacked': ('boards.html#_stacked', 'art_nb/boards.py'),
                                'art_nb.boards._text': ('boards.html#_text', 'art_nb/boards.py'),

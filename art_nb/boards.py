@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from .trajectories import Trajectory, content_texts, get_messages
+from .trajectories import Trajectory, content_texts
 
 # %% ../nbs/08_boards.ipynb #cd9da3bc
 Cells: TypeAlias = list[list[str]]
@@ -75,9 +75,9 @@ def frames_of(
     trajectory: Trajectory,
     mine: Callable[[Cells], bool],  # whether a grid is a board of this game
 ) -> list[Frame]:
-    """Make a frame of each board in a conversation."""
+    """Make a frame of each board in the conversations."""
     frames: list[Frame] = []
-    for place, message in enumerate(get_messages(trajectory.messages_and_choices)):
+    for place, message in enumerate(_messages(trajectory)):
         for cells, names, head in grids(_text(message)) if message.get("role") != "system" else ():
             if mine(cells) and len(frames) < FRAMES:
                 changed = _changed(frames[-1]["rows"], cells) if frames else []
@@ -85,6 +85,10 @@ def frames_of(
                 frames.append({"ply": len(frames), "rows": cells, "last": last, "caption": f"board {len(frames) + 1}",
                                "message": place, "row_names": names, "column_names": head})
     return frames
+
+
+def _messages(trajectory: Trajectory) -> list[dict[str, Any]]:
+    return [one for history in (trajectory, *trajectory.additional_histories) for one in history.messages()]
 
 
 def _text(message: dict[str, Any]) -> str:
@@ -115,7 +119,7 @@ def _named_cell(frame: Frame, text: str) -> tuple[int, int] | None:
 
 def tic_tac_toe(trajectory: Trajectory) -> list[Frame]:
     """The boards of a game of tic-tac-toe."""
-    frames, messages = frames_of(trajectory, _is_tic_tac_toe), get_messages(trajectory.messages_and_choices)
+    frames, messages = frames_of(trajectory, _is_tic_tac_toe), _messages(trajectory)
     mark = None
     for before, after in zip([*frames], [*frames[1:], None], strict=False):
         replies = [_text(m) for m in messages[before["message"] + 1:] if m.get("role") == "assistant"][:1]
