@@ -35,6 +35,10 @@ PATHS: dict[str, dict[str, str]] = {
     "local": _BACKEND, "local.backend": _BACKEND,
     "megatron": {"unavailable": "MegatronBackend"}, "megatron.backend": {"unavailable": "MegatronBackend"},
     "model": {"models": "Model TrainableModel"},
+    "pipeline_trainer": {"pipeline": "CheckpointInfo CheckpointRetentionContext CheckpointRetentionStrategy"
+                                     " PipelineAutotuneConfig PipelineRuntimeConfig RolloutFn keep_recent_and_top"
+                                     " make_group_rollout_fn",
+                         "pipeline_parts": "StatusReporter"},
     "rewards": {}, "rewards.ruler": {"rewards": "TrajectoryScore ruler ruler_score_group",
                                      "rubrics": "DEFAULT_RUBRIC"},
     "serverless": {"unavailable": "ServerlessBackend"},

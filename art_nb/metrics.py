@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'ADDITIVE', 'CONTEXTS', 'RATES', 'metric_name', 'is_cumulative', 'cumulative_name', 'group_metrics',
-           'data_counts', 'rollout_tokens', 'scenario_ids', 'rollups', 'Counted', 'MetricsBuilder', 'count_cost',
-           'track_api_cost', 'token_costs', 'counted_row']
+           'differ', 'data_counts', 'rollout_tokens', 'scenario_ids', 'rollups', 'Counted', 'MetricsBuilder',
+           'count_cost', 'track_api_cost', 'token_costs', 'counted_row']
 
 # %% ../nbs/04_metrics.ipynb #d69f5182
 import inspect
+import math
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,7 +34,7 @@ SECTIONS = frozenset(
     " vllm train val test".split()
 )
 ADDITIVE = ("costs/", "time/step_", "data/step_")
-CONTEXTS = {"val": "eval", "test": "eval"}      # what the costs of a split are for, where it is not the split's name
+CONTEXTS = {name: name for name in ("train", "sft", "discarded")}    # what a split's costs are for; else for "eval"
 
 
 def metric_name(
@@ -64,7 +65,7 @@ def _means(rows: Iterable[Mapping[str, Any]], prefix: str) -> dict[str, float]:
             if isinstance(value, SupportsFloat):
                 found.setdefault(name, []).append(float(value))
     return {name if name.startswith(ADDITIVE) else prefix + name:
-            float(np.sum(values) if name.startswith(ADDITIVE) else np.mean(values)) for name, values in found.items()}
+            float((np.nansum if name.startswith(ADDITIVE) else np.mean)(values)) for name, values in found.items()}
 
 
 def group_metrics(
@@ -86,9 +87,14 @@ def group_metrics(
     )
 
 
+def differ(rewards: list[float]) -> bool:
+    """Tell whether the rewards of a group can teach."""
+    return len(rewards) > 1 and max(rewards) - min(rewards) > 1e-12
+
+
 def data_counts(rewards_G: list[list[float]], ended: int, prefix: str) -> dict[str, float]:
     """Count what a step was made of."""
-    varied = sum(len(rewards) > 1 and max(rewards) - min(rewards) > 1e-12 for rewards in rewards_G)
+    varied = sum(map(differ, rewards_G))
     counts = {"scenarios": len(rewards_G), "trajectories": ended, "groups_submitted": len(rewards_G)}
     counts |= {} if prefix else {"groups_trainable": varied}
     return {f"{prefix}data/step_num_{name}": float(count) for name, count in counts.items()}
@@ -167,9 +173,11 @@ class MetricsBuilder:
         return MetricsBuilder(cost_context, counted=self.counted)
 
     def add_metric(self, key: str, value: float) -> None:
-        """Add to a number of this step; raises ValueError where it cannot be one."""
+        """Add to a number of this step, if the value is finite; raises ValueError where it cannot be one."""
         if "/" not in key or is_cumulative(key):
             raise ValueError(f"{key!r} cannot be added to: it needs a section (as in 'data/tools') and no 'cum' in it")
+        if not math.isfinite(value):
+            return
         with self.counted.lock:
             pending = self.counted.pending.setdefault(self.cost_context, {})
             clash = next((k for k in pending if k.startswith(f"{key}/") or key.startswith(f"{k}/")), None)
@@ -312,9 +320,11 @@ class MetricsBuilder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         with self.counted.lock:
-            self.counted.sums = {str(k): float(v) for k, v in state.get("cum_state", {}).items()}
+            self.counted.sums = {
+                str(k): float(v) for k, v in state.get("cum_state", {}).items() if v is not None}
             self.counted.scenarios = set(map(str, state.get("unique_scenario_ids", ())))
-            self.counted.rates = {str(k): [*map(float, v)] for k, v in state.get("rates", {}).items()}
+            rates = state.get("rates", {}).items()
+            self.counted.rates = {str(k): [*map(float, pair)] for k, pair in rates if None not in pair}
 
 # %% ../nbs/04_metrics.ipynb #73cf8e69
 def count_cost(
@@ -376,7 +386,8 @@ def counted_row(
     split: str,
     calculator: CostCalculator | None = None,
 ) -> dict[str, float]:
-    """Let a builder count what adds up in a row; give the row with its sums."""
+    """Let a builder count what adds up in a row, in the context of its split; give the row with its sums."""
+    builder = builder.for_cost_context(CONTEXTS.get(split, "eval"))
     added = {name: value for name, value in row.items() if name.startswith(ADDITIVE)}
     for name, value in [*added.items(), *token_costs(groups, calculator, builder.cost_context).items()]:
         builder.add_metric(name, value)

@@ -11,7 +11,6 @@ __all__ = ['RolloutFn', 'FADES_AFTER_STEPS', 'CRITICAL_ROLLOUTS', 'CheckpointRet
 
 # %% ../nbs/52_pipeline.ipynb #5ea2cf4a
 import asyncio
-import inspect
 import math
 import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .gather import completion_tokens, gather_trajectory_groups, gathering
+from .metrics import differ
 from .store import RunStore
 from .trajectories import Trajectory, TrajectoryGroup, choices
 
@@ -62,23 +62,33 @@ class Source:
 
     def __init__(self, scenarios: Iterable | AsyncIterable):
         self._next = _reader(scenarios)
-        self._lock = asyncio.Lock()     # an asynchronous generator bears one reader at a time
         self.taken = 0      # the number of the next scenario
         self.offset, self.ahead = 0, set()      # all below are over, and these
+        self.open: dict[int, Any] = {}      # taken and not over, by number
+        self.begin()
+
+    def begin(self) -> None:
+        """Give out first what was taken and is not over."""
+        self._lock = asyncio.Lock()     # of this event loop; an asynchronous generator bears one reader at a time
+        self._again = iter([*self.open.items()])
 
     async def take(self) -> tuple[int, Any] | None:
         """Give the next scenario and its number; None at the end."""
         async with self._lock:
+            if (again := next(self._again, None)) is not None:
+                return again
             while True:
                 found = await self._next()
                 if not found:
                     return None
                 number, self.taken = self.taken, self.taken + 1
                 if number >= self.offset and number not in self.ahead:
+                    self.open[number] = found[0]
                     return number, found[0]
 
     def over(self, number: int) -> None:
         """Note that a scenario need not be played again."""
+        self.open.pop(number, None)
         self.ahead.add(number)
         while self.offset in self.ahead:
             self.ahead.discard(self.offset)
@@ -122,13 +132,15 @@ def make_group_rollout_fn(
     single_rollout_fn: Callable[[Any, Any, Any], Awaitable[Trajectory]],  # model, scenario, config
     n: int = 4,  # rollouts in a group
 ) -> RolloutFn:
-    """Make the rollout of a group of the rollout of one trajectory."""
+    """Make the rollout of a group of the rollout of one trajectory; raises ValueError where n is less than 1."""
+    if n < 1:
+        raise ValueError(f"a group needs one rollout or more, two to learn from; n was {n}")
 
     async def group_rollout(model: Any, scenario: Any, config: Any) -> TrajectoryGroup:
         rollouts = [single_rollout_fn(model, scenario, config) for _ in range(n)]
         group = TrajectoryGroup(rollouts, metadata=scenario_facts(scenario))
-        if gathering.get() is not None or not inspect.isawaitable(group):
-            return await group if inspect.isawaitable(group) else group
+        if gathering.get() is not None:
+            return await group
         return (await gather_trajectory_groups([group], pbar_desc=None, max_exceptions=n))[0]
 
     return group_rollout
@@ -169,8 +181,7 @@ def is_stale(
 
 def varies(group: TrajectoryGroup) -> bool:
     """Tell whether the rewards of a group differ."""
-    rewards = [trajectory.reward for trajectory in group]
-    return len(rewards) > 1 and max(rewards) - min(rewards) > 1e-12
+    return differ([trajectory.reward for trajectory in group])
 
 
 def age_figures(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:

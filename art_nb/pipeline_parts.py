@@ -67,7 +67,7 @@ class StatusReporter:
     def __init__(self, log_interval_seconds: float = 60.0, more: Callable[[], str] = str,
                  write: Callable[[str], object] = print):
         self.every_s, self.more, self.write = log_interval_seconds, more, write
-        self._last, self._next = "", 0.0
+        self._next = 0.0
 
     def show(self, p: Progress) -> None:
         "Print where the run is, if the last line is old enough."
@@ -77,8 +77,7 @@ class StatusReporter:
 
     def _print(self, p: Progress) -> None:
         steps = f" of {p.steps}" if p.steps else ""
-        self._last = " | ".join(filter(None, [f"{p.title}: step {p.step}{steps}", line(p), self.more()]))
-        self.write(self._last)
+        self.write(" | ".join(filter(None, [f"{p.title}: step {p.step}{steps}", line(p), self.more()])))
 
     def close(self) -> None:
         "Nothing is left open."
@@ -113,9 +112,9 @@ class Evaluations:
                 self.queue.task_done()
 
     async def _evaluate(self, step: int) -> None:
-        start, saved = time.perf_counter(), step in await asyncio.to_thread(self.model.store.steps_saved)
+        start, saved = time.perf_counter(), await asyncio.to_thread(self.model.store.steps_saved)
         with self.model.metrics_builder("eval").activate_context(), \
-                at_step(self.model.name, step) if saved else nullcontext():
+                at_step(self.model.name, step) if step in saved or not saved else nullcontext():
             said = await self.eval_fn(self.model, step, self.config)
         took = {"time/step_eval_s": time.perf_counter() - start}
         for split, items in (said if isinstance(said, Mapping) else {"val": said or []}).items():

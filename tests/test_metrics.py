@@ -67,6 +67,34 @@ def test_what_cannot_be_added_is_refused():
         MetricsBuilder("  ")
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+async def test_what_is_no_number_spoils_no_sum(model, wrong):
+    both = group(0, 1)
+    for trajectory in both:
+        trajectory.metrics |= {"costs/train/tool": wrong, "time/step_tool_s": wrong}
+    await model.log([both], split="train", metrics={"costs/gpu": 1}, step=1)
+    await model.log([group(0, 1)], split="train", metrics={"costs/gpu": wrong}, step=2)
+    again = Model(name="m", project="p", base_path=model.base_path)
+    for one in (model, again):
+        row = await one.log(split="train", metrics={"costs/gpu": 1, "costs/train/tool": 1}, step=3)
+    assert (row["costs/cum/gpu"], row["costs/cum/train/tool"], row["costs/cum/all"]) == (3, 2, 5)
+
+
+def test_a_rollout_without_a_number_hides_no_others():
+    both = group(0, 1)
+    for trajectory, usd in zip(both, (float("nan"), 0.25), strict=True):
+        trajectory.metrics["costs/train/tool"] = usd
+    assert group_metrics([both], "train")["costs/train/tool"] == 0.25
+
+
+async def test_a_state_that_holds_nothing_where_a_number_was_can_be_read(model):
+    model.store.write_own_state("_metrics_builder_state", {
+        "cum_state": {"costs/cum/gpu": None, "costs/cum/all": 2.0},
+        "rates": {"throughput/avg_rollout_tok_per_s": [None, 3.0]}})
+    row = await model.log(split="train", metrics={"costs/gpu": 1}, step=1)
+    assert (row["costs/cum/gpu"], row["costs/cum/all"]) == (1, 3)
+
+
 async def test_contexts_share_sums_and_not_steps():
     train = MetricsBuilder("train")
     held = train.for_cost_context("eval")
@@ -124,6 +152,14 @@ async def test_tasks_beside_one_another_add_to_their_own_context(model):
     assert model.metrics_builder("eval").take()["costs/all"] == 2
     with pytest.raises(LookupError):
         MetricsBuilder.get_active()
+
+
+async def test_what_an_evaluation_spends_stands_in_the_first_row_of_its_splits(model):
+    with model.metrics_builder("eval").activate_context():
+        MetricsBuilder.get_active().add_cost("eval/judge", 2)
+    for split, cost in (("discarded", None), ("train", None), ("hard", 2), ("easy", None)):
+        row = await model.log([group(0, 1)], split=split, step=1)
+        assert row.get("costs/eval") == cost
 
 
 async def test_arts_token_ends_a_context(model):

@@ -74,6 +74,25 @@ def test_what_cannot_be_told_apart_stays(tmp_path):
     assert "something else" in str(done)
 
 
+def test_the_only_copy_of_logprobs_stays(tmp_path):
+    run, token = tmp_path / "run", {"token": "B2", "bytes": None, "logprob": -0.5, "top_logprobs": []}
+    step = told(1)
+    step["trajectories"][0]["messages_and_choices"][1]["logprobs"] = {"content": [token], "refusal": None}
+    older(run, [1])
+    file = run / "trajectories/train/0001.jsonl"
+    with_logprobs = json.dumps(step) + "\n"
+    RunStore(run).write_groups("train", 1, RunStore(run).read_groups("train", 1))    # as ART's own migration does
+    file.write_text(with_logprobs)
+    done = migrate(run)
+    assert (done.files, len(done.skipped), file.read_text()) == (0, 1, with_logprobs)
+    assert "lacks token data" in str(done)
+    file.with_suffix(".parquet").unlink()
+    assert migrate(run, keep_jsonl=True).files == 1
+    assert migrate(run).skipped == [] and not file.exists()
+    choice = RunStore(run).read_groups("train", 1)[0].trajectories[0].messages_and_choices[1]
+    assert [entry.logprob for entry in choice.logprobs.content] == [-0.5]
+
+
 def test_yaml_is_data(tmp_path):
     folder = tmp_path / "run/trajectories/train"
     folder.mkdir(parents=True)

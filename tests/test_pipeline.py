@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from test_crash import Nursery, the_job
+from test_remote import Server
 
 import art_nb as art
 from art_nb.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDone, Warned
@@ -163,6 +164,16 @@ async def test_max_steps_are_of_this_call_and_it_goes_on(home):
     assert (await pipeline(home, max_steps=0).train()).step == 3
     played = [g.metadata["scenario_id"] for step in (1, 2, 3) for g in home[0].store.read_groups("train", step)]
     assert len(played) == len(set(played))
+
+
+async def test_a_trainer_loses_no_scenario_of_a_generator_between_its_calls(home):
+    trainer = pipeline(home, scenarios=(i for i in range(10)), max_steps=1, num_rollout_workers=3, max_batch_size=2)
+    steps = [(await trainer.train()).step for _ in range(6)]
+    assert steps == [1, 2, 3, 4, 5, 5]
+    played = [g.metadata["scenario_id"] for s in home[0].store.steps("train")
+              for g in home[0].store.read_groups("train", s)]
+    assert sorted(played) == sorted(map(str, range(10)))
+    assert state_of(home[0])["scenario_offset"] == 10
 
 
 async def test_it_registers_the_model_where_that_was_not_done(tiny_model_dir, tmp_path):
@@ -406,6 +417,34 @@ async def test_old_checkpoints_go(home):
     assert 1 in saved
 
 
+async def test_the_checkpoint_that_the_kl_is_measured_from_stays(home):
+    keep = keep_recent_and_top(recent=0, top=0)
+    run = await pipeline(home, scenarios=range(100), max_steps=6, max_steps_off_policy=1, kl_penalty_coef=0.1,
+                         kl_penalty_step_lag=3, checkpoint_retention_strategy=keep).train()
+    assert (run.status, home[0].store.steps_saved()) == ("done", [3, 4, 5, 6])
+
+
+@pytest.mark.timeout(120)
+async def test_on_another_machine_an_evaluation_has_its_step_too(tiny_model_dir, tmp_path):
+    server, said = Server(tmp_path / "far"), []
+
+    async def test(model, step, config):
+        said.append((step, model.get_inference_name(), await say(model, "test", {})))
+        return [said[-1][2]]
+
+    try:
+        async with server.client(tmp_path / "near") as backend:
+            model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
+            with pytest.warns(UserWarning, match="checkpoint_retention_strategy has no effect"):
+                await pipeline((model, backend), scenarios=range(100), max_steps=2, eval_fn=test, eval_every_n_steps=1,
+                               checkpoint_retention_strategy=keep_recent_and_top(recent=0, top=0)).train()
+    finally:
+        server.end()
+    assert [(step, name) for step, name, _ in said] == [(step, f"tiny@{step}") for step in (0, 1, 2)]
+    for step, _, trajectory in said:
+        assert {age for age, _ in token_ages(art.TrajectoryGroup([trajectory]), step)} == {0}
+
+
 # stop, cancel, hang
 
 async def test_a_rollout_that_hangs_keeps_its_worker_only(home):
@@ -628,6 +667,10 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         make(pipeline=PipelineRuntimeConfig(), min_batch_size=2)
     with pytest.raises(ValueError, match="less than min_batch_size"):
         make(min_batch_size=4, max_batch_size=2)
+    with pytest.raises(ValueError, match="save_checkpoint=True"):
+        make(kl_penalty_coef=0.1, kl_penalty_step_lag=2, save_checkpoint=False)
+    with pytest.raises(ValueError, match="n was 0"):
+        make_group_rollout_fn(say, n=0)
     with pytest.warns(UserWarning, match="rollout_executor"):
         make(rollout_executor="ray")
     assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 64
