@@ -17,7 +17,7 @@ import pytest
 
 import art_nb as art
 from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
-from art_nb.remote import MOST_BODY, group_lines
+from art_nb.remote import MOST_BODY, checked_url, group_lines
 from art_nb.types import ServeError, StoreError, TokenError, TrainError
 
 pytestmark = pytest.mark.timeout(120)
@@ -593,7 +593,13 @@ def test_a_client_needs_no_torch():
     assert done.stdout == "set()\n"
 
 
-def test_both_meanings_of_the_name(tmp_path):
+@pytest.mark.parametrize(("host", "warned"), [
+    ("localhost", False), ("127.0.0.7", False), ("[::1]", False), ("gpu.example", True), ("10.0.0.1", True)])
+def test_clear_text_is_warned_of(host, warned):
+    said = []
+    checked_url(f"http://{host}:7999", lambda *warning: said.append(warning))
+    assert bool(said) == warned
+
+
+def test_it_is_had_by_name():
     assert isinstance(art.backend("remote", base_url="http://127.0.0.1:1"), art.Backend)
-    assert isinstance(art.LocalBackend(path=tmp_path), art.Backend)
-    assert not isinstance(art.RunStore(tmp_path), art.Backend)
