@@ -189,6 +189,8 @@ class Backend:
 
     def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
         "What was written into the run directory here, there too; on a thread that has no loop."
+        if not model.trainable or home_key(model) not in self._tenants:
+            return
         numbers = {name: value for name, value in plain(row).items() if value is not None}
         asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
                                grouped=groups is not None))

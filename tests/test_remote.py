@@ -222,6 +222,17 @@ async def test_both_spellings_log_on_both_sides(named, far, server):
     assert model.store.steps_saved() == []
 
 
+async def test_what_the_server_does_not_know_is_logged_here(named, server, tmp_path):
+    model, prompted = named(), art.Model(name="prompted", project="p")
+    async with server.client(tmp_path) as backend:
+        for one in (model, prompted):
+            await one.register(backend)
+        await prompted.log(metrics={"accuracy": 0.5})
+    await model.log(metrics={"accuracy": 0.5}, step=0)
+    for one in (model, prompted):
+        assert [row["val/accuracy"] for row in one.store.history()] == [0.5]
+
+
 async def test_checkpoints_are_deleted_and_forked_there(named, far):
     model, fork = named(), named("fork")
     await model.register(far)
