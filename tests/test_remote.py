@@ -65,7 +65,8 @@ class Line:
     """A TCP connection to a server that can be cut and mended."""
 
     def __init__(self, port):
-        self.to, self.writers, self.open = port, set(), True
+        self.to, self.open, self.answers = port, True, True
+        self.writers, self.asking = set(), set()
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
@@ -82,11 +83,12 @@ class Line:
             return
         there, back = await asyncio.open_connection("127.0.0.1", self.to)
         self.writers |= {writer, back}
+        self.asking.add(writer)
         await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
 
     async def _copy(self, reader, writer):
         with suppress(OSError):
-            while data := await reader.read(1 << 16):
+            while (data := await reader.read(1 << 16)) and (self.answers or writer not in self.asking):
                 writer.write(data)
                 await writer.drain()
         writer.close()
@@ -527,6 +529,19 @@ async def test_a_call_that_was_given_up_for_lost_is_found_again(server, named, t
         assert (await backend.train(model, [group], **LONG)).step == 1
         assert await model.get_step() == 1
         assert (await backend.train(model, [group], **LONG)).step == 2
+
+
+async def test_a_question_whose_answer_was_lost_is_asked_anew(server, named, far, tmp_path):
+    async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=0) as backend:
+        mine, yours = named(), named()
+        await mine.register(backend)
+        await yours.register(far)
+        line.answers = False
+        with pytest.raises(ServeError, match="does not answer"):
+            await mine.get_step()
+        await far.train(yours, [await a_group(yours)])
+        line.answers = True
+        assert await mine.get_step() == 1
 
 
 CLIENT = """
