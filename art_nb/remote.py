@@ -27,6 +27,7 @@ from .events import Bus, Warned, from_json, plain
 from .options import home_key
 from .serving import served_name
 from .store import keep_events
+from .tokens import group_rows
 from .trajectories import Trajectory, TrajectoryGroup, choices
 from art_nb.types import (
     ArtError, BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError, TrainResult,
@@ -176,7 +177,9 @@ class Backend:
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], **options) -> TrainResult:
         "One optimizer step on the groups; options as for `LocalBackend.train`."
         groups = [*trajectory_groups]
-        said = await self._call("train", groups, run=self._tenant(model).run, options=sendable(options))
+        run, options = self._tenant(model).run, sendable(options)
+        await asyncio.to_thread(lambda: [group_rows(group) for group in groups])    # exchanges do not travel
+        said = await self._call("train", groups, run=run, options=options)
         result = TrainResult(**said)
         for group in groups:
             group.metadata["trained_step"] = result.step

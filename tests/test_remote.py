@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 import art_nb as art
 from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
+from art_nb.exchanges import ChatCompletionsExchange, TrajectoryExchanges
 from art_nb.remote import MOST_BODY, checked_url, group_lines
 from art_nb.types import ServeError, StoreError, TokenError, TrainError
 
@@ -353,6 +355,21 @@ async def test_what_cannot_travel_is_refused_here(named, far):
         with pytest.raises((TrainError, TypeError)):
             await far.train(model, [await a_group(model)], **options)
     assert await model.get_step() == 0
+
+
+async def test_tokens_of_two_models_are_refused_here(named, far):
+    models = [named("one"), named("two")]
+    for model in models:
+        await model.register(far)
+    seen = TrajectoryExchanges()
+    for model in models:
+        request, now = {"model": model.name, "messages": QUESTION}, datetime.now()
+        reply = await model.openai_client().chat.completions.create(**request, max_tokens=8, logprobs=True)
+        seen.chat_completions.append(ChatCompletionsExchange(
+            request=request, response=reply, start_time=now, end_time=now))
+    with pytest.raises(TokenError, match="2 models"):
+        await far.train(models[0], [art.TrajectoryGroup([art.Trajectory(exchanges=seen, reward=1.0)])])
+    assert await models[0].get_step() == 0
 
 
 async def test_tokens_that_the_model_does_not_know_are_refused(named, far):
