@@ -124,7 +124,8 @@ def told(reply: httpx.Response) -> dict[str, Any]:
 def described(model) -> dict[str, Any]:
     "What the server needs to know of a model."
     names = ("name", "project", "base_model", "run_name", "lora_config")
-    return sendable({name: getattr(model, name) for name in names} | {"internal_config": model._internal_config})
+    settings = {"internal_config": model._internal_config, "server_args": model._server_args}
+    return sendable({name: getattr(model, name) for name in names} | settings)
 
 # %% ../nbs/42_remote.ipynb #d9042f2e
 ONCE = ("train", "train_sft", "log", "fork")    # what is asked again finds what came of it, and is not done again

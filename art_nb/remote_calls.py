@@ -56,10 +56,12 @@ class ModelForm(BaseModel):
     base_model: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     lora_config: dict[str, JsonValue] | None = None
     internal_config: dict[str, JsonValue] | None = None
+    server_args: dict[str, JsonValue] = {}      # of the endpoint, given where it is registered
 
     def model(self) -> TrainableModel:
         "The model, registered nowhere."
-        return TrainableModel(**self.model_dump(exclude={"internal_config"}), _internal_config=self.internal_config)
+        fields = self.model_dump(exclude={"internal_config", "server_args"})
+        return TrainableModel(**fields, _internal_config=self.internal_config)
 
     @property
     def run(self) -> str:
@@ -258,7 +260,7 @@ async def register(desk: Desk, call: Call, form: Registering, groups: list) -> d
         if desk.models.get(run, (None,))[0] != form.model:
             desk.models.pop(run, None)
             model = form.model.model()
-            await model.register(desk.backend)
+            await model.register(desk.backend, _openai_client_config={"server_args": form.model.server_args})
             desk.models[run] = (form.model, model)
         home, key = desk.backend.home(desk.model(run)), secrets.token_urlsafe(24)
     desk.keys[run].add(hashed(key.encode()))

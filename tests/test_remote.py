@@ -237,6 +237,14 @@ async def test_what_the_server_does_not_know_is_logged_here(named, server, tmp_p
         assert [row["val/accuracy"] for row in one.store.history()] == [0.5]
 
 
+async def test_settings_of_the_endpoint_are_heeded_there(named, far):
+    model = named()
+    await model.register(far)
+    with pytest.raises(ServeError, match="no tool_call_parser 'abacus'|'abacus' is vLLM's") as caught:
+        await model.register(far, _openai_client_config={"server_args": {"tool_call_parser": "abacus"}})
+    assert isinstance(caught.value, art.ArtError)
+
+
 async def test_checkpoints_are_deleted_and_forked_there(named, far):
     model, fork = named(), named("fork")
     await model.register(far)
