@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ERRORS', 'KEY_NAME', 'MOST_BODY', 'ONCE', 'READ_S', 'group_lines', 'sendable', 'error_data', 'error_from',
-           'is_loopback', 'checked_url', 'told', 'described', 'Tenant', 'Backend']
+           'is_loopback', 'checked_url', 'told', 'described', 'place_of', 'SharedStore', 'Tenant', 'Backend']
 
 # %% ../nbs/42_remote.ipynb #f1c45c6a
 import asyncio
@@ -12,6 +12,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,10 +24,10 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
-from .events import Bus, Warned, from_json, plain
+from .events import Bus, Event, Warned, from_json, plain
 from .options import home_key
 from .serving import served_name
-from .store import keep_events
+from .store import RunStore, keep_events
 from .tokens import group_rows
 from .trajectories import Trajectory, TrajectoryGroup, choices
 from art_nb.types import (
@@ -132,12 +133,27 @@ ONCE = ("train", "train_sft", "log", "fork")    # what is asked again finds what
 READ_S = 60.0                   # the server answers sooner, if only that it is still at work
 
 
+def place_of(store: RunStore) -> str:
+    "A run directory, as no other is called."
+    return f"{socket.gethostname()}:{store.path.resolve()}:{store.path.stat().st_ino}"
+
+
+class SharedStore(RunStore):
+    "A run directory that the server writes into too: what it tells of is in there."
+    told: Event | None = None
+
+    def append_event(self, event: Event) -> None:
+        if event is not self.told:
+            super().append_event(event)
+
+
 @dataclass(slots=True)
 class Tenant:
     "A model that is registered there."
     run: str                    # its name in the server's addresses
     key: str                    # opens its endpoint, and nothing else
     forget: Callable[[], None]  # end the record of events
+    shared: SharedStore | None  # where both sides have one directory
 
 
 class Backend:
@@ -165,8 +181,10 @@ class Backend:
         said = await self._call("register", model=described(model))
         if (before := self._tenants.pop(home_key(model), None)) is not None:
             before.forget()
-        forget = keep_events(model.store, self.bus, model.run_name)
-        self._tenants[home_key(model)] = Tenant(said["run"], said["key"], forget)
+        store = model.store
+        shared = SharedStore(store.path, self.bus) if said["directory"] == place_of(store) else None
+        forget = keep_events(shared or store, self.bus, model.run_name)
+        self._tenants[home_key(model)] = Tenant(said["run"], said["key"], forget, shared)
         if self.verbose:
             print(f"{model.name}: {said['text']}, at {self.base_url}; step {said['step']}")
 
@@ -194,7 +212,7 @@ class Backend:
 
     def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
         "What was written into the run directory here, there too; on a thread that has no loop."
-        if not model.trainable or home_key(model) not in self._tenants:
+        if not model.trainable or home_key(model) not in self._tenants or self._tenant(model).shared:
             return
         numbers = {name: value for name, value in plain(row).items() if value is not None}
         asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
@@ -296,6 +314,9 @@ class Backend:
         if event is None:                               # of another version
             return
         event.time = time.time()                        # their clock may be another
+        for tenant in self._tenants.values():
+            if tenant.shared:
+                tenant.shared.told = event
         self.bus.emit(event)
         if isinstance(event, Warned):
             print(event.message)

@@ -28,7 +28,7 @@ from .events import Event, plain, to_json
 from .formats import read_jsonl
 from .homes import Home
 from .models import TrainableModel
-from .remote import error_data
+from .remote import error_data, place_of
 from .tokens import group_rows
 from .trajectories import TrajectoryGroup, choices
 from .types import ArtError, ServeError, TokenError, TrainError, TrainSFTConfig
@@ -264,7 +264,7 @@ async def register(desk: Desk, call: Call, form: Registering, groups: list) -> d
             desk.models[run] = (form.model, model)
         home, key = desk.backend.home(desk.model(run)), secrets.token_urlsafe(24)
     desk.keys[run].add(hashed(key.encode()))
-    return {"run": run, "key": key, "step": home.step,
+    return {"run": run, "key": key, "step": home.step, "directory": place_of(home.store),
             "text": f"{home.base_model} on {home.policy.device}, rank {home.policy.rank}"}
 
 

@@ -245,6 +245,18 @@ async def test_settings_of_the_endpoint_are_heeded_there(named, far):
     assert isinstance(caught.value, art.ArtError)
 
 
+async def test_one_directory_of_both_sides_is_written_once(named, server):
+    async with server.client(server.folder) as backend:
+        model, events = named(), heard(backend, StepDone, AdapterServed)
+        await model.register(backend)
+        result = await backend.train(model, [await a_group(model)])
+        await model.log(metrics=result.metrics, split="train", step=1)
+        backend.bus.emit(StepDone(run="ttt", step=1))
+    assert len(model.store.history()) == 1
+    kept = [type(event) for event in model.store.events()]
+    assert kept.count(CheckpointSaved) == kept.count(AdapterServed) == kept.count(StepDone) == 1
+
+
 async def test_checkpoints_are_deleted_and_forked_there(named, far):
     model, fork = named(), named("fork")
     await model.register(far)
