@@ -215,6 +215,8 @@ class Backend:
         if not model.trainable or home_key(model) not in self._tenants or self._tenant(model).shared:
             return
         numbers = {name: value for name, value in plain(row).items() if value is not None}
+        if groups and split == "train" and all(group.metadata.get("trained_step") == step for group in groups):
+            groups = None                               # written there when they were trained
         asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
                                grouped=groups is not None))
 

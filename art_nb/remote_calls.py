@@ -269,12 +269,14 @@ async def register(desk: Desk, call: Call, form: Registering, groups: list) -> d
 
 
 async def train(desk: Desk, call: Call, form: Training, groups: list) -> dict:
-    "One step."
+    "One step; what it is made of is written down first."
     model = desk.model(form.run)
     if wrong := sorted({"self", "model", "trajectory_groups"} & form.options.keys()):
         raise TrainError(f"{', '.join(wrong)} is no option of train().")
     async with desk.alone(call, desk.models[form.run][0]):
-        await asyncio.to_thread(check_tokens, groups, vocabulary(desk.backend.home(model)))
+        home = desk.backend.home(model)
+        await asyncio.to_thread(check_tokens, groups, vocabulary(home))
+        await asyncio.to_thread(home.store.write_groups, "train", home.step + 1, groups)
         return numbers(await desk.backend.train(model, groups, **form.options))
 
 
