@@ -4,13 +4,11 @@
 
 # %% auto #0
 __all__ = ['WAIT_S', 'ROUTES', 'WRONG_KEY', 'SHORTEST_KEY', 'bearer', 'wrong', 'answered', 'news', 'asked_for', 'begin', 'follow',
-           'give_up', 'health', 'application', 'guarded', 'inference', 'checked_key', 'is_loopback', 'listening',
-           'Host']
+           'give_up', 'health', 'application', 'guarded', 'inference', 'checked_key', 'listening', 'Host']
 
 # %% ../nbs/44_hosting.ipynb #f981006e
 import asyncio
 import hmac
-import ipaddress
 import secrets
 import socket
 import threading
@@ -28,7 +26,7 @@ from starlette.routing import Route
 
 from .backends import LocalBackend
 from .remote_calls import FORMS, MOST_EVENTS, Call, Desk, call_of
-from .remote import KEY_NAME, MOST_BODY, error_data
+from .remote import KEY_NAME, MOST_BODY, error_data, is_loopback
 from .server import BACKLOG, as_json, read_body, refused
 from .types import ServeError
 
@@ -159,14 +157,6 @@ def checked_key(host: str, key: str | None) -> str:
         raise ServeError(f"{host} is open to other machines: set {KEY_NAME} to a key of {SHORTEST_KEY} or more "
                          "characters, or stay on 127.0.0.1 and forward the port over SSH.")
     return key or secrets.token_urlsafe(24)
-
-
-def is_loopback(host: str) -> bool:
-    "Whether only this machine can reach an address."
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -28,7 +28,7 @@ from .events import Event, plain, to_json
 from .formats import read_jsonl
 from .homes import Home
 from .models import TrainableModel
-from .remote import error_data
+from .remote import error_data, place_of
 from .tokens import group_rows
 from .trajectories import TrajectoryGroup, choices
 from .types import ArtError, ServeError, TokenError, TrainError, TrainSFTConfig
@@ -56,10 +56,12 @@ class ModelForm(BaseModel):
     base_model: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     lora_config: dict[str, JsonValue] | None = None
     internal_config: dict[str, JsonValue] | None = None
+    server_args: dict[str, JsonValue] = {}      # of the endpoint, given where it is registered
 
     def model(self) -> TrainableModel:
         "The model, registered nowhere."
-        return TrainableModel(**self.model_dump(exclude={"internal_config"}), _internal_config=self.internal_config)
+        fields = self.model_dump(exclude={"internal_config", "server_args"})
+        return TrainableModel(**fields, _internal_config=self.internal_config)
 
     @property
     def run(self) -> str:
@@ -258,21 +260,23 @@ async def register(desk: Desk, call: Call, form: Registering, groups: list) -> d
         if desk.models.get(run, (None,))[0] != form.model:
             desk.models.pop(run, None)
             model = form.model.model()
-            await model.register(desk.backend)
+            await model.register(desk.backend, _openai_client_config={"server_args": form.model.server_args})
             desk.models[run] = (form.model, model)
         home, key = desk.backend.home(desk.model(run)), secrets.token_urlsafe(24)
     desk.keys[run].add(hashed(key.encode()))
-    return {"run": run, "key": key, "step": home.step,
+    return {"run": run, "key": key, "step": home.step, "directory": place_of(home.store),
             "text": f"{home.base_model} on {home.policy.device}, rank {home.policy.rank}"}
 
 
 async def train(desk: Desk, call: Call, form: Training, groups: list) -> dict:
-    "One step."
+    "One step; what it is made of is written down first."
     model = desk.model(form.run)
     if wrong := sorted({"self", "model", "trajectory_groups"} & form.options.keys()):
         raise TrainError(f"{', '.join(wrong)} is no option of train().")
     async with desk.alone(call, desk.models[form.run][0]):
-        await asyncio.to_thread(check_tokens, groups, vocabulary(desk.backend.home(model)))
+        home = desk.backend.home(model)
+        await asyncio.to_thread(check_tokens, groups, vocabulary(home))
+        await asyncio.to_thread(home.store.write_groups, "train", home.step + 1, groups)
         return numbers(await desk.backend.train(model, groups, **form.options))
 
 

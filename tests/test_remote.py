@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,8 @@ import pytest
 
 import art_nb as art
 from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
-from art_nb.remote import MOST_BODY, group_lines
+from art_nb.exchanges import ChatCompletionsExchange, TrajectoryExchanges
+from art_nb.remote import MOST_BODY, checked_url, group_lines
 from art_nb.types import ServeError, StoreError, TokenError, TrainError
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,7 +67,8 @@ class Line:
     """A TCP connection to a server that can be cut and mended."""
 
     def __init__(self, port):
-        self.to, self.writers, self.open = port, set(), True
+        self.to, self.open, self.answers = port, True, True
+        self.writers, self.asking = set(), set()
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
@@ -82,11 +85,12 @@ class Line:
             return
         there, back = await asyncio.open_connection("127.0.0.1", self.to)
         self.writers |= {writer, back}
+        self.asking.add(writer)
         await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
 
     async def _copy(self, reader, writer):
         with suppress(OSError):
-            while data := await reader.read(1 << 16):
+            while (data := await reader.read(1 << 16)) and (self.answers or writer not in self.asking):
                 writer.write(data)
                 await writer.drain()
         writer.close()
@@ -222,6 +226,36 @@ async def test_both_spellings_log_on_both_sides(named, far, server):
     assert model.store.steps_saved() == []
 
 
+async def test_what_the_server_does_not_know_is_logged_here(named, server, tmp_path):
+    model, prompted = named(), art.Model(name="prompted", project="p")
+    async with server.client(tmp_path) as backend:
+        for one in (model, prompted):
+            await one.register(backend)
+        await prompted.log(metrics={"accuracy": 0.5})
+    await model.log(metrics={"accuracy": 0.5}, step=0)
+    for one in (model, prompted):
+        assert [row["val/accuracy"] for row in one.store.history()] == [0.5]
+
+
+async def test_settings_of_the_endpoint_are_heeded_there(named, far):
+    model = named()
+    await model.register(far)
+    with pytest.raises(art.ArtError, match="'abacus'"):     # whether or not vLLM is there, which knows more of them
+        await model.register(far, _openai_client_config={"server_args": {"tool_call_parser": "abacus"}})
+
+
+async def test_one_directory_of_both_sides_is_written_once(named, server):
+    async with server.client(server.folder) as backend:
+        model = named()
+        await model.register(backend)
+        result = await backend.train(model, [await a_group(model)])
+        await model.log(metrics=result.metrics, split="train", step=1)
+        backend.bus.emit(StepDone(run="ttt", step=1))
+    assert len(model.store.history()) == 1
+    kept = [type(event) for event in model.store.events()]
+    assert kept.count(CheckpointSaved) == kept.count(AdapterServed) == kept.count(StepDone) == 1
+
+
 async def test_checkpoints_are_deleted_and_forked_there(named, far):
     model, fork = named(), named("fork")
     await model.register(far)
@@ -340,6 +374,21 @@ async def test_what_cannot_travel_is_refused_here(named, far):
         with pytest.raises((TrainError, TypeError)):
             await far.train(model, [await a_group(model)], **options)
     assert await model.get_step() == 0
+
+
+async def test_tokens_of_two_models_are_refused_here(named, far):
+    models = [named("one"), named("two")]
+    for model in models:
+        await model.register(far)
+    seen = TrajectoryExchanges()
+    for model in models:
+        request, now = {"model": model.name, "messages": QUESTION}, datetime.now()
+        reply = await model.openai_client().chat.completions.create(**request, max_tokens=8, logprobs=True)
+        seen.chat_completions.append(ChatCompletionsExchange(
+            request=request, response=reply, start_time=now, end_time=now))
+    with pytest.raises(TokenError, match="2 models"):
+        await far.train(models[0], [art.TrajectoryGroup([art.Trajectory(exchanges=seen, reward=1.0)])])
+    assert await models[0].get_step() == 0
 
 
 async def test_tokens_that_the_model_does_not_know_are_refused(named, far):
@@ -465,6 +514,21 @@ async def test_too_much_is_refused_before_it_is_sent(named, far, monkeypatch):
         await far.train(model, [group])
 
 
+async def test_what_was_trained_is_not_sent_again(named, far, server, monkeypatch):
+    model = named()
+    await model.register(far)
+    group = await a_group(model)
+    step = (await far.train(model, [group])).step
+    monkeypatch.setattr("art_nb.remote.MOST_BODY", len(group_lines([group])))
+    await model.log([group], split="train", step=step)
+    with pytest.raises(TrainError, match="pass fewer"):
+        await model.log([group], split="val", step=step)
+    kept = art.RunStore(server.folder / model.project / "models" / "ttt")
+    ours, theirs = (store.read_groups("train", step)[0] for store in (model.store, kept))
+    assert ours.trajectories == theirs.trajectories
+    assert [row["step"] for row in kept.history()] == [step]
+
+
 async def test_something_else_at_the_address(named, tmp_path):
     async def hello(reader, writer):
         await reader.read(1 << 16)
@@ -516,6 +580,19 @@ async def test_a_call_that_was_given_up_for_lost_is_found_again(server, named, t
         assert (await backend.train(model, [group], **LONG)).step == 1
         assert await model.get_step() == 1
         assert (await backend.train(model, [group], **LONG)).step == 2
+
+
+async def test_a_question_whose_answer_was_lost_is_asked_anew(server, named, far, tmp_path):
+    async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=0) as backend:
+        mine, yours = named(), named()
+        await mine.register(backend)
+        await yours.register(far)
+        line.answers = False
+        with pytest.raises(ServeError, match="does not answer"):
+            await mine.get_step()
+        await far.train(yours, [await a_group(yours)])
+        line.answers = True
+        assert await mine.get_step() == 1
 
 
 CLIENT = """
@@ -593,7 +670,13 @@ def test_a_client_needs_no_torch():
     assert done.stdout == "set()\n"
 
 
-def test_both_meanings_of_the_name(tmp_path):
+@pytest.mark.parametrize(("host", "warned"), [
+    ("localhost", False), ("127.0.0.7", False), ("[::1]", False), ("gpu.example", True), ("10.0.0.1", True)])
+def test_clear_text_is_warned_of(host, warned):
+    said = []
+    checked_url(f"http://{host}:7999", lambda *warning: said.append(warning))
+    assert bool(said) == warned
+
+
+def test_it_is_had_by_name():
     assert isinstance(art.backend("remote", base_url="http://127.0.0.1:1"), art.Backend)
-    assert isinstance(art.LocalBackend(path=tmp_path), art.Backend)
-    assert not isinstance(art.RunStore(tmp_path), art.Backend)
