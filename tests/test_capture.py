@@ -184,7 +184,8 @@ async def test_what_any_client_says_is_captured(served, ask, stream):
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_calls_of_tools_are_captured(stream):
-    it = endpoint(Scripted("CALLplay"))
+    words = '<tool_call>{"name": "play"}</tool_call>'
+    it = endpoint(Scripted(words))
     async with openai.AsyncOpenAI(base_url=it.base_url, api_key=it.api_key,
                                   http_client=httpx.AsyncClient(transport=it.transport())) as client:
         with art.Trajectory() as captured:
@@ -197,7 +198,7 @@ async def test_calls_of_tools_are_captured(stream):
     assert choice.message.content is None
     assert choice.message.tool_calls[0].function.name == "play"
     assert captured.tools == TOOLS
-    assert choice.model_extra["token_ids"] == [*b"CALLplay", END]
+    assert choice.model_extra["token_ids"] == [*words.encode(), END]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
