@@ -176,7 +176,8 @@ def check_engines() -> list:
     from art_nb.checks import Check
     if missing := [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]:
         return [Check("training", "warn", f"{' and '.join(missing)}: not installed, so nothing is trained here.",
-                      "pip install 'art_nb[local]', or train elsewhere: art-nb run there, art.Backend here.")]
+                      "pip install -e '.[local]' in the folder of art_nb, or train elsewhere: art-nb run there, "
+                      "art.Backend here.")]
     import torch
     from art_nb.engines import choose_learner, choose_sampler
     from art_nb.policy import pick_device
@@ -206,7 +207,7 @@ def extra_finding(extra: str, names: list[str]) -> tuple[str, str]:
     "What there is of an extra, and how to get the rest."
     there = {name: version for name in names if (version := version_of(name))}
     have, lack = [f"{name} {version}" for name, version in there.items()], [n for n in names if n not in there]
-    advice = f"pip install 'art_nb[{extra}]'" if lack else ""
+    advice = f"pip install -e '.[{extra}]'" if lack else ""
     if not have:
         return "not installed:", advice
     return ", ".join(have) + (f"; not installed: {', '.join(lack)}:" if lack else "."), advice
@@ -323,6 +324,6 @@ def main(line: list[str] | None = None,         # None: what the shell gave
         from art_nb.types import ArtError
         if not isinstance(error, (ArtError, OSError, ModuleNotFoundError)):
             raise
-        hint = " (pip install 'art_nb[local]')" if isinstance(error, ModuleNotFoundError) else ""
+        hint = " (pip install -e '.[local]' in the folder of art_nb)" if isinstance(error, ModuleNotFoundError) else ""
         print(f"art-nb: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         return 1

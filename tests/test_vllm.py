@@ -279,7 +279,7 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
 
     async with art.LocalBackend(path=tmp_path, sampler="vllm", verbose=False) as backend:
         await model.register(backend)
-        run = art.train(model, rollout, range(8), steps=2, groups_per_step=2, rollouts_per_group=4, learning_rate=1e-3,
+        run = art.train(model, rollout, range(8), steps=2, groups_per_step=2, rollouts_per_group=4, learning_rate=3e-3,
                         show=False)
         await run
         groups, store = run.groups, model.store
