@@ -671,8 +671,6 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         make(kl_penalty_coef=0.1, kl_penalty_step_lag=2, save_checkpoint=False)
     with pytest.raises(ValueError, match="n was 0"):
         make_group_rollout_fn(say, n=0)
-    with pytest.warns(UserWarning, match="rollout_executor"):
-        make(rollout_executor="ray")
     assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 64
     assert make(max_steps_off_policy=0).queue_maxsize == 1
     assert make(queue_maxsize=7).queue_maxsize == 7
