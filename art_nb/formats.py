@@ -371,7 +371,8 @@ def read_parquet(
     file: BinaryIO,  # of version 2 or 1
 ) -> tuple[list[TrajectoryGroup], str]:  # without token data, and the name of the sidecar's content ("": there is none)
     """Read groups from a Parquet file of ours or of ART's."""
-    table = pq.read_table(file)
+    with pq.ParquetFile(file) as opened:
+        table = opened.read(use_threads=False)      # Arrow's threads can abort a process that ends soon after
     return read_rows(table.to_pylist()), (table.schema.metadata or {}).get(TOKENS, b"").decode()
 
 
