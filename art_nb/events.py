@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EVENTS', 'Subscriber', 'Event', 'RolloutStarted', 'TurnDone', 'RolloutDone', 'GroupDone', 'Judged', 'SignalReport',
-           'GradientStep', 'StepDone', 'CheckpointSaved', 'AdapterServed', 'Warned', 'Failed', 'plain', 'to_json',
-           'from_json', 'Bus']
+           'GradientStep', 'StepDone', 'CheckpointSaved', 'AdapterServed', 'Warned', 'Failed', 'plain', 'finite',
+           'to_json', 'from_json', 'Bus']
 
 # %% ../nbs/01_events.ipynb #55c5e8d9
 import logging
@@ -178,6 +178,13 @@ def plain(
         case SupportsFloat():
             return plain(float(value))
     return str(value)
+
+
+def finite(
+    numbers: Mapping[str, Any],
+) -> dict[str, Any]:  # in JSON's own types, without those that are not finite
+    """Leave out the numbers that JSON cannot hold."""
+    return {name: value for name, value in plain(numbers).items() if value is not None}
 
 # %% ../nbs/01_events.ipynb #2ff46a35
 def to_json(

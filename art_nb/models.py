@@ -26,7 +26,7 @@ from typing_extensions import TypeVar
 from .connections import EndpointClient, http_client, loop_or_thread
 from .costs import CostCalculator
 from .events import Bus
-from .metrics import CONTEXTS, MetricsBuilder, counted_row, group_metrics, metric_name
+from .metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from .store import RunStore
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import StoreError, TrainConfig, TrainResult, TrainSFTConfig
@@ -247,7 +247,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
             self.store.write_groups(split, step, groups)
         numbers = {metric_name(name, split): float(value) for name, value in metrics.items()}
         row = (group_metrics(groups, split) if groups is not None else {}) | numbers
-        builder = self.metrics_builder(CONTEXTS.get(split, split))
+        builder = self.metrics_builder()
         with builder.counted.lock:                  # a row's sums are on disk before another row's are made
             row, plain = counted_row(builder, row, groups or [], split, self._cost_calculator), row
             if row != plain:

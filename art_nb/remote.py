@@ -24,7 +24,7 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
-from .events import Bus, Event, Warned, from_json, plain
+from .events import Bus, Event, Warned, finite, from_json, plain
 from .options import home_key
 from .serving import served_name
 from .store import RunStore, keep_events
@@ -214,11 +214,10 @@ class Backend:
         "What was written into the run directory here, there too; on a thread that has no loop."
         if not model.trainable or home_key(model) not in self._tenants or self._tenant(model).shared:
             return
-        numbers = {name: value for name, value in plain(row).items() if value is not None}
         if groups and split == "train" and all(group.metadata.get("trained_step") == step for group in groups):
             groups = None                               # written there when they were trained
-        asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step, row=numbers,
-                               grouped=groups is not None))
+        asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step,
+                               row=finite(row), grouped=groups is not None))
 
     async def _get_step(self, model) -> int:
         return (await self._call("get_step", run=self._tenant(model).run))["step"]

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
 from .backends import LocalBackend
-from .events import Event, plain, to_json
+from .events import Event, finite, to_json
 from .formats import read_jsonl
 from .homes import Home
 from .models import TrainableModel
@@ -289,7 +289,7 @@ async def train_sft(desk: Desk, call: Call, form: Tuning, groups: list) -> dict:
 
 def numbers(result: Any) -> dict:
     "A train result without what lies on this machine."
-    return {"step": result.step, "metrics": {k: v for k, v in plain(result.metrics).items() if v is not None}}
+    return {"step": result.step, "metrics": finite(result.metrics)}
 
 
 async def log(desk: Desk, call: Call, form: Logging, groups: list) -> dict:

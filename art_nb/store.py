@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from .events import Bus, Event, from_json, plain, to_json
+from .events import Bus, Event, finite, from_json, plain, to_json
 from .formats import READERS, pack_tokens, parquet_bytes, unpack_tokens
 from .trajectories import TrajectoryGroup
 from .types import StoreError
@@ -257,7 +257,7 @@ class RunStore:
         row: Mapping[str, Any],  # numbers by name; those that are not finite are left out
     ) -> None:
         """Add a row of numbers."""
-        append_line(self.path / "history.jsonl", {k: v for k, v in plain(row).items() if v is not None})
+        append_line(self.path / "history.jsonl", finite(row))
 
     def history(self) -> list[dict[str, Any]]:
         """Read all rows of numbers."""

@@ -28,7 +28,7 @@ from pydantic import (
 from .compact import compact
 from .entries import Entries, History, Number, ToolList, get_messages, is_choice, scalar
 from .entries import content_texts as content_texts
-from .events import plain
+from .events import finite, plain
 from art_nb.exchanges import (
     Conversation, TrajectoryExchanges, conversations_of, go_on, read_exchange, string_history, token_history
 )
@@ -70,10 +70,6 @@ def _chosen(model: str, include: Iterable[str] | str | None, exclude: Iterable[s
     inside, outside = ([names] if isinstance(names, str) else names for names in (include, exclude))
     kept = inside is None or any(_named(model, name) for name in inside)
     return kept and not any(_named(model, name) for name in outside or ())
-
-
-def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in plain(metrics).items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -209,7 +205,7 @@ class Trajectory(BaseModel):
 
     @field_serializer("metrics")
     def _dump_metrics(self, metrics: dict) -> dict:
-        return _finite(metrics)
+        return finite(metrics)
 
     @field_serializer("metadata", when_used="json")
     def _dump_metadata(self, metadata: dict) -> dict:
@@ -386,7 +382,7 @@ class TrajectoryGroup(BaseModel, metaclass=_GroupType):
 
     @field_serializer("metrics")
     def _dump_metrics(self, metrics: dict) -> dict:
-        return _finite(metrics)
+        return finite(metrics)
 
     @field_serializer("metadata", when_used="json")
     def _dump_metadata(self, metadata: dict) -> dict:

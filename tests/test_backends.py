@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from homes import heard
 
 import art_nb as art
 from art_nb import checkpoints
@@ -66,12 +67,6 @@ async def a_group(model, seed=0, rewards=None, size=6):
 
 def saved_adapter(model, step):
     return checkpoints.facts(model.store.checkpoint_dir(step))["adapter"]
-
-
-def heard(backend, *kinds):
-    events = []
-    backend.bus.subscribe(events.append, *kinds)
-    return events
 
 
 def threads():

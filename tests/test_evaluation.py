@@ -2,11 +2,11 @@
 import asyncio
 import itertools
 import math
-from contextlib import asynccontextmanager
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from homes import at_home
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,18 +114,10 @@ async def ask(model, scenario):
     return art.Trajectory(messages_and_choices=[*messages, reply.choices[0]], reward=scenario, metrics={"step": step})
 
 
-@asynccontextmanager
-async def at_home(directory, path):
-    model = art.TrainableModel(name="tiny", project="tests", base_model=str(directory))
-    async with art.LocalBackend(path=path, verbose=False) as backend:
-        await model.register(backend)
-        yield model
-
-
 @pytest.fixture
 async def model(tiny_model_dir, tmp_path):
     """A model of three steps."""
-    async with at_home(tiny_model_dir, tmp_path) as model:
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
         await art.train(model, ask, [1, 2, 3], steps=3, groups_per_step=1, rollouts_per_group=2, show=False)
         yield model
 

@@ -5,9 +5,9 @@ import os
 import signal
 import threading
 import time
-from contextlib import asynccontextmanager
 
 import pytest
+from homes import at_home, heard
 from test_crash import Nursery, the_job
 from test_remote import Server
 
@@ -35,20 +35,6 @@ async def flat(model, scenario, config):
     trajectory = await say(model, scenario, config)
     trajectory.reward = 1.0
     return trajectory
-
-
-def heard(backend, *kinds):
-    events = []
-    backend.bus.subscribe(events.append, *kinds)
-    return events
-
-
-@asynccontextmanager
-async def at_home(directory, path, name="tiny"):
-    model = art.TrainableModel(name=name, project="tests", base_model=str(directory))
-    async with art.LocalBackend(path=path, verbose=False) as backend:
-        await model.register(backend)
-        yield model, backend
 
 
 @pytest.fixture

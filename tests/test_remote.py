@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from homes import heard
 
 import art_nb as art
 from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
@@ -147,12 +148,6 @@ async def a_long_group(model):
     said = [choice.model_copy(update={"logprobs": None, "token_logprobs": None, "token_ids": ids.tolist()})
             for ids in draw.integers(3, 290, (400, 24))]
     return better_and_worse(said)
-
-
-def heard(backend, *kinds):
-    events = []
-    backend.bus.subscribe(events.append, *kinds)
-    return events
 
 
 async def until(what, work):

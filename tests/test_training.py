@@ -5,11 +5,11 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 import torch
+from homes import at_home, heard
 
 import art_nb as art
 from art_nb.checkpoints import read_adapter
@@ -47,22 +47,6 @@ class Gate:
             self.cancelled += 1
             raise
         return await say(model, scenario)
-
-
-def heard(backend, *kinds):
-    """A list that fills with events."""
-    events = []
-    backend.bus.subscribe(events.append, *kinds)
-    return events
-
-
-@asynccontextmanager
-async def at_home(directory, path, name="tiny"):
-    """A registered model and its backend."""
-    model = art.TrainableModel(name=name, project="tests", base_model=str(directory))
-    async with art.LocalBackend(path=path, verbose=False) as backend:
-        await model.register(backend)
-        yield model, backend
 
 
 @pytest.fixture
