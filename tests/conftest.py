@@ -1,4 +1,5 @@
 """What every test shares: no hub, one thread, and two real models."""
+import gc
 import os
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
@@ -19,6 +20,13 @@ if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` r
 def root() -> Path:
     """The repository."""
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def swept():
+    """What a file's tests left unclosed is complained of at its own end, not in the midst of another file."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
