@@ -114,7 +114,7 @@ class Tracker:
         except Exception as error:      # the boundary: whatever becomes of W&B, the training goes on
             why = str(error).strip().partition("\n")[0] or "no reason given"
             self._give_up(model, f"W&B takes no rows of {model.name} ({type(error).__name__}: {why}): numbers go to "
-                                 "history.jsonl alone. Mend that and make the model anew, or say report_metrics=[].")
+                                 "history.jsonl alone. Mend that and restart the program, or say report_metrics=[].")
 
     def _give_up(self, model, message: str) -> None:
         self.failed = True
