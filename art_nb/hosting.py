@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WAIT_S', 'ROUTES', 'WRONG_KEY', 'SHORTEST_KEY', 'bearer', 'wrong', 'answered', 'news', 'asked_for', 'begin', 'follow',
-           'give_up', 'health', 'application', 'guarded', 'inference', 'checked_key', 'listening', 'Host']
+           'give_up', 'pull', 'health', 'application', 'guarded', 'inference', 'checked_key', 'listening', 'Host']
 
 # %% ../nbs/44_hosting.ipynb #f981006e
 import asyncio
@@ -15,18 +15,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from .backends import LocalBackend
-from .remote_calls import FORMS, MOST_EVENTS, Call, Desk, call_of
-from .remote import KEY_NAME, MOST_BODY, error_data, is_loopback
+from .archives import tar_pieces
+from .remote_calls import FORMS, MOST_EVENTS, Call, Desk, Pulling, call_of
+from .remote import KEY_NAME, MOST_BODY, STEP_NAME, error_data, is_loopback
 from .server import BACKLOG, as_json, read_body, refused
 from .types import ServeError
 
@@ -46,11 +48,12 @@ def wrong(error: BaseException) -> Response:
     return as_json({"error": data}, data.get("status", 400))
 
 
-def answered(handler: Callable[[Request], Awaitable[dict]]) -> Callable[[Request], Awaitable[Response]]:
+def answered(handler: Callable[[Request], Awaitable[dict | Response]]) -> Callable[[Request], Awaitable[Response]]:
     "A handler whose errors become answers."
     async def endpoint(request: Request) -> Response:
         try:
-            return as_json(await handler(request))
+            said = await handler(request)
+            return said if isinstance(said, Response) else as_json(said)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:      # the boundary: no error of a request may reach the server
@@ -97,13 +100,20 @@ async def give_up(desk: Desk, request: Request) -> dict[str, Any]:
     return await news(call, MOST_EVENTS)
 
 
+async def pull(desk: Desk, request: Request) -> Response:
+    "POST /checkpoints"
+    _, form, _ = call_of(await read_body(request, MOST_BODY), {"pull": Pulling})
+    path = Path(await desk.backend._experimental_pull_model_checkpoint(form.model.model(), step=form.step))
+    return StreamingResponse(tar_pieces(path), headers={STEP_NAME: str(int(path.name))}, media_type="application/x-tar")
+
+
 async def health(desk: Desk, request: Request) -> dict[str, Any]:
     "GET /health"
     return {"status": "ok"}
 
 
 ROUTES = [("/calls/{number}", begin, "POST"), ("/calls/{number}", follow, "GET"),
-          ("/calls/{number}", give_up, "DELETE"), ("/health", health, "GET")]
+          ("/calls/{number}", give_up, "DELETE"), ("/checkpoints", pull, "POST"), ("/health", health, "GET")]
 
 
 def application(desk: Desk, key: str) -> Callable:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Name', 'Folder', 'RunId', 'Step', 'LOG', 'KEPT', 'AT_ONCE', 'MOST_EVENTS', 'GIVEN_UP', 'VERBS', 'FORMS', 'Form',
-           'ModelForm', 'Registering', 'Forking', 'Asking', 'Training', 'Tuning', 'Logging', 'Deleting', 'Leaving',
-           'call_of', 'one_line', 'check_tokens', 'vocabulary', 'hashed', 'Call', 'Desk', 'register', 'train',
-           'train_sft', 'numbers', 'log', 'get_step', 'delete_checkpoints', 'fork', 'leave']
+           'ModelForm', 'Registering', 'Forking', 'Pulling', 'Asking', 'Training', 'Tuning', 'Logging', 'Deleting',
+           'Leaving', 'call_of', 'one_line', 'check_tokens', 'vocabulary', 'hashed', 'Call', 'Desk', 'register',
+           'train', 'train_sft', 'numbers', 'log', 'get_step', 'delete_checkpoints', 'fork', 'leave']
 
 # %% ../nbs/43_remote_calls.ipynb #73f5b6e5
 import asyncio
@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
@@ -80,6 +80,12 @@ class Forking(Form):
     from_model: Folder
     from_project: Folder | None = None
     not_after_step: Step | None = None
+
+
+class Pulling(Form):
+    "Take a checkpoint away."
+    model: ModelForm
+    step: Step | Literal["latest"] | None = None
 
 
 class Asking(Form):

@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from contextlib import suppress
 from datetime import datetime
+from io import BytesIO
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,7 @@ import pytest
 from homes import heard
 
 import art_nb as art
+from art_nb.archives import tar_pieces, unpack
 from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
 from art_nb.exchanges import ChatCompletionsExchange, TrajectoryExchanges
 from art_nb.remote import MOST_BODY, checked_url, group_lines
@@ -100,6 +103,21 @@ class Line:
         self.open, writers, self.writers = False, self.writers, set()
         for writer in writers:
             writer.transport.abort()
+
+
+class ShortLine(Line):
+    """A line that is cut after so many bytes of the first answer."""
+
+    def __init__(self, port, most):
+        super().__init__(port)
+        self.most = most
+
+    async def _copy(self, reader, writer):
+        if writer not in self.asking:
+            return await super()._copy(reader, writer)
+        writer.write(await reader.readexactly(self.most))
+        await writer.drain()
+        self.cut()
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +286,68 @@ async def test_checkpoints_are_deleted_and_forked_there(named, far):
     assert (await ask(fork, temperature=0)).message == (await ask(model, "ttt@2", temperature=0)).message
     with pytest.raises(StoreError, match="exists already"):
         await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
+
+
+def files(folder):
+    """What lies below a folder, by name."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_a_checkpoint_is_pulled(server, named, far, tmp_path, capsys):
+    model, mine = named(), tmp_path / "mine"
+    await model.register(far)
+    await far.train(model, [await a_group(model)], learning_rate=1e-2)
+    there = art.RunStore(server.folder / model.project / "models" / "ttt")
+    pulled = await far._experimental_pull_model_checkpoint(model, verbose=True)
+    assert pulled == str(model.store.checkpoint_dir(1)) == capsys.readouterr().out.strip()
+    assert model.store.steps_saved() == [1]
+    assert files(model.store.checkpoint_dir(1)) == files(there.checkpoint_dir(1))
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    unregistered = named()
+    for step in (1, 0, "latest", 0):                                        # each in place of the one before
+        await far._experimental_pull_model_checkpoint(unregistered, step=step, local_path=str(mine))
+        assert files(mine) == files(there.checkpoint_dir(1 if step else 0)) | {"notes.txt": b"mine"}
+    assert [path.name for path in tmp_path.rglob("*.tmp")] == []
+    async with art.LocalBackend(path=far.path, verbose=False) as local:     # and goes on here
+        await model.register(local)
+        assert await model.get_step() == 1
+
+
+async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
+    model, mine = named(), tmp_path / "mine"
+    await model.register(far)
+    for one, step, kind, said in ((model, 7, StoreError, "no checkpoint of step 7; it has: 0; name one"),
+                                  (named("stranger"), None, StoreError, "it has: none"),
+                                  (named(project="../.."), None, StoreError, "it has: none"),
+                                  (model, -1, ServeError, "step"), (model, "../0000", ServeError, "step")):
+        with pytest.raises(kind, match=said):
+            await far._experimental_pull_model_checkpoint(one, step=step, local_path=str(mine))
+    assert not mine.exists()
+
+
+async def test_a_checkpoint_is_for_the_owner_of_the_key(server, named, far, tmp_path):
+    model = named()
+    await model.register(far)
+    async with server.client(tmp_path / "other", api_key="wrong") as other:
+        with pytest.raises(ServeError, match="ART_NB_API_KEY") as caught:
+            await other._experimental_pull_model_checkpoint(model)
+    assert caught.value.status == 401
+    headers = {"Authorization": f"Bearer {model.inference_api_key}"}
+    assert httpx.post(f"{server.url}/checkpoints", headers=headers, content=b"{}").status_code == 401
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("most", [40, 700, 30_000])
+async def test_a_checkpoint_whose_line_is_cut_is_not_there(server, named, far, tmp_path, most):
+    model, mine = named(), tmp_path / "mine"
+    await model.register(far)
+    async with ShortLine(server.port, most) as line, server.client(tmp_path, base_url=line.url) as backend:
+        with pytest.raises(ServeError, match="did not come whole"):
+            await backend._experimental_pull_model_checkpoint(model, local_path=str(mine))
+    assert not [path for path in tmp_path.iterdir() if "mine" in path.name]
+    await far._experimental_pull_model_checkpoint(model, local_path=str(mine))
+    assert sum(map(len, files(mine).values())) > most
 
 
 async def test_sft(named, far):
@@ -457,6 +537,40 @@ CHOICE = {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", 
 
 def body(*lines, **said):
     return "\n".join(map(json.dumps, [HEAD | said, *lines])).encode()
+
+
+def a_tar(name, kind=tarfile.REGTYPE, to="../secret"):
+    """A tar with one member."""
+    content, member = BytesIO(), tarfile.TarInfo(name)
+    member.type, member.linkname = kind, to
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        tar.addfile(member)
+    return content.getvalue()
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """What is sent for a checkpoint."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "adapter_config.json").write_text("{}")
+    head = json.dumps({"x": {"dtype": "U8", "shape": [5000], "data_offsets": [0, 5000]}}).encode()
+    (saved / "adapter_model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(5000))
+    return b"".join(tar_pieces(saved))
+
+
+@pytest.mark.parametrize("sent", [
+    b"", b"<html>", b"\x00" * 2000, b"\xff" * 2000, a_tar("../out"), a_tar("a/../../out"), a_tar("/out"), a_tar("out"),
+    a_tar("link", tarfile.SYMTYPE), a_tar("link", tarfile.LNKTYPE), a_tar("link", tarfile.SYMTYPE, "/etc"),
+    a_tar("pipe", tarfile.FIFOTYPE), a_tar("device", tarfile.CHRTYPE), 100, 600, 1024, 1100, 3000])
+def test_what_is_no_checkpoint_is_not_laid_down(tmp_path, whole, sent):
+    (tmp_path / "here").mkdir()
+    unpack(BytesIO(whole), tmp_path / "whole")
+    assert files(tmp_path / "whole") == files(tmp_path / "saved")
+    with pytest.raises(ServeError, match="nothing of it is kept"):
+        unpack(BytesIO(whole[:sent] if isinstance(sent, int) else sent), tmp_path / "here" / "mine")
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "saved", "whole"}
+    assert not [*(tmp_path / "here").iterdir()]
 
 
 @pytest.mark.parametrize("sent", [
