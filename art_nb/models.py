@@ -46,6 +46,9 @@ class Backend(Protocol):
     async def _prepare_backend_for_training(self, model: "TrainableModel", config: Any) -> tuple[str, str]: ...
     def _model_inference_name(self, model: "Model", step: int | None = None) -> str: ...
     def transport(self, model: "TrainableModel") -> httpx.AsyncBaseTransport | None: ...
+    def _log(
+        self, model: "Model", groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict[str, Any]
+    ) -> None: ...
 
 # %% ../nbs/05_models.ipynb #5048247a
 ConfigType = TypeVar("ConfigType", bound=BaseModel | None)
@@ -255,7 +258,8 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         if row:
             row |= {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
             self.store.append_history(row)
-        getattr(self._backend, "_log", lambda *_: None)(self, groups, split, step, row)     # it may keep runs elsewhere
+        if self._backend is not None:
+            self._backend._log(self, groups, split, step, row)
         return row
 
     async def get_step(self) -> int:
