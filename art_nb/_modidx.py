@@ -1050,6 +1050,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'art_nb.lessons.kl_blow_up': ('lessons.html#kl_blow_up', 'art_nb/lessons.py'),
                                 'art_nb.lessons.length_collapse': ('lessons.html#length_collapse', 'art_nb/lessons.py'),
                                 'art_nb.lessons.lessons': ('lessons.html#lessons', 'art_nb/lessons.py'),
+                                'art_nb.lessons.mostly_flat': ('lessons.html#mostly_flat', 'art_nb/lessons.py'),
                                 'art_nb.lessons.near_the_top': ('lessons.html#near_the_top', 'art_nb/lessons.py'),
                                 'art_nb.lessons.remedy': ('lessons.html#remedy', 'art_nb/lessons.py'),
                                 'art_nb.lessons.share': ('lessons.html#share', 'art_nb/lessons.py'),
