@@ -22,8 +22,10 @@ _HOMES = {
     "unavailable": "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig ServerlessBackend ServerlessTrainResult "
                    "get_megatron_runtime_config init_megatron_runtime_config",
     "trajectories": "History Trajectory TrajectoryGroup",
-    "capture": "capture_yielded_trajectory current_trajectory no_capture trajectory trajectory_group yield_trajectory",
-    "gather": "gather_trajectories gather_trajectory_groups limit_concurrency retry trajectory_group_batches",
+    "capture": "capture_yielded_trajectory current_trajectory trajectory trajectory_group yield_trajectory",
+    "interceptors": "no_capture",
+    "gather": "gather_trajectories gather_trajectory_groups trajectory_group_batches",
+    "tasks": "limit_concurrency retry",
     "store": "RunStore open_run",
     "boards": "register_board",
     "judges": "Person as_judge",

@@ -299,6 +299,9 @@ class LocalBackend:
     def _model_inference_name(self, model, step: int | None = None) -> str:
         return served_name(model.name, step)
 
+    def _log(self, model, groups, split: str, step: int, row: dict) -> None:
+        "The run directory is here, and has it."
+
     def transport(self, model) -> httpx.AsyncBaseTransport:
         "A way to the model's endpoint without a socket."
         return self.home(model).endpoint.transport()

@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from .trajectories import Trajectory, content_texts
+from .entries import content_texts
+from .trajectories import Trajectory
 
 # %% ../nbs/08_boards.ipynb #cd9da3bc
 Cells: TypeAlias = list[list[str]]

@@ -288,7 +288,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
         option("--no-browser", action="store_true", help="only print where the page is")]),
     "doctor": (doctor, [option("--json", action="store_true", dest="as_json", help="for programs")]),
-    "init": (init, [option("path", nargs="?", default="yes-no-maybe.ipynb", help="the file (%(default)s)")]),
+    "init": (init, [option("path", nargs="?", default="first-run.ipynb", help="the file (%(default)s)")]),
     "migrate": (migrate, [
         option("path", metavar="PATH", help="an .art directory, or a part of one"),
         option("--dry-run", "-n", action="store_true", help="only say what would be done"),
@@ -301,7 +301,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
 def parser() -> argparse.ArgumentParser:
     "What reads the command line."
     top = argparse.ArgumentParser(prog="art-nb", description="Train language model agents with reinforcement learning.",
-                                  epilog="art-nb init && jupyter lab yes-no-maybe.ipynb is a good beginning.")
+                                  epilog="art-nb init && jupyter lab first-run.ipynb is a good beginning.")
     top.add_argument("--version", action="version", version=f"art_nb {metadata.version('art_nb')}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (work, options) in COMMANDS.items():

@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .advantages import advantages, has_variance
+from .entries import content_texts, is_choice
 from .formats import TOKENS, group_tokens, read_rows, unpack_tokens
 from .gather import completion_tokens
 from .judges import group_id
 from .store import RunStore
-from .trajectories import Trajectory, TrajectoryGroup, choices, content_texts, is_choice
+from .trajectories import Trajectory, TrajectoryGroup, choices
 from .types import TrainError
 
 # %% ../nbs/53_columns.ipynb #223f3a83

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['gathering', 'AfterEach', 'current_rollout', 'completion_tokens', 'count_tokens', 'policy_versions', 'note_versions',
-           'Means', 'Gather', 'gather_trajectories', 'gather_trajectory_groups', 'trajectory_group_batches', 'retry',
-           'limit_concurrency']
+           'Means', 'Gather', 'gather_trajectories', 'gather_trajectory_groups', 'trajectory_group_batches']
 
 # %% ../nbs/03_gather.ipynb #ebd2ed65
 import asyncio
@@ -25,14 +24,10 @@ from openai.types.chat.chat_completion import Choice
 
 from .events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from .tasks import all_or_stop, discard, in_order, within
-from .tasks import limit_concurrency as limit_concurrency, retry as retry
 from art_nb.trajectories import (
     PendingGroup, PydanticException, Trajectory, TrajectoryGroup, check_trajectory, choices, collect, collecting
 )
 from .types import RolloutError
-
-# %% ../nbs/03_gather.ipynb #7e9d9210
-_all_ = ["retry", "limit_concurrency"]
 
 # %% ../nbs/03_gather.ipynb #bba6429c
 _rollout: ContextVar[str | None] = ContextVar("rollout", default=None)

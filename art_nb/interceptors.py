@@ -134,51 +134,41 @@ def begin(
     return Recording(scope, path, bytes(sent))
 
 # %% ../nbs/01_interceptors.ipynb #b22c9e22
-def _tee(kind: type) -> type:
-    class Tee(kind):
-        def __init__(self, stream: Any, recording: Recording):
-            self._stream, self._recording = stream, recording
+class _Tee:
+    def __init__(self, stream: Any, recording: Recording):
+        self._stream, self._recording = stream, recording
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._stream, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-        def __iter__(self) -> Iterator[bytes]:
-            for chunk in self._stream:
+
+class _SyncTee(_Tee):
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._stream:
+            self._recording.add(chunk)
+            yield chunk
+        self._recording.end()
+
+    def close(self) -> None:
+        self._recording.end()
+        self._stream.close()
+
+
+class _AsyncTee(_Tee):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = self._stream.__aiter__()
+        try:
+            async for chunk in chunks:
                 self._recording.add(chunk)
                 yield chunk
             self._recording.end()
+        finally:
+            if hasattr(chunks, "aclose"):
+                await chunks.aclose()
 
-        def close(self) -> None:
-            self._recording.end()
-            self._stream.close()
-
-    return Tee
-
-
-def _async_tee(kind: type) -> type:
-    class Tee(kind):
-        def __init__(self, stream: Any, recording: Recording):
-            self._stream, self._recording = stream, recording
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._stream, name)
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            chunks = self._stream.__aiter__()
-            try:
-                async for chunk in chunks:
-                    self._recording.add(chunk)
-                    yield chunk
-                self._recording.end()
-            finally:
-                if hasattr(chunks, "aclose"):
-                    await chunks.aclose()
-
-        async def aclose(self) -> None:
-            self._recording.end()
-            await self._stream.aclose()
-
-    return Tee
+    async def aclose(self) -> None:
+        self._recording.end()
+        await self._stream.aclose()
 
 # %% ../nbs/01_interceptors.ipynb #ece7c232
 def _tap_httpx(module: ModuleType) -> None:
@@ -188,7 +178,7 @@ def _tap_httpx(module: ModuleType) -> None:
 
 
 def _sending(send: Callable, module: ModuleType) -> Callable:
-    tee = _tee(module.SyncByteStream)
+    tee = type("Tee", (_SyncTee, module.SyncByteStream), {})
 
     @wraps(send)
     def sending(self: Any, request: Any, **options: Any) -> Any:
@@ -203,7 +193,7 @@ def _sending(send: Callable, module: ModuleType) -> Callable:
 
 
 def _sending_async(send: Callable, module: ModuleType) -> Callable:
-    tee = _async_tee(module.AsyncByteStream)
+    tee = type("Tee", (_AsyncTee, module.AsyncByteStream), {})
 
     @wraps(send)
     async def sending(self: Any, request: Any, **options: Any) -> Any:

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Current', 'Scored', 'Pick', 'current', 'Journal', 'override', 'with_overrides', 'Agreement', 'compare', 'agreement',
-           'Disagreement', 'disagreements', 'every_pair', 'best_against_worst', 'preference_pairs', 'write_pairs',
-           'Judgement']
+           'Disagreement', 'disagreements', 'every_pair', 'best_against_worst', 'preference_pairs', 'write_pairs']
 
 # %% ../nbs/12_judgements.ipynb #07c71798
 import json
@@ -18,14 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .events import plain
-from .judges import Judgement as Judgement, group_id
+from .judges import Judgement, group_id
 from .rewards import kendall_tau
 from .rubrics import conversation, rubric_id, shared_prefix
 from .store import append_line, atomic_write, read_lines
 from .trajectories import Trajectory, TrajectoryGroup
-
-# %% ../nbs/12_judgements.ipynb #689bfc76
-_all_ = ["Judgement"]
 
 # %% ../nbs/12_judgements.ipynb #f08ca087
 Current: TypeAlias = dict[int, Judgement]

@@ -8,6 +8,7 @@ __all__ = ['BLOCK', 'block_hashes', 'Prefixes', 'KVSlots']
 # %% ../nbs/29_keyvalues.ipynb #17f388a7
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 
@@ -127,26 +128,19 @@ class KVSlots:
     def attention(self, slots: torch.Tensor, places: torch.Tensor, counts: list[int]):
         "What the attention layers call in a flat run of `counts[i]` new tokens in slot i."
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
-        longest, biases = int(places.max()) + 1, {}
+        longest, bias = int(places.max()) + 1, cache(causal_bias)      # the same for all layers of a window
         ones = [i for i, n in enumerate(counts) if n == 1]
         at = torch.tensor([starts[i] for i in ones], device=places.device, dtype=torch.long)
         rows = slice(len(ones)) if ones == list(range(len(ones))) else torch.tensor(ones, device=places.device)
-        parts = _parts(starts, places)
+        parts, last = _parts(starts, places), places[at]
         heads = slots[:, None] * self.heads + torch.arange(self.heads, device=places.device)
         cells = (heads * self.kv.shape[4] + places[:, None]).flatten()
 
-        def bias(which, *asked):
-            if (which, asked[-1]) not in biases:
-                biases[which, asked[-1]] = causal_bias(*asked)
-            return biases[which, asked[-1]]
-
         def attend(layer, q_SHD, k_SKD, v_SKD, scale, window):
-            keys, values = self.kv[layer]
-            for cache, new in ((keys, k_SKD), (values, v_SKD)):
-                cache.view(-1, self.dim).index_copy_(0, cells, new.reshape(-1, self.dim))
+            keys, values = self._written(layer, cells, k_SKD, v_SKD)
 
             def singles(q):
-                seen = bias("ones", places[at], 1, longest, window).to(q.dtype)
+                seen = bias(last, 1, longest, window).to(q.dtype)
                 return _one_token(q, keys[rows, :, :longest], values[rows, :, :longest], seen, scale)
 
             if not parts:
@@ -154,14 +148,20 @@ class KVSlots:
             out = torch.empty_like(q_SHD)
             if ones:
                 out[at] = singles(q_SHD[at])
-            for i, (running, (n, s, l), q_at, real, before) in enumerate(parts):
-                q = q_SHD[q_at].view(n, s, self.heads, -1, self.dim).permute(0, 2, 3, 1, 4)
+            for running, (n, s, l), q_at, real, before in parts:
                 seen = (t[:, :, :l].index_select(0, running) for t in (keys, values))
-                new = attention(q, *seen, bias(i, before, s, l, window), scale)
-                out[q_at[real]] = new.permute(0, 3, 1, 2, 4).reshape(n * s, -1, self.dim)[real]
+                new = _several_tokens(q_SHD[q_at].unflatten(0, (n, s)), *seen, bias(before, s, l, window), scale)
+                out[q_at[real]] = new[real]
             return out
 
         return attend
+
+    def _written(self, layer: int, cells: torch.Tensor, *new_SKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        "Keys and values of a layer, the new ones in their cells."
+        keys, values = self.kv[layer]
+        for kept, new in zip((keys, values), new_SKD):
+            kept.view(-1, self.dim).index_copy_(0, cells, new.reshape(-1, self.dim))
+        return keys, values
 
 
 def _parts(starts: list[int], places: torch.Tensor) -> list[tuple]:
@@ -177,6 +177,14 @@ def _parts(starts: list[int], places: torch.Tensor) -> list[tuple]:
         made.append((torch.tensor([pieces[j] for j in batch], device=device), (n, s, l), tokens.clamp(0).to(device),
                      (tokens >= 0).to(device), torch.tensor([before[j] for j in batch], device=device)))
     return made
+
+
+def _several_tokens(q_BSHD, keys_BKLD, values_BKLD, bias_BSL, scale):
+    "Attention of S new tokens for each of B conversations: [B * S, H, D]."
+    B, S, H, D = q_BSHD.shape
+    q = q_BSHD.view(B, S, keys_BKLD.shape[1], -1, D).permute(0, 2, 3, 1, 4)
+    out = attention(q, keys_BKLD, values_BKLD, bias_BSL, scale)
+    return out.permute(0, 3, 1, 2, 4).reshape(B * S, H, D)
 
 
 def _one_token(q_BHD, keys_BKLD, values_BKLD, bias_B1L, scale):

@@ -164,6 +164,18 @@ class Learner:
                 made.append(replace(row, logprobs=logprobs, sampler=row.logprobs))
         return made
 
+    def part_of_loss(self, batch: Batch, reference_N: torch.Tensor | None,
+                     mean: float,                   # drift from the reference model over the whole step
+                     config: StepConfig) -> tuple[TokenTensors, torch.Tensor]:
+        "The tokens of a micro-batch, and what they add to the loss of the step."
+        asks_entropy = bool(config.entropy_coef) or callable(config.loss)
+        t = self.tensors(batch, config.temperature, reference_N, with_entropy=asks_entropy)
+        if config.kl_shaping:
+            t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source, mean)
+        return t, total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
+                             mismatch_options=config.mismatch_options, entropy_coef=config.entropy_coef,
+                             **config.loss_options)
+
     def step(self, rows: Sequence[TrainRow], config: StepConfig, between: Between = unheard,
              weights: Adapter | None = None,        # of the reference model; None: the base model
              ) -> dict[str, float]:
@@ -175,15 +187,9 @@ class Learner:
         self.take_up()
         references, mean = self.compared(batches, config, between, weights)
         parts, loss = [], 0.0
-        asks_entropy = bool(config.entropy_coef) or callable(config.loss)
         self.optimizer.zero_grad()
         for i, (batch, reference_N) in enumerate(zip(batches, references)):
-            t = self.tensors(batch, config.temperature, reference_N, with_entropy=asks_entropy)
-            if config.kl_shaping:
-                t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source, mean)
-            part = total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
-                              mismatch_options=config.mismatch_options, entropy_coef=config.entropy_coef,
-                              **config.loss_options)
+            t, part = self.part_of_loss(batch, reference_N, mean, config)
             self.backward(part, sum(len(b.node_E) for b in batches))
             loss += part.item()
             parts.append(join([t]))

@@ -28,7 +28,6 @@ from .costs import CostCalculator
 from .events import Bus
 from .metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from .store import RunStore
-from .tracking import Tracker, noted
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import StoreError, TrainConfig, TrainResult, TrainSFTConfig
 
@@ -47,6 +46,9 @@ class Backend(Protocol):
     async def _prepare_backend_for_training(self, model: "TrainableModel", config: Any) -> tuple[str, str]: ...
     def _model_inference_name(self, model: "Model", step: int | None = None) -> str: ...
     def transport(self, model: "TrainableModel") -> httpx.AsyncBaseTransport | None: ...
+    def _log(
+        self, model: "Model", groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict[str, Any]
+    ) -> None: ...
 
 # %% ../nbs/05_models.ipynb #5048247a
 ConfigType = TypeVar("ConfigType", bound=BaseModel | None)
@@ -99,7 +101,6 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
     _bus: Bus = PrivateAttr(default_factory=Bus)    # on which the model says what the person should know
     _said: set[str] = PrivateAttr(default_factory=set)
     _wandb_config: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _tracker: Tracker = PrivateAttr(default_factory=Tracker)
     _metrics: MetricsBuilder | None = PrivateAttr(None)    # made when first asked for, from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
 
@@ -139,7 +140,6 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     async def register(self, backend: Backend) -> None:
         """Bind the model to a backend and write its model.json."""
-        self._tracker.reports(self)                 # what is asked for and missing is said before anything is loaded
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._write_record)
         self._backend, self._clients = backend, WeakKeyDictionary()
@@ -203,9 +203,10 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         self.overwrite_state(state)
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Note settings of the run for W&B; raises ValueError where a noted one would change."""
-        self._wandb_config = noted(self._wandb_config, config)
-        self._tracker.configure(self)
+        """Note settings of the run for a tracker; raises ValueError where a noted one would change."""
+        if changed := sorted(k for k in config.keys() & self._wandb_config if self._wandb_config[k] != config[k]):
+            raise ValueError(f"{', '.join(changed)} of {self.name} cannot change once noted; give a new run_name")
+        self._wandb_config = {**self._wandb_config, **config}
 
     def metrics_builder(
         self,
@@ -257,8 +258,8 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         if row:
             row |= {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
             self.store.append_history(row)
-            self._tracker.send(self, row)
-        getattr(self._backend, "_log", lambda *_: None)(self, groups, split, step, row)     # it may keep runs elsewhere
+        if self._backend is not None:
+            self._backend._log(self, groups, split, step, row)
         return row
 
     async def get_step(self) -> int:

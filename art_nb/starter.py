@@ -13,7 +13,7 @@ from .types import StoreError
 
 # %% ../nbs/44_starter.ipynb #5513595e
 ABOUT = """\
-# Yes, no, maybe
+# A first run: yes, no or maybe
 
 A model is asked questions that nobody can answer. "Maybe" is worth 1, "no" 0.75, "yes" 0.5, anything else nothing. It
 is not told so: it tries replies, and those that were worth more than the others of their group become likelier. Three
@@ -42,7 +42,7 @@ async def rollout(model, question):
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=WORTH.get(first, 0.0))
 
 
-model = art.TrainableModel(name="maybe-001", project="yes-no-maybe", base_model="smollm2-135m")"""
+model = art.TrainableModel(name="maybe-001", project="first-run", base_model="smollm2-135m")"""
 SETTINGS = "steps=10, groups_per_step=4, rollouts_per_group=8, learning_rate=5e-4"
 WATCH = f"""\
 await model.register(art.LocalBackend())        # says what it chose for this machine
@@ -86,7 +86,7 @@ def write_starter(path: str | Path,         # ends in .ipynb or .py; in a direct
                   ) -> Path:
     "Write the starter; raises StoreError where a file is there already."
     path = Path(path)
-    path = path / "yes-no-maybe.ipynb" if path.is_dir() else path
+    path = path / "first-run.ipynb" if path.is_dir() else path
     if path.suffix not in FORMS:
         raise StoreError(f"{path.name} is no notebook and no script: give a name that ends in {' or '.join(FORMS)}.")
     try:

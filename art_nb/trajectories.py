@@ -27,7 +27,6 @@ from pydantic import (
 
 from .compact import compact
 from .entries import Entries, History, Number, ToolList, get_messages, is_choice, scalar
-from .entries import content_texts as content_texts
 from .events import finite, plain
 from art_nb.exchanges import (
     Conversation, TrajectoryExchanges, conversations_of, go_on, read_exchange, string_history, token_history

@@ -60,3 +60,32 @@ def keeps_contract(tiny_model_dir, tmp_path):
         assert found["drift"] < 0.05        # nats, of two programs that compute in bf16
 
     return hold
+
+
+@pytest.fixture
+def named(tiny_model_dir):
+    """A maker of models."""
+    import art_nb as art
+
+    return lambda name="ttt", **options: art.TrainableModel(
+        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
+
+
+@pytest.fixture
+async def local(tmp_path):
+    """A backend that is closed at the end."""
+    import art_nb as art
+
+    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    """A warm process that forks children, of which any may be killed."""
+    from nursery import Nursery
+
+    with open(tmp_path_factory.mktemp("log") / "stderr", "w") as log:
+        warm = Nursery(log)
+        yield warm
+        warm.close()

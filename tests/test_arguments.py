@@ -1,6 +1,7 @@
 """Train calls under ART's names, on a tiny model: what each does to the step."""
 import numpy as np
 import pytest
+from homes import QUESTION
 
 import art_nb as art
 from art_nb.batches import TrainRow
@@ -10,14 +11,6 @@ from art_nb.policy import adapter, load_policy
 from art_nb.records import read_record
 from art_nb.tokens import group_rows
 from art_nb.types import StoreError, TrainConfig, TrainError
-
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
-
-
-@pytest.fixture
-async def local(tmp_path):
-    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
-        yield backend
 
 
 @pytest.fixture

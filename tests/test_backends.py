@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import heard
+from homes import QUESTION, ask, heard, saved_adapter
 
 import art_nb as art
 from art_nb import checkpoints
@@ -22,29 +22,7 @@ from art_nb.events import CheckpointSaved, SignalReport, Warned
 from art_nb.policy import load_adapter, load_policy, sequence_logprobs, serve
 from art_nb.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
 
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
-
-
-@pytest.fixture
-def named(tiny_model_dir):
-    """A maker of models."""
-    return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
-
-
-@pytest.fixture
-async def local(tmp_path):
-    """A backend that is closed at the end."""
-    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
-        yield backend
-
-
-async def ask(model, name=None, **options):
-    options = {"max_tokens": 8, "logprobs": True} | options
-    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
-        model=name or model.get_inference_name(), messages=QUESTION, **options)
-    return reply.choices
 
 
 def logprobs(choice):
@@ -53,20 +31,16 @@ def logprobs(choice):
 
 async def greedy(model, name=None):
     """The likeliest reply and the logprobs of its tokens."""
-    choice, = await ask(model, name, temperature=0)
+    choice = await ask(model, name, temperature=0)
     return choice.model_extra["token_ids"], logprobs(choice)
 
 
 async def a_group(model, seed=0, rewards=None, size=6):
     """Replies of which some are better."""
-    choices = [(await ask(model, seed=seed * 100 + i))[0] for i in range(size)]
+    choices = [await ask(model, seed=seed * 100 + i) for i in range(size)]
     rewards = rewards or [float(i % 3) for i in range(size)]
     return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, c], reward=r)
                                 for c, r in zip(choices, rewards, strict=True)])
-
-
-def saved_adapter(model, step):
-    return checkpoints.facts(model.store.checkpoint_dir(step))["adapter"]
 
 
 def threads():
@@ -240,7 +214,7 @@ async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_mo
     policy = load_policy(tiny_model_dir)
     load_adapter(policy, checkpoints.read_adapter(model.store.checkpoint_dir(1)))
     serve(policy)
-    choice, = await ask(model, seed=3)
+    choice = await ask(model, seed=3)
     prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
     exact = sequence_logprobs(policy, prompt + ids)[len(prompt) - 1:]
     np.testing.assert_allclose(logprobs(choice), exact.numpy(), atol=NEAR)

@@ -101,9 +101,9 @@ def test_the_starter_is_a_notebook_or_a_script():
 
 def test_init_writes_and_never_overwrites(tmp_path):
     assert call("init", folder=tmp_path).returncode == 0
-    before = (tmp_path / "yes-no-maybe.ipynb").read_bytes()
+    before = (tmp_path / "first-run.ipynb").read_bytes()
     assert "is there already" in refused(call("init", folder=tmp_path))
-    assert (tmp_path / "yes-no-maybe.ipynb").read_bytes() == before
+    assert (tmp_path / "first-run.ipynb").read_bytes() == before
     assert "toy.py" in call("init", "toy.py", folder=tmp_path).stdout
     assert ".ipynb or .py" in refused(call("init", "toy.txt", folder=tmp_path))
     assert "No such file" in refused(call("init", "nowhere/toy.py", folder=tmp_path))
@@ -113,7 +113,7 @@ def test_the_script_trains_as_it_stands(tmp_path, tiny_model_dir):
     assert call("init", "toy.py", folder=tmp_path).returncode == 0
     done = call("train", "toy.py", "--steps", 1, "--base-model", tiny_model_dir, *SMALL, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = art.open_run(tmp_path / ".art" / "yes-no-maybe" / "models" / "maybe-001")
+    run = art.open_run(tmp_path / ".art" / "first-run" / "models" / "maybe-001")
     assert run.steps_saved() == [0, 1]
 
 

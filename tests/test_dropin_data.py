@@ -22,6 +22,7 @@ from art_nb.utils.litellm import convert_litellm_choice_to_openai
 from art_nb.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from art_nb.utils.record_provenance import record_provenance
 from art_nb.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
+from homes import QUESTION, saved_adapter
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict
 
@@ -31,8 +32,6 @@ from art_nb.events import GradientStep
 from art_nb.models import Model, TrainableModel
 from art_nb.trajectories import Trajectory, TrajectoryGroup
 from art_nb.types import BackendMissing, ServeError, StoreError, TokenError, TrainError, TrainSFTConfig
-
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 
 
 def talk(answer="the move is B2", *more):
@@ -301,24 +300,6 @@ async def test_a_broken_line_says_its_number_before_anything_is_trained(written,
     assert isinstance(TokenError(""), ValueError)
 
 
-@pytest.fixture
-def named(tiny_model_dir):
-    """A maker of models."""
-    return lambda name="ttt", **options: TrainableModel(
-        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
-
-
-@pytest.fixture
-async def local(tmp_path):
-    """A backend that is closed at the end."""
-    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
-        yield backend
-
-
-def fingerprint(model, step):
-    return checkpoints.facts(model.store.checkpoint_dir(step))["adapter"]
-
-
 async def test_a_file_trains_like_the_list_it_holds(named, local, written):
     talks = [talk(f"the move is {place}") for place in ("A1", "B2", "C3", "A2", "B1")]
     path, events = written(talks), []
@@ -333,7 +314,7 @@ async def test_a_file_trains_like_the_list_it_holds(named, local, written):
         warmup_ratio=0.2, initial_step=0, final_step=None, _config=None, verbose=True, shuffle_buffer_size=1,
         log_metrics=True, assistant_turns="all")
     assert result.step == await by_file.get_step() == 1
-    assert fingerprint(by_file, 1) == fingerprint(by_list, 1) != fingerprint(by_list, 0)
+    assert saved_adapter(by_file, 1) == saved_adapter(by_list, 1) != saved_adapter(by_list, 0)
     assert by_file.store.history()[-1]["sft/loss"] == by_list.store.history()[-1]["sft/loss"]
     assert [(e.micro_batch, e.micro_batches) for e in events if e.run == "file"] == [(i, 5) for i in range(1, 6)]
 
@@ -377,7 +358,7 @@ async def test_a_stream_that_does_not_fit_its_rates_changes_nothing(named, local
                                   if count != 3 else TrainSFTConfig(learning_rate=[1e-2] * 3, batch_size=2))
     assert await model.get_step() == 0
     await model.train_sft([talk()], TrainSFTConfig(learning_rate=0.0))
-    assert fingerprint(model, 1) == fingerprint(model, 0)
+    assert saved_adapter(model, 1) == saved_adapter(model, 0)
 
 
 def test_a_batch_is_of_conversations_though_one_becomes_several_rows():

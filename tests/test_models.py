@@ -19,7 +19,7 @@ class Scripted:
     """A backend without weights: every train call saves an empty adapter, every request is answered "A1"."""
 
     def __init__(self, path):
-        self.path, self.options, self.requests, self.fail = path, [], [], None
+        self.path, self.options, self.requests, self.told, self.fail = path, [], [], [], None
 
     async def register(self, model):
         if model.trainable:
@@ -57,6 +57,9 @@ class Scripted:
 
     def transport(self, model):
         return httpx.ASGITransport(app=self.answer)
+
+    def _log(self, model, groups, split, step, row):
+        self.told.append((split, step, groups if groups is None else len(groups), row))
 
     async def answer(self, scope, receive, send):
         self.requests.append(json.loads((await receive())["body"]))
@@ -215,7 +218,7 @@ async def test_rollouts_survive_a_training_that_dies(model, backend):
     assert (await model.train([GROUP])).step == 1
 
 
-async def test_log_takes_what_gather_gives(model):
+async def test_log_takes_what_gather_gives(model, backend):
     await model.log([Trajectory(reward=1), ValueError("x")], split="val")
     assert (await model.log([], split="empty", step=4))["step"] == 4
     await model.log(metrics={"costs/judge": 1, "mine": 2, "nan": float("nan")}, split="val", step=7)
@@ -225,6 +228,8 @@ async def test_log_takes_what_gather_gives(model):
     assert "empty/reward" not in empty
     assert (second["costs/judge"], second["val/mine"], second["training_step"]) == (1, 2, 7)
     assert "val/nan" not in second
+    assert [said[:3] for said in backend.told] == [("val", 0, 1), ("empty", 4, 0), ("val", 7, None)]
+    assert [said[3]["recorded_at"] for said in backend.told] == [row["recorded_at"] for row in model.store.history()]
     with pytest.raises(TypeError, match="TrajectoryGroup"):
         await model.log([GROUP, Trajectory(reward=1)])
 

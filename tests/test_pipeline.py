@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from homes import at_home, heard
-from test_crash import Nursery, the_job
+from homes import at_home, heard, until
+from nursery import the_job
 from test_remote import Server
 
 import art_nb as art
@@ -48,13 +48,6 @@ def pipeline(home, rollout=say, scenarios=range(12), n=2, config=None, **options
     config = {} if config is None else config
     group = make_group_rollout_fn(rollout, n=n) if n else rollout
     return PipelineTrainer(model, backend, group, scenarios, config, **{"show": False} | SMALL | options)
-
-
-async def until(truth, timeout_s=30):
-    end = time.monotonic() + timeout_s
-    while not truth():
-        assert time.monotonic() < end, "it never came"
-        await asyncio.sleep(0.01)
 
 
 def state_of(model):
@@ -564,23 +557,14 @@ async def test_a_checkpoint_that_is_behind_is_said(home):
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forked from one warm process")
 
 
-@pytest.fixture(scope="module")
-def children(tmp_path_factory):
-    """A warm process that forks pipelines."""
-    with open(tmp_path_factory.mktemp("log") / "stderr", "w") as log:
-        nursery = Nursery(log)
-        yield nursery
-        nursery.close()
-
-
 def the_pipeline(path, directory, scenarios):
     return the_job("pipeline", "tiny", path, directory, scenarios=scenarios)
 
 
 @needs_fork
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_stops_at_the_next_safe_point(children, tiny_model_dir, tmp_path, name):
-    life = children.live(the_pipeline(tmp_path, tiny_model_dir, 10**6), "GradientStep", 2, by=getattr(signal, name))
+def test_a_signal_stops_at_the_next_safe_point(nursery, tiny_model_dir, tmp_path, name):
+    life = nursery.live(the_pipeline(tmp_path, tiny_model_dir, 10**6), "GradientStep", 2, by=getattr(signal, name))
     assert life.lines[-1] == ["finished"]
     (status, step), store = life.lines[-2][1:], art.open_run(tmp_path / "crash" / "models" / "tiny")
     assert (life.lines[-2][0], status) == ("over", "stopped")
@@ -594,12 +578,12 @@ def test_a_signal_stops_at_the_next_safe_point(children, tiny_model_dir, tmp_pat
 @needs_fork
 @pytest.mark.parametrize(("word", "times"), [("RolloutStarted", 9), ("GradientStep", 2), ("CheckpointSaved", 3),
                                              ("StepDone", 2)])
-async def test_it_goes_on_after_a_kill(children, tiny_model_dir, tmp_path, word, times):
-    life = children.live(the_pipeline(tmp_path, tiny_model_dir, 12), word, times)
+async def test_it_goes_on_after_a_kill(nursery, tiny_model_dir, tmp_path, word, times):
+    life = nursery.live(the_pipeline(tmp_path, tiny_model_dir, 12), word, times)
     assert life.status == signal.SIGKILL
     store = art.open_run(tmp_path / "crash" / "models" / "tiny")
     before = max(store.steps_saved())
-    life = children.live(the_pipeline(tmp_path, tiny_model_dir, 12))
+    life = nursery.live(the_pipeline(tmp_path, tiny_model_dir, 12))
     assert life.steps("registered") == [before]
     assert (life.lines[-2][:2], life.lines[-1]) == (["over", "done"], ["finished"])
     assert store.read_own_state("_pipeline_trainer")["scenario_offset"] == 12

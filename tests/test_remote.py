@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import heard
+from homes import QUESTION, ask, heard
 
 import art_nb as art
 from art_nb.archives import tar_pieces, unpack
@@ -29,7 +29,6 @@ from art_nb.types import ServeError, StoreError, TokenError, TrainError
 pytestmark = pytest.mark.timeout(120)
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-c", "import sys; from art_nb.cli import main; sys.exit(main())"]
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 CALL = "0" * 32
 
 
@@ -138,13 +137,6 @@ def named(tiny_model_dir, request):
 async def far(server, tmp_path):
     async with server.client(tmp_path / "near") as backend:
         yield backend
-
-
-async def ask(model, name=None, **options):
-    options = {"max_tokens": 8, "logprobs": True} | options
-    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
-        model=name or model.get_inference_name(), messages=QUESTION, **options)
-    return reply.choices[0]
 
 
 def better_and_worse(said):

@@ -8,6 +8,7 @@ import time
 
 import httpx
 import pytest
+from homes import until
 from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 from server_parts import END, Bytes, Scripted, Tags, endpoint
 
@@ -61,14 +62,6 @@ def http_bytes(served, body, path="/v1/chat/completions", length=None):
     "A request as bytes."
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {served.api_key}\r\nContent-Length: "
     return f"{head}{len(body) if length is None else length}\r\n\r\n".encode() + body
-
-
-async def until(true, seconds=5):
-    "Wait until `true()`."
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        await asyncio.sleep(0.01)
 
 
 async def collect(stream, texts):
