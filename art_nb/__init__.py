@@ -23,6 +23,7 @@ _HOMES = {
                    "get_megatron_runtime_config init_megatron_runtime_config",
     "trajectories": "History Trajectory TrajectoryGroup",
     "capture": "capture_yielded_trajectory current_trajectory no_capture trajectory trajectory_group yield_trajectory",
+    "guided_completion": "",
     "gather": "gather_trajectories gather_trajectory_groups limit_concurrency retry trajectory_group_batches",
     "store": "RunStore open_run",
     "boards": "register_board",

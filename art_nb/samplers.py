@@ -52,7 +52,7 @@ class Sampler(Protocol):
     "Generates replies, many at once."
     max_model_len: int
     tokenizer: Any
-    guides: bool                    # can hold a reply to a form
+    guides: frozenset[str]          # forms that it can hold a reply to, keys of SamplingParams.guide
     how: str                        # adapters are served: "folded" into the weights, "swapped" beside them
 
     def generate(self, prompt_ids: list[int], params: SamplingParams, adapter: str | None) -> AsyncIterator[Sampled]:
@@ -120,7 +120,7 @@ def common(a: Sequence, b: Sequence) -> int:
 # %% ../nbs/30_samplers.ipynb #1a3124c0
 class QueuedSampler:
     "Requests and adapters of an engine that the worker's thread drives; a subclass says how one tick is made."
-    request, guides, how = Request, False, "folded"
+    request, guides, how = Request, frozenset(), "folded"
 
     def __init__(self, policy: Policy, worker: Worker, max_model_len: int | None, max_running: int):
         self.policy, self.worker, self.tokenizer = policy, worker, policy.tokenizer

@@ -237,13 +237,13 @@ class Service:
         """POST /v1/chat/completions."""
         raw = await read_body(request)
         asked, body = parse(raw, ChatAsked)
-        return await self._answer(request, asked, ChatWriter(self.chat, asked, body, self.texts), len(raw))
+        return await self._answer(request, ChatWriter(self.chat, asked, body, self.texts), len(raw))
 
     async def completions(self, request: Request):
         """POST /v1/completions."""
         raw = await read_body(request)
         asked, _ = parse(raw, TextAsked)
-        return await self._answer(request, asked, TextWriter(self.sampler.tokenizer, asked, self.texts), len(raw))
+        return await self._answer(request, TextWriter(self.sampler.tokenizer, asked, self.texts), len(raw))
 
     def _adapter(self, name: str) -> str | None:
         try:
@@ -251,14 +251,14 @@ class Service:
         except ServeError as error:
             raise RequestError(str(error), status=error.status, param="model") from error
 
-    async def _answer(self, request: Request, asked: Asked, writer: ChatWriter | TextWriter, size: int):
-        adapter, limit = self._adapter(asked.model), self.sampler.max_model_len
+    async def _answer(self, request: Request, writer: ChatWriter | TextWriter, size: int):
+        adapter, limit = self._adapter(writer.asked.model), self.sampler.max_model_len
+        aside = asyncio.to_thread if size > ASIDE_BYTES else at_once
+        prompts, asked = await aside(writer.prompts), writer.asked
         form, guide = asked.guide()
-        if guide and not self.sampler.guides:
+        if guide and not guide.keys() <= self.sampler.guides:
             raise RequestError(f"{form} is not supported by the embedded sampler: leave it out, or take "
                                'LocalBackend(sampler="vllm").', param=form)
-        aside = asyncio.to_thread if size > ASIDE_BYTES else at_once
-        prompts = await aside(writer.prompts)
         job = Job(asked, writer, adapter, replies_for(prompts, asked, limit, writer.prompt_param, adapter), aside)
         if asked.stream:
             return self._streamed(job)

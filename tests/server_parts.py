@@ -25,6 +25,7 @@ class Bytes:
 
 class Tags:
     "A chat format: a tag before each message."
+    calls = FORMATS["hermes"]
 
     def __init__(self):
         self.known = []
@@ -48,7 +49,7 @@ class Tags:
 
 class Scripted:
     "A sampler that says `words`; the script can slow it down, hold it or make it fail."
-    tokenizer, max_model_len, guides = Bytes(), 4096, False
+    tokenizer, max_model_len, guides = Bytes(), 4096, frozenset()
 
     def __init__(self, words="Hello, world"):
         self.words, self.delay_s = words, 0.0
