@@ -39,7 +39,7 @@ from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from .unavailable import no_s3
-from .weights import fetch
+from .weights import adapter_directory, base_name, fetch
 from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
@@ -136,12 +136,15 @@ class LocalBackend:
     def _furnish(self, model, store, worker, policy, learner, sampler) -> Home:
         "On the worker: the newest checkpoint, served."
         chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
-        home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
+        base, begun = base_name(model.base_model), adapter_directory(model.base_model)
+        home = Home(model.name, base, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = max(store.steps_saved(), default=0)
         if store.steps_saved():
-            checkpoints.load(store.checkpoint_dir(latest), learner, model.base_model)
+            checkpoints.load(store.checkpoint_dir(latest), learner, base)
         else:
-            checkpoints.save(store.checkpoint_dir(0), learner, step=0, base_model=model.base_model)
+            if begun:
+                checkpoints.load(begun, learner)
+            checkpoints.save(store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun))
         serve(policy)
         home.publish(latest)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)

@@ -10,7 +10,9 @@ __all__ = ['LORA', 'INIT', 'INTERNAL', 'PROFILES', 'lora_options', 'home_key', '
 from pathlib import Path
 from typing import Any
 
+from .checkpoints import shape
 from .events import Bus
+from .weights import adapter_directory
 
 # %% ../nbs/39_options.ipynb #55b52c66
 LORA = {"rank": "rank", "alpha": "alpha", "target_modules": "targets", "random_state": "seed"}
@@ -21,7 +23,19 @@ def lora_options(model, bus: Bus) -> dict[str, Any]:
     asked = {name: value for name, value in model.lora_options().items() if value is not None}
     if unknown := sorted(asked.keys() - LORA.keys()):
         bus.warn_once(f"lora {unknown}", f"LoRA settings not known here and left out: {', '.join(unknown)}.")
-    return {LORA[name]: value for name, value in asked.items() if name in LORA}
+    options = {LORA[name]: value for name, value in asked.items() if name in LORA}
+    folder = adapter_directory(model.base_model)
+    return options if folder is None else _shaped(folder, options, bus)
+
+
+def _shaped(folder: Path, options: dict[str, Any], bus: Bus) -> dict[str, Any]:
+    "The options with the shape of the adapter that training begins with."
+    own = shape(folder)
+    asked = options | ({"targets": tuple(sorted(options["targets"]))} if "targets" in options else {})
+    if other := sorted(name for name in own.keys() & asked.keys() if own[name] != asked[name]):
+        bus.warn_once(f"adapter {folder}", f"The adapter {folder} keeps its own {', '.join(other)}: what the model asks "
+                                           "for is left out.")
+    return options | own
 
 
 def home_key(model) -> str:

