@@ -29,7 +29,9 @@ from .lending import copied, lease
 from .memory import give_memory_back, if_full
 from .migrate import move_checkpoints
 from .models import Backend as Place
-from .options import chat_options, engine_options, home_key, init_options, lora_options, profiled
+from art_nb.options import (
+    adam_options, chat_options, engine_options, home_key, init_options, lora_options, profiled, step_options
+)
 from .policy import load_policy, pick_device, serve
 from .server import Endpoint
 from .serving import served_name
@@ -129,6 +131,7 @@ class LocalBackend:
                                          max_running=settings["max_running"], max_model_len=limit)
             undo.callback(sampler.close)
             learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
+            learner.optimizer.param_groups[0].update(adam_options(model, self.bus))
             home = self._furnish(model, store, worker, policy, learner, sampler)
             undo.pop_all()
         return home
@@ -175,7 +178,8 @@ class LocalBackend:
                  "scale_rewards": scale_rewards, "advantage_balance": advantage_balance,
                  "kl_penalty_coef": kl_penalty_coef}
         home, groups = self.home(model), [*trajectory_groups]
-        config = step_config(asked | options, self.bus, home.store, home.step)
+        given = {name: value for name, value in (asked | options).items() if value is not None}
+        config = step_config(step_options(model) | given, self.bus, home.store, home.step)
         result = await home.worker.result(self._train, model, groups, config, save_checkpoint)
         for group in groups:
             group.metadata["trained_step"] = result.step      # whoever judges it later knows

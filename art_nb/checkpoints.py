@@ -138,7 +138,8 @@ def shape(directory: Path) -> dict:
     "Rank, alpha and targets of the adapter in a PEFT directory, under `load_policy`'s names."
     written = json.loads((Path(directory) / "adapter_config.json").read_text())
     if not {"r", "lora_alpha"} <= written.keys():
-        raise StoreError(f"{directory} holds an adapter of the kind {written.get('peft_type')}: only LoRA is trained here.")
+        raise StoreError(f"{directory} holds an adapter of the kind {written.get('peft_type')}: only LoRA is trained "
+                         "here.")
     leaves = {name.partition(".lora_")[0].rpartition(".")[2] for name in read_adapter(directory)}
     return {"rank": written["r"], "alpha": written["lora_alpha"], "targets": tuple(sorted(leaves))}
 

@@ -1,0 +1,65 @@
+"""What code for ART asks of a model and a backend: heard where it means something here, and else named once."""
+import pytest
+from homes import heard
+
+import art_nb as art
+from art_nb.events import Warned
+from art_nb.records import read_record
+
+QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+
+
+@pytest.fixture
+def named(tiny_model_dir):
+    """A maker of models."""
+    return lambda name="ttt", **options: art.TrainableModel(
+        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
+
+
+@pytest.fixture
+async def local(tmp_path):
+    """A backend that is closed at the end."""
+    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
+        yield backend
+
+
+async def a_group(model):
+    """Replies of which some are better."""
+    reply = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=QUESTION, max_tokens=6, n=4, seed=1)
+    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 2))
+                                for i, choice in enumerate(reply.choices)])
+
+
+def left_out(events, what):
+    """The one message that names settings without a meaning here."""
+    message, = [event.message for event in events if what in event.message]
+    return message
+
+
+async def test_the_trainers_settings_reach_the_step(named, local):
+    said = heard(local, Warned)
+    settings = art.dev.TrainerArgs(max_grad_norm=0.05, weight_decay=0.2, adam_beta1=0.5, adam_epsilon=1e-6,
+                                   learning_rate=1.0, optim="paged_adamw_8bit", lr_scheduler_type="constant")
+    model = named(_internal_config=art.dev.InternalModelConfig(trainer_args=settings))
+    await model.register(local)
+    group = await a_group(model)
+    asked = [{}, {"max_grad_norm": None, "weight_decay": 0.0}, {"max_grad_norm": 0.5}]
+    taken, configs = [], []
+    for options in asked:
+        result = await local.train(model, [group], learning_rate=1e-3, **options)
+        optimizer = local.home(model).learner.optimizer.param_groups[0]
+        taken.append((optimizer["betas"], optimizer["eps"], optimizer["weight_decay"], optimizer["lr"]))
+        configs.append(read_record(model.store, result.step).config)
+    assert taken == [((0.5, 0.99), 1e-6, decay, 1e-3) for decay in (0.2, 0.0, 0.2)]
+    assert [config["max_grad_norm"] for config in configs] == [0.05, 0.05, 0.5]
+    assert "learning_rate, lr_scheduler_type, optim." in left_out(said, "trainer_args")
+
+
+async def test_without_settings_the_defaults_are_ours(named, local):
+    model = named()
+    await model.register(local)
+    result = await local.train(model, [await a_group(model)])
+    optimizer = local.home(model).learner.optimizer.param_groups[0]
+    assert (optimizer["betas"], optimizer["eps"], optimizer["weight_decay"]) == ((0.9, 0.99), 1e-8, 0.0)
+    assert read_record(model.store, result.step).config["max_grad_norm"] == 1.0
