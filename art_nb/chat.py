@@ -270,6 +270,12 @@ class ChatFormat:
         rows = list(zip(messages, clean, prefix_keys(clean, tools), strict=True))
         return ((message, key) for message, cleaned, key in reversed(rows) if cleaned["role"] == "assistant")
 
+    def with_template(self, template_kwargs: dict) -> "ChatFormat":
+        """Give the same format, memory included, with more for the template."""
+        own = copy(self)
+        own.template_kwargs = self.template_kwargs | template_kwargs
+        return own
+
     def fresh(self) -> "ChatFormat":
         """Give the same format with an empty memory."""
         own = copy(self)

@@ -36,6 +36,10 @@ class Tags:
         turns = [f"<{m['role']}>{t}" for m, t in zip(messages, texts, strict=True)]
         return list("".join([*turns, "<assistant>"]).encode())
 
+    def with_template(self, template_kwargs):
+        self.told = template_kwargs
+        return self
+
     def stream(self, prompt_ids, tools=None, one=False):
         return ReplyStream(FORMATS["hermes"] if tools else None, one=one)
 

@@ -1,6 +1,8 @@
 """What code for ART asks of a model and a backend: heard where it means something here, and else named once."""
+import openai
 import pytest
 from homes import heard
+from tiny import CHATML
 
 import art_nb as art
 from art_nb.events import Warned
@@ -63,3 +65,22 @@ async def test_without_settings_the_defaults_are_ours(named, local):
     optimizer = local.home(model).learner.optimizer.param_groups[0]
     assert (optimizer["betas"], optimizer["eps"], optimizer["weight_decay"]) == ((0.9, 0.99), 1e-8, 0.0)
     assert read_record(model.store, result.step).config["max_grad_norm"] == 1.0
+
+
+async def test_a_request_may_switch_thinking_off(named, local):
+    thinks = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    model = named(_internal_config={"chat_template": thinks})
+    await model.register(local)
+    ask = {"model": model.get_inference_name(), "messages": QUESTION, "max_tokens": 2}
+    texts = []
+    for more in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
+        answer = await model.openai_client().chat.completions.create(
+            **ask, extra_body={"chat_template_kwargs": more, "return_token_ids": True})
+        ids = answer.model_extra["prompt_token_ids"]
+        assert ids == answer.choices[0].model_extra["prompt_token_ids"]
+        texts.append(local.home(model).policy.tokenizer.decode(ids))
+    assert texts[0] == texts[2]
+    assert texts[1] == texts[0] + "<think>\n\n</think>\n\n"
+    with pytest.raises(openai.BadRequestError) as caught:
+        await model.openai_client().chat.completions.create(**ask, extra_body={"chat_template_kwargs": {"tools": []}})
+    assert caught.value.param == "messages"
