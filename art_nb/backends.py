@@ -67,6 +67,7 @@ class LocalBackend:
     def __init__(self, *,
                  path: str | Path | None = None,        # where runs are kept; None: `.art` in the working directory
                  in_process: bool = True,               # ART's; there is no other way here
+                 enable_expert_replay: bool | None = None,      # ART's; means nothing here
                  sampler: str = "auto",                 # "transformers", "vllm", or what suits this machine
                  learner: str = "auto",                 # "peft", "unsloth"
                  profile: str | None = None,            # "t4": settings for such a machine, under what is said here
@@ -89,6 +90,9 @@ class LocalBackend:
         self._homes: dict[str, Home] = {}
         if not in_process:
             self.bus.warn_once("in_process", "LocalBackend always works in this process; in_process=False is ignored.")
+        if enable_expert_replay is not None:
+            self.bus.warn_once("enable_expert_replay", "LocalBackend: enable_expert_replay does nothing, no mixture of "
+                               "experts is trained here.")
 
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."

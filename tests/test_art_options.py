@@ -5,7 +5,7 @@ from homes import heard
 from tiny import CHATML
 
 import art_nb as art
-from art_nb.events import Warned
+from art_nb.events import Bus, Warned
 from art_nb.records import read_record
 
 QUESTION = [{"role": "user", "content": "free: A1 B1"}]
@@ -84,3 +84,26 @@ async def test_a_request_may_switch_thinking_off(named, local):
     with pytest.raises(openai.BadRequestError) as caught:
         await model.openai_client().chat.completions.create(**ask, extra_body={"chat_template_kwargs": {"tools": []}})
     assert caught.value.param == "messages"
+
+
+async def test_what_a_registration_asks_for_in_vain_is_named(named, local):
+    said = heard(local, Warned)
+    config = art.dev.OpenAIServerConfig(
+        log_file="vllm.log", engine_args=art.dev.EngineArgs(max_num_seqs=4),
+        server_args=art.dev.ServerArgs(tool_call_parser="llama3_json", port=8000, api_key=None))
+    model = named()
+    await model.register(local, _openai_client_config=config)
+    assert left_out(said, "_openai_client_config").endswith("left out: engine_args, log_file, server_args.port.")
+    assert local.home(model).chat.calls.then == ', "parameters": '
+    said.clear()
+    await named("quiet").register(local, _openai_client_config={"server_args": {"tool_call_parser": "hermes"}})
+    await named("quieter").register(local)
+    assert not [event for event in said if "_openai_client_config" in event.message]
+
+
+async def test_expert_replay_is_accepted_and_does_nothing(tmp_path):
+    for asked, told in ((None, 0), (True, 1), (False, 1)):
+        bus, said = Bus(), []
+        bus.subscribe(said.append, Warned)
+        async with art.LocalBackend(path=tmp_path, enable_expert_replay=asked, bus=bus, verbose=False):
+            assert sum("no mixture of experts" in event.message for event in said) == told
