@@ -36,7 +36,7 @@ from .policy import load_policy, pick_device, serve
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
-from .store import RunStore, keep_events
+from .store import keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
@@ -320,12 +320,12 @@ class LocalBackend:
         "Continue another run's newest checkpoint (at most `not_after_step`) in `model`, before it is registered."
         if from_s3_bucket:
             no_s3("_experimental_fork_checkpoint")
-        source = RunStore(self.path / (from_project or model.project) / "models" / from_model)
+        model.base_path = str(self.path)
+        source = model.model_copy(update={"run_name": from_model, "project": from_project or model.project}).store
         steps = [s for s in source.steps_saved() if not_after_step is None or s <= not_after_step]
         if not steps:
             raise StoreError(f"The run {from_model} has no checkpoint to fork" +
                              (f" up to step {not_after_step}." if not_after_step is not None else "."))
-        model.base_path = str(self.path)
         target = model.store.checkpoint_dir(max(steps))
         await asyncio.to_thread(checkpoints.fork, source.checkpoint_dir(max(steps)), target)
 

@@ -107,3 +107,17 @@ async def test_expert_replay_is_accepted_and_does_nothing(tmp_path):
         bus.subscribe(said.append, Warned)
         async with art.LocalBackend(path=tmp_path, enable_expert_replay=asked, bus=bus, verbose=False):
             assert sum("no mixture of experts" in event.message for event in said) == told
+
+
+async def test_a_fork_finds_a_run_whose_name_cannot_be_a_directory(named, local):
+    source = named("a/b: c")
+    await source.register(local)
+    await local.train(source, [await a_group(source)], learning_rate=1e-3)
+    fork, elsewhere = named("fork"), named("elsewhere", project="other: one")
+    await local._experimental_fork_checkpoint(fork, from_model="a/b: c")
+    assert fork.store.steps_saved() == [1]
+    await local._experimental_fork_checkpoint(elsewhere, from_model="a/b: c", from_project="tests", not_after_step=0)
+    assert elsewhere.store.steps_saved() == [0]
+    again = named("again")
+    await local._experimental_fork_checkpoint(again, from_model="elsewhere", from_project="other: one")
+    assert (again.project, again.run_name, again.store.steps_saved()) == ("tests", "again", [0])
