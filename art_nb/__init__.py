@@ -52,7 +52,7 @@ _HOMES = {
 }
 _ADDS_TO = {"training": ["reports"], "trajectories": ["tokenized"]}        # what gives a module's classes more methods
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
-__all__ = [*_HOME_OF]
+__all__ = [*_HOME_OF, "dev"]
 
 
 def __getattr__(name: str):

@@ -1,4 +1,6 @@
 """What code for ART asks of a model and a backend: heard where it means something here, and else named once."""
+import importlib
+
 import openai
 import pytest
 from homes import heard
@@ -121,3 +123,49 @@ async def test_a_fork_finds_a_run_whose_name_cannot_be_a_directory(named, local)
     again = named("again")
     await local._experimental_fork_checkpoint(again, from_model="elsewhere", from_project="other: one")
     assert (again.project, again.run_name, again.store.steps_saved()) == ("tests", "again", [0])
+
+
+# names
+
+def test_results_are_made_as_arts_are():
+    assert art.TrainResult(3) == art.TrainResult(step=3, metrics={})
+    assert art.TrainResult(3, {"loss/train": 1}).metrics == {"loss/train": 1.0}
+    assert art.TrainResult(3).metrics is not art.TrainResult(3).metrics
+    local = art.LocalTrainResult(4, {}, "checkpoints/0004")
+    assert (local.step, local.checkpoint_path, local.checkpoint_ready) == (4, "checkpoints/0004", None)
+    assert isinstance(local, art.TrainResult)
+    with pytest.raises(ValueError, match="step"):
+        art.TrainResult("many")
+
+
+def test_a_further_history_has_both_names():
+    from art_nb.trajectories import History, LegacyHistory
+
+    assert LegacyHistory is History is art.trajectories.LegacyHistory
+    messages = [{"role": "user", "content": "hi"}]
+    trajectory = art.Trajectory(additional_histories=[LegacyHistory(messages_and_choices=messages)])
+    assert trajectory.additional_histories[0].messages() == messages
+
+
+def test_a_star_gives_the_dictionaries_too():
+    names = {}
+    exec("from art_nb import *", names)
+    assert names["dev"].InternalModelConfig(engine_args={"max_num_seqs": 4}) == {"engine_args": {"max_num_seqs": 4}}
+    assert names["TrainableModel"] is art.TrainableModel
+
+
+@pytest.mark.parametrize(("made", "status"), [
+    (lambda: art.StoreError("full"), 500), (lambda: art.ServeError("full", status=429), 429),
+    (lambda: art.LocalServingUnavailableError("full"), 503), (lambda: art.BackendMissing("full"), 500),
+    (lambda: errors().ForbiddenBucketCreationError("full"), 403), (lambda: errors().LoRADeploymentError("full"), 400),
+    (lambda: errors().UnsupportedLoRADeploymentProviderError("full"), 400),
+    (lambda: errors().LoRADeploymentTimedOutError("full"), 504)])
+def test_an_error_has_arts_fields(made, status):
+    error = made()
+    assert isinstance(error, errors().ARTError)
+    assert (error.detail, error.status_code) == ("full", status)
+
+
+def errors():
+    """ART's module of errors."""
+    return importlib.import_module("art_nb.errors")
