@@ -135,7 +135,8 @@ class LocalBackend:
                                          max_running=settings["max_running"], max_model_len=limit)
             undo.callback(sampler.close)
             learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
-            learner.optimizer.param_groups[0].update(adam_options(model, self.bus))
+            adam, = learner.optimizer.param_groups
+            adam.update(adam_options(model, self.bus, adam["betas"]))
             home = self._furnish(model, store, worker, policy, learner, sampler)
             undo.pop_all()
         return home

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PREFIX', 'LEFT', 'peft_config', 'peft_files', 'read_adapter', 'save', 'beside', 'settle', 'flush_names', 'facts',
-           'fitting', 'shape', 'load', 'fork', 'prune', 'lineage', 'sweep', 'at_work']
+           'fitting', 'load', 'fork', 'prune', 'lineage', 'sweep', 'at_work']
 
 # %% ../nbs/27_checkpoints.ipynb #c7afe088
 import errno
@@ -132,16 +132,6 @@ def fitting(directory: Path, policy: Policy) -> Adapter:
     if wrong := misfit(policy, weights):
         raise TrainError(f"{directory}: {wrong}")
     return weights
-
-
-def shape(directory: Path) -> dict:
-    "Rank, alpha and targets of the adapter in a PEFT directory, under `load_policy`'s names."
-    written = json.loads((Path(directory) / "adapter_config.json").read_text())
-    if not {"r", "lora_alpha"} <= written.keys():
-        raise StoreError(f"{directory} holds an adapter of the kind {written.get('peft_type')}: only LoRA is trained "
-                         "here.")
-    leaves = {name.partition(".lora_")[0].rpartition(".")[2] for name in read_adapter(directory)}
-    return {"rank": written["r"], "alpha": written["lora_alpha"], "targets": tuple(sorted(leaves))}
 
 
 def load(directory: Path, learner: Learner, base_model: str | None = None) -> dict:

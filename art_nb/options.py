@@ -10,10 +10,8 @@ __all__ = ['LORA', 'INIT', 'INTERNAL', 'STEP', 'ADAM', 'PROFILES', 'lora_options
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import shape
 from .events import Bus
-from .learners import BETAS
-from .weights import adapter_directory
+from .weights import adapter_directory, adapter_shape
 
 # %% ../nbs/39_options.ipynb #55b52c66
 LORA = {"rank": "rank", "alpha": "alpha", "target_modules": "targets", "random_state": "seed"}
@@ -31,7 +29,7 @@ def lora_options(model, bus: Bus) -> dict[str, Any]:
 
 def _shaped(folder: Path, options: dict[str, Any], bus: Bus) -> dict[str, Any]:
     "The options with the shape of the adapter that training begins with."
-    own = shape(folder)
+    own = adapter_shape(folder)
     asked = options | ({"targets": tuple(sorted(options["targets"]))} if "targets" in options else {})
     if other := sorted(name for name in own.keys() & asked.keys() if own[name] != asked[name]):
         bus.warn_once(f"adapter {folder}", f"The adapter {folder} keeps its own {', '.join(other)}: what the model "
@@ -80,14 +78,15 @@ def step_options(model) -> dict[str, float]:
     return {name: value for name, value in _trainer(model).items() if name in STEP}
 
 
-def adam_options(model, bus: Bus) -> dict[str, Any]:
+def adam_options(model, bus: Bus,
+                 betas: tuple[float, float]) -> dict[str, Any]:     # what they are where nothing else is asked for
     "ART's `trainer_args`: AdamW's own settings. What of them means nothing here is announced once."
     asked = _trainer(model)
     if unknown := sorted(asked.keys() - {*STEP, *ADAM}):
         bus.warn_once(f"trainer_args {unknown}", "Settings of trainer_args without a meaning here, left out: "
                       f"{', '.join(unknown)}. The learning rate is an argument of train(), as in ART.")
-    betas = asked.get("adam_beta1", BETAS[0]), asked.get("adam_beta2", BETAS[1])
-    return {"betas": betas, "eps": asked.get("adam_epsilon", 1e-8)}
+    betas = asked.get("adam_beta1", betas[0]), asked.get("adam_beta2", betas[1])
+    return {"betas": betas} | ({"eps": asked["adam_epsilon"]} if "adam_epsilon" in asked else {})
 
 
 def chat_options(model) -> dict[str, Any]:

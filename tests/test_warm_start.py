@@ -14,7 +14,7 @@ from art_nb import checkpoints
 from art_nb.events import Warned
 from art_nb.policy import sequence_logprobs
 from art_nb.types import StoreError, TrainError
-from art_nb.weights import base_name, fetch
+from art_nb.weights import adapter_shape, base_name, fetch
 
 QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 IDS = [1, 40, 41, 42, 2, 1, 77, 78]
@@ -109,7 +109,7 @@ async def test_a_checkpoint_of_ours_begins_another_run(local, tiny_model_dir):
 
 
 @pytest.mark.parametrize(("fields", "error", "said"), [
-    ({"base_model_name_or_path": "nowhere"}, StoreError, "adapter .* was trained from 'nowhere', which is not to be had"),
+    ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not to be had"),
     ({"base_model_name_or_path": "no/such-model"}, StoreError, "no/such-model cannot be loaded"),
     ({"base_model_name_or_path": None}, StoreError, "does not say of which model"),
     ({"use_rslora": True}, StoreError, "use_rslora"), ({"r": 8}, TrainError, "does not fit"),
@@ -149,8 +149,8 @@ def test_other_kinds_of_adapters_are_refused(place):
     written = json.loads(file.read_text())
     file.write_text(json.dumps({k: v for k, v in written.items() if k != "r"} | {"peft_type": "IA3"}))
     with pytest.raises(StoreError, match="kind IA3"):
-        checkpoints.shape(place)
+        adapter_shape(place)
     (place / "adapter_model.safetensors").unlink()
     file.write_text(json.dumps(written))
     with pytest.raises(StoreError, match="no adapter_model.safetensors"):
-        checkpoints.shape(place)
+        adapter_shape(place)
