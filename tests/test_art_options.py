@@ -135,7 +135,7 @@ def test_results_are_made_as_arts_are():
     assert (local.step, local.checkpoint_path, local.checkpoint_ready) == (4, "checkpoints/0004", None)
     assert isinstance(local, art.TrainResult)
     with pytest.raises(ValueError, match="step"):
-        art.TrainResult("many")
+        art.TrainResult(step="many")
 
 
 def test_a_further_history_has_both_names():
