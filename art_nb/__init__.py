@@ -24,6 +24,7 @@ _HOMES = {
     "trajectories": "History Trajectory TrajectoryGroup",
     "capture": "capture_yielded_trajectory current_trajectory trajectory trajectory_group yield_trajectory",
     "interceptors": "no_capture",
+    "guided_completion": "",
     "gather": "gather_trajectories gather_trajectory_groups trajectory_group_batches",
     "tasks": "limit_concurrency retry",
     "store": "RunStore open_run",
@@ -53,7 +54,7 @@ _HOMES = {
 }
 _ADDS_TO = {"training": ["reports"], "trajectories": ["tokenized"]}        # what gives a module's classes more methods
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
-__all__ = [*_HOME_OF]
+__all__ = [*_HOME_OF, "dev"]
 
 
 def __getattr__(name: str):

@@ -29,7 +29,7 @@ _BACKEND = {"backends": "LocalBackend"}
 
 PATHS: dict[str, dict[str, str]] = {
     "backend": {"backends": "Backend"},
-    "errors": {"unavailable": "ARTError ForbiddenBucketCreationError LoRADeploymentError"
+    "errors": {"unavailable": "ARTError ForbiddenBucketCreationError LoRADeploymentError LoRADeploymentTimedOutError"
                               " UnsupportedBaseModelDeploymentError UnsupportedLoRADeploymentProviderError",
                "types": "LocalServingUnavailableError"},
     "local": _BACKEND, "local.backend": _BACKEND,
@@ -45,7 +45,7 @@ PATHS: dict[str, dict[str, str]] = {
     "serverless.backend": {"unavailable": "ServerlessBackend ServerlessTrainResult"},
     "skypilot": {"unavailable": "SkyPilotBackend"}, "skypilot.backend": {"unavailable": "SkyPilotBackend"},
     "tinker": {"unavailable": "TinkerBackend"}, "tinker_native": {"unavailable": "TinkerNativeBackend"},
-    "trainer_rank": {"unavailable": "TrainerRank"},
+    "trainer_rank": {"unavailable": "TrainerRank"}, "trajectories": {"entries": "LegacyHistory"},
     "types": {"unavailable": "ServerlessTrainResult", "dev": "LoRAConfig"},
     "dev": {}, "dev.engine": {"dev": "EngineArgs"}, "dev.openai_server": {"dev": "OpenAIServerConfig ServerArgs"},
     "dev.model": {"dev": "InitArgs InternalModelConfig LoRAConfig PeftArgs TrainerArgs VllmRuntimeArgs"},

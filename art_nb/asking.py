@@ -26,6 +26,7 @@ from .models import REGISTERED, Model
 from .rubrics import Question, Verdict, conversation, correction, judge_messages, read_scores
 from .trajectories import Trajectory
 from .types import BackendMissing, JudgeError
+from .weights import base_name
 
 # %% ../nbs/09_asking.ipynb #7e1bb810
 @dataclass(slots=True)
@@ -345,7 +346,7 @@ def local(
         raise JudgeError(f"no model{f' {wanted!r}' * bool(wanted)} is registered in this kernel, so there is no local "
                          "judge: `await model.register(art.LocalBackend())` first")
     options = {name: params.get(name, value) for name, value in DEFAULTS.items()}
-    asked_for = {"model": model.base_model, "max_tokens": 1, "logprobs": 20}
+    asked_for = {"model": base_name(model.base_model), "max_tokens": 1, "logprobs": 20}
 
     async def complete(prompt: str) -> Reply:
         create = _client(model, options).completions.create

@@ -29,17 +29,19 @@ from .lending import copied, lease
 from .memory import give_memory_back, if_full
 from .migrate import move_checkpoints
 from .models import Backend as Place
-from .options import chat_options, engine_options, home_key, init_options, lora_options, profiled
+from art_nb.options import (
+    adam_options, chat_options, engine_options, home_key, init_options, lora_options, profiled, step_options
+)
 from .policy import load_policy, pick_device, serve
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
-from .store import RunStore, keep_events
+from .store import keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from .unavailable import no_s3
-from .weights import fetch
+from .weights import adapter_directory, base_name, fetch
 from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
@@ -65,6 +67,7 @@ class LocalBackend:
     def __init__(self, *,
                  path: str | Path | None = None,        # where runs are kept; None: `.art` in the working directory
                  in_process: bool = True,               # ART's; there is no other way here
+                 enable_expert_replay: bool | None = None,      # ART's; means nothing here
                  sampler: str = "auto",                 # "transformers", "vllm", or what suits this machine
                  learner: str = "auto",                 # "peft", "unsloth"
                  profile: str | None = None,            # "t4": settings for such a machine, under what is said here
@@ -87,6 +90,9 @@ class LocalBackend:
         self._homes: dict[str, Home] = {}
         if not in_process:
             self.bus.warn_once("in_process", "LocalBackend always works in this process; in_process=False is ignored.")
+        if enable_expert_replay is not None:
+            self.bus.warn_once("enable_expert_replay", "LocalBackend: enable_expert_replay does nothing, no mixture of "
+                               "experts is trained here.")
 
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."
@@ -129,6 +135,8 @@ class LocalBackend:
                                          max_running=settings["max_running"], max_model_len=limit)
             undo.callback(sampler.close)
             learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
+            adam, = learner.optimizer.param_groups
+            adam.update(adam_options(model, self.bus, adam["betas"]))
             home = self._furnish(model, store, worker, policy, learner, sampler)
             undo.pop_all()
         return home
@@ -136,12 +144,15 @@ class LocalBackend:
     def _furnish(self, model, store, worker, policy, learner, sampler) -> Home:
         "On the worker: the newest checkpoint, served."
         chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
-        home = Home(model.name, model.base_model, store, worker, policy, learner, sampler, None, chat, model.run_name)
+        base, begun = base_name(model.base_model), adapter_directory(model.base_model)
+        home = Home(model.name, base, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = max(store.steps_saved(), default=0)
         if store.steps_saved():
-            checkpoints.load(store.checkpoint_dir(latest), learner, model.base_model)
+            checkpoints.load(store.checkpoint_dir(latest), learner, base)
         else:
-            checkpoints.save(store.checkpoint_dir(0), learner, step=0, base_model=model.base_model)
+            if begun:
+                checkpoints.load(begun, learner)
+            checkpoints.save(store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun))
         serve(policy)
         home.publish(latest)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)
@@ -172,7 +183,8 @@ class LocalBackend:
                  "scale_rewards": scale_rewards, "advantage_balance": advantage_balance,
                  "kl_penalty_coef": kl_penalty_coef}
         home, groups = self.home(model), [*trajectory_groups]
-        config = step_config(asked | options, self.bus, home.store, home.step)
+        given = {name: value for name, value in (asked | options).items() if value is not None}
+        config = step_config(step_options(model) | given, self.bus, home.store, home.step)
         result = await home.worker.result(self._train, model, groups, config, save_checkpoint)
         for group in groups:
             group.metadata["trained_step"] = result.step      # whoever judges it later knows
@@ -312,12 +324,12 @@ class LocalBackend:
         "Continue another run's newest checkpoint (at most `not_after_step`) in `model`, before it is registered."
         if from_s3_bucket:
             no_s3("_experimental_fork_checkpoint")
-        source = RunStore(self.path / (from_project or model.project) / "models" / from_model)
+        model.base_path = str(self.path)
+        source = model.model_copy(update={"run_name": from_model, "project": from_project or model.project}).store
         steps = [s for s in source.steps_saved() if not_after_step is None or s <= not_after_step]
         if not steps:
             raise StoreError(f"The run {from_model} has no checkpoint to fork" +
                              (f" up to step {not_after_step}." if not_after_step is not None else "."))
-        model.base_path = str(self.path)
         target = model.store.checkpoint_dir(max(steps))
         await asyncio.to_thread(checkpoints.fork, source.checkpoint_dir(max(steps)), target)
 

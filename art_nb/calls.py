@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Called', 'FORMATS', 'CALL_MARK', 'read_arguments', 'json_values', 'read_json', 'read_mistral', 'CallFormat',
-           'format_of', 'begun_call', 'call_format', 'CallStream', 'call_message', 'ReplyStream', 'in_words',
-           'has_place']
+           'format_of', 'begun_call', 'only_arguments', 'rest_of_call', 'call_format', 'CallStream', 'call_message',
+           'ReplyStream', 'in_words', 'has_place']
 
 # %% ../nbs/19_calls.ipynb #e876210a
 import json
@@ -86,6 +86,7 @@ class CallFormat:
     read: Callable[[str], tuple[str, list[Called]]]     # text and calls between the two; no calls: all of it is text
     begin: str = ""                             # what is written before the name of a call; empty: cannot be forced
     then: str = ""                              # and between the name and its arguments
+    end: str = ""                               # and after them
     at_start: bool = False                      # only a whole reply can be calls
     id_size: int = 24
 
@@ -95,11 +96,11 @@ def _only(read: Callable[[str], list[Called]]) -> Callable[[str], tuple[str, lis
 
 
 _HERMES = CallFormat(pattern(r"(?<!\s)\s*+<tool_call>"), ("<tool_call>",), "</tool_call>", _only(read_json),
-                     '<tool_call>\n{"name": ', ', "arguments": ')
+                     '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>")
 _LLAMA = CallFormat(pattern(r"\A\s*(?:<\|python_tag\|>\s*|(?=\{))"), ("<|python_tag|>",), "",
-                    _only(read_json), '{"name": ', ', "parameters": ', at_start=True)
+                    _only(read_json), '{"name": ', ', "parameters": ', "}", at_start=True)
 _MISTRAL = CallFormat(pattern(r"(?<!\s)\s*+\[TOOL_CALLS\]"), ("[TOOL_CALLS]",), "", _only(read_mistral),
-                      '[TOOL_CALLS] [{"name": ', ', "arguments": ', id_size=9)
+                      '[TOOL_CALLS] [{"name": ', ', "arguments": ', "}]", id_size=9)
 FORMATS = {"hermes": _HERMES, "llama3_json": _LLAMA, "mistral": _MISTRAL}      # under the names that vLLM has for them
 CALL_MARK = pattern(r"(?i)tool|python_tag|\[args\]|\[call_id\]")     # special tokens that are text: they mark calls
 
@@ -122,6 +123,29 @@ def begun_call(
         raise ServeError("tool_choice: this tool_call_parser cannot begin a call, send auto or none.",
                          param="tool_choice")
     return f'{form.begin}"' if name is None else f"{form.begin}{json.dumps(name)}{form.then}"
+
+# %% ../nbs/19_calls.ipynb #5efcd81c
+def only_arguments(schema: Any) -> dict | None:
+    """The one object that a JSON schema permits; None where it leaves a choice."""
+    try:
+        fields, needed = schema["properties"], schema.get("required", [])
+        values = {name: [spec["const"]] if "const" in spec else spec["enum"] for name, spec in fields.items()}
+        closed = fields or schema.get("additionalProperties") is False
+        one = closed and sorted(needed) == sorted(fields) and all(len(allowed) == 1 for allowed in values.values())
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return {name: allowed[0] for name, allowed in values.items()} if one else None
+
+
+def rest_of_call(
+    form: CallFormat,
+    tools: Tools | None,
+    name: str | None,  # of the tool that must be called
+) -> str:
+    """Write what follows a begun call whose arguments are all fixed; empty where something is left to choose."""
+    schemas = [tool["function"].get("parameters") for tool in tools or [] if tool["function"]["name"] == name]
+    only = only_arguments(schemas[0]) if len(schemas) == 1 else None
+    return "" if only is None else json.dumps(only, ensure_ascii=False) + form.end
 
 # %% ../nbs/19_calls.ipynb #1aa5f450
 def _read_by(parser, request, text: str) -> tuple[str, list[Called]]:

@@ -129,7 +129,7 @@ def fitting(directory: Path, policy: Policy) -> Adapter:
         raise StoreError(f"{directory} was trained with {', '.join(odd)}, which is not computed here: train on where "
                          "it came from, or merge it into its base model.")
     if wrong := misfit(policy, weights):
-        raise TrainError(wrong)
+        raise TrainError(f"{directory}: {wrong}")
     return weights
 
 

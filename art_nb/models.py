@@ -271,6 +271,12 @@ _LORA_NAMES = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "i
 REGISTERED: WeakValueDictionary = WeakValueDictionary()    # trainable models by id, in the order of registration
 
 
+def _without_meaning(config: Mapping[str, Any]) -> list[str]:
+    server = {f"server_args.{name}": value for name, value in (config.get("server_args") or {}).items()}
+    asked = {**config, **server, "server_args": None, "server_args.tool_call_parser": None}
+    return sorted(name for name, value in asked.items() if value is not None)
+
+
 class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType]):
     """A model whose weights a backend trains."""
 
@@ -318,6 +324,9 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         """Bind the model to a backend, load it and serve it."""
         self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)
+        if left := _without_meaning(_openai_client_config or {}):
+            self._bus.warn_once(f"client config {left}", "Settings of _openai_client_config without a meaning here, "
+                                                         f"left out: {', '.join(left)}.")
         url_key = await backend._prepare_backend_for_training(self, _openai_client_config)
         self.inference_base_url, self.inference_api_key = url_key
         self.inference_model_name, REGISTERED[id(self)] = backend._model_inference_name(self), self

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .batches import Segment, tree_attention
 from .operators import Packed, bf16_products, folded_product, rms_norm, rotate, token_logprobs
-from .types import TrainError
+from .types import StoreError, TrainError
 
 # %% ../nbs/25_policy.ipynb #aec73f85
 class LoRALinear(nn.Module):
@@ -295,7 +295,11 @@ def load_policy(path: str | Path,                 # directory of weights, or a h
     "The model at `path` with a fresh adapter."
     where = pick_device(device)
     kind = dtype or DTYPES.get(where.type, lambda: torch.bfloat16)()
-    config = AutoConfig.from_pretrained(path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be loaded ({str(error).splitlines()[0]}): give a directory of weights, or a "
+                         "hub name that can be reached from here.") from error
     model = AutoModelForCausalLM.from_pretrained(path, config=config.get_text_config(), dtype=kind).to(where)
     tokenizer = AutoTokenizer.from_pretrained(path)
     probe = tokenizer(PROBE)["input_ids"]

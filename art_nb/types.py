@@ -9,6 +9,7 @@ __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'TrainConfig', 
 
 # %% ../nbs/00_types.ipynb #d1f44add
 from collections.abc import Awaitable
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from httpx import Request
@@ -16,6 +17,7 @@ from openai import APIConnectionError
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 # %% ../nbs/00_types.ipynb #180a3195
 Message: TypeAlias = ChatCompletionMessageParam
@@ -48,24 +50,34 @@ class TrainSFTConfig(BaseModel):
     assistant_turns: Literal["all", "last"] = "all"
 
 # %% ../nbs/00_types.ipynb #1d8f3194
-class TrainResult(BaseModel):
+@dataclass
+class TrainResult:
     """What a train call returns: the new step and the numbers of the update."""
 
     step: int
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(config=ConfigDict(arbitrary_types_allowed=True))
 class LocalTrainResult(TrainResult):
     """A result whose checkpoint lies on this machine; `checkpoint_ready` is awaited when it is still being written."""
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
     checkpoint_path: str | None = None
-    checkpoint_ready: Awaitable[Any] | None = Field(None, exclude=True, repr=False)
+    checkpoint_ready: Awaitable[Any] | None = field(default=None, repr=False)
 
 # %% ../nbs/00_types.ipynb #0e5d6356
 class ArtError(Exception):
     """Base of every error that art_nb raises on purpose."""
+
+    @property
+    def detail(self) -> str:
+        """The message, under ART's name."""
+        return str(self)
+
+    @property
+    def status_code(self) -> int:
+        """The HTTP status that says as much."""
+        return getattr(self, "status", 500)
 
 
 class RolloutError(ArtError, RuntimeError):

@@ -7,8 +7,9 @@ __all__ = ['ARTError', 'Unavailable', 'ServerlessBackend', 'ServerlessTrainResul
            'SkyPilotBackend', 'MegatronBackend', 'MegatronRuntimeConfig', 'MegatronTopologyConfig', 'TrainerRank',
            'TogetherDeploymentConfig', 'WandbDeploymentConfig', 'LoRADeploymentError',
            'UnsupportedLoRADeploymentProviderError', 'UnsupportedBaseModelDeploymentError',
-           'ForbiddenBucketCreationError', 'init_megatron_runtime_config', 'get_megatron_runtime_config',
-           'deploy_model', 'no_s3', 'pull_model_from_s3', 'push_model_to_s3', 'pull_model_trajectories']
+           'LoRADeploymentTimedOutError', 'ForbiddenBucketCreationError', 'init_megatron_runtime_config',
+           'get_megatron_runtime_config', 'deploy_model', 'no_s3', 'pull_model_from_s3', 'push_model_to_s3',
+           'pull_model_trajectories']
 
 # %% ../nbs/06_unavailable.ipynb #33d7abc0
 from typing import Any, NoReturn
@@ -72,6 +73,8 @@ ARTError = ArtError
 class LoRADeploymentError(BackendMissing):
     """An adapter cannot be deployed."""
 
+    status_code = 400
+
 
 class UnsupportedLoRADeploymentProviderError(LoRADeploymentError):
     """A provider that takes no adapters."""
@@ -81,8 +84,16 @@ class UnsupportedBaseModelDeploymentError(LoRADeploymentError):
     """A base model whose adapters a provider does not serve."""
 
 
+class LoRADeploymentTimedOutError(LoRADeploymentError):
+    """A deployment that took too long."""
+
+    status_code = 504
+
+
 class ForbiddenBucketCreationError(BackendMissing):
     """A bucket that may not be made."""
+
+    status_code = 403
 
 
 def init_megatron_runtime_config(*args: Any, **options: Any) -> NoReturn:

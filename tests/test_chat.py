@@ -215,6 +215,21 @@ def test_siblings_with_the_same_words():
     assert chat._memory._size == sum(said.size for said in kept)
 
 
+def test_a_request_tells_the_template_more():
+    chat = ChatFormat(BYTES, "{{ style }}" + CHATML, {"style": "calm"})
+    start = [{"role": "user", "content": "a"}]
+    brisk = chat.with_template({"style": "brisk"})
+    prompt, sampled = brisk.prompt_ids(start), [*ids_of(BYTES, "b"), *ids_of(BYTES, "2"), END]
+    brisk.remember(start, None, prompt, sampled, brisk.reply("b2"))
+    later = [*start, {"role": "assistant", "content": "b2"}, {"role": "user", "content": "c"}]
+    assert chat.with_template({"style": "brisk"}).prompt_ids(later)[:len(prompt) + 3] == prompt + sampled
+    assert BYTES.decode(prompt).startswith("brisk<|im_start|>")
+    assert BYTES.decode(chat.prompt_ids(later)).startswith("calm<|im_start|>")
+    for clash in ("messages", "tools", "chat_template", "tokenize"):
+        with pytest.raises(ServeError, match="chat template refuses"):
+            chat.with_template({clash: "mine"}).prompt_ids(start)
+
+
 def test_memory_is_bounded_and_forgetting_is_safe():
     chat, messages = ChatFormat(BYTES, memory_bytes=2000), [{"role": "user", "content": "go"}]
     for turn in range(40):

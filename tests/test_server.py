@@ -139,9 +139,38 @@ async def test_parameters_arrive(client):
     p = client.served.service.sampler.calls[-1][1]
     assert (p.max_tokens, p.temperature, p.top_p, p.top_k, p.min_p, p.seed, p.stop, p.ignore_eos) == (
         9, 0.5, 0.9, 5, 0.1, -3, ("a", "b"), True)
+    assert client.served.service.chat.told == {"x": 1}
     await client.chat.completions.create(model="base", messages=HI, max_tokens=10**9, temperature=1e-8)
     p = client.served.service.sampler.calls[-1][1]
     assert (p.max_tokens, p.temperature, p.seed, p.stop) == (4096 - 19, 0.0, None, ())
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_the_prompts_ids_are_on_the_body_where_they_are_asked_for(client, asked):
+    options = {"model": "base", "messages": HI, "n": 2, "extra_body": {"return_token_ids": asked}}
+    ids = list(b"<user>Hi<assistant>") if asked else None
+    answer = await client.chat.completions.create(**options)
+    assert (answer.model_extra or {}).get("prompt_token_ids") == ids
+    chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
+    for index in range(2):
+        told = [(c.model_extra or {}).get("prompt_token_ids") for c in chunks if c.choices[0].index == index]
+        assert told[0] == ids
+        assert told[-1] is None                 # once is enough
+    whole = await client.completions.create(model="base", prompt=["a"], extra_body={"return_token_ids": asked})
+    assert (whole.model_extra or {}).get("prompt_token_ids") == ([97] if asked else None)
+    two = await client.completions.create(model="base", prompt=["a", "b"], extra_body={"return_token_ids": asked})
+    assert "prompt_token_ids" not in (two.model_extra or {})
+
+
+async def test_tokens_are_called_by_their_ids_where_that_is_asked_for(client):
+    named = {"extra_body": {"return_tokens_as_token_ids": True}}
+    answer = await client.chat.completions.create(model="base", messages=HI, logprobs=True, top_logprobs=2, **named)
+    entries = answer.choices[0].logprobs.content
+    assert [entry.token for entry in entries] == [f"token_id:{i}" for i in HELLO]
+    assert bytes(entries[0].bytes) == b"token_id:72"
+    assert [top.token for top in entries[0].top_logprobs][0] == "token_id:72"
+    text = await client.completions.create(model="base", prompt="a", logprobs=1, **named)
+    assert text.choices[0].logprobs.tokens == [f"token_id:{i}" for i in HELLO]
 
 
 CALL = '<tool_call>{"name": "play", "arguments": {"cell": "b2"}}</tool_call>'
@@ -256,6 +285,10 @@ async def test_models_health_metrics(client):
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
     ({"presence_penalty": 0.5}, 400, "presence_penalty", None),
     ({"temprature": 1}, 400, "temprature", None),
+    ({"return_token_ids": "yes"}, 400, "return_token_ids", None),
+    ({"chat_template_kwargs": ["x"]}, 400, "chat_template_kwargs", None),
+    ({"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice", None),
+    ({"guided_choice": ["x"]}, 400, "guided_choice", None),
 ])
 def test_bad_requests_name_the_field(shared, change, status, param, code):
     answer = raw(shared, "/v1/chat/completions", json.dumps({"model": "base", "messages": HI} | change).encode())

@@ -19,7 +19,8 @@ GOOD = {
 }
 FIELDS = """model messages prompt n stream stream_options temperature top_p top_k min_p seed stop max_tokens
     max_completion_tokens logprobs top_logprobs tools tool_choice echo logit_bias response_format user audio functions
-    best_of role content nonsense""".split()
+    best_of role content nonsense guided_choice structured_outputs chat_template_kwargs return_token_ids
+    return_tokens_as_token_ids""".split()
 
 leaves = (st.none() | st.booleans() | st.integers(-5, 30) | st.integers() | st.floats() | st.text(max_size=9)
           | st.sampled_from([2**63, -2**63, 10**400, 1e308, "auto", "length", "\ud800", "\x00", "text", "user"]))

@@ -3,6 +3,8 @@ import asyncio
 import os
 import random
 
+from art_nb.local import LocalBackend
+
 import art_nb as art
 
 random.seed(7)
@@ -21,7 +23,7 @@ async def rollout(model: art.Model, task: str) -> art.Trajectory:
     helper = art.Trajectory(messages_and_choices=[{"role": "user", "content": f"Check: {plan.message.content}"}])
     checked = await say(model, helper.messages())
     trajectory.additional_histories.append(
-        art.trajectories.History(messages_and_choices=[*helper.messages_and_choices, checked]))
+        art.trajectories.LegacyHistory(messages_and_choices=[*helper.messages_and_choices, checked]))
     trajectory.messages_and_choices.append({"role": "user", "content": f"It said: {checked.message.content}"})
     trajectory.messages_and_choices.append(await say(model, trajectory.messages()))
     trajectory.reward = random.random()
@@ -30,8 +32,9 @@ async def rollout(model: art.Model, task: str) -> art.Trajectory:
 
 
 async def main():
-    model = art.TrainableModel(name="pair", project="agents", base_model=os.environ["IDIOM_MODEL"])
-    backend = art.backend("local", path=".art")
+    model = art.TrainableModel(
+        name="pair", run_name="pair-001", project="agents", base_model=os.environ["IDIOM_MODEL"])
+    backend = LocalBackend(path=".art")
     await model.register(backend)
     for _ in range(2):
         groups = await art.gather_trajectory_groups(
