@@ -118,4 +118,4 @@ class Tracker:
 
     def _give_up(self, model, message: str) -> None:
         self.failed = True
-        model._say_once("wandb", message)
+        model._say_once(f"wandb {model.name}", message)
