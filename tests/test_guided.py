@@ -3,9 +3,9 @@ from typing import Literal
 
 import openai
 import pytest
-from homes import at_home
 from openai.types.chat import ChatCompletion
 from pydantic import create_model
+from tiny import CHATML
 
 import art_nb as art
 from art_nb.calls import only_arguments
@@ -18,11 +18,17 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
     for name in ("look", "play")]
 
 
+OFFER = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+
+
 @pytest.fixture
 async def home(tiny_model_dir, tmp_path):
-    """A registered model and its backend."""
-    async with at_home(tiny_model_dir, tmp_path) as found:
-        yield found
+    """A registered model, told of its tools in few words, and its backend."""
+    model = art.TrainableModel(name="student", project="tests", base_model=str(tiny_model_dir),
+                               _internal_config={"chat_template": OFFER + CHATML})
+    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
+        await model.register(backend)
+        yield model, backend
 
 
 def teacher(**message):
