@@ -29,9 +29,8 @@ from .lending import copied, lease
 from .memory import give_memory_back, if_full
 from .migrate import move_checkpoints
 from .models import Backend as Place
-from art_nb.options import (
-    adam_options, chat_options, engine_options, home_key, init_options, lora_options, profiled, step_options
-)
+from .options import adam_options, chat_options, engine_options, home_key
+from .options import init_options, lora_options, profiled, step_options
 from .policy import load_policy, pick_device, serve
 from .server import Endpoint
 from .serving import served_name

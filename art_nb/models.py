@@ -28,6 +28,7 @@ from .costs import CostCalculator
 from .events import Bus
 from .metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from .store import RunStore
+from .tracking import Tracker, noted
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import StoreError, TrainConfig, TrainResult, TrainSFTConfig
 
@@ -101,6 +102,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
     _bus: Bus = PrivateAttr(default_factory=Bus)    # on which the model says what the person should know
     _said: set[str] = PrivateAttr(default_factory=set)
     _wandb_config: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _tracker: Tracker = PrivateAttr(default_factory=Tracker)
     _metrics: MetricsBuilder | None = PrivateAttr(None)    # made when first asked for, from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
 
@@ -140,6 +142,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     async def register(self, backend: Backend) -> None:
         """Bind the model to a backend and write its model.json."""
+        self._tracker.reports(self)                 # what is asked for and missing is said before anything is loaded
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._write_record)
         self._backend, self._clients = backend, WeakKeyDictionary()
@@ -203,10 +206,9 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         self.overwrite_state(state)
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Note settings of the run for a tracker; raises ValueError where a noted one would change."""
-        if changed := sorted(k for k in config.keys() & self._wandb_config if self._wandb_config[k] != config[k]):
-            raise ValueError(f"{', '.join(changed)} of {self.name} cannot change once noted; give a new run_name")
-        self._wandb_config = {**self._wandb_config, **config}
+        """Note settings of the run for W&B; raises ValueError where a noted one would change."""
+        self._wandb_config = noted(self._wandb_config, config)
+        self._tracker.configure(self)
 
     def metrics_builder(
         self,
@@ -258,6 +260,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         if row:
             row |= {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
             self.store.append_history(row)
+            self._tracker.send(self, row)
         if self._backend is not None:
             self._backend._log(self, groups, split, step, row)
         return row
