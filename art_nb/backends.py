@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 import torch
@@ -38,7 +38,7 @@ from .store import RunStore, keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
-from .unavailable import no_s3
+from .unavailable import deploy_model, no_s3
 from .weights import fetch
 from .worker import Worker
 
@@ -354,6 +354,15 @@ class LocalBackend:
         return lease(self.home(model), step)
 
     exact_adapter_lease = adapter_lease
+
+    async def prune_model_adapters(self, model, *, retain_steps: Iterable[int]) -> None:
+        "Let go of the other steps' adapters, the newest and the leased excepted; asked for again, they are read again."
+        if (home := self._homes.get(home_key(model))) is not None:
+            home.unload({*home.sampler.loaded()} - {*map(home.key, retain_steps)})
+
+    async def _experimental_deploy(self, deploy_to: Any, model, step: int | None = None, **options) -> None:
+        "Raise, and say where the checkpoint lies."
+        await deploy_model(model, await self._experimental_pull_model_checkpoint(model, step=step))
 
     def _close(self) -> None:
         homes, self._homes = list(self._homes.values()), {}
