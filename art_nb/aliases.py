@@ -33,6 +33,8 @@ PATHS: dict[str, dict[str, str]] = {
                               " UnsupportedBaseModelDeploymentError UnsupportedLoRADeploymentProviderError",
                "types": "LocalServingUnavailableError"},
     "local": _BACKEND, "local.backend": _BACKEND,
+    "distributed": {"unavailable": "ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec"
+                                   " ReplicaManager"},
     "megatron": {"unavailable": "MegatronBackend"}, "megatron.backend": {"unavailable": "MegatronBackend"},
     "model": {"models": "Model TrainableModel"},
     "pipeline_trainer": {"pipeline": "CheckpointInfo CheckpointRetentionContext CheckpointRetentionStrategy"

@@ -8,11 +8,11 @@ __all__ = ['BACKENDS', 'Backend', 'backend', 'LocalBackend']
 # %% ../nbs/40_backends.ipynb #09c48225
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 import torch
@@ -39,8 +39,13 @@ from .store import keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
+<<<<<<< HEAD
 from .unavailable import no_s3
 from .weights import adapter_directory, base_name, fetch
+=======
+from .unavailable import deploy_model, no_s3
+from .weights import fetch
+>>>>>>> s8_tests8
 from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
@@ -87,11 +92,18 @@ class LocalBackend:
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
+<<<<<<< HEAD
         if not in_process:
             self.bus.warn_once("in_process", "LocalBackend always works in this process; in_process=False is ignored.")
         if enable_expert_replay is not None:
             self.bus.warn_once("enable_expert_replay", "LocalBackend: enable_expert_replay does nothing, no mixture of "
                                "experts is trained here.")
+=======
+        with self._aloud():
+            if not in_process:
+                self.bus.warn_once("in_process",
+                                   "LocalBackend always works in this process; in_process=False is ignored.")
+>>>>>>> s8_tests8
 
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."
@@ -108,17 +120,30 @@ class LocalBackend:
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = Worker(f"art-nb-{model.name}")
         try:
-            opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
-            home = await asyncio.wrap_future(opened)
+            with self._aloud():
+                opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
+                home = await asyncio.wrap_future(opened)
         except BaseException:
             await asyncio.to_thread(worker.close)
             raise
         self._homes[home_key(model)] = home
         home.forget = keep_events(store, self.bus, home.run)
+        self._introduce(home, who, whom)
+
+    def _introduce(self, home: Home, who: str, whom: str) -> None:
+        policy = home.policy
         if self.verbose:
-            print(f"{model.name}: {model.base_model} on {home.policy.device} in {str(home.policy.dtype)[6:]}, sampled "
-                  f"by {who}, trained by {whom} (rank {home.policy.rank}); step {home.step}; "
-                  f"{home.endpoint.base_url}")
+            print(f"{home.name}: {home.base_model} on {policy.device} in {str(policy.dtype)[6:]}, sampled by {who}, "
+                  f"trained by {whom} (rank {policy.rank}); step {home.step}; {home.endpoint.base_url}")
+
+    @contextmanager
+    def _aloud(self) -> Iterator[None]:
+        "Inside, warnings are printed, for nobody else may be listening yet."
+        end = self.bus.subscribe(lambda event: print(event.message), Warned) if self.verbose else lambda: None
+        try:
+            yield
+        finally:
+            end()
 
     def _open(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
         "On the worker; what fails half-way leaves nothing behind."
@@ -353,6 +378,15 @@ class LocalBackend:
         return lease(self.home(model), step)
 
     exact_adapter_lease = adapter_lease
+
+    async def prune_model_adapters(self, model, *, retain_steps: Iterable[int]) -> None:
+        "Let go of the other steps' adapters, the newest and the leased excepted; asked for again, they are read again."
+        if (home := self._homes.get(home_key(model))) is not None:
+            home.unload({*home.sampler.loaded()} - {*map(home.key, retain_steps)})
+
+    async def _experimental_deploy(self, deploy_to: Any, model, step: int | None = None, **options) -> None:
+        "Raise, and say where the checkpoint lies."
+        await deploy_model(model, await self._experimental_pull_model_checkpoint(model, step=step))
 
     def _close(self) -> None:
         homes, self._homes = list(self._homes.values()), {}

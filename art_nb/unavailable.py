@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['ARTError', 'Unavailable', 'ServerlessBackend', 'ServerlessTrainResult', 'TinkerBackend', 'TinkerNativeBackend',
            'SkyPilotBackend', 'MegatronBackend', 'MegatronRuntimeConfig', 'MegatronTopologyConfig', 'TrainerRank',
-           'TogetherDeploymentConfig', 'WandbDeploymentConfig', 'LoRADeploymentError',
+           'TogetherDeploymentConfig', 'WandbDeploymentConfig', 'Distributed', 'ArtRuntime', 'ClusterSpec', 'HostSpec',
+           'GpuPlacement', 'ReplicaManager', 'DistributedRolloutExecutor', 'LoRADeploymentError',
            'UnsupportedLoRADeploymentProviderError', 'UnsupportedBaseModelDeploymentError',
            'LoRADeploymentTimedOutError', 'ForbiddenBucketCreationError', 'init_megatron_runtime_config',
            'get_megatron_runtime_config', 'deploy_model', 'no_s3', 'pull_model_from_s3', 'push_model_to_s3',
            'pull_model_trajectories']
 
 # %% ../nbs/06_unavailable.ipynb #33d7abc0
+from inspect import getdoc
 from typing import Any, NoReturn
 
 from .types import ArtError, BackendMissing
 
 # %% ../nbs/06_unavailable.ipynb #878b3042
 class Unavailable:
-    "Raises BackendMissing with its own docstring when it is made."
+    "Raises BackendMissing when it is made, with the docstring of its class."
     def __init__(self, *args: Any, **options: Any) -> None:
-        raise BackendMissing(f"{type(self).__name__}: {type(self).__doc__}")
+        raise BackendMissing(f"{type(self).__name__}: {getdoc(type(self))}")
 
 
 class ServerlessBackend(Unavailable):
@@ -35,8 +37,7 @@ class TinkerBackend(Unavailable):
     "it trains through the paid API of Tinker, which this workbench does not speak; use art.LocalBackend()."
 
 
-class TinkerNativeBackend(Unavailable):
-    "it trains through the paid API of Tinker, which this workbench does not speak; use art.LocalBackend()."
+class TinkerNativeBackend(TinkerBackend): ...
 
 
 class SkyPilotBackend(Unavailable):
@@ -65,6 +66,28 @@ class TogetherDeploymentConfig(Unavailable):
 
 class WandbDeploymentConfig(Unavailable):
     "nothing is deployed from here; the checkpoint is a PEFT directory that any vLLM serves with --lora-modules."
+
+# %% ../nbs/06_unavailable.ipynb #82eff865
+class Distributed(Unavailable):
+    "it spreads a training over hosts; here one machine trains: art.LocalBackend(), afar art.Backend(base_url=...)."
+
+
+class ArtRuntime(Distributed): ...
+
+
+class ClusterSpec(Distributed): ...
+
+
+class HostSpec(Distributed): ...
+
+
+class GpuPlacement(Distributed): ...
+
+
+class ReplicaManager(Distributed): ...
+
+
+class DistributedRolloutExecutor(Distributed): ...
 
 # %% ../nbs/06_unavailable.ipynb #ffa739b4
 ARTError = ArtError

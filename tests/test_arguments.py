@@ -118,6 +118,68 @@ async def test_the_older_spelling_reaches_the_loss(model):
     assert found["loss_options"] == {"eps_low": 0.3, "eps_high": 0.3, "level": "sequence"}
 
 
+EXPERIMENTAL = art.dev.TrainConfig(
+    advantage_balance=0.25, allow_training_without_logprobs=False, epsilon=0.3, epsilon_high=0.4,
+    importance_sampling_level="average", kimi_k2_tau=0.1, kl_penalty_coef=0.05, kl_penalty_reference_step=0,
+    kl_penalty_source="sample", kl_penalty_step_lag=1, kl_ref_adapter_path=None, logprob_calculation_chunk_size=8,
+    mask_prob_ratio=True, max_negative_advantage_importance_sampling_weight=2.0, moe_routing_replay_bundle=None,
+    moe_routing_replay_path=None, moe_routing_replay_strict=False, num_trajectories_learning_rate_multiplier_power=0.5,
+    packed_sequence_length=256, plot_tensors=False, ppo=True, precalculate_logprobs=True,
+    scale_learning_rate_by_reward_std_dev=False, scale_rewards=False, truncated_importance_sampling=2.0)
+ARRIVED = {
+    "learning_rate": 5e-6, "balance": 0.25, "allow_missing_logprobs": False, "kl_shaping": 0.05, "kl_source": "sample",
+    "row_power": 0.5, "max_length": 256, "loss": "ppo", "rescored": True, "mismatch": "tis",
+    "mismatch_options": {"is_max": 2.0}, "scale": "none", "loss_options": {
+        "eps_low": 0.3, "eps_high": 0.4, "level": "average", "mask_prob_ratio": True, "kimi_k2_tau": 0.1,
+        "max_negative_advantage_importance_sampling_weight": 2.0}}
+
+
+async def test_every_field_of_arts_configurations_arrives(model, local):
+    said, group = [], await a_group(model)
+    local.bus.subscribe(said.append, Warned)
+    config = TrainConfig(learning_rate=1e-3, kl_penalty_coef=0.1, kl_penalty_source="sample",
+                         grad_accumulation_sequences=2, optimizer_save_interval=2, final_training_step=9)
+    assert config.model_fields_set == TrainConfig.model_fields.keys() - {"beta"}
+    assert EXPERIMENTAL.keys() == art.dev.TrainConfig.__annotations__.keys()
+    await model.train([group], config=config)
+    found = config_of(model, 1)
+    assert [found[name] for name in ("learning_rate", "kl_shaping", "kl_source", "rows_per_step")] == [
+        1e-3, 0.1, "sample", 2]
+    await model.train([group], _config=EXPERIMENTAL)
+    found = config_of(model, 2)
+    wanted = ARRIVED | {"kl_reference": str(model.store.checkpoint_dir(0))}
+    assert {name: found[name] for name in wanted} == wanted
+    assert said == []
+
+
+async def test_each_option_of_a_call_moves_the_loss(model, local):
+    group, band, found = await a_group(model), {"epsilon": 0.01, "epsilon_high": 0.01}, {}
+    await local.train(model, [group], learning_rate=2e-2)           # the ratios are no longer 1
+    calls = {"plain": {}, "centred": {"scale_rewards": False}, "tau": {"kimi_k2_tau": 0.5},
+             "capped": {"max_negative_advantage_importance_sampling_weight": 0.5}, "band": band,
+             "masked": band | {"mask_prob_ratio": True}}
+    for name, call in calls.items():
+        found[name] = (await local.train(model, [group], learning_rate=0.0, **call)).metrics["loss/train"]
+    assert found["centred"] == pytest.approx(found["plain"] * np.std([t.reward for t in group]), rel=1e-3)
+    assert len({round(loss, 4) for loss in found.values()}) == len(calls)
+    again = await local.train(model, [group], learning_rate=0.0, normalize_advantages=False)
+    assert again.metrics["loss/train"] == pytest.approx(found["centred"])
+
+
+async def test_what_does_nothing_here_changes_nothing_and_says_so(model, local):
+    said, group = [], await a_group(model)
+    local.bus.subscribe(lambda event: said.append(event.message), Warned)
+    needless = {"optimizer_save_interval": 1, "final_training_step": 3, "moe_routing_replay_strict": False}
+    noted = {"moe_routing_replay_bundle": {"layers": 1}, "moe_routing_replay_path": "routes",
+             "scale_learning_rate_by_reward_std_dev": True}
+    plain = await local.train(model, [group], learning_rate=0.0)
+    for _ in range(2):
+        told = await local.train(model, [group], learning_rate=0.0, **needless, **noted)
+        assert told.metrics["loss/train"] == plain.metrics["loss/train"]
+    assert config_of(model, 3) == config_of(model, 2) == config_of(model, 1)
+    assert [name in message for name, message in zip(noted, said, strict=True)] == [True] * 3
+
+
 def some_rows(count=4):
     rng = np.random.default_rng(0)
     made = []

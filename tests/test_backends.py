@@ -18,7 +18,7 @@ from homes import QUESTION, ask, heard, saved_adapter
 
 import art_nb as art
 from art_nb import checkpoints
-from art_nb.events import CheckpointSaved, SignalReport, Warned
+from art_nb.events import Bus, CheckpointSaved, SignalReport, Warned
 from art_nb.policy import load_adapter, load_policy, sequence_logprobs, serve
 from art_nb.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
 
@@ -171,6 +171,64 @@ async def test_unknown_options_are_announced_once(named, local):
         "train(): plot_tensors draws nothing: art.view(model.store.path) shows each token's advantage, ratio and "
         "logprobs.",
         "train() ignores learning_curve: this learner has no such option."]
+
+
+async def test_what_a_model_asks_for_in_vain_is_said_once(named, tmp_path, capsys):
+    asked = {"trainer_args": {"optim": "sgd"}, "init_args": {"fast_inference": True},
+             "engine_args": {"enforce_eager": True}}
+    bus, said = Bus(), []
+    bus.subscribe(lambda event: said.append(event.message), Warned)
+    async with art.LocalBackend(path=tmp_path, in_process=False, sampler="transformers", bus=bus) as backend:
+        model = named(_internal_config=asked)
+        for _ in range(2):
+            await model.register(backend)
+    printed = capsys.readouterr().out
+    for words in ("in_process=False", "trainer_args", "init_args.fast_inference", "engine_args are vLLM's"):
+        assert printed.count(words) == len([message for message in said if words in message]) == 1
+
+
+async def test_alpha_and_seed_of_the_adapter_are_the_models(named, local):
+    plain, newer = named("plain"), named("newer", lora_config={"alpha": 32, "random_state": 7})
+    older = named("older", _internal_config={"peft_args": {"lora_alpha": 32, "random_state": 7}})
+    for model, alpha in ((plain, 16), (newer, 32), (older, 32)):
+        await model.register(local)
+        policy = local.home(model).policy
+        assert policy.alpha == alpha
+        assert {layer.scale for layer in policy.layers.values()} == {alpha / 8}
+    assert saved_adapter(older, 0) == saved_adapter(newer, 0) != saved_adapter(plain, 0)
+    assert checkpoints.fitting(newer.store.checkpoint_dir(0), local.home(newer).policy)
+    with pytest.raises(StoreError, match="lora_alpha 32"):
+        checkpoints.fitting(newer.store.checkpoint_dir(0), local.home(plain).policy)
+
+
+@pytest.mark.parametrize("how", ["chat_template", "chat_template_path"])
+async def test_the_models_own_template_prints_its_prompts(named, local, tmp_path, how):
+    template = "{{ mood }}: {{ messages[-1]['content'] }}{% if add_generation_prompt %} ->{% endif %}"
+    path = tmp_path / "mine.jinja"
+    path.write_text(template)
+    settings = {how: {"chat_template": template, "chat_template_path": str(path)}[how]}
+    model = named(_internal_config=settings | {"chat_template_kwargs": {"mood": "calm"}})
+    await model.register(local)
+    choice = (await a_group(model, size=1)).trajectories[0].messages_and_choices[-1]
+    prompt = local.home(model).chat.tokenizer.decode(choice.model_extra["prompt_token_ids"])
+    assert prompt == f"calm: {QUESTION[0]['content']} ->"
+
+
+async def test_a_step_may_stay_in_memory(named, local):
+    model = named()
+    await model.register(local)
+    group, before = await a_group(model), await greedy(model)
+    result = await local.train(model, [group], learning_rate=5e-2, save_checkpoint=False)
+    assert (result.step, result.checkpoint_path, await model.get_step()) == (1, None, 1)
+    assert model.store.steps_saved() == [0]
+    now, so_called = await greedy(model), await greedy(model, "ttt@1")
+    assert abs(before[1][0] - now[1][0]) > 2 * NEAR
+    assert now[0] == so_called[0]
+    np.testing.assert_allclose(now[1], so_called[1], atol=NEAR)
+    choice = (await a_group(model, size=1)).trajectories[0].messages_and_choices[-1]
+    assert choice.model_extra["policy_version"] == 1
+    assert (await local.train(model, [group], learning_rate=1e-2)).checkpoint_path is not None
+    assert model.store.steps_saved() == [0, 2]
 
 
 @pytest.mark.parametrize("options", [{"loss_fn": "cispoo"}, {"reduction": "tokens"}, {"scale": "groups"}], ids=str)

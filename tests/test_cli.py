@@ -88,6 +88,13 @@ def test_the_console_script_is_installed():
     assert "art-nb=art_nb.cli:main" in ini["DEFAULT"]["console_scripts"].split()
 
 
+@pytest.mark.parametrize(("words", "instead"), [
+    (["install-skills", "."], "art-nb init"), (["runtime", "prepare"], "art-nb doctor"),
+    (["runtime", "status", "--size"], "art-nb doctor")])
+def test_a_command_that_only_art_has_names_ours(words, instead):
+    assert instead in refused(call(*words))
+
+
 # init
 
 def test_the_starter_is_a_notebook_or_a_script():

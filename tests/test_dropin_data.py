@@ -520,6 +520,23 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
     assert not +local.home(model).leased
 
 
+async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
+    monkeypatch.setattr("art_nb.homes.KEEP_S", 600)
+    model = named()
+    await local.prune_model_adapters(model, retain_steps=set())         # not registered: there are none
+    await model.register(local)
+    group, loaded = await a_group(model), local.home(model).sampler.loaded
+    for step in range(3):
+        await ask(model, f"ttt@{step}")
+        await local.train(model, [group], learning_rate=1e-3)
+    async with local.adapter_lease(model, 0):
+        await local.prune_model_adapters(model, retain_steps={1})
+        assert sorted(loaded()) == ["ttt@0", "ttt@1", "ttt@3"]
+    await local.prune_model_adapters(model, retain_steps=[3])
+    assert loaded() == ["ttt@3"]
+    assert (await ask(model, "ttt@2")).model_extra["policy_version"] == 2
+
+
 async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     model = named()
     await model.register(local)
@@ -538,4 +555,6 @@ async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     assert all(bool((taken[name] == kept[name]).all()) for name in kept)
     with pytest.raises(StoreError, match="step 7"):
         await pull(model, step=7, s3_bucket="bucket")
+    with pytest.raises(BackendMissing, match=f"--lora-modules.*{newest}"):
+        await local._experimental_deploy("together", model, s3_bucket="bucket", verbose=True, wait_for_completion=False)
     assert await local._experimental_pull_model_checkpoint(named("ttt")) == str(newest)     # not registered, same run

@@ -54,6 +54,8 @@ LINES = [
     "from art_nb.megatron import MegatronBackend",
     "from art_nb.skypilot import SkyPilotBackend",
     "from art_nb.trainer_rank import TrainerRank",
+    "from art_nb.distributed import ArtRuntime, ClusterSpec, DistributedRolloutExecutor, GpuPlacement, HostSpec",
+    "from art_nb.distributed import ReplicaManager",
 ]
 TOP = ("dev LoRAConfig LocalServingUnavailableError LocalTrainResult MegatronRuntimeConfig MegatronTopologyConfig "
        "ServerlessBackend ServerlessTrainResult get_megatron_runtime_config init_megatron_runtime_config").split()
@@ -157,6 +159,29 @@ def test_a_path_is_a_module_like_others():
 def test_what_cannot_exist_names_the_way_out(name):
     with pytest.raises(BackendMissing, match="art.LocalBackend"):
         getattr(art, name)(api_key="key")
+
+
+@pytest.mark.parametrize(("path", "name", "instead"), [
+    ("skypilot", "SkyPilotBackend", "art.LocalBackend"), ("tinker", "TinkerBackend", "art.LocalBackend"),
+    ("tinker_native", "TinkerNativeBackend", "art.LocalBackend"), ("trainer_rank", "TrainerRank", "loss_fn="),
+    ("utils.deployment", "TogetherDeploymentConfig", "PEFT directory"),
+    ("utils.deployment", "WandbDeploymentConfig", "--lora-modules"),
+    ("utils.benchmarking.pull_model_trajectories", "pull_model_trajectories", "aws s3 sync"),
+    *(("distributed", name, "art.Backend") for name in homes("distributed"))])
+async def test_what_has_a_path_of_its_own_names_the_way_out_too(path, name, instead):
+    use = getattr(importlib.import_module(f"art_nb.{path}"), name)
+    with pytest.raises(BackendMissing, match=instead) as told:
+        await use(api_key="key")
+    assert str(told.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(("name", "family"), [
+    ("ForbiddenBucketCreationError", "ARTError"), ("LoRADeploymentError", "ARTError"),
+    ("UnsupportedLoRADeploymentProviderError", "LoRADeploymentError"),
+    ("UnsupportedBaseModelDeploymentError", "LoRADeploymentError")])
+def test_an_error_of_art_is_caught_as_in_art(name, family):
+    with pytest.raises(getattr(art.errors, family), match="no such provider"):
+        raise getattr(art.errors, name)("no such provider")
 
 
 async def test_nothing_is_deployed_and_nothing_goes_to_s3(tmp_path):

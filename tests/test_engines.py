@@ -6,6 +6,8 @@ import pytest
 import art_nb as art
 from art_nb import guests
 from art_nb.engines import choose_learner, choose_sampler
+from art_nb.events import Bus
+from art_nb.options import init_options
 from art_nb.types import BackendMissing
 
 
@@ -53,6 +55,21 @@ def test_versions_found_and_wanted_are_named(packages, package, said):
     except BackendMissing as error:
         found = str(error)
     assert found.startswith(said)
+
+
+@pytest.mark.parametrize(("settings", "instead"), [
+    ({"vllm_runtime": {"mode": "external", "server_url": "http://gpu:8000"}}, 'LocalBackend(sampler="vllm")'),
+    ({"rollout_weight_update_mode": "in_flight_lora"}, "max_staleness"),
+    ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "CUDA_VISIBLE_DEVICES"),
+    ({"rollout_weight_update_mode": "step_lora", "tinker_args": None}, None)], ids=lambda case: "")
+def test_settings_of_other_machines_name_what_there_is_here(settings, instead):
+    bus, said = Bus(), []
+    bus.subscribe(lambda event: said.append(event.message))
+    model = art.TrainableModel(name="ttt", project="tests", base_model="b",
+                               _internal_config=art.dev.InternalModelConfig(**settings))
+    assert init_options(model, bus) == {}
+    assert [message.count(instead) for message in said] == [1] * bool(instead)
+    assert all(name in message for message in said for name in settings)
 
 
 def test_auto_takes_what_the_machine_has(packages):

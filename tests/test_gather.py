@@ -349,18 +349,35 @@ def test_running_means():
     assert means.postfix(0, total_tokens=True)["total_completion_tokens"] == 40
 
 
-async def test_the_bar_counts_every_rollout_once(monkeypatch):
+@pytest.fixture
+def bars(monkeypatch):
+    """The bars that were drawn, real ones that write elsewhere."""
     import tqdm.auto
 
-    bars = []
+    drawn = []
 
-    class Bar(tqdm.std.tqdm):    # the real bar, writing elsewhere
+    class Bar(tqdm.std.tqdm):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs, file=io.StringIO())
-            bars.append(self)
+            drawn.append(self)
 
     monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    return drawn
 
+
+async def test_what_stands_behind_the_bar_can_be_chosen(bars):
+    def rollouts():
+        return [make(1, entries=[sampled(4)]), make(3, entries=[sampled(2)])]
+
+    await gather_trajectory_groups([TrajectoryGroup(rollouts())])
+    await gather_trajectory_groups([TrajectoryGroup(rollouts())], max_metrics=1)
+    await gather_trajectory_groups([TrajectoryGroup(rollouts())], pbar_total_completion_tokens=True)
+    await gather_trajectories(rollouts(), pbar_total_completion_tokens=True)
+    total = "reward=2, total_completion_tokens=6"
+    assert [bar.postfix for bar in bars] == ["reward=2, completion_tokens=3", "reward=2", total, total]
+
+
+async def test_the_bar_counts_every_rollout_once(bars):
     async def coroutine():
         return TrajectoryGroup([await make(1), await make(2)])
 

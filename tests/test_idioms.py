@@ -56,3 +56,4 @@ def test_it_runs_and_has_trained(script, tiny_model_dir, judge, tmp_path):
     assert {row["step"] for row in rows if "train/reward" in row} >= {1, 2} or "sft" in script
     assert (run / "checkpoints" / "0002").is_dir() or "sft" in script
     assert list((run / "trajectories" / "train").glob("*.parquet"))
+    assert any(row.get("data/step_num_gradient_steps") for row in rows), "no step had anything to learn from"

@@ -119,6 +119,20 @@ def test_rates_take_only_steps_that_tell_tokens_and_seconds():
     assert builder.take()["throughput/avg_rollout_tok_per_s"] == 20
 
 
+def test_what_the_loop_measured_is_summed():
+    builder = MetricsBuilder("train")
+    for _ in range(2):
+        for _ in range(2):
+            builder.add_idle_times(step_trainer_idle_s=1.5, step_rollout_idle_s=0.5)
+            builder.add_user_timing(step_wall_s=4, step_eval_s=2)
+            builder.add_data(step_num_scenarios=3)
+        found = builder.take()
+    assert found == {
+        "time/step_trainer_idle_s": 3, "time/step_rollout_idle_s": 1, "time/step_wall_s": 8, "time/step_eval_s": 4,
+        "data/step_num_scenarios": 6, "time/cum/trainer_idle_s": 6, "time/cum/rollout_idle_s": 2, "time/cum/wall_s": 16,
+        "time/cum/eval_s": 8, "data/cum/num_scenarios": 12}
+
+
 def test_many_threads_add_and_nothing_is_lost():
     builder, taken = MetricsBuilder("train"), []
 
@@ -200,6 +214,21 @@ def test_own_prices_and_extractors_go_first():
     assert builder.add_response_cost("a", MILLION, **told, prompt_price_per_million=7) == 7
     builder.for_cost_context("eval").register_cost_extractor("openai", lambda response: 0.75)
     assert builder.add_response_cost("a", MILLION, **told) == 0.75
+
+
+CACHED = {"usage": {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 400_000}}}
+READ_AND_WRITTEN = {"usage": {"input_tokens": 600_000, "output_tokens": 0, "cache_read_input_tokens": 400_000,
+                              "cache_creation_input_tokens": 100_000}}
+
+
+@pytest.mark.parametrize(("prices", "response", "usd"), [
+    ({}, CACHED, 4.0), ({"cached_prompt_per_million": 1}, CACHED, 2.8), ({"cache_read_per_million": 0}, CACHED, 2.4),
+    ({}, READ_AND_WRITTEN, 4.4),
+    ({"cache_read_per_million": 0.5, "cache_creation_per_million": 5}, READ_AND_WRITTEN, 3.1)])
+def test_what_a_cache_holds_has_prices_of_its_own(prices, response, usd):
+    builder = MetricsBuilder("train")
+    builder.register_model_pricing("mine", prompt_per_million=4, completion_per_million=8, **prices)
+    assert builder.add_response_cost("a", response, provider="me", model_name="mine") == pytest.approx(usd)
 
 
 def test_what_nobody_can_price_is_said():

@@ -95,6 +95,17 @@ async def test_the_client_reaches_the_backend_in_this_process(model, backend):
     assert model.litellm_completion_params(3)["model"] == "hosted_vllm/ttt@3"
 
 
+def test_what_litellm_is_told_is_whole(model):
+    there = {"base_url": "http://there/v1", "api_key": "k", "temperature": 1}
+    judge = Model(name="judge", project="p", inference_model_name="gpt-4.1-mini", inference_base_url="http://there/v1",
+                  inference_api_key="k")
+    assert judge.get_inference_name() == "gpt-4.1-mini"
+    assert judge.litellm_completion_params() == there | {"model": "gpt-4.1-mini"}
+    assert model.litellm_completion_params() == {
+        "model": "hosted_vllm/ttt", "base_url": "http://here/v1", "api_key": "key", "temperature": 1,
+        "extra_body": {"return_token_ids": True}}
+
+
 async def test_every_event_loop_has_its_own_client(model):
     async def use():
         completion = await model.openai_client().chat.completions.create(model="ttt", messages=[])
@@ -178,6 +189,24 @@ async def test_model_json_holds_no_key_and_opens_again(backend):
     trained = TrainableModel(name="b", project="p", base_model="base")
     await trained.register(backend)
     assert TrainableModel.model_validate(trained.store.read_model()).run_name == "b"
+
+
+@pytest.mark.parametrize(("kind", "more"), [(Model, {}), (TrainableModel, {"base_model": "b"})])
+async def test_what_names_a_run_elsewhere_is_kept(backend, kind, more):
+    told = {"name": "a", "project": "p", "entity": "team", "id": "m-1", "run_id": "r-1"} | more
+    model = kind(**told)
+    await model.register(backend)
+    kept = model.store.read_model()
+    for dump in (model.model_dump(), kept, kind.model_validate(kept).model_dump()):
+        assert told.items() <= dump.items()
+
+
+def test_the_older_name_of_the_state(tmp_path):
+    model = Model(name="a", project="p", base_path=str(tmp_path))
+    assert model.read_state() is None
+    for state in ({"epoch": {"at": 2}}, {"other": 1}):
+        model.write_state(state)
+        assert Model(name="a", project="p", base_path=str(tmp_path)).read_state() == state
 
 
 async def test_another_base_model_is_refused(model, backend):

@@ -347,6 +347,18 @@ async def test_evaluations_run_beside_and_are_logged_under_their_step(home):
     assert (again.step, steps) == (5, [0, 2, 4])
 
 
+async def test_evaluations_may_wait_for_the_first_steps(home):
+    steps = []
+
+    async def test(model, step, config):
+        steps.append(step)
+        return {}
+
+    await pipeline(home, scenarios=range(100), max_steps=4, eval_fn=test, eval_every_n_steps=2,
+                   eval_at_start=False).train()
+    assert steps == [2, 4]
+
+
 async def test_an_evaluation_that_fails_is_announced_and_costs_nothing(home, capsys):
     async def test(model, step, config):
         if step == 0:
@@ -515,6 +527,20 @@ async def test_one_pipeline_at_a_time_trains_a_model(home):
     await work
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("handle_signals", [True, False])
+async def test_signals_are_heard_only_where_that_is_wanted(home, handle_signals):
+    before, during = signal.getsignal(signal.SIGTERM), set()
+
+    async def looks(model, scenario, config):
+        during.add(signal.getsignal(signal.SIGTERM))
+        return await say(model, scenario, config)
+
+    await pipeline(home, looks, max_steps=1).train(handle_signals=handle_signals)
+    assert (during == {before}) == (not handle_signals)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 async def test_in_another_thread_signals_are_left_alone_and_that_is_said(tiny_model_dir, tmp_path):
     said, before = [], signal.getsignal(signal.SIGINT)
 
@@ -644,6 +670,27 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 64
     assert make(max_steps_off_policy=0).queue_maxsize == 1
     assert make(queue_maxsize=7).queue_maxsize == 7
+
+
+async def test_settings_given_as_a_record_are_in_effect(home):
+    from art_nb.records import read_record
+
+    now, most = [], []
+
+    async def counts(model, scenario, config):
+        now.append(scenario)
+        most.append(len(now))
+        said = await say(model, scenario, config)
+        now.remove(scenario)
+        return said
+
+    settings = PipelineRuntimeConfig(num_rollout_workers=1, min_batch_size=3, max_batch_size=3, queue_maxsize=2)
+    run = await PipelineTrainer(*home, make_group_rollout_fn(counts, n=2), range(8), {}, pipeline=settings,
+                                normalize_advantages=False, show=False).train()
+    assert max(most) == 2                                   # one group at a time
+    assert [row["data/step_num_groups_submitted"] for row in run.history] == [3, 3, 2]
+    assert {row["queue/groups_depth_max"] for row in run.history} == {2}
+    assert read_record(home[0].store, 1).config["scale"] == "none"
 
 
 def test_the_reporter_prints_now_and_then():

@@ -276,6 +276,10 @@ async def test_checkpoints_are_deleted_and_forked_there(named, far):
     await fork.register(far)
     assert await fork.get_step() == 2
     assert (await ask(fork, temperature=0)).message == (await ask(model, "ttt@2", temperature=0)).message
+    apart = named(project="apart from it")
+    await far._experimental_fork_checkpoint(apart, from_model="ttt", from_project=model.project)
+    await apart.register(far)
+    assert await apart.get_step() == 4
     with pytest.raises(StoreError, match="exists already"):
         await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
 

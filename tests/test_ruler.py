@@ -45,7 +45,16 @@ from art_nb.rewards import (
     steadiness,
     with_scores,
 )
-from art_nb.rubrics import Question, Verdict, conversation, flags, json_values, judge_messages, read_scores
+from art_nb.rubrics import (
+    DEFAULT_RUBRIC,
+    Question,
+    Verdict,
+    conversation,
+    flags,
+    json_values,
+    judge_messages,
+    read_scores,
+)
 from art_nb.store import RunStore
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.types import BackendMissing, JudgeError
@@ -179,6 +188,19 @@ async def test_a_good_answer(judge):
 
 
 GOOD = [0.2, 0.9, 0.5]
+async def test_rubric_tools_and_verdicts_are_shown(judge, capsys):
+    judge.script = says(table([0.25, 0.75]))
+    lists = [[ASK, {"role": "assistant", "content": text}] for text in ("cow", "hippopotamus")]
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    found = await ruler(lists, address(judge), FAST, "Longer is better.", tools, debug=True, cache=None)
+    system, user = (message["content"] for message in judge.asked[0]["messages"])
+    assert "Longer is better." in system
+    assert DEFAULT_RUBRIC not in system
+    assert "look_up" in user.partition("<available_tools>")[2].partition("</available_tools>")[0]
+    assert [(one.trajectory_id, one.score) for one in found] == [("1", 0.25), ("2", 0.75)]
+    assert json.loads(capsys.readouterr().out) == [one.model_dump() for one in found]
+
+
 NOISY = {
     "prose around it": f"Let me see.\n\n{table(GOOD)}\n\nI hope this helps {{you}}.",
     "a fence": f"```json\n{table(GOOD)}\n```",

@@ -8,8 +8,13 @@ import time
 
 import httpx
 import pytest
+<<<<<<< HEAD
 from homes import until
 from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI
+=======
+from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, LengthFinishReasonError
+from pydantic import BaseModel
+>>>>>>> s8_tests8
 from server_parts import END, Bytes, Scripted, Tags, endpoint
 
 from art_nb.server import MAX_BODY, RequestError, read_body
@@ -116,6 +121,21 @@ async def test_stream_says_the_same(client):
     assert chunks[-1].usage.completion_tokens == len(HELLO)
     first, second = client.served.service.chat.known[-2:]
     assert first == second
+
+
+class Move(BaseModel):
+    square: str
+
+
+@pytest.mark.parametrize("form", [{}, {"response_format": Move}], ids=["text", "a model"])
+async def test_a_reply_that_was_cut_cannot_be_parsed(client, form):
+    client.served.service.sampler.guides = {"json"}
+    asked = {"model": "ttt@3", "messages": HI, "max_tokens": 3}
+    with pytest.raises(LengthFinishReasonError) as told:
+        await client.chat.completions.parse(**asked, **form)
+    assert told.value.completion.choices[0].message.content == "Hel"
+    plain = await client.chat.completions.create(**asked)
+    assert (plain.choices[0].finish_reason, plain.choices[0].message.content) == ("length", "Hel")
 
 
 async def test_choices_of_one_request_differ(client):

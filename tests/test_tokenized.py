@@ -3,7 +3,7 @@ import math
 
 import pytest
 from openai.types.chat.chat_completion import Choice
-from tiny import tiny_tokenizer
+from tiny import CHATML, tiny_tokenizer
 
 import art_nb as art
 from art_nb import TokenFlag
@@ -89,6 +89,17 @@ def test_a_conversation_without_ids_is_printed(tiny_model_dir):
     assert art.get_tokenizer(str(tiny_model_dir))("go")["input_ids"] == tokenizer("go")["input_ids"]
     asked = art.Trajectory(messages_and_choices=[GO]).tokenize(tokenizer=tokenizer)
     assert tokenizer.decode(asked.tokens) == ChatFormat(tokenizer).render([GO])
+
+
+async def test_a_template_of_ones_own_prints_it():
+    t = art.Trajectory(messages_and_choices=[GO, {"role": "assistant", "content": "A1"}])
+    tokenizer, template = tiny_tokenizer(), "{{ mark | default('-') }}" + CHATML
+    usual = tokenizer.decode(t.tokenize(tokenizer=tokenizer).tokens)
+    for more, mark in (({}, "-"), ({"chat_template_kwargs": {"mark": "!"}}, "!")):
+        how = {"tokenizer": tokenizer, "chat_template": template} | more
+        one, group = t.tokenize(**how), await art.tokenize(art.TrajectoryGroup([t]), **how)
+        assert tokenizer.decode(one.tokens) == mark + usual
+        assert group.trajectories[0].tokens == one.tokens
 
 
 def test_what_one_model_said_is_chosen():
