@@ -39,13 +39,8 @@ from .store import keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
-<<<<<<< HEAD
-from .unavailable import no_s3
-from .weights import adapter_directory, base_name, fetch
-=======
 from .unavailable import deploy_model, no_s3
-from .weights import fetch
->>>>>>> s8_tests8
+from .weights import adapter_directory, base_name, fetch
 from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
@@ -92,18 +87,13 @@ class LocalBackend:
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
-<<<<<<< HEAD
-        if not in_process:
-            self.bus.warn_once("in_process", "LocalBackend always works in this process; in_process=False is ignored.")
-        if enable_expert_replay is not None:
-            self.bus.warn_once("enable_expert_replay", "LocalBackend: enable_expert_replay does nothing, no mixture of "
-                               "experts is trained here.")
-=======
         with self._aloud():
             if not in_process:
                 self.bus.warn_once("in_process",
                                    "LocalBackend always works in this process; in_process=False is ignored.")
->>>>>>> s8_tests8
+            if enable_expert_replay is not None:
+                self.bus.warn_once("enable_expert_replay",
+                                   "LocalBackend: enable_expert_replay does nothing, no mixture of experts is trained here.")
 
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."

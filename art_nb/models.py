@@ -328,8 +328,8 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)
         if left := _without_meaning(_openai_client_config or {}):
-            self._bus.warn_once(f"client config {left}", "Settings of _openai_client_config without a meaning here, "
-                                                         f"left out: {', '.join(left)}.")
+            self._say_once(f"client config {left}", "Settings of _openai_client_config without a meaning here, left "
+                                                    f"out: {', '.join(left)}.")
         url_key = await backend._prepare_backend_for_training(self, _openai_client_config)
         self.inference_base_url, self.inference_api_key = url_key
         self.inference_model_name, REGISTERED[id(self)] = backend._model_inference_name(self), self

@@ -8,13 +8,9 @@ import time
 
 import httpx
 import pytest
-<<<<<<< HEAD
 from homes import until
-from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI
-=======
 from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, LengthFinishReasonError
 from pydantic import BaseModel
->>>>>>> s8_tests8
 from server_parts import END, Bytes, Scripted, Tags, endpoint
 
 from art_nb.server import MAX_BODY, RequestError, read_body
