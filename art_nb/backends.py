@@ -93,7 +93,7 @@ class LocalBackend:
                                    "LocalBackend always works in this process; in_process=False is ignored.")
             if enable_expert_replay is not None:
                 self.bus.warn_once("enable_expert_replay",
-                                   "LocalBackend: enable_expert_replay does nothing, no mixture of experts is trained here.")
+                                   "enable_expert_replay does nothing: no mixture of experts is trained here.")
 
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."
