@@ -1,6 +1,7 @@
 """What every test shares: no hub, one thread, and two real models."""
 import gc
 import os
+import signal
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")      # tiny models: a second thread only waits
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
+
+signal.signal(signal.SIGINT, signal.default_int_handler)    # a suite in the background ignores it, and its children too
 
 if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` runs these tests over vLLM
     from art_nb import LocalBackend

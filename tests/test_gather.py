@@ -18,10 +18,9 @@ from art_nb.gather import (
     current_rollout,
     gather_trajectories,
     gather_trajectory_groups,
-    limit_concurrency,
-    retry,
     trajectory_group_batches,
 )
+from art_nb.tasks import limit_concurrency, retry
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.types import RolloutError
 
