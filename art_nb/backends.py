@@ -160,8 +160,9 @@ class LocalBackend:
         chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
         base, begun = base_name(model.base_model), adapter_directory(model.base_model)
         home = Home(model.name, base, store, worker, policy, learner, sampler, None, chat, model.run_name)
-        latest = max(store.steps_saved(), default=0)
-        if store.steps_saved():
+        saved = store.steps_saved()
+        latest = max(saved, default=0)
+        if saved:
             checkpoints.load(store.checkpoint_dir(latest), learner, base)
         else:
             if begun:

@@ -3,28 +3,12 @@ import importlib
 
 import openai
 import pytest
-from homes import heard
+from homes import QUESTION, heard
 from tiny import CHATML
 
 import art_nb as art
 from art_nb.events import Bus, Warned
 from art_nb.records import read_record
-
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
-
-
-@pytest.fixture
-def named(tiny_model_dir):
-    """A maker of models."""
-    return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
-
-
-@pytest.fixture
-async def local(tmp_path):
-    """A backend that is closed at the end."""
-    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
-        yield backend
 
 
 async def a_group(model):
