@@ -1493,6 +1493,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'art_nb/pipeline_trainer.py'),
                                          'art_nb.pipeline_trainer.Pipeline._say': ( 'pipeline_trainer.html#pipeline._say',
                                                                                     'art_nb/pipeline_trainer.py'),
+                                         'art_nb.pipeline_trainer.Pipeline._show_dropped': ( 'pipeline_trainer.html#pipeline._show_dropped',
+                                                                                             'art_nb/pipeline_trainer.py'),
                                          'art_nb.pipeline_trainer.Pipeline._stepped': ( 'pipeline_trainer.html#pipeline._stepped',
                                                                                         'art_nb/pipeline_trainer.py'),
                                          'art_nb.pipeline_trainer.Pipeline._turn': ( 'pipeline_trainer.html#pipeline._turn',

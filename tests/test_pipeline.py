@@ -50,6 +50,10 @@ def pipeline(home, rollout=say, scenarios=range(12), n=2, config=None, **options
     return PipelineTrainer(model, backend, group, scenarios, config, **{"show": False} | SMALL | options)
 
 
+def discarded(model):
+    return [g for step in model.store.steps("discarded") for g in model.store.read_groups("discarded", step)]
+
+
 def state_of(model):
     return model.store.read_own_state("_pipeline_trainer")
 
@@ -231,10 +235,9 @@ async def test_groups_without_variance_are_dropped_and_kept_to_look_at(home):
     model = home[0]
     run = await pipeline(home, odd_ones_teach).train()
     assert (run.counts["accepted"], run.counts["zero_variance"]) == (6, 6)
-    assert run.history[-1]["discarded/cum/zero_variance_groups"] + len(run.dropped) == 6
-    shown = [g for step in model.store.steps("discarded") for g in model.store.read_groups("discarded", step)]
-    assert all(len({t.reward for t in g}) == 1 for g in shown)
-    assert shown
+    shown = discarded(model)
+    assert [len({t.reward for t in g}) for g in shown] == [1] * 6          # those after the last step, too
+    assert max(model.store.steps("discarded")) <= run.step + 1
     assert [row for row in model.store.history() if "discarded/reward" in row]
 
 
@@ -242,7 +245,23 @@ async def test_a_collapse_stops_the_run_and_says_so(home):
     said = heard(home[1], Warned)
     run = await pipeline(home, flat, iter(int, 1), discard_queue_multiplier=3).train()
     assert (run.status, run.step, run.counts["zero_variance"]) == ("stopped", 0, 6)
-    assert "variance" in next(event.message for event in said if event.key == "collapse")
+    assert "6 groups" in next(event.message for event in said if event.key == "collapse")
+    assert home[0].store.steps("discarded") == [1]
+    assert len(discarded(home[0])) == 6
+
+
+async def test_groups_that_fail_are_no_collapse(home):
+    said = heard(home[1], Warned)
+
+    async def mostly_fails(model, scenario, config):
+        if scenario % 3:
+            raise ConnectionError("the environment is away")
+        return art.TrajectoryGroup([await flat(model, scenario, config)])
+
+    run = await pipeline(home, mostly_fails, range(9), n=0, discard_queue_multiplier=2).train()
+    assert (run.status, run.counts["zero_variance"], run.counts["failed"]) == ("done", 3, 6)
+    assert "collapse" not in [event.key for event in said]
+    assert sorted(len(g.exceptions) for g in discarded(home[0])) == [0] * 3 + [1] * 6
 
 
 # what fails
@@ -281,6 +300,7 @@ async def test_when_every_worker_fails_the_run_says_why(home):
     with pytest.raises(TrainError, match="16 groups in a row.*KeyError.*moves"):
         await pipeline(home, broken, iter(int, 1)).train()
     assert home[0].store.steps_saved() == [0]
+    assert {e.message for g in discarded(home[0]) for e in g.exceptions} == {"'moves'"}
 
 
 async def test_scenarios_that_fail_end_the_run(home):
