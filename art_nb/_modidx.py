@@ -1438,6 +1438,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'art_nb/pipeline_parts.py'),
                                        'art_nb.pipeline_parts.Evaluations._evaluate': ( 'pipeline_parts.html#evaluations._evaluate',
                                                                                         'art_nb/pipeline_parts.py'),
+                                       'art_nb.pipeline_parts.Evaluations._policy': ( 'pipeline_parts.html#evaluations._policy',
+                                                                                      'art_nb/pipeline_parts.py'),
                                        'art_nb.pipeline_parts.Evaluations.schedule': ( 'pipeline_parts.html#evaluations.schedule',
                                                                                        'art_nb/pipeline_parts.py'),
                                        'art_nb.pipeline_parts.Evaluations.work': ( 'pipeline_parts.html#evaluations.work',

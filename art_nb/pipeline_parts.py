@@ -10,7 +10,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from uuid import uuid4
 
@@ -36,7 +36,7 @@ def tell_group(bus: Bus, group: TrajectoryGroup, step: int, scenario: str, secon
 class Busy:
     "The time in which something was under way."
     def __init__(self):
-        self.open, self.since, self.seconds, self.total_s, self.waited_s = 0, 0.0, 0.0, 0.0, 0.0
+        self.open, self.since, self.busy_s, self.total_s, self.waited_s = 0, 0.0, 0.0, 0.0, 0.0
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -48,14 +48,14 @@ class Busy:
         finally:
             now = time.perf_counter()
             self.open, self.total_s = self.open - 1, self.total_s + now - start
-            self.seconds += 0.0 if self.open else now - self.since
+            self.busy_s += 0.0 if self.open else now - self.since
 
     def take(self) -> dict[str, float]:
         "Figures since the last time."
         now = time.perf_counter()
-        busy_s = self.seconds + (now - self.since if self.open else 0.0)
+        busy_s = self.busy_s + (now - self.since if self.open else 0.0)
         all_s, waited_s = self.total_s + self.waited_s, self.waited_s
-        self.since, self.seconds, self.total_s, self.waited_s = now, 0.0, 0.0, 0.0
+        self.since, self.busy_s, self.total_s, self.waited_s = now, 0.0, 0.0, 0.0
         wait = {"queue/put_wait_s": waited_s} | ({"queue/put_wait_frac": waited_s / all_s} if all_s else {})
         return {"time/step_rollout_s": busy_s} | wait
 
@@ -113,8 +113,7 @@ class Evaluations:
 
     async def _evaluate(self, step: int) -> None:
         start, saved = time.perf_counter(), await asyncio.to_thread(self.model.store.steps_saved)
-        with self.model.metrics_builder("eval").activate_context(), \
-                at_step(self.model.name, step) if step in saved or not saved else nullcontext():
+        with self.model.metrics_builder("eval").activate_context(), self._policy(step, saved):
             said = await self.eval_fn(self.model, step, self.config)
         took = {"time/step_eval_s": time.perf_counter() - start}
         for split, items in (said if isinstance(said, Mapping) else {"val": said or []}).items():
@@ -123,6 +122,15 @@ class Evaluations:
             groups += [TrajectoryGroup(loose)] if loose else []
             await self.model.log(groups or None, split=split, step=step, metrics=took)
             took = {}
+
+    def _policy(self, step: int, saved: list[int]) -> AbstractContextManager[None]:
+        "Talk to the adapter of a step, or to the newest where other steps were saved and this one was not."
+        if step in saved or not saved:
+            return at_step(self.model.name, step)
+        self.model._say_once("evaluation", f"{self.model.store.path} has no checkpoint of step {step}: its evaluation "
+                             f"asks the newest policy instead, and is logged as step {step}. Train with "
+                             "save_checkpoint=True to evaluate each step itself.")
+        return nullcontext()
 
 # %% ../nbs/52_pipeline_parts.ipynb #a71d9568
 @contextmanager

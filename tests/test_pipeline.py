@@ -393,6 +393,19 @@ async def test_an_evaluation_that_fails_is_announced_and_costs_nothing(home, cap
     assert run.evaluations.done == {1, 2}
 
 
+async def test_an_evaluation_of_a_step_that_was_not_saved_is_said_once(home):
+    asked = []
+
+    async def test(model, step, config):
+        asked.append((step, model.get_inference_name()))
+        return []
+
+    with pytest.warns(UserWarning, match="no checkpoint of step") as said:
+        await pipeline(home, max_steps=3, eval_fn=test, eval_every_n_steps=1, save_checkpoint=False).train()
+    assert asked == [(0, "tiny@0"), *((step, "tiny") for step in (1, 2, 3))]
+    assert len([one for one in said if "the newest policy" in str(one.message)]) == 1
+
+
 async def test_costs_go_to_the_side_that_spent_them(home):
     from art_nb.metrics import MetricsBuilder
 
