@@ -53,6 +53,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'art_nb.archives.tar_pieces': ('archives.html#tar_pieces', 'art_nb/archives.py'),
                                  'art_nb.archives.unpack': ('archives.html#unpack', 'art_nb/archives.py')},
             'art_nb.arguments': { 'art_nb.arguments.announce': ('arguments.html#announce', 'art_nb/arguments.py'),
+                                  'art_nb.arguments.in_our_names': ('arguments.html#in_our_names', 'art_nb/arguments.py'),
                                   'art_nb.arguments.loss_of': ('arguments.html#loss_of', 'art_nb/arguments.py'),
                                   'art_nb.arguments.mismatch_of': ('arguments.html#mismatch_of', 'art_nb/arguments.py'),
                                   'art_nb.arguments.reference_of': ('arguments.html#reference_of', 'art_nb/arguments.py'),

@@ -118,6 +118,20 @@ async def test_the_older_spelling_reaches_the_loss(model):
     assert found["loss_options"] == {"eps_low": 0.3, "eps_high": 0.3, "level": "sequence"}
 
 
+async def test_our_names_count_as_arts_do(model, local):
+    group, said = await a_group(model), []
+    local.bus.subscribe(said.append, Warned)
+    await local.train(model, [group], rescored=True, truncated_importance_sampling=2.0)
+    found = config_of(model, 1)
+    assert (found["rescored"], found["mismatch"], found["mismatch_options"]) == (True, "tis", {"is_max": 2.0})
+    await local.train(model, [group], ppo=True, loss="cispo", epsilon=0.2)
+    found = config_of(model, 2)
+    assert (found["loss"], found["loss_options"]) == ("cispo", {"is_min": 0.8, "is_max": 5.0})
+    with pytest.raises(TrainError, match="no loss_fn 'gspo'"):
+        await local.train(model, [group], ppo=True, loss="gspo", epsilon=0.2)
+    assert said == []
+
+
 EXPERIMENTAL = art.dev.TrainConfig(
     advantage_balance=0.25, allow_training_without_logprobs=False, epsilon=0.3, epsilon_high=0.4,
     importance_sampling_level="average", kimi_k2_tau=0.1, kl_penalty_coef=0.05, kl_penalty_reference_step=0,
