@@ -219,8 +219,6 @@ class Pipeline(Run):
         self.learning, self.batch = True, [number for number, _ in batch]
         if self.trainer.max_steps_off_policy == 0:
             self.fresh.clear()
-        if (lag := self.trainer.kl_penalty_step_lag) is not None:
-            self.plan.options["kl_penalty_reference_step"] = max(0, self.step - lag)
         return [group for _, group in batch]
 
     def _usable(self, number: int, group: TrajectoryGroup) -> bool:
@@ -293,7 +291,8 @@ class Pipeline(Run):
                                  f"{self.model.name} are not in {self.model.store.path} but where its backend works.")
             return
         back = max(self.plan.max_staleness, self.trainer.kl_penalty_step_lag or 0)
-        used = {*range(self.step - back, self.step + 1)} | self.evaluations.scheduled
+        used = {*range(self.step - back, self.step + 1), self.plan.options.get("kl_penalty_reference_step")}
+        used |= self.evaluations.scheduled
         infos = await asyncio.to_thread(checkpoints_of, self.model.store, used, self.evaluations.done)
         keep = set(strategy(CheckpointRetentionContext(current_step=self.step, checkpoints=infos)))
         gone = {info.step for info in infos} - keep
@@ -332,10 +331,10 @@ class PipelineTrainer:
         self.eval_every_n_steps, self.eval_at_start = eval_every_n_steps, eval_at_start
         self.checkpoint_retention_strategy = checkpoint_retention_strategy
         self.checkpoint_retention_interval = checkpoint_retention_interval
-        self.kl_penalty_step_lag = kl_penalty_step_lag if kl_penalty_coef else None
-        self.resume, self.show = resume, show
+        self.kl_penalty_step_lag, self.resume, self.show = kl_penalty_step_lag, resume, show
         self.options = more | {"learning_rate": learning_rate, "loss_fn": loss_fn, "save_checkpoint": save_checkpoint,
                                "normalize_advantages": normalize_advantages, "kl_penalty_coef": kl_penalty_coef}
+        self.options |= {} if kl_penalty_step_lag is None else {"kl_penalty_step_lag": kl_penalty_step_lag}
         self._check(autotune or PipelineAutotuneConfig())
 
     def _check(self, autotune: PipelineAutotuneConfig) -> None:
@@ -349,7 +348,8 @@ class PipelineTrainer:
         for name, low in least.items():
             if (value := vars(self)[name]) is not None and value < low:
                 raise ValueError(f"{name} is {low} or more; it was {value}")
-        if self.kl_penalty_step_lag is not None and not self.options["save_checkpoint"]:
+        options = self.options
+        if options["kl_penalty_coef"] and "kl_penalty_step_lag" in options and not options["save_checkpoint"]:
             raise ValueError("kl_penalty_step_lag measures the KL from the checkpoint of an earlier step: it needs "
                              "save_checkpoint=True")
         if self.log_interval_seconds <= 0:

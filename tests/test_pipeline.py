@@ -16,6 +16,7 @@ from art_nb.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDo
 from art_nb.pipeline import PipelineAutotuneConfig, PipelineRuntimeConfig, is_stale, token_ages
 from art_nb.pipeline_trainer import PipelineTrainer, StatusReporter, keep_recent_and_top, make_group_rollout_fn
 from art_nb.progress import Progress
+from art_nb.records import read_record
 from art_nb.training import Attached, Run
 from art_nb.types import TrainError
 
@@ -446,6 +447,26 @@ async def test_the_checkpoint_that_the_kl_is_measured_from_stays(home):
     run = await pipeline(home, scenarios=range(100), max_steps=6, max_steps_off_policy=1, kl_penalty_coef=0.1,
                          kl_penalty_step_lag=3, checkpoint_retention_strategy=keep).train()
     assert (run.status, home[0].store.steps_saved()) == ("done", [3, 4, 5, 6])
+    assert references(home[0], 6) == [0, 0, 0, 0, 1, 2]
+
+
+def references(model, last):
+    """The steps from whose checkpoints the KL of the first steps was measured."""
+    found = [read_record(model.store, step).config["kl_reference"] for step in range(1, last + 1)]
+    return [next(step for step in range(last) if path == str(model.store.checkpoint_dir(step))) for path in found]
+
+
+async def test_a_reference_step_of_the_users_own_is_heeded_and_stays(home):
+    run = await pipeline(home, scenarios=range(100), max_steps=4, max_steps_off_policy=1, kl_penalty_coef=0.1,
+                         kl_penalty_step_lag=1, kl_penalty_reference_step=0,
+                         checkpoint_retention_strategy=keep_recent_and_top(recent=0, top=0)).train()
+    assert (run.status, home[0].store.steps_saved()) == ("done", [0, 3, 4])
+    assert references(home[0], 4) == [0] * 4
+
+
+async def test_a_lag_counts_for_a_kl_under_our_name_too(home):
+    await pipeline(home, max_steps=3, kl_shaping=0.1, kl_penalty_step_lag=1).train()
+    assert references(home[0], 3) == [0, 0, 1]
 
 
 @pytest.mark.timeout(120)
@@ -706,8 +727,6 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
 
 
 async def test_settings_given_as_a_record_are_in_effect(home):
-    from art_nb.records import read_record
-
     now, most = [], []
 
     async def counts(model, scenario, config):
