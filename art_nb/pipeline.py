@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['RolloutFn', 'FADES_AFTER_STEPS', 'CRITICAL_ROLLOUTS', 'CheckpointRetentionStrategy', 'PIPELINE_RL_METRIC_DEFINITIONS',
            'PIPELINE_RL_DASHBOARD_DEFAULT_METRICS', 'PIPELINE_RL_SCORE_METRICS', 'PipelineRuntimeConfig',
-           'PipelineAutotuneConfig', 'Source', 'scenario_facts', 'make_group_rollout_fn', 'token_ages', 'mean_age',
-           'is_stale', 'varies', 'age_figures', 'batch_factor', 'score_figures', 'CheckpointInfo',
-           'CheckpointRetentionContext', 'keep_recent_and_top', 'checkpoints_of', 'MetricDefinition']
+           'PipelineAutotuneConfig', 'Source', 'make_group_rollout_fn', 'token_ages', 'mean_age', 'is_stale', 'varies',
+           'age_figures', 'batch_factor', 'score_figures', 'CheckpointInfo', 'CheckpointRetentionContext',
+           'keep_recent_and_top', 'checkpoints_of', 'MetricDefinition']
 
 # %% ../nbs/52_pipeline.ipynb #5ea2cf4a
 import asyncio
 import math
 import warnings
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from .gather import completion_tokens, gather_trajectory_groups, gathering
 from .metrics import differ
+from .steps import scenario_facts
 from .store import RunStore
 from .trajectories import Trajectory, TrajectoryGroup, choices
 
@@ -77,14 +79,12 @@ class Source:
         async with self._lock:
             if (again := next(self._again, None)) is not None:
                 return again
-            while True:
-                found = await self._next()
-                if not found:
-                    return None
+            while (scenario := await self._next()) is not _END:
                 number, self.taken = self.taken, self.taken + 1
                 if number >= self.offset and number not in self.ahead:
-                    self.open[number] = found[0]
-                    return number, found[0]
+                    self.open[number] = scenario
+                    return number, scenario
+            return None
 
     def over(self, number: int) -> None:
         """Note that a scenario need not be played again."""
@@ -95,34 +95,18 @@ class Source:
             self.offset += 1
 
 
-def _reader(scenarios: Iterable | AsyncIterable) -> Callable[[], Awaitable[tuple]]:
-    end = object()
+_END = object()     # where another scenario would be
+
+
+def _reader(scenarios: Iterable | AsyncIterable) -> Callable[[], Awaitable[Any]]:
     if isinstance(scenarios, AsyncIterable):
-        stream = aiter(scenarios)
-        pull = lambda: anext(stream, end)
-    else:
-        items = iter(scenarios)
+        return partial(anext, aiter(scenarios), _END)
+    items = iter(scenarios)
 
-        async def pull() -> Any:
-            return next(items, end)
-
-    async def read() -> tuple:
-        item = await pull()
-        return () if item is end else (item,)
+    async def read() -> Any:
+        return next(items, _END)
 
     return read
-
-
-def scenario_facts(
-    scenario: Any,
-) -> dict[str, Any]:  # for the metadata of its group
-    """Name a scenario: what its own `metadata` says, as in ART, else its beginning."""
-    told = scenario.get("metadata") if isinstance(scenario, Mapping) else None
-    told = told if isinstance(told, Mapping) else {}
-    plain = {str(name): value for name, value in told.items() if isinstance(value, (str, int, float, bool, type(None)))}
-    return {"scenario_id": repr(scenario)[:80]} | {
-        name if name == "scenario_id" else f"scenario_{name}": value for name, value in plain.items()
-    }
 
 # %% ../nbs/52_pipeline.ipynb #aa5aa2e0
 RolloutFn: TypeAlias = Callable[[Any, Any, Any], Awaitable[TrajectoryGroup]]     # model, scenario, config

@@ -91,6 +91,18 @@ async def test_a_script_joins_it(home):
     assert run.join(0) is run
 
 
+async def test_scenarios_that_begin_alike_are_counted_apart_and_named_as_they_wish(home):
+    async def roll(model, scenario):
+        return await say(model, scenario["q"])
+
+    alike = [{"system": "Think step by step. " * 8, "q": n} for n in range(3)]
+    named = {"q": 3, "metadata": {"scenario_id": "the fourth", "level": 2}}
+    run = await train(home[0], roll, [*alike, named], steps=1, groups_per_step=4)
+    assert run.history[-1]["data/cum/num_unique_scenarios"] == 4
+    facts = [group.metadata for group in run.groups if group.metadata["scenario_id"] == "the fourth"]
+    assert [told["scenario_level"] for told in facts] == [2]
+
+
 async def test_what_on_step_sees(home):
     seen = []
 
