@@ -146,7 +146,8 @@ def check_rollouts(probe: Probe) -> Check:
     message = textwrap.shorten(message, 300, placeholder=" …")
     finding = f"{_share(len(failed), whole)} failed; {n} with {kind}: {message}" + (f" ({where})." if where else ".")
     verdict = "fail" if len(failed) > whole / 2 else "warn"
-    return Check("rollouts", verdict, finding, "Mend the rollout; train() stands max_exceptions=0.5 of them failing.")
+    return Check("rollouts", verdict, finding, "Fix the rollout; train() bears up to half of them failing "
+                 "(max_exceptions=0.5).")
 
 # %% ../nbs/52_checks.ipynb #7794f790
 def check_rewards(probe: Probe) -> Check:
