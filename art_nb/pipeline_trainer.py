@@ -222,11 +222,8 @@ class Pipeline(Run):
         return [group for _, group in batch]
 
     def _usable(self, number: int, group: TrajectoryGroup) -> bool:
-        t = self.trainer
         self.failed_in_row = 0 if group.trajectories else self.failed_in_row + 1
-        reason = ("failed" if not group.trajectories else
-                  "stale" if is_stale(group, self.step, t.max_steps_off_policy, t.limit_mean_steps_off_policy) else
-                  None if varies(group) else "zero_variance")
+        reason = self._why_unusable(group)
         if reason is None:
             return True
         self.source.over(number)
@@ -236,9 +233,16 @@ class Pipeline(Run):
         if self.failed_in_row >= max(FAILURES_IN_A_ROW, self.config.num_rollout_workers):
             last = group.exceptions[-1] if group.exceptions else None
             told = f"the last with {last.type}: {last.message}" if last else "none gave a trajectory"
-            raise TrainError(f"{self.failed_in_row} groups in a row have failed as a whole, {told}. Mend the rollout; "
+            raise TrainError(f"{self.failed_in_row} groups in a row have failed as a whole, {told}. Fix the rollout; "
                              "what was trained is saved.")
         return False
+
+    def _why_unusable(self, group: TrajectoryGroup) -> str | None:
+        if not group.trajectories:
+            return "failed"
+        if is_stale(group, self.step, self.trainer.max_steps_off_policy, self.trainer.limit_mean_steps_off_policy):
+            return "stale"
+        return None if varies(group) else "zero_variance"
 
     def _collapsed(self) -> bool:
         limit, flat = self.trainer.discard_queue_multiplier * self.config.min_batch_size, self.now["zero_variance"]
@@ -250,10 +254,7 @@ class Pipeline(Run):
         return self.status == "stopping"
 
     def _figures(self, metrics: dict[str, float]) -> dict[str, float]:
-        for number in self.batch:
-            self.source.over(number)
-        if self.trainer.max_steps is None:
-            self.plan.steps = self.progress.steps = self.step
+        self._accept()
         idle_s, waiting = metrics["time/step_rollout_s"], self.queue.qsize()
         tokens = metrics.get("data/step_trainable_assistant_tokens")
         scores = score_figures(self.groups, self.step - 1, self.config, tokens, metrics["time/step_wall_s"])
@@ -262,9 +263,16 @@ class Pipeline(Run):
                                     "queue/groups_depth": waiting, "queue/groups_depth_max": self.queue.maxsize,
                                     "queue/occupancy": waiting / self.queue.maxsize})
 
+    def _accept(self) -> None:
+        "The batch has been trained: its scenarios are over."
+        for number in self.batch:
+            self.source.over(number)
+        self.counts["accepted"] += len(self.groups)
+        if self.trainer.max_steps is None:
+            self.plan.steps = self.progress.steps = self.step
+
     def _drops(self) -> dict[str, float]:
         counts, kinds = self.counts, self._no_drops()
-        counts["accepted"] += len(self.groups)
         every = max(1, sum(counts.values()))
         return ({f"discarded/cum/{kind}_groups": counts[kind] for kind in kinds} |
                 {f"discarded/step/{kind}_groups": self.now[kind] for kind in kinds} |
@@ -309,12 +317,14 @@ class PipelineTrainer:
                  *, pipeline: PipelineRuntimeConfig | None = None, autotune: PipelineAutotuneConfig | None = None,
                  learning_rate: float = 1e-5, loss_fn: str | Callable = "cispo", normalize_advantages: bool = True,
                  kl_penalty_coef: float = 0.0,
-                 kl_penalty_step_lag: int | None = None,            # the reference is so much older; None: the base
+                 kl_penalty_step_lag: int | None = None,            # steps the reference is older; None: the base
                  max_steps: int | None = None,                      # of this call; None: until the scenarios end
-                 discard_queue_multiplier: int = 100,
-                 max_steps_off_policy: int | None = 4,              # a reply may be so much older than what is trained
-                 limit_mean_steps_off_policy: float | None = None,
-                 log_interval_seconds: float = 60.0, eval_every_n_steps: int = 20, eval_at_start: bool = True,
+                 discard_queue_multiplier: int = 100,               # times min_batch_size: flat groups a step bears
+                 max_steps_off_policy: int | None = 4,              # a reply may be so many steps older; None: any
+                 limit_mean_steps_off_policy: float | None = None,  # mean age in steps, over tokens; None: any
+                 log_interval_seconds: float = 60.0,                # between two lines, outside a notebook
+                 eval_every_n_steps: int = 20,                      # 0: never but at the start
+                 eval_at_start: bool = True,
                  save_checkpoint: bool = True,
                  checkpoint_retention_strategy: CheckpointRetentionStrategy | None = None,
                  checkpoint_retention_interval: int = 1,            # steps between two looks
