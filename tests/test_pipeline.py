@@ -9,7 +9,7 @@ import time
 import pytest
 from homes import at_home, heard, until
 from nursery import the_job
-from test_remote import Server
+from remote_parts import Server
 
 import art_nb as art
 from art_nb.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDone, Warned

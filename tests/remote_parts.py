@@ -1,0 +1,49 @@
+"""A real server in a process of its own, for the tests that talk to one."""
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+import art_nb as art
+
+ROOT = Path(__file__).parents[1]
+COMMAND = [sys.executable, "-c", "import sys; from art_nb.cli import main; sys.exit(main())"]
+CALL = "0" * 32
+
+
+class Server:
+    """`art-nb run` in a process of its own."""
+
+    def __init__(self, folder, key=None, port=0, *options):
+        self.folder, self.said = folder, []
+        env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        env |= {"ART_NB_API_KEY": key} if key else {}
+        line = [*COMMAND, "run", "--port", str(port), "--path", str(folder), *options]
+        self.process = subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while not (found := re.search(r'base_url="(.*?:(\d+))"(?:, api_key="(.*)")?', self._read())):
+            pass
+        self.url, self.port, self.key = found[1], int(found[2]), found[3] or key
+
+    def _read(self):
+        line = self.process.stdout.readline()
+        assert line, "".join(self.said)
+        self.said.append(line)
+        return line
+
+    def client(self, folder, **options):
+        return art.Backend(**{"base_url": self.url, "api_key": self.key, "path": folder, "verbose": False} | options)
+
+    def end(self, how=signal.SIGINT):
+        """Its exit status, and all it ever printed."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        rest, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, "".join(self.said) + rest
+
+    def post(self, body, key=None, number=CALL):
+        headers = {"Authorization": f"Bearer {self.key if key is None else key}"}
+        return httpx.post(f"{self.url}/calls/{number}", content=body, headers=headers, timeout=60)
