@@ -1,4 +1,5 @@
-"""The other tutorials, shortened, as a user runs them."""
+"""The tutorials: the longer ones shortened, as a user runs them, and what the saved ones show."""
+import re
 import shutil
 
 import nbformat
@@ -12,6 +13,12 @@ SHORT = {                                               # steps of the shortened
     "resume_and_fork/resume-and-fork.ipynb": ("2", "resume/models/bolder/checkpoints/0002"),
     "sft_then_rl/sft-then-rl.ipynb": ("1", "sft-then-rl/models/larger-001/checkpoints/0002"),
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
+    "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
+}
+LEARNT = {                                              # metric that rose from a run's first evaluation to its last
+    "tic_tac_toe/tic-tac-toe.ipynb": "win", "2048/2048.ipynb": "win", "yes_no_maybe/yes-no-maybe.ipynb": "reward",
+    "resume_and_fork/resume-and-fork.ipynb": "reward", "sft_then_rl/sft-then-rl.ipynb": "right",
+    "self_play/self-play.ipynb": "win", "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
 }
 
 
@@ -27,3 +34,15 @@ def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     resources = {"metadata": {"path": str((examples / path).parent)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     assert ((examples / path).parent / ".art" / left).is_dir()
+
+
+@pytest.mark.parametrize("path", LEARNT)
+def test_what_a_saved_tutorial_shows(path, root):
+    """The lower end of the trained model's interval lies above the upper end of the first one's."""
+    cells = nbformat.read(root / "examples" / path, as_version=4).cells
+    outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
+    text = "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error"]
+    rows = re.findall(rf"Evaluation\((\S+) step (\d+): {LEARNT[path]} \S+, 95 % (\S+) to (\S+), n=\d+\)", text)
+    evaluations = {int(step): (float(low), float(high)) for name, step, low, high in rows if name == rows[0][0]}
+    assert evaluations[max(evaluations)][0] > evaluations[min(evaluations)][1]
