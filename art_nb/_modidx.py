@@ -602,6 +602,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'art_nb.exchanges._called': ('exchanges.html#_called', 'art_nb/exchanges.py'),
                                   'art_nb.exchanges._chat_turn': ('exchanges.html#_chat_turn', 'art_nb/exchanges.py'),
                                   'art_nb.exchanges._grow': ('exchanges.html#_grow', 'art_nb/exchanges.py'),
+                                  'art_nb.exchanges._grow_block': ('exchanges.html#_grow_block', 'art_nb/exchanges.py'),
                                   'art_nb.exchanges._grow_calls': ('exchanges.html#_grow_calls', 'art_nb/exchanges.py'),
                                   'art_nb.exchanges._join_choices': ('exchanges.html#_join_choices', 'art_nb/exchanges.py'),
                                   'art_nb.exchanges._join_message': ('exchanges.html#_join_message', 'art_nb/exchanges.py'),

@@ -102,9 +102,11 @@ def _grow(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 def _grow_calls(calls: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
     for part in parts:
-        at = len(calls) if part.get("index") is None else part["index"]
-        calls += [{}] * (at == len(calls))
-        _grow(calls[min(at, len(calls) - 1)], {key: value for key, value in part.items() if key != "index"})
+        index = part.get("index")       # a name more than a place: not every server counts from 0, or without gaps
+        call = next((one for one in calls if index is not None and one["index"] == index), None)
+        if call is None:
+            calls.append(call := {"index": index})
+        _grow(call, part)
 
 # %% ../nbs/01_exchanges.ipynb #eb880982
 def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -117,6 +119,8 @@ def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
             _grow(choices.setdefault(part.get("index", 0), {}), named)
     for message in (choice["message"] for choice in choices.values() if choice.get("message") is not None):
         message.setdefault("role", "assistant")     # not every server says so in a stream
+        for call in message.get("tool_calls") or ():
+            del call["index"]
         if message.get("tool_calls") and not message.get("content"):
             message["content"] = None
     return whole | {"choices": [choices[index] for index in sorted(choices)]}
@@ -134,20 +138,25 @@ def _join_message(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if kind == "message_start":
             whole = {**event["message"], "content": []}
         elif kind == "content_block_start":
-            blocks.append({**event["content_block"], "partial_json": ""})
+            blocks.append({**event["content_block"]})
         elif kind == "content_block_delta":
-            for key, value in event["delta"].items():
-                blocks[-1][key] = value if key == "type" else blocks[-1].get(key, "") + value
+            _grow_block(blocks[-1], event["delta"])
         elif kind == "message_delta":
             whole |= {key: value for key, value in event["delta"].items() if value is not None}
     return whole | {"content": [_block(block) for block in whole.get("content", [])]}
 
 
+def _grow_block(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "citation":
+            block["citations"] = [*(block.get("citations") or ()), value]
+        elif key != "type":         # that of the piece
+            block[key] = (block.get(key) or "") + value if isinstance(value, str) else value
+
+
 def _block(block: dict[str, Any]) -> dict[str, Any]:
     told = block.pop("partial_json", "")
-    kinds = {"text_delta": "text", "input_json_delta": "tool_use", "thinking_delta": "thinking"}
-    kind = kinds.get(block["type"], block["type"])
-    return block | {"type": kind} | ({"input": json.loads(told)} if told else {})
+    return block | ({"input": json.loads(told)} if told else {})
 
 # %% ../nbs/01_exchanges.ipynb #331f1b16
 @dataclass(frozen=True, slots=True)
