@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 class Exchange(BaseModel):
     """One request to a language model and its reply."""
 
+    protocol: ClassVar[str]     # a list of `TrajectoryExchanges`
     request: dict[str, Any]
     response: Any
     start_time: datetime
@@ -37,24 +38,28 @@ class Exchange(BaseModel):
 class ChatCompletionsExchange(Exchange):
     """Of /chat/completions."""
 
+    protocol = "chat_completions"
     response: ChatCompletion
 
 
 class CompletionsExchange(Exchange):
     """Of /completions."""
 
+    protocol = "completions"
     response: Completion
 
 
 class ResponsesExchange(Exchange):
     """Of OpenAI's /responses."""
 
+    protocol = "responses"
     response: dict[str, Any]
 
 
 class MessagesExchange(Exchange):
     """Of Anthropic's /messages."""
 
+    protocol = "messages"
     response: dict[str, Any]
 
 
@@ -163,7 +168,6 @@ def _block(block: dict[str, Any]) -> dict[str, Any]:
 class Protocol:
     """How one endpoint is read."""
 
-    name: str       # a list of `TrajectoryExchanges`
     record: type[Exchange]
     join: Callable[[Iterable[dict[str, Any]]], dict[str, Any]]
     whole: Callable[[dict[str, Any], dict[str, Any]], bool]     # request, reply
@@ -191,12 +195,10 @@ def _whole_message(asked: dict[str, Any], said: dict[str, Any]) -> bool:
 
 
 PROTOCOLS = {
-    "/chat/completions": Protocol(
-        "chat_completions", ChatCompletionsExchange, _join_choices, _all_choices, {"object": "chat.completion"}),
-    "/completions": Protocol(
-        "completions", CompletionsExchange, _join_choices, _all_choices, {"object": "text_completion"}),
-    "/responses": Protocol("responses", ResponsesExchange, _join_response, _whole_response),
-    "/messages": Protocol("messages", MessagesExchange, _join_message, _whole_message),
+    "/chat/completions": Protocol(ChatCompletionsExchange, _join_choices, _all_choices, {"object": "chat.completion"}),
+    "/completions": Protocol(CompletionsExchange, _join_choices, _all_choices, {"object": "text_completion"}),
+    "/responses": Protocol(ResponsesExchange, _join_response, _whole_response),
+    "/messages": Protocol(MessagesExchange, _join_message, _whole_message),
 }
 _SECRETS = ("api_key", "extra_headers", "headers")
 
@@ -206,7 +208,7 @@ def read_exchange(
     request: bytes,
     reply: bytes,  # JSON, or a stream of events
     start_time: datetime,
-) -> tuple[str, Exchange] | None:  # the list it belongs to; None where the reply is not whole
+) -> Exchange | None:  # None where the reply is not whole
     """Read what passed between an agent and a language model."""
     protocol = next(protocol for end, protocol in PROTOCOLS.items() if path.endswith(end))
     asked = json.loads(request)
@@ -221,7 +223,7 @@ def read_exchange(
             choice["prompt_token_ids"] = said["prompt_token_ids"]
     said = {"id": "", "created": 0, "model": asked.get("model") or "", **said, **protocol.fields}
     times = {"start_time": start_time, "end_time": datetime.now(UTC)}
-    return protocol.name, protocol.record(request=asked, response=said, **times)
+    return protocol.record(request=asked, response=said, **times)
 
 # %% ../nbs/01_exchanges.ipynb #04c49e03
 @dataclass(slots=True)
@@ -305,8 +307,7 @@ def _text(content: Any) -> str:
 def _chat_turn(exchange: Exchange, messages: list, reply: Any, tools: list | None) -> Turn:
     keys = tuple(map(_key, messages))
     said = reply.message.model_dump() if isinstance(reply, Choice) else reply
-    name = next(one.name for one in PROTOCOLS.values() if isinstance(exchange, one.record))
-    return Turn(exchange.model, name, keys, (_key(said),), lambda at: messages[at:], reply, tools)
+    return Turn(exchange.model, exchange.protocol, keys, (_key(said),), lambda at: messages[at:], reply, tools)
 
 
 def _of_chat(exchange: ChatCompletionsExchange) -> Iterator[Turn]:
@@ -327,7 +328,7 @@ def _of_completions(exchange: CompletionsExchange) -> Iterator[Turn]:
         reply = Choice.model_validate({"index": 0, "finish_reason": choice.finish_reason, "message": message, **extra})
         said = choice.text if isinstance(prompt, str) else tuple(extra.get("token_ids") or ())
         rest = lambda at, prompt=prompt: [{"role": "user", "content": _shown(prompt[at:])}] if prompt[at:] else []
-        yield Turn(exchange.model, "completions", prompt, said, rest, reply)
+        yield Turn(exchange.model, exchange.protocol, prompt, said, rest, reply)
 
 
 def _shown(prompt: Sequence) -> str:

@@ -139,7 +139,7 @@ class Trajectory(BaseModel):
         with _recording:
             known = self._captured.conversations if self._captured else []
             untouched, longer = self._shows(self._captured), [replace(one, entries=[*one.entries]) for one in known]
-            go_on(longer, found[1])
+            go_on(longer, found)
             self._captured, was = Captured(self.exchanges, longer), self._captured
             try:
                 if untouched:
@@ -147,7 +147,7 @@ class Trajectory(BaseModel):
             except ValueError:      # what was asked is no conversation: it is said, and left out
                 self._captured = was
                 raise
-            getattr(self.exchanges, found[0]).append(found[1])
+            getattr(self.exchanges, found.protocol).append(found)
         return True
 
     def __enter__(self) -> Self:
