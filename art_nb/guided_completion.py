@@ -31,7 +31,7 @@ def get_guided_completion_params(
     completion: ChatCompletion,  # the teacher's; its first choice counts, and in it the first call
     base_tools: Iterable[ChatCompletionToolParam] | None = None,  # what the teacher could call
 ) -> tuple[list[str] | None, dict[str, Any] | None, list[ChatCompletionToolParam] | None]:
-    """Give `guided_choice`, `tool_choice`, `tools` that say a teacher's reply again; raises ValueError where none can."""
+    """Give `guided_choice`, `tool_choice`, `tools` that say a teacher's reply again, or raise ValueError."""
     message = completion.choices[0].message
     if message.tool_calls:
         name, frozen = _only_tool(message.tool_calls[0], [*(base_tools or [])])
