@@ -2181,6 +2181,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'art_nb/trajectories.py'),
                                      'art_nb.trajectories.Trajectory._dump_metrics': ( 'trajectories.html#trajectory._dump_metrics',
                                                                                        'art_nb/trajectories.py'),
+                                     'art_nb.trajectories.Trajectory._find_source': ( 'trajectories.html#trajectory._find_source',
+                                                                                      'art_nb/trajectories.py'),
                                      'art_nb.trajectories.Trajectory._record': ( 'trajectories.html#trajectory._record',
                                                                                  'art_nb/trajectories.py'),
                                      'art_nb.trajectories.Trajectory._restore': ( 'trajectories.html#trajectory._restore',

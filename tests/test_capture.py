@@ -24,6 +24,7 @@ from server_parts import END, Scripted, endpoint
 import art_nb as art
 from art_nb import checkpoints, interceptors
 from art_nb.compact import expand
+from art_nb.helpers import strip_logprobs
 from art_nb.rubrics import conversation
 from art_nb.store import RunStore
 from art_nb.tokens import group_rows, trajectory_rows
@@ -784,6 +785,34 @@ async def test_a_copy_may_keep_some_models_only(client):
     with pytest.raises(TokenError, match=r"2 models \(base, ttt\)"):
         trajectory_rows(t)
     assert len(trajectory_rows(t.model_copy(exclude_models="base"))) == 2
+
+
+async def test_a_copy_with_other_messages_is_of_those(client):
+    t = await captured_game(client)
+    other = t.model_copy(update={"messages_and_choices": [GO, MORE], "additional_histories": []})
+    for _ in range(2):
+        assert [one.messages() for one in other.histories()] == [[GO, MORE]]
+        assert (other.conversations(), trajectory_rows(other), bool(other.exchanges)) == ([], [], False)
+        other.reward = 1
+    assert len(t.histories()) == len(t.conversations()) == 4
+    assert len(t.model_copy(include_models="ttt@*", deep=True).histories()) == 4
+
+
+async def test_a_copy_without_logprobs_has_none_and_can_be_changed(client):
+    t = await captured_game(client)
+    with art.Trajectory() as completed:
+        await client.completions.create(model="ttt@3", prompt="1 + 1 =", logprobs=1)
+    for whole in (t, completed):
+        bare = strip_logprobs([art.TrajectoryGroup([whole])])[0].trajectories[0]
+        for _ in range(2):
+            assert [one.messages() for one in bare.histories()] == [one.messages() for one in whole.histories()]
+            assert all(choice.logprobs is None for one in bare.histories() for choice in one.messages_and_choices
+                       if not isinstance(choice, dict))
+            assert [row.tokens.tolist() for row in trajectory_rows(bare)] == [
+                row.tokens.tolist() for row in trajectory_rows(whole)]
+            bare.reward = 1
+    assert all(choice.logprobs for choice in choices_of(t))
+    assert strip_logprobs(t).chat_completions_histories() == strip_logprobs(t.histories())
 
 
 async def test_arts_form_of_exchanges_is_read(client):
