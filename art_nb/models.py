@@ -367,13 +367,16 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self,
         trajectories: Iterable[Trajectory],  # conversations, streamed where learning_rate is a list
         config: TrainSFTConfig | None = None,
-        _config: Mapping[str, Any] | None = None,
+        _config: Mapping[str, Any] | None = None,  # ART's; none of it has a meaning here
         verbose: bool = False,
         log_metrics: bool = True,
     ) -> TrainResult:
         """Train on the assistant turns of conversations."""
-        config, options = config or TrainSFTConfig(), dict(_config or {})
-        result = await self.backend()._train_sft(self, trajectories, config, options, verbose)
+        options = dict(_config or {})
+        if left := sorted(name for name, value in options.items() if value is not None):
+            self._say_once(f"sft config {left}", "Options in _config of train_sft without a meaning here, left out: "
+                                                 f"{', '.join(left)}.")
+        result = await self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), options, verbose)
         if log_metrics and result.metrics:
             await self.log(metrics=result.metrics, split="sft", step=result.step)
         return result
