@@ -2106,6 +2106,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'art_nb.tracking.Tracker.__init__': ('tracking.html#tracker.__init__', 'art_nb/tracking.py'),
                                  'art_nb.tracking.Tracker._give_up': ('tracking.html#tracker._give_up', 'art_nb/tracking.py'),
                                  'art_nb.tracking.Tracker._or_without': ('tracking.html#tracker._or_without', 'art_nb/tracking.py'),
+                                 'art_nb.tracking.Tracker.check': ('tracking.html#tracker.check', 'art_nb/tracking.py'),
                                  'art_nb.tracking.Tracker.configure': ('tracking.html#tracker.configure', 'art_nb/tracking.py'),
                                  'art_nb.tracking.Tracker.reports': ('tracking.html#tracker.reports', 'art_nb/tracking.py'),
                                  'art_nb.tracking.Tracker.send': ('tracking.html#tracker.send', 'art_nb/tracking.py'),

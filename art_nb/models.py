@@ -108,13 +108,13 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         kept = {id(self._backend): self._backend, id(self._clients): WeakKeyDictionary(), id(self._bus): Bus(),
-                id(self._metrics): None}
+                id(self._metrics): None, id(self._tracker): Tracker()}
         return super().__deepcopy__({**(memo or {}), **kept})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy the model; the copy shares the backend."""
+        """Copy the model; the copy shares the backend, and has rows of its own."""
         copy = super(Model, self.__deepcopy__() if deep else self).model_copy(update=update)
-        copy._clients, copy._metrics = WeakKeyDictionary(), None
+        copy._clients, copy._metrics, copy._tracker = WeakKeyDictionary(), None, Tracker()
         return copy
 
     @property
@@ -142,7 +142,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     async def register(self, backend: Backend) -> None:
         """Bind the model to a backend and write its model.json."""
-        self._tracker.reports(self)                 # what is asked for and missing is said before anything is loaded
+        self._tracker.check(self)                   # what is asked for and missing is said before anything is loaded
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._write_record)
         self._backend, self._clients = backend, WeakKeyDictionary()
