@@ -282,9 +282,8 @@ class LocalBackend:
         wall_s, price = home.since - before, self.gpu_cost_per_hour_usd
         return {"time/step_wall_s": wall_s} | ({} if price is None else {"costs/gpu": wall_s / 3600 * price})
 
-    async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None,
+    async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
-        config = config or TrainSFTConfig()
         return await self.home(model).worker.result(self._sft, model, trajectories, config)
 
     def _sft(self, model, trajectories, config) -> LocalTrainResult:

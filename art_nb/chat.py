@@ -298,6 +298,15 @@ class ChatFormat:
         stop = next((i + 1 for i, id in enumerate(closing) if id in marks), len(closing))
         return inner_ids(self.tokenizer, text[start:end]) + closing[:stop]
 
+    def turns(self, messages: Messages, tools: Tools | None = None) -> Iterator[tuple[int, list[int], list[int]]]:
+        """Give place, prompt ids and reply ids of each assistant message of a written conversation; remember them."""
+        messages = clean_messages(messages)
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                prompt, reply = self.prompt_ids(messages[:i], tools), self.reply_ids(messages[:i], message, tools)
+                self.remember(messages[:i], tools, prompt, reply, message)
+                yield i, prompt, reply
+
     def _printed(self, before: list[dict], tools: Tools | None, answer: dict) -> tuple[str, int, int] | None:
         """The whole text, and where in it the reply's own words begin and end; None where they cannot be told apart."""
         try:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -23,6 +23,7 @@ from pydantic import BaseModel, Field
 class Exchange(BaseModel):
     """One request to a language model and its reply."""
 
+    protocol: ClassVar[str]     # a list of `TrajectoryExchanges`
     request: dict[str, Any]
     response: Any
     start_time: datetime
@@ -37,24 +38,28 @@ class Exchange(BaseModel):
 class ChatCompletionsExchange(Exchange):
     """Of /chat/completions."""
 
+    protocol = "chat_completions"
     response: ChatCompletion
 
 
 class CompletionsExchange(Exchange):
     """Of /completions."""
 
+    protocol = "completions"
     response: Completion
 
 
 class ResponsesExchange(Exchange):
     """Of OpenAI's /responses."""
 
+    protocol = "responses"
     response: dict[str, Any]
 
 
 class MessagesExchange(Exchange):
     """Of Anthropic's /messages."""
 
+    protocol = "messages"
     response: dict[str, Any]
 
 
@@ -102,9 +107,11 @@ def _grow(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 def _grow_calls(calls: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
     for part in parts:
-        at = len(calls) if part.get("index") is None else part["index"]
-        calls += [{}] * (at == len(calls))
-        _grow(calls[min(at, len(calls) - 1)], {key: value for key, value in part.items() if key != "index"})
+        index = part.get("index")       # a name more than a place: not every server counts from 0, or without gaps
+        call = next((one for one in calls if index is not None and one["index"] == index), None)
+        if call is None:
+            calls.append(call := {"index": index})
+        _grow(call, part)
 
 # %% ../nbs/01_exchanges.ipynb #eb880982
 def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -117,6 +124,8 @@ def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
             _grow(choices.setdefault(part.get("index", 0), {}), named)
     for message in (choice["message"] for choice in choices.values() if choice.get("message") is not None):
         message.setdefault("role", "assistant")     # not every server says so in a stream
+        for call in message.get("tool_calls") or ():
+            del call["index"]
         if message.get("tool_calls") and not message.get("content"):
             message["content"] = None
     return whole | {"choices": [choices[index] for index in sorted(choices)]}
@@ -134,27 +143,31 @@ def _join_message(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if kind == "message_start":
             whole = {**event["message"], "content": []}
         elif kind == "content_block_start":
-            blocks.append({**event["content_block"], "partial_json": ""})
+            blocks.append({**event["content_block"]})
         elif kind == "content_block_delta":
-            for key, value in event["delta"].items():
-                blocks[-1][key] = value if key == "type" else blocks[-1].get(key, "") + value
+            _grow_block(blocks[-1], event["delta"])
         elif kind == "message_delta":
             whole |= {key: value for key, value in event["delta"].items() if value is not None}
     return whole | {"content": [_block(block) for block in whole.get("content", [])]}
 
 
+def _grow_block(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "citation":
+            block["citations"] = [*(block.get("citations") or ()), value]
+        elif key != "type":         # that of the piece
+            block[key] = (block.get(key) or "") + value if isinstance(value, str) else value
+
+
 def _block(block: dict[str, Any]) -> dict[str, Any]:
     told = block.pop("partial_json", "")
-    kinds = {"text_delta": "text", "input_json_delta": "tool_use", "thinking_delta": "thinking"}
-    kind = kinds.get(block["type"], block["type"])
-    return block | {"type": kind} | ({"input": json.loads(told)} if told else {})
+    return block | ({"input": json.loads(told)} if told else {})
 
 # %% ../nbs/01_exchanges.ipynb #331f1b16
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """How one endpoint is read."""
 
-    name: str       # a list of `TrajectoryExchanges`
     record: type[Exchange]
     join: Callable[[Iterable[dict[str, Any]]], dict[str, Any]]
     whole: Callable[[dict[str, Any], dict[str, Any]], bool]     # request, reply
@@ -182,12 +195,10 @@ def _whole_message(asked: dict[str, Any], said: dict[str, Any]) -> bool:
 
 
 PROTOCOLS = {
-    "/chat/completions": Protocol(
-        "chat_completions", ChatCompletionsExchange, _join_choices, _all_choices, {"object": "chat.completion"}),
-    "/completions": Protocol(
-        "completions", CompletionsExchange, _join_choices, _all_choices, {"object": "text_completion"}),
-    "/responses": Protocol("responses", ResponsesExchange, _join_response, _whole_response),
-    "/messages": Protocol("messages", MessagesExchange, _join_message, _whole_message),
+    "/chat/completions": Protocol(ChatCompletionsExchange, _join_choices, _all_choices, {"object": "chat.completion"}),
+    "/completions": Protocol(CompletionsExchange, _join_choices, _all_choices, {"object": "text_completion"}),
+    "/responses": Protocol(ResponsesExchange, _join_response, _whole_response),
+    "/messages": Protocol(MessagesExchange, _join_message, _whole_message),
 }
 _SECRETS = ("api_key", "extra_headers", "headers")
 
@@ -197,7 +208,7 @@ def read_exchange(
     request: bytes,
     reply: bytes,  # JSON, or a stream of events
     start_time: datetime,
-) -> tuple[str, Exchange] | None:  # the list it belongs to; None where the reply is not whole
+) -> Exchange | None:  # None where the reply is not whole
     """Read what passed between an agent and a language model."""
     protocol = next(protocol for end, protocol in PROTOCOLS.items() if path.endswith(end))
     asked = json.loads(request)
@@ -212,7 +223,7 @@ def read_exchange(
             choice["prompt_token_ids"] = said["prompt_token_ids"]
     said = {"id": "", "created": 0, "model": asked.get("model") or "", **said, **protocol.fields}
     times = {"start_time": start_time, "end_time": datetime.now(UTC)}
-    return protocol.name, protocol.record(request=asked, response=said, **times)
+    return protocol.record(request=asked, response=said, **times)
 
 # %% ../nbs/01_exchanges.ipynb #04c49e03
 @dataclass(slots=True)
@@ -296,8 +307,7 @@ def _text(content: Any) -> str:
 def _chat_turn(exchange: Exchange, messages: list, reply: Any, tools: list | None) -> Turn:
     keys = tuple(map(_key, messages))
     said = reply.message.model_dump() if isinstance(reply, Choice) else reply
-    name = next(one.name for one in PROTOCOLS.values() if isinstance(exchange, one.record))
-    return Turn(exchange.model, name, keys, (_key(said),), lambda at: messages[at:], reply, tools)
+    return Turn(exchange.model, exchange.protocol, keys, (_key(said),), lambda at: messages[at:], reply, tools)
 
 
 def _of_chat(exchange: ChatCompletionsExchange) -> Iterator[Turn]:
@@ -318,7 +328,7 @@ def _of_completions(exchange: CompletionsExchange) -> Iterator[Turn]:
         reply = Choice.model_validate({"index": 0, "finish_reason": choice.finish_reason, "message": message, **extra})
         said = choice.text if isinstance(prompt, str) else tuple(extra.get("token_ids") or ())
         rest = lambda at, prompt=prompt: [{"role": "user", "content": _shown(prompt[at:])}] if prompt[at:] else []
-        yield Turn(exchange.model, "completions", prompt, said, rest, reply)
+        yield Turn(exchange.model, exchange.protocol, prompt, said, rest, reply)
 
 
 def _shown(prompt: Sequence) -> str:

@@ -169,11 +169,13 @@ async def train_sft_from_file(
     final_step: int | None = None,      # the batch before which it ends; None: the last epoch's end
     _config: Mapping[str, Any] | None = None,       # passed on to `train_sft`
     verbose: bool = False,
-    shuffle_buffer_size: int = 10000,
-    log_metrics: bool = True,
-    assistant_turns: Literal["all", "last"] = "all",
+    shuffle_buffer_size: int = 10000,   # lines held at once, of which one is drawn; 1 keeps the file's order
+    log_metrics: bool = True,           # the figures go into the history
+    assistant_turns: Literal["all", "last"] = "all",        # "last": only the final reply of each is learnt
 ) -> TrainResult | None:  # None where there is nothing to do
-    "Train on a file in one step; raises TokenError with the number of a broken line before anything is trained."
+    "Train on a file in one step; raises TokenError with the number of a broken line, ValueError for an empty batch."
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: give the number of conversations in a batch, 1 or more.")
     conversations = get_file_row_count(file_path) * epochs
     total = math.ceil(conversations / batch_size)
     rates = create_lr_schedule(total, peak_lr, schedule_type, int(total * warmup_ratio))[initial_step:final_step]

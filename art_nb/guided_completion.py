@@ -28,10 +28,10 @@ def freeze_tool_schema(
 
 # %% ../nbs/03_guided_completion.ipynb #b33df93e
 def get_guided_completion_params(
-    completion: ChatCompletion,  # the teacher's; its first choice counts
+    completion: ChatCompletion,  # the teacher's; its first choice counts, and in it the first call
     base_tools: Iterable[ChatCompletionToolParam] | None = None,  # what the teacher could call
 ) -> tuple[list[str] | None, dict[str, Any] | None, list[ChatCompletionToolParam] | None]:
-    """Give `guided_choice`, `tool_choice` and `tools` that hold a student to a teacher's reply, to its first call."""
+    """Give `guided_choice`, `tool_choice`, `tools` that say a teacher's reply again, or raise ValueError."""
     message = completion.choices[0].message
     if message.tool_calls:
         name, frozen = _only_tool(message.tool_calls[0], [*(base_tools or [])])
@@ -48,4 +48,14 @@ def _only_tool(call: Any, tools: list[ChatCompletionToolParam]) -> tuple[str, Ch
     called = next((tool for tool in tools if tool["function"]["name"] == name), None)
     if called is None:
         raise ValueError(f"The teacher called {name}, which is not in base_tools: pass the tools that it was offered.")
-    return name, freeze_tool_schema(called, json.loads(call.function.arguments or "{}"))
+    return name, freeze_tool_schema(called, _arguments(name, call.function.arguments or "{}"))
+
+
+def _arguments(name: str, told: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(told)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError(f"The teacher called {name} with {told!r}, which is no JSON object: ask it again.")
+    return arguments

@@ -204,7 +204,7 @@ class MetricsBuilder:
     ) -> float:  # US dollars
         """Add what an answer cost; raises ValueError where that cannot be known."""
         extract = self.counted.extractors.get(provider.strip().lower(), lambda response: None)
-        cost = next((c for c in (told_cost(response), extract(response)) if c is not None), None)
+        cost = next((c for c in (extract(response), told_cost(response)) if c is not None), None)
         if cost is None:
             cost = self._priced(response, model_name, prices)
         self.add_cost(f"{self.cost_context}/{source.strip('/')}", cost)
@@ -307,7 +307,7 @@ class MetricsBuilder:
             prompt_per_million, completion_per_million, cached=cached, cache_write=written)
 
     def register_cost_extractor(self, provider: str, extractor: Callable[[Any], float | None]) -> None:
-        """Say how to read the cost of a provider's answers; where it gives None, prices are taken."""
+        """Say how to read what a provider's answers cost; where it gives None, what they tell or their prices count."""
         self.counted.extractors[provider.strip().lower()] = extractor
 
     def state_dict(self) -> dict[str, Any]:

@@ -108,13 +108,13 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         kept = {id(self._backend): self._backend, id(self._clients): WeakKeyDictionary(), id(self._bus): Bus(),
-                id(self._metrics): None}
+                id(self._metrics): None, id(self._tracker): Tracker()}
         return super().__deepcopy__({**(memo or {}), **kept})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Copy the model; the copy shares the backend."""
+        """Copy the model; the copy shares the backend, and has rows of its own."""
         copy = super(Model, self.__deepcopy__() if deep else self).model_copy(update=update)
-        copy._clients, copy._metrics = WeakKeyDictionary(), None
+        copy._clients, copy._metrics, copy._tracker = WeakKeyDictionary(), None, Tracker()
         return copy
 
     @property
@@ -142,7 +142,7 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
 
     async def register(self, backend: Backend) -> None:
         """Bind the model to a backend and write its model.json."""
-        self._tracker.reports(self)                 # what is asked for and missing is said before anything is loaded
+        self._tracker.check(self)                   # what is asked for and missing is said before anything is loaded
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._write_record)
         self._backend, self._clients = backend, WeakKeyDictionary()
@@ -367,13 +367,16 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self,
         trajectories: Iterable[Trajectory],  # conversations, streamed where learning_rate is a list
         config: TrainSFTConfig | None = None,
-        _config: Mapping[str, Any] | None = None,
+        _config: Mapping[str, Any] | None = None,  # ART's; none of it has a meaning here
         verbose: bool = False,
         log_metrics: bool = True,
     ) -> TrainResult:
         """Train on the assistant turns of conversations."""
-        config, options = config or TrainSFTConfig(), dict(_config or {})
-        result = await self.backend()._train_sft(self, trajectories, config, options, verbose)
+        options = dict(_config or {})
+        if left := sorted(name for name, value in options.items() if value is not None):
+            self._say_once(f"sft config {left}", "Options in _config of train_sft without a meaning here, left out: "
+                                                 f"{', '.join(left)}.")
+        result = await self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), options, verbose)
         if log_metrics and result.metrics:
             await self.log(metrics=result.metrics, split="sft", step=result.step)
         return result

@@ -228,11 +228,10 @@ class Backend:
             group.metadata["trained_step"] = result.step
         return result
 
-    async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig | None = None,
+    async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
                          dev_config: dict | None = None, verbose: bool = False) -> TrainResult:
-        config = (config or TrainSFTConfig()).model_dump()
         return TrainResult(**await self._call("train_sft", [TrajectoryGroup(trajectories)],
-                                              run=self._tenant(model).run, config=config))
+                                              run=self._tenant(model).run, config=config.model_dump()))
 
     def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
         "What was written into the run directory here, there too; on a thread that has no loop."

@@ -149,18 +149,12 @@ def _sampled_parts(history: History) -> Iterator[Part]:
 
 
 def _printed_parts(history: History, chat: Any) -> Iterator[Part]:
-    from art_nb.chat import clean_messages
-
-    messages, tools, said = clean_messages(history.messages()), history.tools, False
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant":
-            said, entry = True, history.messages_and_choices[i]
-            prompt, reply = chat.prompt_ids(messages[:i], tools), chat.reply_ids(messages[:i], message, tools)
-            chat.remember(messages[:i], tools, prompt, reply, message)
-            kind = TokenFlag.ASSISTANT | (TokenFlag.OUTPUT if is_choice(entry) else 0)
-            yield Part(prompt, reply, [float("nan")] * len(reply), [kind] * len(reply), TokenFlag(0))
-    if not said and messages:
-        yield Part(chat.prompt_ids(messages, tools), [], [], [], TokenFlag(0))
+    said = False
+    for i, prompt, reply in chat.turns(history.messages(), history.tools):
+        said, kind = True, TokenFlag.ASSISTANT | (TokenFlag.OUTPUT if is_choice(history.messages_and_choices[i]) else 0)
+        yield Part(prompt, reply, [float("nan")] * len(reply), [kind] * len(reply), TokenFlag(0))
+    if not said:
+        yield Part(chat.prompt_ids(history.messages(), history.tools), [], [], [], TokenFlag(0))
 
 
 def _merged(history: History, model: str, parts: Iterable[Part]) -> list[TokenizedHistory]:

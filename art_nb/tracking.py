@@ -42,7 +42,8 @@ def noted(
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             merged[name] = noted(old, new, f"{at}{name}.")
         elif old != new:
-            raise ValueError(f"{at}{name} is noted as {old!r} and cannot become {new!r}; give a new run_name")
+            raise ValueError(f"{at}{name} is noted as {old!r} and cannot become {new!r}: "
+                             "begin another model for another run")
     return merged
 
 # %% ../nbs/04_tracking.ipynb #81da9e59
@@ -79,22 +80,26 @@ class Tracker:
         self.failed = False
 
     def reports(self, model) -> bool:
-        """Tell whether rows are sent; raises BackendMissing where W&B is named and not installed."""
+        """Tell whether rows are sent."""
+        return not self.failed and asked_for(model.report_metrics)
+
+    def check(self, model) -> None:
+        """Say which names report nowhere; raises BackendMissing where W&B is named and not installed."""
         for name in {*(model.report_metrics or ())} - {"wandb"}:
             model._say_once(name, f"report_metrics names {name!r}, where nothing here reports: name 'wandb', or read "
                                   "history.jsonl.")
-        if self.failed or not asked_for(model.report_metrics):
-            return False
-        if not installed() and model.report_metrics:
+        if not self.reports(model) or installed():
+            return
+        if model.report_metrics:
             raise BackendMissing("report_metrics names wandb, which is not installed: pip install 'art_nb[wandb]', or "
                                  "leave it out of report_metrics.")
-        if not installed():
-            self._give_up(model, "WANDB_API_KEY is set and wandb is not installed: numbers go to history.jsonl alone. "
-                                 "pip install 'art_nb[wandb]', or say report_metrics=[].")
-        return not self.failed
+        self._give_up(model, "WANDB_API_KEY is set and wandb is not installed: the numbers of "
+                             f"{model.name} go to history.jsonl alone. pip install 'art_nb[wandb]', or say "
+                             "report_metrics=[].")
 
     def send(self, model, row: Mapping[str, Any]) -> None:
-        """Send a row of the history, under its training step."""
+        """Send a row of the history, under its training step; raises what `check` does."""
+        self.check(model)
         if self.reports(model):
             numbers = {name: value for name, value in finite(row).items() if name not in ("step", "recorded_at")}
             with self._or_without(model):

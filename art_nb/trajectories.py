@@ -120,6 +120,12 @@ class Trajectory(BaseModel):
         if self._captured:
             self._show()
 
+    def _find_source(self) -> None:
+        found = Captured(self.exchanges, conversations_of(self.exchanges))
+        self._captured = found if self._shows(found) else None
+        if self._captured is None:      # the messages are others than were captured
+            self._restore()
+
     def _shows(self, captured: Captured | None) -> bool:
         shown = [self.messages_and_choices, *(history.messages_and_choices for history in self.additional_histories)]
         expected = [one.entries for one in captured.conversations] if captured else []
@@ -139,7 +145,7 @@ class Trajectory(BaseModel):
         with _recording:
             known = self._captured.conversations if self._captured else []
             untouched, longer = self._shows(self._captured), [replace(one, entries=[*one.entries]) for one in known]
-            go_on(longer, found[1])
+            go_on(longer, found)
             self._captured, was = Captured(self.exchanges, longer), self._captured
             try:
                 if untouched:
@@ -147,7 +153,7 @@ class Trajectory(BaseModel):
             except ValueError:      # what was asked is no conversation: it is said, and left out
                 self._captured = was
                 raise
-            getattr(self.exchanges, found[0]).append(found[1])
+            getattr(self.exchanges, found.protocol).append(found)
         return True
 
     def __enter__(self) -> Self:
@@ -195,6 +201,8 @@ class Trajectory(BaseModel):
     ) -> Self:
         """Copy the trajectory; of a captured one, perhaps only what some models said."""
         copy = super().model_copy(update=update, deep=deep)
+        if self._captured is not None and {"messages_and_choices", "additional_histories"} & {*(update or ())}:
+            copy._find_source()
         if include_models is None and exclude_models is None:
             return copy
         kept = {name: [one for one in exchanges if _chosen(one.model, include_models, exclude_models)]

@@ -10,7 +10,7 @@ __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'TrainConfig', 
 # %% ../nbs/00_types.ipynb #d1f44add
 from collections.abc import Awaitable
 from dataclasses import field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from httpx import Request
 from openai import APIConnectionError
@@ -46,7 +46,7 @@ class TrainSFTConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     learning_rate: float | list[float] = 5e-5
-    batch_size: int | Literal["auto"] = "auto"
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     assistant_turns: Literal["all", "last"] = "all"
 
 # %% ../nbs/00_types.ipynb #1d8f3194

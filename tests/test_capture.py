@@ -24,6 +24,7 @@ from server_parts import END, Scripted, endpoint
 import art_nb as art
 from art_nb import checkpoints, interceptors
 from art_nb.compact import expand
+from art_nb.helpers import strip_logprobs
 from art_nb.rubrics import conversation
 from art_nb.store import RunStore
 from art_nb.tokens import group_rows, trajectory_rows
@@ -352,6 +353,35 @@ def test_compressed_replies_are_read(fixed):
         with requests.post(url, json=body, stream=True) as reply:
             assert b"".join(reply.iter_content(5)) == whole
     assert [one.messages()[1]["content"] for one in captured.histories()] == ["b2"] * 2
+
+
+def told_call(index, cell=None, more=None):
+    """A piece of a call: its beginning with an id, or some more of its arguments."""
+    begun = {} if cell is None else {"id": cell, "type": "function"}
+    function = {"arguments": more} if cell is None else {"name": "play", "arguments": f'{{"to": "{cell}'}
+    return {"tool_calls": [{"function": function, **begun} | ({} if index is None else {"index": index})]}
+
+
+@pytest.mark.parametrize("places", [(0, 1), (1, 2), (0, 2), (2, 0)], ids=str)
+def test_calls_told_in_pieces_are_joined_whatever_number_they_begin_with(fixed, places):
+    first, second = places
+    pieces = [piece for place, cell in ((first, "A1"), (second, "B2"))
+              for piece in (told_call(place, cell), told_call(place, more='"}'))]
+    url = fixed(*map(chunk, pieces), chunk({}, finish_reason="tool_calls")) + "/chat/completions"
+    with art.Trajectory() as captured:
+        assert httpx.post(url, json={"messages": [GO], "stream": True}).is_success
+    calls = captured.messages()[1]["tool_calls"]
+    assert [(call["id"], json.loads(call["function"]["arguments"])) for call in calls] == [
+        (cell, {"to": cell}) for cell in ("A1", "B2")]
+    assert all(call.keys() == {"id", "type", "function"} for call in calls)
+
+
+def test_a_call_without_a_number_is_one_of_its_own(fixed):
+    pieces = [told_call(None, cell) for cell in ("A1", "B2")]
+    url = fixed(*map(chunk, pieces), chunk({}, finish_reason="tool_calls")) + "/chat/completions"
+    with art.Trajectory() as captured:
+        assert httpx.post(url, json={"messages": [GO], "stream": True}).is_success
+    assert [call["id"] for call in captured.messages()[1]["tool_calls"]] == ["A1", "B2"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -757,6 +787,34 @@ async def test_a_copy_may_keep_some_models_only(client):
     assert len(trajectory_rows(t.model_copy(exclude_models="base"))) == 2
 
 
+async def test_a_copy_with_other_messages_is_of_those(client):
+    t = await captured_game(client)
+    other = t.model_copy(update={"messages_and_choices": [GO, MORE], "additional_histories": []})
+    for _ in range(2):
+        assert [one.messages() for one in other.histories()] == [[GO, MORE]]
+        assert (other.conversations(), trajectory_rows(other), bool(other.exchanges)) == ([], [], False)
+        other.reward = 1
+    assert len(t.histories()) == len(t.conversations()) == 4
+    assert len(t.model_copy(include_models="ttt@*", deep=True).histories()) == 4
+
+
+async def test_a_copy_without_logprobs_has_none_and_can_be_changed(client):
+    t = await captured_game(client)
+    with art.Trajectory() as completed:
+        await client.completions.create(model="ttt@3", prompt="1 + 1 =", logprobs=1)
+    for whole in (t, completed):
+        bare = strip_logprobs([art.TrajectoryGroup([whole])])[0].trajectories[0]
+        for _ in range(2):
+            assert [one.messages() for one in bare.histories()] == [one.messages() for one in whole.histories()]
+            assert all(choice.logprobs is None for one in bare.histories() for choice in one.messages_and_choices
+                       if not isinstance(choice, dict))
+            assert [row.tokens.tolist() for row in trajectory_rows(bare)] == [
+                row.tokens.tolist() for row in trajectory_rows(whole)]
+            bare.reward = 1
+    assert all(choice.logprobs for choice in choices_of(t))
+    assert strip_logprobs(t).chat_completions_histories() == strip_logprobs(t.histories())
+
+
 async def test_arts_form_of_exchanges_is_read(client):
     t = await captured_game(client)
     data = json.loads(t.exchanges.model_dump_json())
@@ -803,6 +861,37 @@ def test_anthropics_stream_becomes_messages(fixed):
     assert (call["id"], call["function"]) == ("t", {"name": "play", "arguments": '{"to": "b2"}'})
     assert history.tools[0]["function"]["parameters"] == {"type": "object"}
     assert trajectory_rows(t) == []
+
+
+BLOCKS = [      # as they begin, what is added to them, and as they are in a reply that is no stream
+    ({"type": "thinking", "thinking": "", "signature": ""},
+     [{"type": "thinking_delta", "thinking": "to b"}, {"type": "thinking_delta", "thinking": "2"},
+      {"type": "signature_delta", "signature": "x7"}],
+     {"type": "thinking", "thinking": "to b2", "signature": "x7"}),
+    ({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+     [{"type": "input_json_delta", "partial_json": part} for part in ('{"query": ', '"b2"}')],
+     {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "b2"}}),
+    ({"type": "text", "text": "", "citations": []},
+     [{"type": "citations_delta", "citation": {"url": "one"}}, {"type": "text_delta", "text": "It is "},
+      {"type": "citations_delta", "citation": {"url": "two"}}, {"type": "text_delta", "text": "free."}],
+     {"type": "text", "text": "It is free.", "citations": [{"url": "one"}, {"url": "two"}]}),
+    ({"type": "tool_use", "id": "t", "name": "pass", "input": {}}, [{"type": "input_json_delta", "partial_json": ""}],
+     {"type": "tool_use", "id": "t", "name": "pass", "input": {}}),
+]
+
+
+def test_anthropics_blocks_are_those_of_a_whole_reply(fixed):
+    events = ANTHROPIC[:1]
+    for index, (begun, deltas, _) in enumerate(BLOCKS):
+        events = [*events, {"type": "content_block_start", "index": index, "content_block": begun},
+                  *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+                  {"type": "content_block_stop", "index": index}]
+    stream = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in [*events, *ANTHROPIC[-2:]])
+    with art.Trajectory() as t:
+        httpx.post(fixed(stream) + "/messages", json={"model": "claude", "messages": [GO], "stream": True})
+    exchange, = t.exchanges.messages
+    assert exchange.response["content"] == [whole for _, _, whole in BLOCKS]
+    assert [call["function"]["name"] for call in t.messages()[1]["tool_calls"]] == ["pass"]
 
 
 def test_openais_responses_become_messages(fixed):

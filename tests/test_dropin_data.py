@@ -24,7 +24,7 @@ from art_nb.utils.record_provenance import record_provenance
 from art_nb.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
 from homes import QUESTION, saved_adapter
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 import art_nb as art
 from art_nb import checkpoints
@@ -298,6 +298,15 @@ async def test_a_broken_line_says_its_number_before_anything_is_trained(written,
     with pytest.raises(TokenError, match="line 7"):
         await train_sft_from_file(model, str(path))
     assert isinstance(TokenError(""), ValueError)
+
+
+@pytest.mark.parametrize("size", [0, -2])
+async def test_a_batch_has_at_least_one_conversation(written, size):
+    with pytest.raises(ValidationError, match="batch_size(.|\n)*greater than or equal to 1"):
+        TrainSFTConfig(batch_size=size)
+    model = TrainableModel(name="a", project="p", base_model="b")
+    with pytest.raises(ValueError, match=f"batch_size is {size}: give .* 1 or more"):
+        await train_sft_from_file(model, str(written([talk()])), batch_size=size)
 
 
 async def test_a_file_trains_like_the_list_it_holds(named, local, written):

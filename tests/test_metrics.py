@@ -214,6 +214,10 @@ def test_own_prices_and_extractors_go_first():
     assert builder.add_response_cost("a", MILLION, **told, prompt_price_per_million=7) == 7
     builder.for_cost_context("eval").register_cost_extractor("openai", lambda response: 0.75)
     assert builder.add_response_cost("a", MILLION, **told) == 0.75
+    wrong = {"usage": {"prompt_tokens": 5, "cost": 0.5}}
+    assert builder.add_response_cost("a", wrong, **told) == 0.75
+    builder.register_cost_extractor("openai", lambda response: None)
+    assert builder.add_response_cost("a", wrong, **told) == 0.5
 
 
 CACHED = {"usage": {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 400_000}}}

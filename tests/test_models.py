@@ -308,6 +308,16 @@ async def test_state_and_step_without_a_backend(model, backend):
     assert await Model(name="m", project="p").get_step() == 0
 
 
+async def test_options_of_sft_without_a_meaning_are_said_once(model, backend):
+    await model.register(backend)
+    with pytest.warns(UserWarning, match=r"_config of train_sft.*left out: chunk, odd\.$"):
+        await model.train_sft([], _config={"odd": 1, "chunk": 2, "none": None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await model.train_sft([], _config={"odd": 3, "chunk": 4})
+        await model.train_sft([], _config={"none": None})
+
+
 async def test_sft_writes_its_own_section(model):
     result = await model.train_sft(iter([Trajectory(reward=0)] * 3))
     assert result.metrics == {"loss": 3.0}

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2 as wire
 
 import art_nb as art
-from art_nb.tracking import Tracker, installed, noted
+from art_nb.tracking import installed, noted
 
 ROOT = Path(__file__).parents[1]
 BLOCK, WHOLE, LAST = 32768, 1, 4            # of the log that a run's file is: whole records, and last parts of others
@@ -263,9 +264,22 @@ def test_who_only_has_a_key_goes_on_and_is_told_once(without_wandb, tmp_path, re
     assert len(kept(tmp_path)) == 2
 
 
+@pytest.mark.parametrize("copied", [art.Model.model_copy, deepcopy])
+def test_a_copy_is_told_by_itself(without_wandb, tmp_path, recwarn, copied):
+    first = without_wandb()
+    asyncio.run(first.log(metrics={"x": 1}, step=0))
+    second = copied(first)
+    second.name = "b"
+    for model in (second, first, second):
+        asyncio.run(model.log(metrics={"x": 1}, step=1))
+    assert ["pip install" in str(warning.message) for warning in recwarn] == [True, True]
+    assert (len(kept(tmp_path)), len(kept(tmp_path, name="b"))) == (2, 2)
+
+
 def test_a_name_that_is_not_known_is_said(without_wandb, recwarn):
     model = without_wandb(report_metrics=["trackio"])
-    assert [Tracker().reports(model) for _ in range(2)] == [False, False]
+    for _ in range(2):
+        asyncio.run(model.log(metrics={"x": 1}, step=1))
     assert ["'trackio'" in str(warning.message) for warning in recwarn] == [True]
 
 
@@ -280,5 +294,5 @@ def test_a_folder_of_runs_is_no_package(monkeypatch, tmp_path):
 def test_a_nested_setting_cannot_change():
     config = noted({"game": {"size": 3}}, {"game": {"dice": 2}})
     assert config == {"game": {"size": 3, "dice": 2}}
-    with pytest.raises(ValueError, match=r"game\.size"):
+    with pytest.raises(ValueError, match=r"game\.size is noted as 3 .* begin another model"):
         noted(config, {"seed": 1, "game": {"size": 4}})
