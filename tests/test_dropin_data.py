@@ -419,7 +419,10 @@ async def test_tables_of_trajectories(project):
     assert told[1]["tool_calls"] == [{"function": {"name": "look", "arguments": "{}"}}]
     assert json.loads(told[0]["content"]) == [{"type": "text", "text": "?"}]
     assert (await load_trajectories("weather", models=["gpt"], art_path=str(project))).shape[0] == 2
-    assert (await load_trajectories("nowhere", art_path=str(project))).is_empty()
+    empty = await load_trajectories("nowhere", art_path=str(project))
+    assert empty.is_empty() and empty.columns == df.columns[:7] and empty.filter(pl.col("model") == "gpt").is_empty()
+    means = await load_aggregated_trajectories("nowhere", art_path=str(project), include_history=True)
+    assert means.columns == ["model", "split", "step", "reward", "reward_std_dev", "recorded_at"]
     means = await load_aggregated_trajectories("weather", ["agent"], metrics=["win"], art_path=str(project),
                                                include_history=True)
     train = means.filter(pl.col("split") == "train")
