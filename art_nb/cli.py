@@ -253,7 +253,7 @@ def init(path: str) -> int:
 
 
 def migrate(path: str, dry_run: bool, keep_jsonl: bool, verbose: bool) -> int:
-    "Turn the JSON lines of an older .art directory into Parquet files."
+    "Give an older .art directory the layout of today."
     from art_nb.migrate import migrate
     print(migrate(Path(path), dry_run=dry_run, keep_jsonl=keep_jsonl, verbose=verbose))
     return 0
