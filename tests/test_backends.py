@@ -214,6 +214,15 @@ async def test_the_models_own_template_prints_its_prompts(named, local, tmp_path
     assert prompt == f"calm: {QUESTION[0]['content']} ->"
 
 
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"\xff", "can't decode")], ids=["none", "bytes"])
+async def test_a_template_that_cannot_be_read_is_named(named, local, tmp_path, content, why):
+    path = tmp_path / "mine.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StoreError, match=f"chat_template_path {path} cannot be read .*{why}.*give the path"):
+        await named(_internal_config={"chat_template_path": str(path)}).register(local)
+
+
 async def test_a_step_may_stay_in_memory(named, local):
     model = named()
     await model.register(local)

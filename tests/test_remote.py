@@ -319,6 +319,8 @@ async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
                                   (model, -1, ServeError, "step"), (model, "../0000", ServeError, "step")):
         with pytest.raises(kind, match=said):
             await far._experimental_pull_model_checkpoint(one, step=step, local_path=str(mine))
+    with pytest.raises(StoreError, match="step 7.*bucket my-bucket"):
+        await far._experimental_pull_model_checkpoint(model, step=7, s3_bucket="my-bucket")
     assert not mine.exists()
 
 
