@@ -16,7 +16,7 @@ from typing import Any
 from .helpers import get_default_art_path
 from .store import RunStore, find_runs
 from .trajectories import Trajectory, TrajectoryGroup
-from .types import BackendMissing, StoreError
+from .types import BackendMissing, StoreError, install_hint
 
 # %% ../nbs/09_benchmarks.ipynb #4595d6d1
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def polars() -> Any:
     try:
         import polars
     except ImportError as error:
-        raise BackendMissing("tables of trajectories need polars: pip install 'art_nb[benchmarking]'") from error
+        raise BackendMissing(f"tables of trajectories need polars: {install_hint('benchmarking')}.") from error
     return polars
 
 # %% ../nbs/09_benchmarks.ipynb #47589437

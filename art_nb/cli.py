@@ -174,10 +174,10 @@ def check_machine() -> list:
 def check_engines() -> list:
     "The device, and who would sample and learn on it."
     from art_nb.checks import Check
+    from art_nb.types import install_hint
     if missing := [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]:
         return [Check("training", "warn", f"{' and '.join(missing)}: not installed, so nothing is trained here.",
-                      "pip install -e '.[local]' in the folder of art_nb, or train elsewhere: art-nb run there, "
-                      "art.Backend here.")]
+                      f"{install_hint('local')}, or train elsewhere: art-nb run there, art.Backend here.")]
     import torch
     from art_nb.engines import choose_learner, choose_sampler
     from art_nb.policy import pick_device
@@ -332,9 +332,9 @@ def main(line: list[str] | None = None,         # None: what the shell gave
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from art_nb.types import ArtError
+        from art_nb.types import ArtError, install_hint
         if not isinstance(error, (ArtError, OSError, ModuleNotFoundError)):
             raise
-        hint = " (pip install -e '.[local]' in the folder of art_nb)" if isinstance(error, ModuleNotFoundError) else ""
+        hint = f" ({install_hint('local')})" if isinstance(error, ModuleNotFoundError) else ""
         print(f"art-nb: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         return 1

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .events import finite
-from .types import BackendMissing
+from .types import BackendMissing, install_hint
 
 # %% ../nbs/04_tracking.ipynb #31892a13
 def asked_for(
@@ -86,11 +86,11 @@ class Tracker:
         if self.failed or not asked_for(model.report_metrics):
             return False
         if not installed() and model.report_metrics:
-            raise BackendMissing("report_metrics names wandb, which is not installed: pip install 'art_nb[wandb]', or "
+            raise BackendMissing(f"report_metrics names wandb, which is not installed: {install_hint('wandb')}, or "
                                  "leave it out of report_metrics.")
         if not installed():
             self._give_up(model, "WANDB_API_KEY is set and wandb is not installed: numbers go to history.jsonl alone. "
-                                 "pip install 'art_nb[wandb]', or say report_metrics=[].")
+                                 f"{install_hint('wandb')}, or say report_metrics=[].")
         return not self.failed
 
     def send(self, model, row: Mapping[str, Any]) -> None:

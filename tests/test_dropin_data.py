@@ -211,7 +211,7 @@ def test_directories_are_where_the_store_has_them(tmp_path):
 
 def test_provenance_needs_wandb(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(BackendMissing, match="pip install wandb"):
+    with pytest.raises(BackendMissing, match=r"pip install -e '\.\[wandb\]' in the folder of art_nb"):
         record_provenance(None, "local-rl")
 
 
@@ -447,7 +447,7 @@ async def test_tables_need_polars(project, monkeypatch):
     from art_nb.utils.benchmarking import load_trajectories
 
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(BackendMissing, match=r"art_nb\[benchmarking\]"):
+    with pytest.raises(BackendMissing, match=r"\.\[benchmarking\]"):
         await load_trajectories("weather", art_path=str(project))
 
 
