@@ -3,7 +3,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from homes import QUESTION
+from homes import QUESTION, a_group
 
 import art_nb as art
 from art_nb.arguments import RENAMED
@@ -22,14 +22,6 @@ async def model(local, tiny_model_dir):
     made = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
     await made.register(local)
     return made
-
-
-async def a_group(model, seed=0, size=6, **options):
-    ask = model.openai_client().chat.completions.create
-    asked = {"model": model.get_inference_name(), "messages": QUESTION, "max_tokens": 8, "logprobs": True} | options
-    replies = [(await ask(**asked, seed=100 * seed + i)).choices[0] for i in range(size)]
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 3))
-                                for i, choice in enumerate(replies)])
 
 
 def config_of(model, step):

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import QUESTION, ask, heard, saved_adapter
+from homes import QUESTION, a_group, ask, heard, saved_adapter
 
 import art_nb as art
 from art_nb import checkpoints
@@ -33,14 +33,6 @@ async def greedy(model, name=None):
     """The likeliest reply and the logprobs of its tokens."""
     choice = await ask(model, name, temperature=0)
     return choice.model_extra["token_ids"], logprobs(choice)
-
-
-async def a_group(model, seed=0, rewards=None, size=6):
-    """Replies of which some are better."""
-    choices = [await ask(model, seed=seed * 100 + i) for i in range(size)]
-    rewards = rewards or [float(i % 3) for i in range(size)]
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, c], reward=r)
-                                for c, r in zip(choices, rewards, strict=True)])
 
 
 def threads():

@@ -22,7 +22,7 @@ from art_nb.utils.litellm import convert_litellm_choice_to_openai
 from art_nb.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from art_nb.utils.record_provenance import record_provenance
 from art_nb.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
-from homes import QUESTION, saved_adapter
+from homes import QUESTION, a_group, ask, saved_adapter
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict
 
@@ -491,22 +491,11 @@ async def test_the_charts_of_arts_notebooks(project, pyplot, tmp_path):
 
 # leases and copies
 
-async def ask(model, name=None):
-    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
-        model=name or model.get_inference_name(), messages=QUESTION, max_tokens=4, logprobs=True)
-    return reply.choices[0]
-
-
-async def a_group(model):
-    said = [await ask(model) for _ in range(3)]
-    return TrajectoryGroup([Trajectory(messages_and_choices=[*QUESTION, c], reward=i) for i, c in enumerate(said)])
-
-
 async def test_a_leased_adapter_stays(named, local, monkeypatch):
     monkeypatch.setattr("art_nb.homes.KEEP_S", -1)
     model = named()
     await model.register(local)
-    group, loaded = await a_group(model), local.home(model).sampler.loaded
+    group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
     async with local.adapter_lease(model, 0), local.exact_adapter_lease(model, step=0):
         assert model.get_inference_name() == "ttt@0"
         assert model.get_inference_name(step=1) == "ttt@1"
@@ -528,7 +517,7 @@ async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
     model = named()
     await local.prune_model_adapters(model, retain_steps=set())         # not registered: there are none
     await model.register(local)
-    group, loaded = await a_group(model), local.home(model).sampler.loaded
+    group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
     for step in range(3):
         await ask(model, f"ttt@{step}")
         await local.train(model, [group], learning_rate=1e-3)
@@ -543,7 +532,7 @@ async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
 async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     model = named()
     await model.register(local)
-    await local.train(model, [await a_group(model)], learning_rate=1e-2)
+    await local.train(model, [await a_group(model, size=3)], learning_rate=1e-2)
     newest = model.store.checkpoint_dir(1)
     pull = local._experimental_pull_model_checkpoint
     assert await pull(model) == await pull(model, step="latest", verbose=True) == str(newest)

@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import QUESTION, ask, heard
+from homes import QUESTION, a_group, ask, better_and_worse, heard
 
 import art_nb as art
 from art_nb.archives import tar_pieces, unpack
@@ -137,16 +137,6 @@ def named(tiny_model_dir, request):
 async def far(server, tmp_path):
     async with server.client(tmp_path / "near") as backend:
         yield backend
-
-
-def better_and_worse(said):
-    """The group of some replies."""
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 3))
-                                for i, choice in enumerate(said)])
-
-
-async def a_group(model):
-    return better_and_worse([await ask(model, seed=seed) for seed in range(6)])
 
 
 LONG = {"learning_rate": 1e-2, "tokens_per_batch": 64}
