@@ -27,3 +27,12 @@ def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     resources = {"metadata": {"path": str((examples / path).parent)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     assert ((examples / path).parent / ".art" / left).is_dir()
+
+
+def test_the_task_that_others_borrow_is_the_one_that_is_shown(root):
+    folder = root / "examples" / "yes_no_maybe"
+    shown = [cell.source for cell in nbformat.read(folder / "yes-no-maybe.ipynb", as_version=4).cells]
+    task, = (source for source in shown if source.startswith("asking ="))
+    module = (folder / "yes_no_maybe.py").read_text()
+    worth, = (line for source in shown for line in source.splitlines() if line.startswith("WORTH ="))
+    assert module.endswith(f"{worth}\n{task}\n")
