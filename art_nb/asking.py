@@ -25,7 +25,7 @@ from .interceptors import no_capture
 from .models import REGISTERED, Model
 from .rubrics import Question, Verdict, conversation, correction, judge_messages, read_scores
 from .trajectories import Trajectory
-from .types import BackendMissing, JudgeError
+from .types import BackendMissing, JudgeError, install_hint
 from .weights import base_name
 
 # %% ../nbs/09_asking.ipynb #7e1bb810
@@ -225,7 +225,7 @@ def _litellm() -> Any:
     try:
         return import_module("litellm")
     except ImportError as error:
-        raise BackendMissing("Judges under LiteLLM's names need litellm: pip install 'art_nb[judge]', or name the "
+        raise BackendMissing(f"Judges under LiteLLM's names need litellm: {install_hint('judge')}, or name the "
                              "judge by its address, model@http://host:port/v1, or take judge='local'.") from error
 
 

@@ -39,7 +39,7 @@ from .store import keep_events
 from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
-from .unavailable import deploy_model, no_s3
+from .unavailable import deploy_model, no_s3, without_bucket
 from .weights import adapter_directory, base_name, fetch
 from .worker import Worker
 
@@ -352,7 +352,8 @@ class LocalBackend:
                                                   prefix: str | None = None, verbose: bool = False) -> str:
         "Where the checkpoint of a step lies, or `local_path` with a copy of it."
         model.base_path = str(self.path)
-        path = await asyncio.to_thread(copied, model.store, step, local_path)
+        with without_bucket(s3_bucket):
+            path = await asyncio.to_thread(copied, model.store, step, local_path)
         if verbose:
             print(path)
         return path

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .helpers import get_default_art_path
 from .store import RunStore, find_runs
 from .trajectories import Trajectory, TrajectoryGroup
-from .types import BackendMissing, StoreError
+from .types import BackendMissing, StoreError, install_hint
 
 # %% ../nbs/09_benchmarks.ipynb #4595d6d1
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def polars() -> Any:
     try:
         import polars
     except ImportError as error:
-        raise BackendMissing("tables of trajectories need polars: pip install 'art_nb[benchmarking]'") from error
+        raise BackendMissing(f"tables of trajectories need polars: {install_hint('benchmarking')}.") from error
     return polars
 
 # %% ../nbs/09_benchmarks.ipynb #47589437
@@ -102,14 +103,14 @@ async def load_trajectories(
     art_path: str | None = None,        # None: `.art` in the working directory
 ) -> Any:  # a polars.DataFrame, a row for each trajectory
     "The trajectories of a project's models, of every split and step; raises BackendMissing."
-    rows = project_rows(Path(art_path or ".art") / project_name, models)
-    schema, numbers = _schema(dict.fromkeys(name for row in rows for name in row)), {}
+    pl, numbers = polars(), {}
+    rows = project_rows(Path(art_path or get_default_art_path()) / project_name, models)
     for row in rows:
         key = tuple(row[name] for name in ("model", "split", "step", "group_number"))
         row["group_number"] = numbers.setdefault(key, len(numbers) + 1)
     if debug:
         print(f"{project_name}: {len(rows)} trajectories in {len(numbers)} groups")
-    return polars().DataFrame(rows, schema=schema if rows else None)
+    return pl.DataFrame(rows, schema=_schema(dict.fromkeys(name for row in rows for name in row)))
 
 # %% ../nbs/09_benchmarks.ipynb #f8fc31ac
 async def load_aggregated_trajectories(
@@ -121,11 +122,9 @@ async def load_aggregated_trajectories(
 ) -> Any:  # a polars.DataFrame, a row for each model, split and step
     "Means of a step, over each group first; raises BackendMissing."
     table, pl = await load_trajectories(project_name, models, art_path=art_path), polars()
-    if table.is_empty():
-        return table
-    wanted = {name for name in table.columns if name.startswith("metric_")}
-    wanted &= wanted if metrics is None else {f"metric_{name}" for name in metrics}
-    names, step = ["reward", *sorted(wanted)], ["model", "split", "step"]
+    known = sorted(name for name in table.columns if name.startswith("metric_"))
+    names = ["reward", *(name for name in known if metrics is None or name.removeprefix("metric_") in metrics)]
+    step = ["model", "split", "step"]
     groups = table.group_by([*step, "group_number"]).agg(
         *(pl.col(name).mean() for name in names), pl.col("reward").std(ddof=0).alias("reward_std_dev"))
     means = groups.group_by(step).agg(pl.col(name).mean() for name in [*names, "reward_std_dev"]).sort(step)
@@ -135,7 +134,7 @@ async def load_aggregated_trajectories(
 
 
 def _recorded(project_name: str, models: list[str] | None, art_path: str | None) -> Any:
-    stores = [RunStore(path) for path in find_runs(Path(art_path or ".art") / project_name)]
+    stores = [RunStore(path) for path in find_runs(Path(art_path or get_default_art_path()) / project_name)]
     found = {(store.path.name, row["step"]): row["recorded_at"] for store in stores
              if models is None or store.path.name in models
              for row in store.history() if "recorded_at" in row and "step" in row}

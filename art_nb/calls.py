@@ -16,7 +16,7 @@ from re import DOTALL, Pattern, compile as pattern, search
 from typing import Any
 from uuid import uuid4
 
-from .types import BackendMissing, ServeError, Tools
+from .types import BackendMissing, ServeError, Tools, install_hint
 
 # %% ../nbs/19_calls.ipynb #adc7f768
 Called = tuple[str, dict]               # name and arguments
@@ -164,7 +164,7 @@ def call_format(
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
     except ImportError as error:
-        raise BackendMissing(f"The tool_call_parser {name!r} is vLLM's: install art-nb[vllm], or take one of "
+        raise BackendMissing(f"The tool_call_parser {name!r} is vLLM's: {install_hint('vllm')}, or take one of "
                              f"{', '.join(FORMATS)}.") from error
     try:
         parser = ToolParserManager.get_tool_parser(name)(tokenizer)

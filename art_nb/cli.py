@@ -164,7 +164,7 @@ def check_machine() -> list:
     system = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     size, free = own_memory().get("total"), shutil.disk_usage(".").free
-    small = size is not None and size < 5e9
+    small = size is not None and size < 5.7e9           # one of "6 GB" reports a little less
     return [Check("python", "ok", system), Check("cores", "ok", f"{cores}."),
             Check("memory", "warn" if small else "ok", f"{gigabytes(size)}." if size else "Unknown here.",
                   "A model of 135 million weights wants 6 GB." if small else ""),
@@ -174,10 +174,10 @@ def check_machine() -> list:
 def check_engines() -> list:
     "The device, and who would sample and learn on it."
     from art_nb.checks import Check
+    from art_nb.types import install_hint
     if missing := [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]:
         return [Check("training", "warn", f"{' and '.join(missing)}: not installed, so nothing is trained here.",
-                      "pip install -e '.[local]' in the folder of art_nb, or train elsewhere: art-nb run there, "
-                      "art.Backend here.")]
+                      f"{install_hint('local')}, or train elsewhere: art-nb run there, art.Backend here.")]
     import torch
     from art_nb.engines import choose_learner, choose_sampler
     from art_nb.policy import pick_device
@@ -253,7 +253,7 @@ def init(path: str) -> int:
 
 
 def migrate(path: str, dry_run: bool, keep_jsonl: bool, verbose: bool) -> int:
-    "Turn the JSON lines of an older .art directory into Parquet files."
+    "Give an older .art directory the layout of today."
     from art_nb.migrate import migrate
     print(migrate(Path(path), dry_run=dry_run, keep_jsonl=keep_jsonl, verbose=verbose))
     return 0
@@ -332,9 +332,9 @@ def main(line: list[str] | None = None,         # None: what the shell gave
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from art_nb.types import ArtError
+        from art_nb.types import ArtError, install_hint
         if not isinstance(error, (ArtError, OSError, ModuleNotFoundError)):
             raise
-        hint = " (pip install -e '.[local]' in the folder of art_nb)" if isinstance(error, ModuleNotFoundError) else ""
+        hint = f" ({install_hint('local')})" if isinstance(error, ModuleNotFoundError) else ""
         print(f"art-nb: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         return 1

@@ -25,7 +25,7 @@ from .gather import gather_trajectories
 from .models import Model
 from .store import RunStore
 from .entries import as_entry, content_texts, get_messages
-from .types import BackendMissing, Message
+from .types import BackendMissing, Message, install_hint
 
 Thing = TypeVar("Thing")
 
@@ -161,7 +161,7 @@ def record_provenance(
     try:
         import wandb
     except ImportError as error:
-        raise BackendMissing("record_provenance writes to Weights & Biases: pip install wandb") from error
+        raise BackendMissing(f"record_provenance writes to Weights & Biases: {install_hint('wandb')}.") from error
     try:
         artifact = wandb.Api().artifact(f"{run.entity}/{run.project}/{run.name}:latest", type="lora")
     except wandb.errors.CommError:

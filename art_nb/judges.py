@@ -261,7 +261,7 @@ PLACES: dict[str, Callable[[str, Mapping[str, Any]], Judge]] = {
 
 
 def as_judge(
-    judge: Any,  # one of the table above
+    judge: Any,  # "openai/o3", "name@http://host/v1", "local", "recording:file.jsonl", a model, a function, any .judge
     params: Mapping[str, Any] | None = None,  # of the request, for judges given by name, address or model
 ) -> Judge:
     """Make a judge of what the user has."""

@@ -78,14 +78,15 @@ def migrate_file(
     try:
         with open(old, "rb") as file:
             groups, _ = READERS[old.suffix](file)
-        if dry_run:
-            return Migration(files=1, bytes_before=size, dry_run=True)
-        if not beside:
+        if not (beside or dry_run):
             store.write_groups(split, step, groups)
-        if found := shortfall(groups, store.read_groups(split, step), copied=not beside):
+        newer = store.read_groups(split, step) if beside or not dry_run else groups
+        if found := shortfall(groups, newer, copied=not beside):
             return Migration(skipped=[f"{old}: {path.name} beside it {found}"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Migration(skipped=[f"{old}: {error}"])
+    if dry_run:
+        return Migration(files=1, bytes_before=size, dry_run=True)
     after = path.stat().st_size
     if not keep_jsonl:
         old.unlink()

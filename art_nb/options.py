@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .events import Bus
+from .types import StoreError
 from .weights import adapter_directory, adapter_shape
 
 # %% ../nbs/39_options.ipynb #55b52c66
@@ -53,7 +54,7 @@ INSTEAD = {
 
 
 def _internal(model) -> dict[str, Any]:
-    return getattr(model, "_internal_config", None) or {}
+    return model._internal_config or {}
 
 
 def engine_options(model) -> dict[str, Any]:
@@ -104,11 +105,20 @@ def adam_options(model, bus: Bus,
 def chat_options(model) -> dict[str, Any]:
     "The chat template of _internal_config, and how the model writes tool calls."
     config = _internal(model)
-    path, server = config.get("chat_template_path"), getattr(model, "_server_args", {})
-    named = {"chat_template": config.get("chat_template") or path and Path(path).read_text(encoding="utf-8"),
+    path = config.get("chat_template_path")
+    named = {"chat_template": config.get("chat_template") or path and _template(path),
              "template_kwargs": config.get("chat_template_kwargs"),
-             "tool_call_parser": server.get("tool_call_parser")}
+             "tool_call_parser": model._server_args.get("tool_call_parser")}
     return {k: v for k, v in named.items() if v}
+
+
+def _template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"chat_template_path {path} cannot be read ({why}): give the path of a Jinja template, or "
+                         "chat_template itself.") from error
 
 # %% ../nbs/39_options.ipynb #f50807bc
 PROFILES: dict[str, dict[str, Any]] = {

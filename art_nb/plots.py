@@ -19,7 +19,7 @@ from .models import Model
 from .store import RunStore, find_runs, is_run, open_run
 from .training import Run
 from .trajectories import TrajectoryGroup
-from .types import BackendMissing, StoreError
+from .types import BackendMissing, StoreError, install_hint
 
 # %% ../nbs/53_plots.ipynb #ecde7787
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -32,7 +32,7 @@ def new_axes() -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise BackendMissing("plots need matplotlib: pip install 'art_nb[local]'") from error
+        raise BackendMissing(f"plots need matplotlib: {install_hint('local')}.") from error
     return plt.subplots(figsize=(6, 3.5), layout="constrained")[1]
 
 

@@ -33,6 +33,7 @@ from .serving import served_name
 from .store import RunStore, keep_events
 from .tokens import group_rows
 from .trajectories import Trajectory, TrajectoryGroup, choices
+from .unavailable import without_bucket
 from art_nb.types import (
     ArtError, BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError, TrainResult,
     TrainSFTConfig
@@ -262,7 +263,8 @@ class Backend:
         asked = {"verb": "pull", "choices": 0, "model": described(model), "step": step}
         try:
             async with self._client() as http, http.stream("POST", "/checkpoints", json=asked) as reply:
-                path = await received(reply, model.store, local_path)
+                with without_bucket(s3_bucket):
+                    path = await received(reply, model.store, local_path)
         except httpx.TransportError as error:
             raise ServeError(f"The checkpoint did not come whole from {self.base_url} ({type(error).__name__}: {error})"
                              ", and nothing of it is kept. Is `art-nb run` at work there, and the port forwarded? Then "

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from .tokens import read_turn
 from .trajectories import History, Trajectory, TrajectoryGroup, is_choice
-from .types import BackendMissing
+from .types import BackendMissing, install_hint
 from .weights import fetch
 
 # %% ../nbs/27_tokenized.ipynb #6037ad58
@@ -53,7 +53,7 @@ class TokenizedHistory:
         try:
             import torch
         except ImportError as error:
-            raise BackendMissing("tensors need torch: pip install 'art_nb[local]'") from error
+            raise BackendMissing(f"tensors need torch: {install_hint('local')}.") from error
         kinds = {"tokens": torch.int64, "logprobs": torch.float32, "flags": torch.int32}
         made = {name: torch.tensor(getattr(self, name), dtype=kind, device=device) for name, kind in kinds.items()}
         return replace(self, **made)
@@ -178,7 +178,7 @@ def get_tokenizer(
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise BackendMissing("tokenizers need transformers: pip install 'art_nb[local]'") from error
+        raise BackendMissing(f"tokenizers need transformers: {install_hint('local')}.") from error
     return AutoTokenizer.from_pretrained(fetch(base_model), revision=revision or "main")
 
 
@@ -199,7 +199,7 @@ def tokenize_history(
     try:
         from art_nb.chat import ChatFormat
     except ImportError as error:
-        raise BackendMissing("chat templates need jinja2: pip install 'art_nb[local]'") from error
+        raise BackendMissing(f"chat templates need jinja2: {install_hint('local')}.") from error
     chat = ChatFormat(tokenizer or get_tokenizer(base_model), chat_template, dict(chat_template_kwargs or {}))
     return _merged(history, model, _printed_parts(history, chat))
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .events import finite
-from .types import BackendMissing
+from .types import BackendMissing, install_hint
 
 # %% ../nbs/04_tracking.ipynb #31892a13
 def asked_for(
@@ -91,10 +91,10 @@ class Tracker:
         if not self.reports(model) or installed():
             return
         if model.report_metrics:
-            raise BackendMissing("report_metrics names wandb, which is not installed: pip install 'art_nb[wandb]', or "
+            raise BackendMissing(f"report_metrics names wandb, which is not installed: {install_hint('wandb')}, or "
                                  "leave it out of report_metrics.")
         self._give_up(model, "WANDB_API_KEY is set and wandb is not installed: the numbers of "
-                             f"{model.name} go to history.jsonl alone. pip install 'art_nb[wandb]', or say "
+                             f"{model.name} go to history.jsonl alone. {install_hint('wandb')}, or say "
                              "report_metrics=[].")
 
     def send(self, model, row: Mapping[str, Any]) -> None:

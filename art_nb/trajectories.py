@@ -87,16 +87,16 @@ class Trajectory(BaseModel):
 
     model_config = ConfigDict(validate_assignment=True)
 
-    exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges, exclude=True)
-    messages_and_choices: Entries = Field(default_factory=list)
-    tools: ToolList | None = None
-    additional_histories: list[History] = Field(default_factory=list)
-    reward: Annotated[float, BeforeValidator(scalar)] = 0.0
-    initial_policy_version: int | None = None
-    final_policy_version: int | None = None
-    metrics: dict[str, Number] = Field(default_factory=dict)
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
+    exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges, exclude=True)   # captured calls
+    messages_and_choices: Entries = Field(default_factory=list)     # a Choice is trained on, a dict is context
+    tools: ToolList | None = None                                   # that the model was offered
+    additional_histories: list[History] = Field(default_factory=list)   # its other conversations, of the same reward
+    reward: Annotated[float, BeforeValidator(scalar)] = 0.0         # compared with those of its group
+    initial_policy_version: int | None = None   # the oldest step whose weights sampled in it
+    final_policy_version: int | None = None     # the newest
+    metrics: dict[str, Number] = Field(default_factory=dict)        # numbers, averaged over a step
+    metadata: dict[str, Any] = Field(default_factory=dict)          # of any kind, such as its scenario
+    logs: list[str] = Field(default_factory=list)                   # lines for whoever reads it
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC), exclude=True)
 
     _captured: Captured | None = PrivateAttr(None)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'TrainConfig', 'TrainSFTConfig', 'TrainResult',
            'LocalTrainResult', 'ArtError', 'RolloutError', 'JudgeError', 'TokenError', 'TrainError', 'ServeError',
-           'LocalServingUnavailableError', 'StoreError', 'BackendMissing']
+           'LocalServingUnavailableError', 'StoreError', 'BackendMissing', 'install_hint']
 
 # %% ../nbs/00_types.ipynb #d1f44add
 from collections.abc import Awaitable
@@ -129,3 +129,10 @@ class StoreError(ArtError, OSError):
 
 class BackendMissing(ArtError, ImportError):
     """An optional package is not installed; the message names the extra to install."""
+
+
+def install_hint(
+    extra: str,  # of art_nb, such as "local"
+) -> str:  # the end of a sentence, without its full stop
+    """Say how an extra is installed: from a clone, for no package index has art_nb."""
+    return f"pip install -e '.[{extra}]' in the folder of art_nb"

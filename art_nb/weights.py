@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .types import BackendMissing, StoreError
+from .types import BackendMissing, StoreError, install_hint
 
 # %% ../nbs/06_weights.ipynb #b62828c7
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,7 @@ def load_gguf(gguf: Path) -> tuple:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
-        raise BackendMissing("models run with torch, transformers>=5.19 and gguf: "
-                             "pip install 'art_nb[local]'") from error
+        raise BackendMissing(f"models run with torch, transformers>=5.19 and gguf: {install_hint('local')}.") from error
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     plain = GgufConfig(dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain)
@@ -249,8 +248,7 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     try:
         from filelock import FileLock, Timeout
     except ImportError as error:
-        raise BackendMissing("models are fetched and run with art_nb's local extra: "
-                             "pip install 'art_nb[local]'") from error
+        raise BackendMissing(f"models are fetched with art_nb's local extra: {install_hint('local')}.") from error
     lock = FileLock(f"{path}.lock")
     try:
         lock.acquire(timeout=0)

@@ -6,11 +6,12 @@ import os
 import sys
 from functools import partial
 
+from homes import QUESTION
+
 import art_nb as art
 from art_nb.events import AdapterServed, CheckpointSaved, GradientStep, RolloutDone, RolloutStarted, StepDone
 
 KINDS = (RolloutStarted, RolloutDone, GradientStep, AdapterServed, CheckpointSaved, StepDone)
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 
 
 def say(*words):

@@ -24,6 +24,18 @@ async def ask(model, name=None, **options):
     return reply.choices[0]
 
 
+def better_and_worse(choices, rewards=None):
+    """Replies to QUESTION as a group."""
+    rewards = rewards or [float(i % 3) for i in range(len(choices))]
+    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=reward)
+                                for choice, reward in zip(choices, rewards, strict=True)])
+
+
+async def a_group(model, seed=0, size=6, rewards=None, **options):
+    """Replies of which some are better."""
+    return better_and_worse([await ask(model, seed=100 * seed + i, **options) for i in range(size)], rewards)
+
+
 def saved_adapter(model, step):
     """What tells the adapter of a step from others."""
     from art_nb import checkpoints
@@ -39,9 +51,9 @@ def heard(backend, *kinds):
 
 
 @asynccontextmanager
-async def at_home(directory, path, name="tiny"):
+async def at_home(directory, path, name="tiny", **fields):
     """A registered model and its backend."""
-    model = art.TrainableModel(name=name, project="tests", base_model=str(directory))
+    model = art.TrainableModel(name=name, project="tests", base_model=str(directory), **fields)
     async with art.LocalBackend(path=path, verbose=False) as backend:
         await model.register(backend)
         yield model, backend

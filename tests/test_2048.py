@@ -64,3 +64,21 @@ def test_2048_shows_what_a_move_does_before_its_name(game_2048):
     *rows, one, two, three = game.view().splitlines()
     assert rows == ["2 2 4 _", "_ _ _ _", "_ _ _ _", "_ _ _ _"]
     assert {one, two, three} == {"1 1 left", "1 1 right", "0 1 down"}
+
+
+@pytest.mark.parametrize("asked", [{"opening": 45}, {"opening": 60}, {"win": 2}], ids=str)
+def test_2048_refuses_a_game_without_a_move(game_2048, asked):
+    with pytest.raises(ValueError, match="lower opening or raise win"):
+        game_2048.Scenario(0, **asked)
+
+
+def test_2048_refuses_an_opening_that_chance_never_survives(game_2048):
+    with pytest.raises(ValueError, match="lower opening"):
+        game_2048.Game(game_2048.Scenario(0, win=2048, opening=1400))
+
+
+@pytest.mark.parametrize("win", [8, 64, 128])
+def test_2048_practises_what_chance_can_win(game_2048, win):
+    for seed in range(40):
+        assert not game_2048.Game(game_2048.practice(seed, win)).over()
+    assert len(game_2048.won_turns(16, win)) == 16

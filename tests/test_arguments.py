@@ -1,12 +1,16 @@
 """Train calls under ART's names, on a tiny model: what each does to the step."""
+from dataclasses import fields
+
 import numpy as np
 import pytest
-from homes import QUESTION
+from homes import QUESTION, a_group
 
 import art_nb as art
+from art_nb.arguments import RENAMED
 from art_nb.batches import TrainRow
 from art_nb.events import Warned
 from art_nb.learners import Learner, StepConfig, optimizer_steps
+from art_nb.losses import LEVELS, LOSSES, MISMATCH
 from art_nb.policy import adapter, load_policy
 from art_nb.records import read_record
 from art_nb.tokens import group_rows
@@ -18,14 +22,6 @@ async def model(local, tiny_model_dir):
     made = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
     await made.register(local)
     return made
-
-
-async def a_group(model, seed=0, size=6, **options):
-    ask = model.openai_client().chat.completions.create
-    asked = {"model": model.get_inference_name(), "messages": QUESTION, "max_tokens": 8, "logprobs": True} | options
-    replies = [(await ask(**asked, seed=100 * seed + i)).choices[0] for i in range(size)]
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 3))
-                                for i, choice in enumerate(replies)])
 
 
 def config_of(model, step):
@@ -225,3 +221,12 @@ def test_a_failure_in_the_third_step_takes_back_the_first_two(tiny_model_dir):
     assert learner.steps == 4
     optimizer_steps(learner, rows, config)
     assert learner.steps == 8
+
+
+@pytest.mark.parametrize(("beginning", "names"), [
+    ("|", [field.name for field in fields(StepConfig)]), ("|", RENAMED), ("| `", LOSSES), ("| `mismatch`", MISMATCH),
+    ("All but", LEVELS)], ids=["options", "ART", "losses", "mismatch", "levels"])
+def test_every_name_stands_in_the_tables_of_options(root, beginning, names):
+    lines = (root / "docs" / "options.md").read_text(encoding="utf-8").splitlines()
+    there = "".join(line for line in lines if line.startswith(beginning))
+    assert [name for name in names if f"`{name}`" not in there and f'`"{name}"`' not in there] == []

@@ -3,20 +3,12 @@ import importlib
 
 import openai
 import pytest
-from homes import QUESTION, heard
+from homes import QUESTION, a_group, heard
 from tiny import CHATML
 
 import art_nb as art
 from art_nb.events import Bus, Warned
 from art_nb.records import read_record
-
-
-async def a_group(model):
-    """Replies of which some are better."""
-    reply = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=QUESTION, max_tokens=6, n=4, seed=1)
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 2))
-                                for i, choice in enumerate(reply.choices)])
 
 
 def left_out(events, what):

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import QUESTION, ask, heard, saved_adapter
+from homes import QUESTION, a_group, ask, heard, saved_adapter
 
 import art_nb as art
 from art_nb import checkpoints
@@ -33,14 +33,6 @@ async def greedy(model, name=None):
     """The likeliest reply and the logprobs of its tokens."""
     choice = await ask(model, name, temperature=0)
     return choice.model_extra["token_ids"], logprobs(choice)
-
-
-async def a_group(model, seed=0, rewards=None, size=6):
-    """Replies of which some are better."""
-    choices = [await ask(model, seed=seed * 100 + i) for i in range(size)]
-    rewards = rewards or [float(i % 3) for i in range(size)]
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, c], reward=r)
-                                for c, r in zip(choices, rewards, strict=True)])
 
 
 def threads():
@@ -212,6 +204,15 @@ async def test_the_models_own_template_prints_its_prompts(named, local, tmp_path
     choice = (await a_group(model, size=1)).trajectories[0].messages_and_choices[-1]
     prompt = local.home(model).chat.tokenizer.decode(choice.model_extra["prompt_token_ids"])
     assert prompt == f"calm: {QUESTION[0]['content']} ->"
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"\xff", "can't decode")], ids=["none", "bytes"])
+async def test_a_template_that_cannot_be_read_is_named(named, local, tmp_path, content, why):
+    path = tmp_path / "mine.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StoreError, match=f"chat_template_path {path} cannot be read .*{why}.*give the path"):
+        await named(_internal_config={"chat_template_path": str(path)}).register(local)
 
 
 async def test_a_step_may_stay_in_memory(named, local):

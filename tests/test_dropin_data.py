@@ -22,7 +22,7 @@ from art_nb.utils.litellm import convert_litellm_choice_to_openai
 from art_nb.utils.output_dirs import get_model_dir, get_step_checkpoint_dir
 from art_nb.utils.record_provenance import record_provenance
 from art_nb.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
-from homes import QUESTION, saved_adapter
+from homes import QUESTION, a_group, ask, saved_adapter
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -211,7 +211,7 @@ def test_directories_are_where_the_store_has_them(tmp_path):
 
 def test_provenance_needs_wandb(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(BackendMissing, match="pip install wandb"):
+    with pytest.raises(BackendMissing, match=r"pip install -e '\.\[wandb\]' in the folder of art_nb"):
         record_provenance(None, "local-rl")
 
 
@@ -428,7 +428,10 @@ async def test_tables_of_trajectories(project):
     assert told[1]["tool_calls"] == [{"function": {"name": "look", "arguments": "{}"}}]
     assert json.loads(told[0]["content"]) == [{"type": "text", "text": "?"}]
     assert (await load_trajectories("weather", models=["gpt"], art_path=str(project))).shape[0] == 2
-    assert (await load_trajectories("nowhere", art_path=str(project))).is_empty()
+    empty = await load_trajectories("nowhere", art_path=str(project))
+    assert empty.is_empty() and empty.columns == df.columns[:7] and empty.filter(pl.col("model") == "gpt").is_empty()
+    means = await load_aggregated_trajectories("nowhere", art_path=str(project), include_history=True)
+    assert means.columns == ["model", "split", "step", "reward", "reward_std_dev", "recorded_at"]
     means = await load_aggregated_trajectories("weather", ["agent"], metrics=["win"], art_path=str(project),
                                                include_history=True)
     train = means.filter(pl.col("split") == "train")
@@ -453,7 +456,7 @@ async def test_tables_need_polars(project, monkeypatch):
     from art_nb.utils.benchmarking import load_trajectories
 
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(BackendMissing, match=r"art_nb\[benchmarking\]"):
+    with pytest.raises(BackendMissing, match=r"\.\[benchmarking\]"):
         await load_trajectories("weather", art_path=str(project))
 
 
@@ -497,22 +500,11 @@ async def test_the_charts_of_arts_notebooks(project, pyplot, tmp_path):
 
 # leases and copies
 
-async def ask(model, name=None):
-    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
-        model=name or model.get_inference_name(), messages=QUESTION, max_tokens=4, logprobs=True)
-    return reply.choices[0]
-
-
-async def a_group(model):
-    said = [await ask(model) for _ in range(3)]
-    return TrajectoryGroup([Trajectory(messages_and_choices=[*QUESTION, c], reward=i) for i, c in enumerate(said)])
-
-
 async def test_a_leased_adapter_stays(named, local, monkeypatch):
     monkeypatch.setattr("art_nb.homes.KEEP_S", -1)
     model = named()
     await model.register(local)
-    group, loaded = await a_group(model), local.home(model).sampler.loaded
+    group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
     async with local.adapter_lease(model, 0), local.exact_adapter_lease(model, step=0):
         assert model.get_inference_name() == "ttt@0"
         assert model.get_inference_name(step=1) == "ttt@1"
@@ -534,7 +526,7 @@ async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
     model = named()
     await local.prune_model_adapters(model, retain_steps=set())         # not registered: there are none
     await model.register(local)
-    group, loaded = await a_group(model), local.home(model).sampler.loaded
+    group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
     for step in range(3):
         await ask(model, f"ttt@{step}")
         await local.train(model, [group], learning_rate=1e-3)
@@ -549,7 +541,7 @@ async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
 async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     model = named()
     await model.register(local)
-    await local.train(model, [await a_group(model)], learning_rate=1e-2)
+    await local.train(model, [await a_group(model, size=3)], learning_rate=1e-2)
     newest = model.store.checkpoint_dir(1)
     pull = local._experimental_pull_model_checkpoint
     assert await pull(model) == await pull(model, step="latest", verbose=True) == str(newest)
@@ -562,8 +554,10 @@ async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     taken, kept = checkpoints.read_adapter(mine), checkpoints.read_adapter(model.store.checkpoint_dir(0))
     assert taken.keys() == kept.keys()
     assert all(bool((taken[name] == kept[name]).all()) for name in kept)
-    with pytest.raises(StoreError, match="step 7"):
-        await pull(model, step=7, s3_bucket="bucket")
+    with pytest.raises(StoreError, match="step 7; it has: 0, 1; name one of these.$"):
+        await pull(model, step=7)
+    with pytest.raises(StoreError, match="step 7.*S3.*my-bucket"):
+        await pull(model, step=7, s3_bucket="my-bucket")
     with pytest.raises(BackendMissing, match=f"--lora-modules.*{newest}"):
         await local._experimental_deploy("together", model, s3_bucket="bucket", verbose=True, wait_for_completion=False)
     assert await local._experimental_pull_model_checkpoint(named("ttt")) == str(newest)     # not registered, same run

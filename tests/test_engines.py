@@ -33,8 +33,8 @@ def packages(monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "extra"), [
-    ({"sampler": "vllm"}, r'vllm is not installed: pip install "art-nb\[vllm\]"'),
-    ({"learner": "unsloth"}, r'unsloth is not installed: pip install "art-nb\[unsloth\]"'),
+    ({"sampler": "vllm"}, r"vllm is not installed: pip install -e '\.\[vllm\]' in the folder of art_nb"),
+    ({"learner": "unsloth"}, r"unsloth is not installed: pip install -e '\.\[unsloth\]' in the folder of art_nb"),
     ({"sampler": "vlm"}, "no sampler 'vlm'; there are: auto, transformers, vllm"),
     ({"learner": "slow"}, "no learner 'slow'; there are: auto, peft, unsloth")], ids=str)
 async def test_what_is_missing_is_told_before_weights_are_fetched(packages, tmp_path, options, extra):

@@ -3,6 +3,7 @@ from typing import Literal
 
 import openai
 import pytest
+from homes import QUESTION, at_home
 from openai.types.chat import ChatCompletion
 from pydantic import create_model
 from tiny import CHATML
@@ -12,7 +13,6 @@ from art_nb.calls import only_arguments
 from art_nb.guided_completion import freeze_tool_schema, get_guided_completion_params
 from art_nb.policy import sequence_logprobs
 
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
     "type": "object", "properties": {"cell": {"type": "string"}, "turn": {"type": "integer"}}}}}
     for name in ("look", "play")]
@@ -24,11 +24,9 @@ OFFER = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 @pytest.fixture
 async def home(tiny_model_dir, tmp_path):
     """A registered model, told of its tools in few words, and its backend."""
-    model = art.TrainableModel(name="student", project="tests", base_model=str(tiny_model_dir),
-                               _internal_config={"chat_template": OFFER + CHATML})
-    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
-        await model.register(backend)
-        yield model, backend
+    template = {"chat_template": OFFER + CHATML}
+    async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=template) as pair:
+        yield pair
 
 
 def teacher(**message):
@@ -43,6 +41,7 @@ def called(name, arguments):
 
 
 async def ask(model, **options):
+    """The whole reply, as long as the model likes."""
     return await model.openai_client().with_options(max_retries=0).chat.completions.create(
         model=model.get_inference_name(), messages=QUESTION, **options)
 

@@ -65,8 +65,9 @@ def test_what_cannot_be_told_apart_stays(tmp_path):
     (folder / "0003.jsonl").write_text("[1, 2]\n")
     (folder / "notes.jsonl").write_text("{}\n")
     (run / "checkpoints/0004").mkdir(parents=True)
-    done = migrate(run)
+    foreseen, done = migrate(run, dry_run=True), migrate(run)
     assert (done.files, done.checkpoints, len(done.skipped)) == (1, 3, 5)
+    assert (foreseen.files, foreseen.checkpoints, foreseen.skipped) == (1, 3, done.skipped)
     assert sorted(path.name for path in folder.glob("*.jsonl")) == [
         "0001.jsonl", "0002.jsonl", "0003.jsonl", "notes.jsonl"]
     assert RunStore(run).read_groups("train", 1)[0].trajectories[0].reward == 9.0

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import QUESTION, ask, heard
+from homes import QUESTION, a_group, ask, better_and_worse, heard
 from remote_parts import CALL, COMMAND, ROOT, Server
 
 import art_nb as art
@@ -99,16 +99,6 @@ def named(tiny_model_dir, request):
 async def far(server, tmp_path):
     async with server.client(tmp_path / "near") as backend:
         yield backend
-
-
-def better_and_worse(said):
-    """The group of some replies."""
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(i % 3))
-                                for i, choice in enumerate(said)])
-
-
-async def a_group(model):
-    return better_and_worse([await ask(model, seed=seed) for seed in range(6)])
 
 
 LONG = {"learning_rate": 1e-2, "tokens_per_batch": 64}
@@ -281,6 +271,8 @@ async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
                                   (model, -1, ServeError, "step"), (model, "../0000", ServeError, "step")):
         with pytest.raises(kind, match=said):
             await far._experimental_pull_model_checkpoint(one, step=step, local_path=str(mine))
+    with pytest.raises(StoreError, match="step 7.*bucket my-bucket"):
+        await far._experimental_pull_model_checkpoint(model, step=7, s3_bucket="my-bucket")
     assert not mine.exists()
 
 

@@ -439,7 +439,7 @@ async def test_without_litellm_openais_own_language_is_spoken(judge, monkeypatch
 
 async def test_without_litellm_a_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "litellm", None)
-    with pytest.raises(BackendMissing, match=r"pip install 'art_nb\[judge\]'"):
+    with pytest.raises(BackendMissing, match=r"pip install -e '\.\[judge\]'"):
         await ruler_score_group(animals(), swallow_exceptions=True, cache=None)
 
 

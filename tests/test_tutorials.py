@@ -46,3 +46,12 @@ def test_what_a_saved_tutorial_shows(path, root):
     rows = re.findall(rf"Evaluation\((\S+) step (\d+): {LEARNT[path]} \S+, 95 % (\S+) to (\S+), n=\d+\)", text)
     evaluations = {int(step): (float(low), float(high)) for name, step, low, high in rows if name == rows[0][0]}
     assert evaluations[max(evaluations)][0] > evaluations[min(evaluations)][1]
+
+
+def test_the_task_that_others_borrow_is_the_one_that_is_shown(root):
+    folder = root / "examples" / "yes_no_maybe"
+    shown = [cell.source for cell in nbformat.read(folder / "yes-no-maybe.ipynb", as_version=4).cells]
+    task, = (source for source in shown if source.startswith("asking ="))
+    module = (folder / "yes_no_maybe.py").read_text()
+    worth, = (line for source in shown for line in source.splitlines() if line.startswith("WORTH ="))
+    assert module.endswith(f"{worth}\n{task}\n")

@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 pytest.importorskip("vllm")
 
 import torch
+from homes import QUESTION
 from tiny import tiny_tokenizer
 from transformers import (
     Gemma3ForCausalLM,
@@ -37,7 +38,6 @@ from art_nb.weights import fetch
 from art_nb.worker import Worker
 
 NEAR = 0.05             # nats, of two programs that compute in bf16
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
              max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from homes import heard
+from homes import QUESTION, heard
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
@@ -16,7 +16,6 @@ from art_nb.policy import sequence_logprobs
 from art_nb.types import StoreError, TrainError
 from art_nb.weights import adapter_shape, base_name, fetch
 
-QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 IDS = [1, 40, 41, 42, 2, 1, 77, 78]
 LESSONS = [art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "B2"}])] * 2
 

@@ -47,6 +47,10 @@ class Scenario:
     win: int = 64               # the tile to reach
     opening: int = 0            # moves made at random before the model's first
 
+    def __post_init__(self):
+        if self.win < 4 or self.opening >= self.moves:
+            raise ValueError(f"{self} leaves no move to the player: lower opening or raise win.")
+
     @property
     def moves(self) -> int:
         "So many moves a game has, its opening included."
@@ -62,9 +66,11 @@ class Game:
 
     def __post_init__(self):
         self.random = random.Random(self.scenario.seed)
-        self.begin()
-        while self.over():              # an opening that ended the game: another one
+        for _ in range(100):            # an opening that ended the game: another one
             self.begin()
+            if not self.over():
+                return
+        raise ValueError(f"{self.scenario}: 100 random openings ended the game before it began; lower opening.")
 
     def begin(self) -> None:
         "Two tiles, and the opening."
