@@ -216,6 +216,7 @@ async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
     worker.close()
 
 
+@pytest.mark.timeout(900)                               # the first time, the weights are fetched and converted
 async def test_real_gemma_is_sampled_as_it_is_trained():
     where = fetch("gemma3-270m")
     policy, worker = load_policy(where), Worker()
