@@ -130,7 +130,8 @@ def test_the_starter_learns(tmp_path, smollm2_dir):
     done = call("toy.py", folder=tmp_path, code=[sys.executable])
     assert done.returncode == 0, done.stderr
     rewards = json.loads(done.stdout.splitlines()[-1])
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
+    first, last = (3 - sum(rewards[:3])) / 3, (3 - sum(rewards[-3:])) / 3       # what is missing to the best reward, 1
+    assert last < 0.6 * first
 
 
 # train
