@@ -46,7 +46,7 @@ _HOMES = {
                 "PIPELINE_RL_SCORE_METRICS PipelineAutotuneConfig PipelineRuntimeConfig",
     "pipeline_trainer": "",
     "checks": "doctor",
-    "plots": "comparison_bars learning_curve reward_histogram",
+    "plots": "comparison_bars learning_curve reward_histogram token_heatmaps",
     "reports": "export report",
     "viewer": "view",
     "judging": "judge",

@@ -349,9 +349,9 @@ class PipelineTrainer:
 
     def _check(self, autotune: PipelineAutotuneConfig) -> None:
         if autotune.mode != "off":
-            raise TrainError(f"There is no autotuning here (mode={autotune.mode!r}): set PipelineRuntimeConfig "
-                             "yourself. If time/step_trainer_idle_s is high, take more workers, if queue/put_wait_frac "
-                             "is, fewer.")
+            raise TrainError(f"There is no autotuning here (mode={autotune.mode!r}; ART's is for Megatron, with GPUs "
+                             "for sampling alone): set PipelineRuntimeConfig yourself. If time/step_trainer_idle_s "
+                             "is high, take more workers, if queue/put_wait_frac is, fewer.")
         least = dict.fromkeys(
             ("max_steps", "max_steps_off_policy", "limit_mean_steps_off_policy", "eval_every_n_steps"), 0)
         least |= dict.fromkeys(("discard_queue_multiplier", "kl_penalty_step_lag", "checkpoint_retention_interval"), 1)

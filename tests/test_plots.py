@@ -8,11 +8,13 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
+from homes import a_group  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
 import art_nb as art  # noqa: E402
 from art_nb.evaluation import Evaluation  # noqa: E402
 from art_nb.plots import COLOURS, series, smoothed, stores  # noqa: E402
+from art_nb.records import read_record  # noqa: E402
 from art_nb.types import StoreError  # noqa: E402
 
 REWARDS = [0.0, 0.5, 0.25, 1.0]
@@ -200,6 +202,36 @@ def test_the_histogram_of_one_group_or_of_one_kind():
         art.reward_histogram(groups).figure.canvas.draw()
     with pytest.raises(ValueError, match="no rewards"):
         art.reward_histogram([art.TrajectoryGroup(exceptions=[ValueError("x")])])
+
+
+# heatmaps
+
+async def test_what_the_loss_saw_of_each_token(named, local):
+    model = named()
+    await model.register(local)
+    with pytest.raises(StoreError, match="no record of what the loss saw in step 0; there are: none yet"):
+        art.token_heatmaps(model)
+    groups = [await a_group(model), await a_group(model, seed=1, size=3)]
+    for _ in range(2):
+        await local.train(model, groups, learning_rate=1e-2)
+    record, axes = read_record(model.store, 1), art.token_heatmaps(model, step=1)
+    axes["entropy"].figure.canvas.draw()
+    drawn = {name: ax.images[0].get_array() for name, ax in axes.items()}
+    trained = 4 + 2                                         # a reward that is its group's mean teaches nothing
+    assert {grid.shape for grid in drawn.values()} == {(trained, max(record.size_R))}
+    assert drawn["entropy"].count(axis=1).tolist() == record.size_R.tolist()
+    assert drawn["learner's logprob"].compressed() == pytest.approx(record.new_E)
+    assert drawn["log of their ratio"].compressed() == pytest.approx(record.new_E - record.old_E)
+    assert drawn["weight in the loss"][:, 0].compressed() == pytest.approx(record.coef_R)
+    assert [line.get_ydata()[0] for line in axes["advantage"].get_lines()] == [3.5]
+    assert "step 2" in art.token_heatmaps(model)["advantage"].figure.get_suptitle()
+    with pytest.raises(StoreError, match="in step 7; there are: 1, 2"):
+        art.token_heatmaps(model, step=7)
+
+
+def test_heatmaps_are_of_one_run(root):
+    with pytest.raises(StoreError, match="one run can be drawn token by token, and there are 2 in"):
+        art.token_heatmaps(root)
 
 
 def test_matplotlib_waits_for_the_first_plot():
