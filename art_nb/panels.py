@@ -273,7 +273,7 @@ class Panel(anywidget.AnyWidget):
 
     def _send_tick(self, tick: dict) -> None:
         try:
-            self.tick = _fits(tick) | {"seq": next(self._seq)}
+            self._tell("tick", _fits(tick) | {"seq": next(self._seq)})
         except ValueError as error:                              # merged beyond the limit; a timer has no caller
             self._failed(error)
 
@@ -298,7 +298,13 @@ class Panel(anywidget.AnyWidget):
         self.send(sendable(head | {"ok": False, "error": sentence(error)}))
 
     def _failed(self, error: BaseException) -> None:
-        self.last_error, self.last_error_text = error, clean(sentence(error))
+        self.last_error = error
+        self._tell("last_error_text", clean(sentence(error)))
+
+    def _tell(self, trait: str, value: Any) -> None:
+        """Set and send, from any thread: what is assigned while a message of the page is taken in may be lost."""
+        self._trait_values[trait] = value
+        self.send_state(trait)
 
 # %% ../nbs/60_panels.ipynb #fb044983
 def wanted() -> str:

@@ -49,7 +49,7 @@ class Rows:
         self.lost: dict[tuple[str, int], str] = {}    # steps that could not be read, and why
         self._starts, self._groups, self._table, self._lock = [0], [0], None, threading.RLock()
         self._search: tuple[str, int, int, np.ndarray] | None = None
-        self._told: tuple[int, dict[int, dict[str, list]]] = 0, {}
+        self._told: tuple[tuple[int, int], dict[int, dict[str, list]]] = (0, 0), {}
         self.newest_search = 0
 
     def __len__(self) -> int:
@@ -126,7 +126,8 @@ class Rows:
 
     def _judged(self) -> dict[int, dict[str, list]]:
         path = None if self.store is None else self.store.path / "judgements.jsonl"
-        stamp = path.stat().st_mtime_ns if path is not None and path.exists() else 0
+        state = path.stat() if path is not None and path.exists() else None
+        stamp = (state.st_mtime_ns, state.st_size) if state else (0, 0)
         if stamp != self._told[0]:
             found: dict[int, dict[str, list]] = {}
             for one in Journal(path).read():

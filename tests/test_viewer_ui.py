@@ -5,12 +5,13 @@ import re
 
 import numpy as np
 import pytest
-from ui import HOSTILE, axe_faults
+from ui import HOSTILE, axe_faults, plain_ms
 from view_parts import CALLS, Talk, crowd, games, recorded_run, steps
 
 import art_nb as art
 from art_nb.channels import tokens_reply
 from art_nb.lens import lens_reply
+from art_nb.rows import Rows
 from art_nb.viewer import RolloutViewer, view
 
 COLOUR = "[aria-label='Colour tokens by']"
@@ -96,14 +97,14 @@ WATCH = """new MutationObserver(() => { if (!window.rowsAt && document.querySele
 
 
 def test_ten_thousand_rollouts_open_at_once(browser, bridge):
-    """First paint within 300 ms, three times that on a shared machine; few rows in the page while scrolling."""
+    """The first paint takes 3 to 7 times what plain words take; few rows are in the page while it scrolls."""
     panel = RolloutViewer(crowd(10_000))
     page = browser.new_page()
     page.add_init_script(WATCH)
     page.goto(bridge.serve(panel))
     page.wait_for_function("window.rowsAt")
     took_ms = page.evaluate("window.rowsAt - window.rendered.start")
-    assert took_ms < 900
+    assert took_ms < 15 * (plain := plain_ms(page))
     page.wait_for_function(
         "document.querySelector('.art-bar').textContent.startsWith('1250 groups10000 rollouts · 1250 groups')"
     )
@@ -114,7 +115,7 @@ def test_ten_thousand_rollouts_open_at_once(browser, bridge):
       return { p95: took.sort((a, b) => a - b)[57], most, top: list.scrollTop }; }""")
     assert frames["most"] <= 60
     assert frames["top"] > 30_000
-    assert frames["p95"] < 100
+    assert frames["p95"] < 2 * plain
     page.close()
     panel.close()
 
@@ -376,7 +377,7 @@ def test_t_goes_through_the_colours(opened):
 
 
 def test_four_thousand_tokens(opened):
-    """Drawn within 250 ms, three times that on a shared machine; the rest comes in pieces."""
+    """The first 4,000 take 2 to 3 times what plain words take; the rest comes in pieces."""
     long = (
         Talk()
         .add("user", "Go on.")
@@ -394,7 +395,7 @@ def test_four_thousand_tokens(opened):
     page.select_option(COLOUR, "logprob")
     page.wait_for_function("window.tokensAt")
     assert page.evaluate("firstTokens") == 4000
-    assert page.evaluate("tokensAt - answerAt") < 750
+    assert page.evaluate("tokensAt - answerAt") < 10 * plain_ms(page)
     page.wait_for_function("document.querySelectorAll('[data-k]').length === 6000")
 
 
@@ -623,6 +624,13 @@ def test_o_overrides_the_score(opened, tmp_path):
     ]
     page.wait_for_selector(".art-row-rollout .art-badge:has-text('human')")
     assert page.panel.rows.trajectory(0).reward == 0.6  # what was trained stays as it was
+
+
+def test_what_is_read_stays_open_while_more_is_loaded(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(Rows.load, "__defaults__", (0.0,))           # one step a request
+    page = opened(recorded_run(tmp_path / "run"))
+    page.wait_for_function("document.querySelectorAll('.art-row-step').length === 3")
+    assert page.locator(".art-row-rollout.art-is-selected").is_visible()
 
 
 def test_an_override_needs_a_run_and_a_score_in_range(opened, tmp_path):
@@ -874,7 +882,7 @@ def test_pages_come_quickly(opened):
       for (let i = 0; i < 40; i++) {
         const start = performance.now(); await ask(100000 + i); took.push(performance.now() - start); }
       return took.sort((a, b) => a - b); }""")
-    assert took[37] < 300  # p95 of 100 ms, three times that on a shared machine
+    assert took[37] < 3 * plain_ms(page)
 
 
 # JupyterLab ----------------------------------------------------------------------------------------------------------

@@ -237,7 +237,10 @@ export function createList(app) {
   function activate(i) {
     active = clamp(i, kinds.length);
     scrollTo(active);
-    if (kinds[active] === ROLLOUT) app.select(refs[active]);
+    if (kinds[active] === ROLLOUT) {
+      hold(refs[active]);
+      app.select(refs[active]);
+    }
     draw();
   }
 
@@ -276,16 +279,21 @@ export function createList(app) {
     }
   }
 
+  /** What is read stays open, however much is loaded besides. */
+  function hold(id) {
+    if (flat) return;
+    const g = index.columns.group[id],
+      { split, step } = index.groups[g];
+    opened.set(`${GROUP}:${g}`, true);
+    opened.set(`${STEP}:${split} ${step}`, true);
+  }
+
   /** Select a rollout and bring it into sight. */
   function go(id) {
     if (id === undefined || id >= index.count) return;
-    if (!flat && place(id) < 0) {
-      const g = index.columns.group[id];
-      setOpen(GROUP, g, true);
-      const s = steps.findIndex(({ key }) => key === `${index.groups[g].split} ${index.groups[g].step}`);
-      if (s >= 0) setOpen(STEP, s, true);
-      arrange();
-    }
+    const hidden = place(id) < 0;
+    hold(id);
+    if (hidden) arrange();
     const i = place(id);
     if (i >= 0) {
       active = i;
