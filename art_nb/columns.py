@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'FLAGS', 'STATUS', 'FACTS', 'Rule', 'Part', 'Step', 'build_table', 'scenario_name', 'texts_of',
-           'thread_text', 'one_line', 'preview', 'part_of_groups', 'part_of_file']
+           'thread_text', 'one_line', 'preview', 'part_of_groups', 'stamp_of', 'part_of_file']
 
 # %% ../nbs/53_columns.ipynb #6c9257f3
 import json
@@ -224,12 +224,18 @@ _TEXTS = ("group_index", "trajectory_index", "group_json", "trajectory_json", "c
           "logs")
 
 
-def _stamp(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.exists() else 0
+def stamp_of(
+    path: Path,
+) -> tuple[int, int]:  # nanoseconds and bytes; zeros where there is no file
+    """Tell states of a file apart, also where the clock is too coarse."""
+    if not path.exists():
+        return 0, 0
+    state = path.stat()
+    return state.st_mtime_ns, state.st_size
 
 
 @lru_cache(maxsize=3)
-def _columns(path: Path, stamp: int, names: tuple[str, ...]) -> pa.Table:
+def _columns(path: Path, stamp: tuple[int, int], names: tuple[str, ...]) -> pa.Table:
     with pq.ParquetFile(path) as file:
         leaves = [file.schema.column(i).path for i in range(len(file.schema))]
         table = file.read([leaf for leaf in leaves if leaf.split(".")[0] in names or leaf.split(".")[-1] in names])
@@ -237,7 +243,7 @@ def _columns(path: Path, stamp: int, names: tuple[str, ...]) -> pa.Table:
 
 
 def _finished(path: Path, names: tuple[str, ...]) -> pa.Table:
-    table = _columns(path, _stamp(path), names)
+    table = _columns(path, stamp_of(path), names)
     return table.filter(pc.is_valid(table["trajectory_json"])).combine_chunks()
 
 
@@ -287,7 +293,7 @@ def _parsed_facts(data: dict[str, Any]) -> tuple[int, int]:
 
 # %% ../nbs/53_columns.ipynb #f8ed06d5
 @lru_cache(maxsize=2)
-def _arrays(path: Path, stamp: int) -> dict[str, np.ndarray]:
+def _arrays(path: Path, stamp: tuple[int, int]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
@@ -297,7 +303,7 @@ def _arrays(path: Path, stamp: int) -> dict[str, np.ndarray]:
 
 def _tokens(path: Path, told: str) -> dict[str, np.ndarray] | None:
     beside = path.with_suffix(".tokens.npz")
-    arrays = _arrays(beside, _stamp(beside)) if told else {}
+    arrays = _arrays(beside, stamp_of(beside)) if told else {}
     return arrays if told and str(arrays["name"]) == told else None
 
 
@@ -326,7 +332,7 @@ def part_of_file(
     path = store.path / "trajectories" / split / f"{step:04d}.parquet"
     if not path.exists() or not _newer(pq.read_schema(path)):
         return part_of_groups(split, step, store.read_groups(split, step), 0, rule)
-    table, finished = _columns(path, _stamp(path), _NAMES), _finished(path, _NAMES)
+    table, finished = _columns(path, stamp_of(path), _NAMES), _finished(path, _NAMES)
     numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
     of_group = np.searchsorted(numbers, finished["group_index"].to_numpy())
     about, metrics = _jsons(table["group_json"].take(starts)), _jsons(finished["metrics"])
@@ -336,10 +342,10 @@ def part_of_file(
     return Part(
         split, step, rows, _names(about, of_group, finished), _keys(about),
         [{} if row else next(each) for row in rows["status"]], 0,
-        group=lambda place: _group(path, _stamp(path), int(numbers[place])),
+        group=lambda place: _group(path, stamp_of(path), int(numbers[place])),
         matches=lambda words: _find(path, rows, errors, words),
         previews=lambda wanted: _previews(path, rows, errors, wanted),
-        stamp=lambda: _stamp(path),
+        stamp=lambda: stamp_of(path),
     )
 
 
@@ -376,7 +382,7 @@ def _names(about: list[dict], of_group: np.ndarray, table: pa.Table) -> list[str
 
 # %% ../nbs/53_columns.ipynb #9f3909ce
 @lru_cache(maxsize=8)
-def _group(path: Path, stamp: int, number: int) -> TrajectoryGroup:
+def _group(path: Path, stamp: tuple[int, int], number: int) -> TrajectoryGroup:
     table = _columns(path, stamp, _NAMES)
     mine = table.filter(pc.equal(table["group_index"], number)).select(["group_index", "group_json", "trajectory_json"])
     group, = read_rows(mine.to_pylist())

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .columns import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups
+from .columns import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups, stamp_of
 from .filters import PRESETS, most_varied, order_of, rows_where
 from .judgements import Journal, current
 from .models import Model
@@ -125,9 +125,10 @@ class Rows:
         self._table, self._search, self.version = None, None, self.version + 1
 
     def _judged(self) -> dict[int, dict[str, list]]:
-        path = None if self.store is None else self.store.path / "judgements.jsonl"
-        state = path.stat() if path is not None and path.exists() else None
-        stamp = (state.st_mtime_ns, state.st_size) if state else (0, 0)
+        if self.store is None:
+            return {}
+        path = self.store.path / "judgements.jsonl"
+        stamp = stamp_of(path)
         if stamp != self._told[0]:
             found: dict[int, dict[str, list]] = {}
             for one in Journal(path).read():

@@ -19,11 +19,11 @@ def tic_tac_toe(root, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
-    monkeypatch.setenv("EXAMPLE_STEPS", "1")
+    monkeypatch.setenv("EXAMPLE_STEPS", "2")
     notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
     resources = {"metadata": {"path": str(tic_tac_toe)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
-    assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0002").is_dir()
+    assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
 
 
 def test_committed_tutorial_shows_the_curve_rising(root):

@@ -104,7 +104,7 @@ def test_ten_thousand_rollouts_open_at_once(browser, bridge):
     page.goto(bridge.serve(panel))
     page.wait_for_function("window.rowsAt")
     took_ms = page.evaluate("window.rowsAt - window.rendered.start")
-    assert took_ms < 15 * (plain := plain_ms(page))
+    assert took_ms < 10 * (plain := plain_ms(page))
     page.wait_for_function(
         "document.querySelector('.art-bar').textContent.startsWith('1250 groups10000 rollouts · 1250 groups')"
     )
@@ -115,7 +115,7 @@ def test_ten_thousand_rollouts_open_at_once(browser, bridge):
       return { p95: took.sort((a, b) => a - b)[57], most, top: list.scrollTop }; }""")
     assert frames["most"] <= 60
     assert frames["top"] > 30_000
-    assert frames["p95"] < 2 * plain
+    assert frames["p95"] < plain
     page.close()
     panel.close()
 
@@ -395,7 +395,7 @@ def test_four_thousand_tokens(opened):
     page.select_option(COLOUR, "logprob")
     page.wait_for_function("window.tokensAt")
     assert page.evaluate("firstTokens") == 4000
-    assert page.evaluate("tokensAt - answerAt") < 10 * plain_ms(page)
+    assert page.evaluate("tokensAt - answerAt") < 8 * plain_ms(page)
     page.wait_for_function("document.querySelectorAll('[data-k]').length === 6000")
 
 
