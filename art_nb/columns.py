@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'FLAGS', 'STATUS', 'FACTS', 'Rule', 'Part', 'Step', 'build_table', 'scenario_name', 'texts_of',
-           'thread_text', 'one_line', 'preview', 'part_of_groups', 'stamp_of', 'part_of_file']
+           'thread_text', 'one_line', 'preview', 'part_of_groups', 'part_of_file']
 
 # %% ../nbs/53_columns.ipynb #6c9257f3
 import json
@@ -26,7 +26,7 @@ from .entries import content_texts, is_choice
 from .formats import TOKENS, group_tokens, read_rows, unpack_tokens
 from .gather import completion_tokens
 from .judges import group_id
-from .store import RunStore
+from .store import RunStore, stamp_of
 from .trajectories import Trajectory, TrajectoryGroup, choices
 from .types import TrainError
 
@@ -222,16 +222,6 @@ _NAMES = ("group_index", "trajectory_index", "group_json", "trajectory_json", "r
           "trainable", "tool_calls")
 _TEXTS = ("group_index", "trajectory_index", "group_json", "trajectory_json", "content", "trainable", "tool_calls",
           "logs")
-
-
-def stamp_of(
-    path: Path,
-) -> tuple[int, int]:  # nanoseconds and bytes; zeros where there is no file
-    """Tell states of a file apart, also where the clock is too coarse."""
-    if not path.exists():
-        return 0, 0
-    state = path.stat()
-    return state.st_mtime_ns, state.st_size
 
 
 @lru_cache(maxsize=3)

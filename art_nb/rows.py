@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .columns import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups, stamp_of
+from .columns import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups
 from .filters import PRESETS, most_varied, order_of, rows_where
 from .judgements import Journal, current
 from .models import Model
 from .readers import Steps, read_groups
 from .records import Record, read_record
-from .store import RunStore, find_runs, is_run
+from .store import RunStore, find_runs, is_run, stamp_of
 from .training import Attached, Run
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup
 from .types import ArtError, StoreError

@@ -71,10 +71,11 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
     kinds = [set(out["data"]) for out in saved["cells"][1]["outputs"] if "data" in out]
     assert all("application/vnd.jupyter.widget-view+json" not in kind for kind in kinds)
     assert "<script" not in json.dumps(saved["cells"][1])
+    assert "stopped" in json.dumps(saved["cells"][1]["outputs"])
 
     nb.page.reload()
     nb.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-    assert "stopped" in nb.text(1)
+    nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()    # outputs are drawn after their cells
     assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()
 
 
