@@ -48,7 +48,7 @@ def install(tmp_path):
     call(sys.executable, "-m", "venv", tmp_path / "venv")
 
     def install(*requirements):
-        call(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements)
+        call(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", *requirements)
         return python
 
     return install

@@ -48,10 +48,11 @@ def front(kernel):
 
 
 def begin(front, waiting=""):
-    """A run that trains, and a cell that waits for it in some way."""
+    """A run that trains, and a cell that waits for it in some way; it has begun, so an interrupt reaches it."""
     front.run(RETURNED)
     cell = front.execute(waiting) if waiting else ""
-    assert front.until(lambda: front.tick()["rows"] >= 1, 60), front.stacks()
+    begun = lambda tick: tick["rows"] >= 1 and bool(tick["waits"]) == bool(waiting)
+    assert front.until(lambda: begun(front.tick()), 60), front.stacks()
     return cell
 
 

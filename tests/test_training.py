@@ -1,5 +1,6 @@
 """A run that is watched, paused, resumed and stopped from elsewhere; rollouts that crash, hang and lie."""
 import asyncio
+import gc
 import math
 import subprocess
 import sys
@@ -577,6 +578,7 @@ async def test_the_event_loop_stays_responsive(home):
             gaps.append(now - last)
             last = now
 
+    gc.freeze()        # else a full collection walks through all that the tests have loaded, and stops any loop
     beat = asyncio.create_task(pulse())
     await train(home[0], steps=4, groups_per_step=4)
     over = True
