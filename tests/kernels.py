@@ -1,4 +1,4 @@
-"""Real kernels of several ipykernel versions, and a front end that is played: it presses the live cell's buttons."""
+"""Real kernels: for whole notebooks; and of several versions, with a front end that presses the live cell's buttons."""
 import json
 import os
 import queue
@@ -9,10 +9,26 @@ import time
 import uuid
 from pathlib import Path
 
+import nbformat
 import pytest
 from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+from traitlets.config import Config
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "art_nb" / "ipykernel"
+
+
+def sockets_in(folder: Path | str) -> dict[str, str]:
+    """A kernel manager's options for sockets without ports, of which another program may take one before the kernel."""
+    return {"transport": "ipc", "connection_file": f"{folder}/kernel.json"}
+
+
+def run_notebook(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float = 600) -> None:
+    """Run a notebook in a folder, top to bottom."""
+    with tempfile.TemporaryDirectory() as made:
+        config = Config(KernelManager=sockets_in(made))
+        NotebookClient(notebook, config=config, timeout=timeout_s, kernel_name="python3", shutdown_kernel="immediate",
+                       resources={"metadata": {"path": str(folder)}}).execute()
 
 
 def installed(version: str) -> Path:
@@ -53,7 +69,8 @@ class Front:
     """A kernel, and the part of a notebook front end that a live cell needs."""
 
     def __init__(self, version: str, root: Path, subshells: bool):
-        self.version, self.manager = version, KernelManager(kernel_name="python3")
+        self.version, self.dump = version, Path(tempfile.mkdtemp())
+        self.manager = KernelManager(kernel_name="python3", **sockets_in(self.dump))
         path = [str(installed(version)), str(root), os.environ.get("PYTHONPATH", "")]
         self.manager.start_kernel(env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}, cwd=str(root))
         self.client = self.manager.blocking_client()
@@ -66,7 +83,6 @@ class Front:
         self.times: list[float] = []           # of every comm message from the kernel
         self.idle, self.subshell, self.views, self.answers_pings = {}, None, 0, True
         self.doors: list = []
-        self.dump = Path(tempfile.mkdtemp())
         self.run(STACKS.format(folder=str(self.dump)))
         if subshells:
             self.subshell = self._make_subshell()

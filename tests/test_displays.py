@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from kernels import run_notebook
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CELLS = [
@@ -29,10 +29,10 @@ Mine(group.trajectories)""",
 
 
 @pytest.fixture(scope="module")
-def outputs():
+def outputs(root):
     """What each cell put out."""
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    NotebookClient(nb, timeout=120, kernel_name="python3").execute()
+    run_notebook(nb, root, 120)
     return [cell.outputs for cell in nb.cells]
 
 

@@ -6,7 +6,7 @@ import sys
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from kernels import run_notebook
 
 
 @pytest.fixture
@@ -21,8 +21,7 @@ def tic_tac_toe(root, tmp_path):
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
     monkeypatch.setenv("EXAMPLE_STEPS", "2")
     notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
-    resources = {"metadata": {"path": str(tic_tac_toe)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    run_notebook(notebook, tic_tac_toe)
     assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
 
 

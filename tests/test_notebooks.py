@@ -3,7 +3,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from kernels import run_notebook
 from nbdev.config import get_config
 from nbdev.test import nb_test_cells
 
@@ -19,5 +19,4 @@ def test_notebook(notebook, smollm2_dir, monkeypatch):
     nb = nbformat.read(notebook, as_version=4)
     chosen = {cell.id for cell in nb_test_cells(notebook, get_config().tst_flags.split())}
     nb.cells = [cell for cell in nb.cells if cell.id in chosen]
-    place = {"metadata": {"path": str(notebook.parent)}}
-    NotebookClient(nb, timeout=300, kernel_name="python3", resources=place).execute()
+    run_notebook(nb, notebook.parent, 300)

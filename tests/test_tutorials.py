@@ -4,7 +4,7 @@ import shutil
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from kernels import run_notebook
 
 SHORT = {                                               # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),
@@ -31,8 +31,7 @@ def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     monkeypatch.setenv("EXAMPLE_STEPS", steps)
     examples = shutil.copytree(root / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns(".art"))
     notebook = nbformat.read(examples / path, as_version=4)
-    resources = {"metadata": {"path": str((examples / path).parent)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    run_notebook(notebook, (examples / path).parent)
     assert ((examples / path).parent / ".art" / left).is_dir()
 
 

@@ -11,12 +11,12 @@ import nbformat
 import numpy as np
 import openai
 import pytest
-from nbclient import NotebookClient
 
 pytest.importorskip("vllm")
 
 import torch
 from homes import QUESTION
+from kernels import run_notebook
 from tiny import tiny_tokenizer
 from transformers import (
     Gemma3ForCausalLM,
@@ -311,7 +311,7 @@ def test_the_tutorial_runs_with_that_one_argument_changed(root, tmp_path, monkey
         changed += "art.LocalBackend(" in cell.source
         cell.source = cell.source.replace("art.LocalBackend(", 'art.LocalBackend(sampler="vllm", ')
     assert changed == 1
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(example)}}).execute()
+    run_notebook(notebook, example)
     text = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
     assert f"sampled by {vllm_version()}" in text
     assert (example / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0002").is_dir()
