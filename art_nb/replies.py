@@ -30,14 +30,14 @@ def index_reply(
     """Give the rows from one on; loads more where there is none."""
     if from_row >= len(rows):
         rows.load()
-    version = rows.version      # before the table: rows that change meanwhile are asked for again
+    version, done = rows.version, not rows.waiting    # before the table: what changes meanwhile is asked for again
     table, names = rows.table[from_row:], list(columns or COLUMNS.names)
     unknown = sorted(set(names) - set(COLUMNS.names))
     if unknown or from_row < 0:
         raise ValueError(f"there is no column {', '.join(unknown)}" if unknown else "from_row is negative")
     told = {
         "title": clean(rows.title), "version": version, "from_row": from_row, "rows": len(table),
-        "total": from_row + len(table), "done": not rows.waiting, "flags": FLAGS,
+        "total": from_row + len(table), "done": done, "flags": FLAGS,
         "lost": [f"step {step} of {split}: {clean(why, 200)}" for (split, step), why in [*rows.lost.items()][:5]],
         "columns": [[name, COLUMNS[name].str[1:]] for name in names],
         "groups": _groups(rows, _first_group(rows, from_row)),

@@ -49,7 +49,7 @@ class Rows:
         self.lost: dict[tuple[str, int], str] = {}    # steps that could not be read, and why
         self._starts, self._groups, self._table, self._lock = [0], [0], None, threading.RLock()
         self._search: tuple[str, int, int, np.ndarray] | None = None
-        self._told: tuple[tuple[int, int], dict[int, dict[str, list]]] = (0, 0), {}
+        self._told: tuple[tuple, dict[int, dict[str, list]]] = (0, 0, 0), {}
         self.newest_search = 0
 
     def __len__(self) -> int:
@@ -88,7 +88,6 @@ class Rows:
             return not self.waiting
 
     def _add(self, part: Part, make: Callable[[], Part]) -> None:
-        part.made = part.stamp()
         part.base = self._groups[-1]
         part.table["id"] += self._starts[-1]
         part.table["group"] += part.base
@@ -114,7 +113,6 @@ class Rows:
 
     def _replace(self, i: int) -> None:
         new, old = self._again[i](), self.parts[i]
-        new.made = new.stamp()
         if (len(new.table), len(new.names)) != (len(old.table), len(old.names)):
             # other rollouts than before: what is on show stays until it is opened anew
             old.made, old.told = new.made, self._judged().get(old.step, {})

@@ -160,13 +160,13 @@ def read_lines(
 # %% ../nbs/04_store.ipynb #5ac0de02
 def stamp_of(
     path: Path,
-) -> tuple[int, int]:  # nanoseconds and bytes; zeros where there is no file
-    """Tell states of a file apart, also where the clock is too coarse."""
+) -> tuple[int, int, int]:  # its time in nanoseconds, its number and its bytes; zeros where there is no file
+    """Tell the states of a file apart that is replaced or appended to, however coarse the clock."""
     try:
         state = path.stat()
     except FileNotFoundError:
-        return 0, 0
-    return state.st_mtime_ns, state.st_size
+        return 0, 0, 0
+    return state.st_mtime_ns, state.st_ino, state.st_size
 
 # %% ../nbs/04_store.ipynb #63a15b1e
 def whole_safetensors(path: Path) -> bool:

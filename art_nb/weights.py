@@ -213,8 +213,10 @@ PARSING = Lock()
 
 
 @contextmanager
-def parsed_once(gguf: Any) -> Iterator[None]:  # the module
+def parsed_once() -> Iterator[None]:
     """Inside, a GGUF file is parsed once; transformers alone does so three times."""
+    import gguf
+
     with PARSING:
         reader, gguf.GGUFReader = gguf.GGUFReader, lru_cache(1)(gguf.GGUFReader)
         try:
@@ -223,19 +225,20 @@ def parsed_once(gguf: Any) -> Iterator[None]:  # the module
             gguf.GGUFReader = reader
 
 
-def load_gguf(gguf: Path) -> tuple:
+def load_gguf(file: Path) -> tuple:
     """The plain bfloat16 model, the tokenizer and the facts of a GGUF file."""
     try:
-        import gguf as parser
+        import gguf  # noqa: F401
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise BackendMissing(f"models run with torch, transformers>=5.19 and gguf: {install_hint('local')}.") from error
-    where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    file = file.absolute()      # as transformers spells it, so that all parse the same name
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = GgufConfig(dequantize=True)
-    with parsed_once(parser):
+    with parsed_once():
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain)
-        return model, AutoTokenizer.from_pretrained(**where), gguf_facts(gguf)
+        return model, AutoTokenizer.from_pretrained(**where), gguf_facts(file)
 
 
 def convert_gguf(

@@ -37,7 +37,6 @@ def swept():
     """What a file's tests left unclosed is complained of at its own end, not in the midst of another file."""
     yield
     gc.collect()
-    gc.freeze()        # what is left stays: no later collection walks through all the modules again, for half a second
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Real kernels: for whole notebooks; and of several versions, with a front end that presses the live cell's buttons."""
+"""Real kernels: one that runs a whole notebook; and a front end that presses the live cell's buttons, by version."""
 import json
 import os
 import queue
@@ -19,7 +19,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "art_
 
 
 def sockets_in(folder: Path | str) -> dict[str, str]:
-    """A kernel manager's options for sockets without ports, of which another program may take one before the kernel."""
+    """Options of a kernel manager that speaks over files: a port might be taken before the kernel binds it."""
     return {"transport": "ipc", "connection_file": f"{folder}/kernel.json"}
 
 
@@ -69,7 +69,8 @@ class Front:
     """A kernel, and the part of a notebook front end that a live cell needs."""
 
     def __init__(self, version: str, root: Path, subshells: bool):
-        self.version, self.dump = version, Path(tempfile.mkdtemp())
+        self.version, self.folder = version, tempfile.TemporaryDirectory()
+        self.dump = Path(self.folder.name)
         self.manager = KernelManager(kernel_name="python3", **sockets_in(self.dump))
         path = [str(installed(version)), str(root), os.environ.get("PYTHONPATH", "")]
         self.manager.start_kernel(env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}, cwd=str(root))
@@ -208,6 +209,7 @@ class Front:
             door.close(linger=0)
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
+        self.folder.cleanup()
 
     def __repr__(self):
         return json.dumps({"outputs": len(self.outputs), "comms": len(self.comms)})

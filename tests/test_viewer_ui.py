@@ -104,7 +104,8 @@ def test_ten_thousand_rollouts_open_at_once(browser, bridge):
     page.goto(bridge.serve(panel))
     page.wait_for_function("window.rowsAt")
     took_ms = page.evaluate("window.rowsAt - window.rendered.start")
-    assert took_ms < 10 * (plain := plain_ms(page))
+    plain = plain_ms(page)
+    assert took_ms < 10 * plain
     page.wait_for_function(
         "document.querySelector('.art-bar').textContent.startsWith('1250 groups10000 rollouts · 1250 groups')"
     )
@@ -395,8 +396,8 @@ def test_four_thousand_tokens(opened):
     page.select_option(COLOUR, "logprob")
     page.wait_for_function("window.tokensAt")
     assert page.evaluate("firstTokens") == 4000
-    assert page.evaluate("tokensAt - answerAt") < 8 * plain_ms(page)
     page.wait_for_function("document.querySelectorAll('[data-k]').length === 6000")
+    assert page.evaluate("tokensAt - answerAt") < 8 * plain_ms(page)
 
 
 def test_tokens_by_arrow_keys(opened):
@@ -553,9 +554,11 @@ def test_j_k_g_G(opened):
 
 def test_J_K_n_p(opened):
     page = opened(steps())
-    for name, rollout in zip(("J", "n", "K", "p", "p"), (1, 2, 1, 0, 0), strict=True):
+    for name, rollout in zip(("J", "n", "K", "p"), (1, 2, 1, 0), strict=True):
         press(page, name)
         settled(page, f"rollout {rollout} of")
+    press(page, "p")
+    assert "rollout 0 of" in selected(page)  # it is the first
     press(page, *"JJJJ")  # into the next group, which opens
     settled(page, "game 1")
     assert page.locator(".art-row.art-is-selected").is_visible()
@@ -865,6 +868,7 @@ def test_the_state_is_small(opened):
 
 
 def test_pages_come_quickly(opened):
+    """The text of 200 rollouts takes 0.2 to 1 times what plain words take."""
     page = opened(crowd(10_000))
     took = page.evaluate("""async () => { const took = [], row = (id, i) => (id * 200 + i) % 10000;
       const ask = (id) => new Promise((resolve) => { const hear = (message) => {

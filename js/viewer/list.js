@@ -15,7 +15,7 @@ export function createList(app) {
   const inner = h("div.rows", { role: "presentation" });
   const node = h("div.list", { tabIndex: 0, role: "tree", label: "Rollouts" }, inner);
   /** @type {Map<number, any>} */ const previews = new Map();
-  /** @type {Map<string, boolean>} */ const opened = new Map();
+  /** By a group's number, or a step's key. @type {Map<number|string, boolean>} */ const opened = new Map();
   let kinds = [],
     refs = [],
     steps = [],
@@ -25,13 +25,14 @@ export function createList(app) {
 
   /** Whether a step or group is open: as the reader left it, else by the size of what there is. */
   const isOpen = (kind, ref) => {
-    const said = opened.get(`${kind}:${kind === STEP ? steps[ref].key : ref}`);
+    const said = opened.get(kind === STEP ? steps[ref].key : ref);
     if (said !== undefined) return said;
     return kind === STEP
       ? ref === 0 || index.count <= 600
       : index.groups.length <= 4 || (app.mask !== null && app.shown <= 200);
   };
-  const setOpen = (kind, ref, open) => opened.set(`${kind}:${kind === STEP ? steps[ref].key : ref}`, open);
+  const setOpen = (kind, ref, open) => opened.set(kind === STEP ? steps[ref].key : ref, open);
+  const stepKey = ({ split, step }) => `${split} ${step}`;
 
   /** List what is to be seen: all by steps and groups, or the chosen rows in the chosen order. */
   function arrange() {
@@ -58,7 +59,7 @@ export function createList(app) {
     index.groups.forEach((group, g) => {
       const ids = membersOf(group);
       if (!ids.length && (group.size || app.mask)) return;
-      const key = `${group.split} ${group.step}`;
+      const key = stepKey(group);
       if (headed && key !== step?.key) {
         step = { key, step: group.step, split: group.split, groups: 0, sum: 0, n: 0 };
         steps.push(step);
@@ -282,10 +283,9 @@ export function createList(app) {
   /** What is read stays open, however much is loaded besides. */
   function hold(id) {
     if (flat) return;
-    const g = index.columns.group[id],
-      { split, step } = index.groups[g];
-    opened.set(`${GROUP}:${g}`, true);
-    opened.set(`${STEP}:${split} ${step}`, true);
+    const g = index.columns.group[id];
+    opened.set(g, true);
+    opened.set(stepKey(index.groups[g]), true);
   }
 
   /** Select a rollout and bring it into sight. */
@@ -293,7 +293,7 @@ export function createList(app) {
     if (id === undefined || id >= index.count) return;
     const hidden = place(id) < 0;
     hold(id);
-    if (hidden) arrange();
+    if (hidden && !flat) arrange();
     const i = place(id);
     if (i >= 0) {
       active = i;
