@@ -160,8 +160,8 @@ async def test_unknown_options_are_announced_once(named, local):
         await local.train(model, [group], learning_rate=1e-3, learning_curve=True, plot_tensors=True)
     assert [event.message for event in events] == [
         "LoRA settings not known here and left out: use_rslora.",
-        "train(): plot_tensors need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw in "
-        "any step.",
+        "train(): plot_tensors need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw at "
+        "any time.",
         "train() ignores learning_curve: this learner has no such option."]
 
 
