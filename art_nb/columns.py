@@ -232,8 +232,7 @@ def _columns(path: Path, stamp: tuple, names: tuple[str, ...]) -> pa.Table:
     return table.sort_by([(key, "ascending") for key in ("group_index", "trajectory_index")]).combine_chunks()
 
 
-def _finished(path: Path, names: tuple[str, ...]) -> pa.Table:
-    table = _columns(path, stamp_of(path), names)
+def _finished(table: pa.Table) -> pa.Table:
     return table.filter(pc.is_valid(table["trajectory_json"])).combine_chunks()
 
 
@@ -323,7 +322,8 @@ def part_of_file(
     if not path.exists() or not _newer(pq.read_schema(path)):
         return part_of_groups(split, step, store.read_groups(split, step), 0, rule)
     made = stamp_of(path)
-    table, finished = _columns(path, made, _NAMES), _finished(path, _NAMES)
+    table = _columns(path, made, _NAMES)
+    finished = _finished(table)
     numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
     of_group = np.searchsorted(numbers, finished["group_index"].to_numpy())
     about, metrics = _jsons(table["group_json"].take(starts)), _jsons(finished["metrics"])
@@ -408,7 +408,7 @@ def _matching(table: pa.Table, words: str) -> np.ndarray:
 
 def _find(path: Path, rows: np.ndarray, errors: dict[int, str], words: str) -> np.ndarray:
     found = np.zeros(len(rows), bool)
-    found[rows["status"] == 0] = _matching(_finished(path, _TEXTS), words)
+    found[rows["status"] == 0] = _matching(_finished(_columns(path, stamp_of(path), _TEXTS)), words)
     for i, error in errors.items():
         found[i] = words in error.lower()
     return found
@@ -421,7 +421,7 @@ def _last(messages: list[dict] | None) -> str:
 
 
 def _previews(path: Path, rows: np.ndarray, errors: dict[int, str], wanted: Sequence[int]) -> list[str]:
-    table, place = _finished(path, _TEXTS), np.cumsum(rows["status"] == 0) - 1
+    table, place = _finished(_columns(path, stamp_of(path), _TEXTS)), np.cumsum(rows["status"] == 0) - 1
     kept = [i for i in wanted if i not in errors]
     texts = dict(zip(kept, map(_last, table["messages"].take(place[kept]).to_pylist()), strict=True))
     parts = [i for i in kept if not table["messages"][int(place[i])].is_valid]

@@ -76,6 +76,7 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
     nb.page.reload()
     nb.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
     nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()    # outputs are drawn after their cells
+    assert "stopped" in nb.text(1)
     assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()
 
 

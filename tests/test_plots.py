@@ -209,7 +209,7 @@ def test_the_histogram_of_one_group_or_of_one_kind():
 async def test_what_the_loss_saw_of_each_token(named, local):
     model = named()
     await model.register(local)
-    with pytest.raises(StoreError, match="no record yet of what the loss saw"):
+    with pytest.raises(StoreError, match="has no record yet of what the loss saw; a step of training writes one"):
         art.token_heatmaps(model)
     groups = [await a_group(model), await a_group(model, seed=1, size=3)]
     for _ in range(2):
@@ -225,7 +225,7 @@ async def test_what_the_loss_saw_of_each_token(named, local):
     assert drawn["weight in the loss"][:, 0].compressed() == pytest.approx(record.coef_R)
     assert [line.get_ydata()[0] for line in axes["advantage"].get_lines()] == [3.5]
     assert "step 2" in art.token_heatmaps(model)["advantage"].figure.get_suptitle()
-    with pytest.raises(StoreError, match="in step 7; there are files of: 1, 2"):
+    with pytest.raises(StoreError, match="no readable record of what the loss saw in step 7; there are files of: 1, 2"):
         art.token_heatmaps(model, step=7)
 
 

@@ -23,16 +23,18 @@ export function createList(app) {
     asked = "",
     flat = false;
 
+  const stepKey = ({ split, step }) => `${split} ${step}`;
+  const keyOf = (kind, ref) => (kind === STEP ? steps[ref].key : ref);
+
   /** Whether a step or group is open: as the reader left it, else by the size of what there is. */
   const isOpen = (kind, ref) => {
-    const said = opened.get(kind === STEP ? steps[ref].key : ref);
+    const said = opened.get(keyOf(kind, ref));
     if (said !== undefined) return said;
     return kind === STEP
       ? ref === 0 || index.count <= 600
       : index.groups.length <= 4 || (app.mask !== null && app.shown <= 200);
   };
-  const setOpen = (kind, ref, open) => opened.set(kind === STEP ? steps[ref].key : ref, open);
-  const stepKey = ({ split, step }) => `${split} ${step}`;
+  const setOpen = (kind, ref, open) => opened.set(keyOf(kind, ref), open);
 
   /** List what is to be seen: all by steps and groups, or the chosen rows in the chosen order. */
   function arrange() {
