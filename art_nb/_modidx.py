@@ -1381,6 +1381,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.panels.Panel._ipython_display_': ('panels.html#panel._ipython_display_', 'art_nb/panels.py'),
                                'art_nb.panels.Panel._leave': ('panels.html#panel._leave', 'art_nb/panels.py'),
                                'art_nb.panels.Panel._repr_mimebundle_': ('panels.html#panel._repr_mimebundle_', 'art_nb/panels.py'),
+                               'art_nb.panels.Panel._send': ('panels.html#panel._send', 'art_nb/panels.py'),
                                'art_nb.panels.Panel._send_tick': ('panels.html#panel._send_tick', 'art_nb/panels.py'),
                                'art_nb.panels.Panel._tell': ('panels.html#panel._tell', 'art_nb/panels.py'),
                                'art_nb.panels.Panel.close': ('panels.html#panel.close', 'art_nb/panels.py'),

@@ -194,6 +194,7 @@ class Panel(anywidget.AnyWidget):
         self.key = key or f"panel-{next(_NUMBERS)}"
         self.last_error: BaseException | None = None
         self._handles, self._seq, self._ticker = [], count(1), Ticker(self._send_tick)
+        self._speaking = threading.RLock()                       # nothing is sent while, or after, the comm is closed
         super().__init__(**traits)
         self.on_msg(self._heard)
 
@@ -257,10 +258,10 @@ class Panel(anywidget.AnyWidget):
         """Close the panel and its layout: each of them holds a comm."""
         if _SHOWN.get(self.key) is self:
             del _SHOWN[self.key]
-        layout = self.layout if self.comm is not None else None
-        super().close()
-        if layout is not None:
-            layout.close()
+        if self.comm is not None:
+            with self._speaking:
+                super().close()
+                self.layout.close()
 
     def _leave(self, html: str) -> None:
         for handle in self._handles:
@@ -270,6 +271,10 @@ class Panel(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict:
         return self._bundle()
+
+    def _send(self, *message: Any, **options: Any) -> None:
+        with self._speaking:
+            super()._send(*message, **options)
 
     def _send_tick(self, tick: dict) -> None:
         try:

@@ -231,6 +231,26 @@ def test_no_tick_is_lost_while_messages_are_taken_in():
     assert [tick["n"] for _, tick in panel.comm.ticks] == [*counts]
 
 
+def test_a_closed_panel_says_nothing_more():
+    class Slow(Ear):
+        def send(self, *args, **options):
+            sending.set()
+            time.sleep(0.2)
+            super().send(*args, **options)
+
+        def publish_msg(self, msg_type, data=None, **rest):
+            said.append(msg_type)
+
+    panel, said, sending = Probe(), [], threading.Event()
+    panel.comm = Slow()
+    thread = threading.Thread(target=panel.send_tick, args=({"n": 1},))
+    thread.start()
+    assert sending.wait(5)
+    panel.close()
+    thread.join()
+    assert said == ["comm_msg", "comm_close"]
+
+
 def test_a_tick_is_small():
     panel = Probe()
     with pytest.raises(ValueError, match=str(MAX_TICK)):
