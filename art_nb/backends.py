@@ -105,7 +105,7 @@ class LocalBackend:
         learning, whom = choose_learner(self.learner)
         directory = await asyncio.to_thread(fetch, model.base_model)
         if (old := self._homes.pop(home_key(model), None)) is not None:
-            await asyncio.to_thread(old.close)          # its last step must be on disk before it is read from there
+            await asyncio.to_thread(old.retire)         # its last step must be on disk before it is read from there
         await asyncio.to_thread(checkpoints.sweep, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = Worker(f"art-nb-{model.name}")
@@ -200,14 +200,14 @@ class LocalBackend:
         home, groups = self.home(model), [*trajectory_groups]
         given = {name: value for name, value in (asked | options).items() if value is not None}
         config = step_config(step_options(model) | given, self.bus, home.store, home.step)
-        result = await home.worker.result(self._train, model, groups, config, save_checkpoint)
+        result = await home.worker.result(self._train, home, groups, config, save_checkpoint)
         for group in groups:
             group.metadata["trained_step"] = result.step      # whoever judges it later knows
         return result
 
-    def _train(self, model, groups, config, save_checkpoint) -> LocalTrainResult:
+    def _train(self, home: Home, groups, config, save_checkpoint) -> LocalTrainResult:
         "On the worker."
-        home, start = self.home(model), time.perf_counter()
+        start = time.perf_counter()
         home.sampler.forget()
         rows = [group_rows(group) for group in groups]
         report = signal_report(groups, rows, step=home.step, max_length=config.max_length, truncated=config.truncated,
@@ -284,11 +284,12 @@ class LocalBackend:
 
     async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
-        return await self.home(model).worker.result(self._sft, model, trajectories, config)
+        home = self.home(model)
+        return await home.worker.result(self._sft, home, trajectories, config)
 
-    def _sft(self, model, trajectories, config) -> LocalTrainResult:
+    def _sft(self, home: Home, trajectories, config) -> LocalTrainResult:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
-        home, start = self.home(model), time.perf_counter()
+        start = time.perf_counter()
         home.sampler.forget()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
             losses = self._pass(home, *sft_batches(home.chat, trajectories, config))

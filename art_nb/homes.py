@@ -82,9 +82,15 @@ class Home:
             self.used.pop(key, None)
 
     def close(self) -> None:
-        "Stop serving, end the worker, let go of the weights."
-        self.forget()
+        "Stop serving, end the worker, let go of the weights; the step that has begun is finished."
+        self.worker.drop()
         self.endpoint.stop()
         self.worker.call(self.sampler.close)
         self.worker.close()
+        self.forget()
         self.policy = self.learner = None       # a client of the model still holds the endpoint, and that holds this
+
+    def retire(self) -> None:
+        "Take the steps that were asked for, then close."
+        self.worker.call(lambda: None)
+        self.close()

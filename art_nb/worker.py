@@ -77,15 +77,20 @@ class Worker:
             self._awake = True
             self._ready.notify()
 
-    def close(self) -> None:
-        "Finish the job that runs, fail the rest with a ServeError, end the thread."
+    def drop(self) -> None:
+        "Fail the jobs that have not begun with a ServeError."
         with self._ready:
-            self._closed = True
             waiting, self._jobs = list(self._jobs), deque()
-            self._ready.notify()
         for future, *_ in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(self._over())
+
+    def close(self) -> None:
+        "Finish the job that runs, drop the rest, end the thread."
+        with self._ready:
+            self._closed = True
+            self._ready.notify()
+        self.drop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -51,8 +51,8 @@ async def test_the_local_backend_keeps_the_contract(keeps_contract):
 
 
 class Idle(art.LocalBackend):
-    def _train(self, model, groups, config, save_checkpoint):
-        return art.LocalTrainResult(step=self.home(model).step)
+    def _train(self, home, groups, config, save_checkpoint):
+        return art.LocalTrainResult(step=home.step)
 
 
 class Unmoved(art.LocalBackend):
@@ -388,6 +388,29 @@ async def test_registering_twice_goes_on_where_the_first_ended(named, local):
 async def register_again(model, backend):
     await asyncio.sleep(0)
     await model.register(backend)
+
+
+def registered(model, backend):
+    try:
+        return backend.home(model)
+    except ServeError:
+        return None
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+async def test_a_step_that_has_not_begun_is_taken_before_its_model_is_registered_again(named, local, supervised):
+    model, go_on = named(), threading.Event()
+    await model.register(local)
+    group = await a_group(model)
+    local.home(model).worker.submit(go_on.wait)
+    step = model.train_sft(group.trajectories) if supervised else local.train(model, [group])
+    both = asyncio.gather(step, register_again(model, local))
+    while registered(model, local):
+        await asyncio.sleep(0.01)
+    go_on.set()
+    result, _ = await both
+    assert result.step == await model.get_step() == 1
+    assert [event.step for event in model.store.events() if isinstance(event, CheckpointSaved)] == [1]
 
 
 async def test_two_models_keep_apart(named, local):
