@@ -23,7 +23,7 @@ from .arguments import step_config
 from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
-from .homes import Home
+from .homes import Home, abandon
 from .learners import StepConfig, all_or_nothing, described, optimizer_steps, train_rows
 from .lending import copied, lease
 from .memory import give_memory_back, if_full
@@ -40,7 +40,7 @@ from .tokens import common_temperature, group_rows
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from .unavailable import deploy_model, no_s3, without_bucket
-from .weights import adapter_directory, base_name, fetch
+from .weights import LOADING, adapter_directory, base_name, fetch
 from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
@@ -109,12 +109,12 @@ class LocalBackend:
         await asyncio.to_thread(checkpoints.sweep, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = Worker(f"art-nb-{model.name}")
+        opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
         try:
             with self._aloud():
-                opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
                 home = await asyncio.wrap_future(opened)
         except BaseException:
-            await asyncio.to_thread(worker.close)
+            await asyncio.to_thread(abandon, opened, worker)
             raise
         self._homes[home_key(model)] = home
         home.forget = keep_events(store, self.bus, home.run)
@@ -141,8 +141,8 @@ class LocalBackend:
         engine_args = settings["engine_args"] | engine_options(model)
         init_args = settings["init_args"] | init_options(model, self.bus)
         limit = settings["max_model_len"] or init_args.get("max_seq_length")
-        with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."), \
-                ExitStack() as undo:
+        with LOADING, if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or "
+                              "max_model_len."), ExitStack() as undo:
             dtype = settings["dtype"] and getattr(torch, settings["dtype"])
             policy = load_policy(directory, device=self.device, dtype=dtype, **lora_options(model, self.bus))
             sampler = SAMPLERS[sampling](policy, worker, directory, engine_args, warn,

@@ -178,17 +178,17 @@ class Desk:
 
     def add(self, opinion: Opinion) -> None:
         """Put an opinion on the desk, and into the journal; it counts from now on unless its judge failed."""
-        if len(opinion.said.verdicts) != len(self.group):
-            raise JudgeError("The group has changed while the judge was asked: ask it again.")
         with self.lock:
+            if len(opinion.said.verdicts) != len(self.group):
+                raise JudgeError("The group has changed while the judge was asked: ask it again.")
             counts = self.opinion() if opinion.failure else opinion
             empty = lambda one: one.source == "reward" and one is not counts and len(set(one.said.scores())) == 1
             kept = [one for one in self.opinions if one.key() != opinion.key() and not empty(one)]
             self.opinions, self.rubric = [*kept, opinion], opinion.said.rubric
             self.using = next(n for n, one in enumerate(self.opinions) if one is counts)
-        if self.deliver is None and not opinion.failure:
-            self.home.journal.note_rubric(opinion.said.rubric)
-            self.home.journal.append(judgements_of(opinion.said, self.group, self.home.step, renumbered=False))
+            if self.deliver is None and not opinion.failure:
+                self.home.journal.note_rubric(opinion.said.rubric)
+                self.home.journal.append(judgements_of(opinion.said, self.group, self.home.step, renumbered=False))
         if opinion.said.rounds:    # a judge that failed takes nothing back of what it said before
             rounds = _ROUNDS.setdefault((opinion.said.judge, rubric_id(opinion.said.rubric)), {})
             rounds[group_id(self.group), self.home.step] = opinion.said.rounds

@@ -40,7 +40,7 @@ def choose(logits_BV: torch.Tensor,             # fp32
     "Sampled ids [B], their logprobs [B], and the logits after temperature and cuts."
     device = logits_BV.device
     greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
-    heat = torch.tensor([p.temperature or 1.0 for p in params], device=device)
+    heat = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32, device=device)
     if any(p.temperature not in (0, 1) for p in params):
         logits_BV = logits_BV / heat[:, None]
     rows = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
@@ -48,7 +48,8 @@ def choose(logits_BV: torch.Tensor,             # fp32
         logits_BV = logits_BV.index_copy(0, torch.tensor(rows, device=device),
                                          cut(logits_BV[rows], [params[i] for i in rows]))
     probs = logits_BV.softmax(-1)
-    ids = torch.where(greedy, probs.argmax(-1), _drawn(probs, torch.tensor(uniforms, device=device)[:, None]))
+    drawn = _drawn(probs, torch.tensor(uniforms, dtype=torch.float32, device=device)[:, None])
+    ids = torch.where(greedy, probs.argmax(-1), drawn)
     return ids, probs.gather(-1, ids[:, None]).log()[:, 0], logits_BV
 
 

@@ -29,7 +29,7 @@ from .backends import LocalBackend
 from .archives import tar_pieces
 from .remote_calls import FORMS, MOST_EVENTS, Call, Desk, Pulling, call_of
 from .remote import KEY_NAME, MOST_BODY, STEP_NAME, error_data, is_loopback
-from .server import BACKLOG, as_json, read_body, refused
+from .server import BACKLOG, as_json, read_body, refused, unless_gone
 from .types import ServeError
 
 # %% ../nbs/44_hosting.ipynb #03b31c77
@@ -82,8 +82,8 @@ async def begin(desk: Desk, request: Request) -> dict[str, Any]:
     number = request.path_params["number"]
     if len(number) != 32 or not number.isalnum():
         raise ServeError("A call has 32 letters and digits for a number.")
-    said = await asyncio.to_thread(call_of, await read_body(request, MOST_BODY), FORMS)
-    desk.begin(number, *said)
+    reading = asyncio.to_thread(call_of, await read_body(request, MOST_BODY), FORMS)
+    desk.begin(number, *await unless_gone(request.receive, reading, set()))      # who has gone gave up, or asks again
     return await news(desk.calls[number], 0)
 
 

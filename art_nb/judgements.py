@@ -20,7 +20,7 @@ from .events import plain
 from .judges import Judgement, group_id
 from .rewards import kendall_tau
 from .rubrics import conversation, rubric_id, shared_prefix
-from .store import append_line, atomic_write, read_lines
+from .store import append_lines, atomic_write, read_lines
 from .trajectories import Trajectory, TrajectoryGroup
 
 # %% ../nbs/12_judgements.ipynb #f08ca087
@@ -53,15 +53,14 @@ class Journal:
 
     def append(self, judgements: Iterable[Judgement]) -> None:
         """Write judgements down."""
-        rows = [plain(asdict(one)) for one in judgements]
-        for i, row in enumerate(rows, 1):
-            append_line(self.path, row, sync=i == len(rows))
+        if rows := [plain(asdict(one)) for one in judgements]:
+            append_lines(self.path, *rows)
 
     def note_rubric(self, rubric: str) -> str:  # its id
         """Write the text of a rubric down, once."""
         name = rubric_id(rubric)
         if name not in self._noted and name not in self.rubrics():
-            append_line(self.path, {"rubric": name, "text": rubric})
+            append_lines(self.path, {"rubric": name, "text": rubric})
         self._noted.add(name)
         return name
 

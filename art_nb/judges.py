@@ -25,7 +25,7 @@ from uuid import uuid4
 from .asking import Judge, Sheet, at_address, by_litellm, local, of_model
 from .models import Model
 from .rubrics import Question, Verdict, as_score, clamped
-from .store import append_line, read_lines
+from .store import append_lines, read_lines
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import JudgeError
 
@@ -176,7 +176,7 @@ class Tape:
         row = {"key": key, "judge": judge, "settings": settings, "verdicts": [asdict(v) for v in sheet.verdicts],
                "cost": sheet.cost, "tokens": sheet.tokens}
         with self._lock:
-            append_line(self.path, row)
+            append_lines(self.path, row)
             self._rows[key] = row
 
     def judges(self) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from .rewards import CACHE, score_group
 from .rubrics import DEFAULT_RUBRIC, Question
 from .trajectories import TrajectoryGroup
 from .types import BackendMissing, JudgeError
-from .viewer import free_name
+from .viewer import written
 
 # %% ../nbs/63_judging.ipynb #2b483d1d
 def judges_at_hand(
@@ -303,8 +303,8 @@ class JudgingPanel(Panel):
         """Write preference pairs beside the notebook."""
         if any(desk.drafts for desk in self.desks):
             raise JudgeError("Apply your changes or drop them first: pairs are made of what the journal holds.")
-        path, pairs = free_name(Path.cwd(), "preference-pairs", ".jsonl"), self.pairs()
-        write_pairs(path, pairs)
+        pairs = self.pairs()
+        path = written("preference-pairs", ".jsonl", lambda path: write_pairs(path, pairs))
         return {"path": path.name, "pairs": len(pairs)}
 
 # %% ../nbs/63_judging.ipynb #b477d194

@@ -392,7 +392,7 @@ def ratio_metrics(
     if not len(d_K):
         return metrics
     ratio_K = bounded_exp(d_K)
-    p95, p99 = torch.quantile(ratio_K, torch.tensor([0.95, 0.99], device=ratio_K.device)).tolist()
+    p95, p99 = torch.quantile(ratio_K, ratio_K.new_tensor([0.95, 0.99])).tolist()
     clipped = ((ratio_K < is_min) | (ratio_K > is_max)).float().mean().item()
     return metrics | {
         "ratio_mean": ratio_K.mean().item(), "ratio_p95": p95, "ratio_p99": p99, "ratio_clipped": clipped,

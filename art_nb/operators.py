@@ -10,21 +10,34 @@ __all__ = ['SPARED', 'bf16_products', 'rms_norm', 'rotate', 'Packed', 'folded_pr
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import Lock
 
 import torch
 from torch.autograd import Function
 from torch.nn import functional as F
 
 # %% ../nbs/22_operators.ipynb #88be8082
+_PRECISIONS: list[str] = []         # that the threads inside found; the first found the one to go back to
+_SWITCHING = Lock()
+
+
 @contextmanager
 def bf16_products(wanted: bool = True) -> Iterator[None]:
     "Inside, fp32 matrix products may take their factors in bf16 (where the processor has such products)."
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16" if wanted else before
+    if not wanted:
+        yield
+        return
+    matmul = torch.backends.mkldnn.matmul
+    with _SWITCHING:
+        _PRECISIONS.append(matmul.fp32_precision)
+        matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        with _SWITCHING:
+            found = _PRECISIONS.pop()
+            if not _PRECISIONS:
+                matmul.fp32_precision = found
 
 # %% ../nbs/22_operators.ipynb #8663ea14
 def _normed(x, gain, eps):
@@ -203,7 +216,7 @@ def causal_bias(before: torch.Tensor,           # [n]: keys that stand before th
     at = (before[:, None] + torch.arange(queries, device=before.device)).clamp(max=keys - 1)   # also padding
     distance = at[..., None] - torch.arange(keys, device=before.device)
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
-    return torch.zeros(seen.shape, device=before.device).masked_fill_(~seen, float("-inf"))
+    return torch.zeros(seen.shape, dtype=torch.float32, device=before.device).masked_fill_(~seen, float("-inf"))
 
 # %% ../nbs/22_operators.ipynb #ga7e1001
 class _Gather(Function):

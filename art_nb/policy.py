@@ -32,9 +32,9 @@ class LoRALinear(nn.Module):
         self.own, self.shared = linear.weight.requires_grad_(False), None
         self.base, self.product = linear.weight.detach().clone(), Packed(self.own)
         bound = 1 / math.sqrt(linear.in_features)
-        A = torch.empty(rank, linear.in_features).uniform_(-bound, bound, generator=generator)
+        A = torch.empty(rank, linear.in_features, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
         self.A = nn.Parameter(A.to(self.base.device))
-        self.B = nn.Parameter(torch.zeros(linear.out_features, rank, device=self.base.device))
+        self.B = nn.Parameter(torch.zeros(linear.out_features, rank, dtype=torch.float32, device=self.base.device))
 
     @property
     def weight(self) -> torch.Tensor:

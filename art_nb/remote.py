@@ -14,6 +14,7 @@ import ipaddress
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -197,6 +198,7 @@ class Backend:
         self._tenants: dict[str, Tenant] = {}
         self._open: dict[str, str] = {}                 # numbers of ONCE calls whose answer was lost, by what they said
         self._met = False                               # whether the server has ever answered
+        self._hearing = threading.Lock()                # several threads may wait for calls
 
     async def register(self, model) -> None:
         "Have the model loaded there, and its endpoint opened."
@@ -357,10 +359,11 @@ class Backend:
         if event is None:                               # of another version
             return
         event.time = time.time()                        # their clock may be another
-        for tenant in self._tenants.values():
-            if tenant.shared:
-                tenant.shared.told = event
-        self.bus.emit(event)
+        with self._hearing:
+            for tenant in [*self._tenants.values()]:
+                if tenant.shared:
+                    tenant.shared.told = event
+            self.bus.emit(event)
         if isinstance(event, Warned):
             print(event.message)
 

@@ -53,6 +53,7 @@ class Run:
         self._begun: dict[int, asyncio.Future] = {}     # the rollouts of a step, by its number
         self.started, self._task, self._loop, self._cut, self._thread = time.time(), None, None, False, None
         self._lock, self._over, self._beat = threading.Lock(), threading.Event(), threading.Event()
+        self._recording = threading.Lock()
         self._claim()
         self._over.set()
         self.bus = Bus(run=model.run_name)
@@ -177,9 +178,10 @@ class Run:
 
     def _record(self) -> None:
         try:
-            write_record(self.model.store, name=self.model.name, status=self.status, started=self.started,
-                         step=self.step, steps=self.plan.steps, groups=self.plan.groups_per_step,
-                         rollouts=self.progress.expected)
+            with self._recording:                       # a status that is out of date must not be written last
+                write_record(self.model.store, name=self.model.name, status=self.status, started=self.started,
+                             step=self.step, steps=self.plan.steps, groups=self.plan.groups_per_step,
+                             rollouts=self.progress.expected)
         except StoreError as error:
             self.bus.warn_once("run.json", str(error))
 

@@ -54,9 +54,10 @@ class Worker:
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            if not future.cancel():
-                self._given_up = future
-                await asyncio.wait({waiting})
+            if future.cancel():
+                raise
+            self._given_up = future
+            await asyncio.wait({waiting})
             if waiting.cancelled() or waiting.exception() is not None:
                 raise
             asyncio.current_task().uncancel()

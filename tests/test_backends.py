@@ -14,7 +14,9 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from homes import QUESTION, a_group, ask, heard, saved_adapter
+import torch
+from homes import QUESTION, a_group, ask, heard, saved_adapter, until
+from transformers import PreTrainedModel
 
 import art_nb as art
 from art_nb import checkpoints
@@ -411,6 +413,46 @@ async def test_a_step_that_has_not_begun_is_taken_before_its_model_is_registered
     result, _ = await both
     assert result.step == await model.get_step() == 1
     assert [event.step for event in model.store.events() if isinstance(event, CheckpointSaved)] == [1]
+
+
+async def test_models_that_are_registered_at_once_leave_torch_and_transformers_as_they_were(named, local):
+    before = torch.get_default_dtype(), PreTrainedModel.tie_weights
+    models = [named(f"number {i}") for i in range(4)]
+    await asyncio.gather(*[model.register(local) for model in models])
+    assert (torch.get_default_dtype(), PreTrainedModel.tie_weights) == before
+    (ids, said), *others = [await greedy(model) for model in models]
+    for other in others:
+        assert other[0] == ids
+        np.testing.assert_allclose(other[1], said, atol=1e-6)
+
+
+async def test_a_registration_that_is_given_up_leaves_nothing_behind(named, local):
+    model, before = named(), threads()
+    registering = asyncio.create_task(model.register(local))
+    await until(lambda: threads() - before)
+    registering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await registering
+    assert threads() == before
+    await model.register(local)
+    await ask(model)
+
+
+class Asked(art.LocalBackend):
+    """Whose models are asked while they are registered, as by a rollout that goes on."""
+
+    async def register(self, model):
+        if registered(model, self):
+            model.openai_client()
+        await super().register(model)
+
+
+async def test_a_client_made_while_a_model_is_registered_again_is_not_kept(named, tmp_path):
+    model = named()
+    async with Asked(path=tmp_path, verbose=False) as backend:
+        for _ in range(2):
+            await model.register(backend)
+            await ask(model)
 
 
 async def test_two_models_keep_apart(named, local):

@@ -3,6 +3,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import numpy as np
@@ -55,6 +56,27 @@ class Page:
 async def paneled(folder, group=None, by=None, **options):
     group = answers(*TEXTS) if group is None else group
     return await judge(group, by or Says(), journal=folder, cache=None, show=False, **options)
+
+
+async def test_an_opinion_of_a_group_that_is_changing_is_refused(tmp_path):
+    panel = await paneled(tmp_path)
+    desk, group = panel.desk, panel.group
+    opinion = desk.opinion()
+    with ThreadPoolExecutor(1) as pool:
+        with desk.lock:                                 # as while it is applied
+            added = pool.submit(desk.add, opinion)
+            await asyncio.sleep(0.05)
+            group.trajectories.pop()
+        with pytest.raises(JudgeError, match="has changed"):
+            added.result()
+
+
+async def test_judges_that_are_asked_at_once_are_read_again_as_asked(tmp_path):
+    panel = await paneled(tmp_path)
+    await asyncio.gather(*[panel.ask(Says(f"judge {i}")) for i in range(8)])
+    again = Desk(panel.group, home_of(panel.group, journal=tmp_path))
+    told = lambda desk: sorted((one.said.judge, *one.said.scores()) for one in desk.opinions)
+    assert told(again) == told(panel.desk)
 
 
 # a place becomes a score ---------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from io import BytesIO
@@ -20,9 +22,10 @@ from remote_parts import CALL, COMMAND, ROOT, Server
 
 import art_nb as art
 from art_nb.archives import tar_pieces, unpack
-from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned
+from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned, to_json
 from art_nb.exchanges import ChatCompletionsExchange, TrajectoryExchanges
-from art_nb.remote import MOST_BODY, checked_url, group_lines
+from art_nb.remote import MOST_BODY, SharedStore, Tenant, checked_url, group_lines
+from art_nb.store import keep_events
 from art_nb.types import ServeError, StoreError, TokenError, TrainError
 
 pytestmark = pytest.mark.timeout(120)
@@ -341,6 +344,32 @@ async def test_cancelling_undoes_the_step(named, far):
     logprobs = [[entry.logprob for entry in said.logprobs.content] for said in (after, before)]
     np.testing.assert_allclose(*logprobs, atol=0.05)
     assert (await far.train(model, [await a_group(model)])).step == 1
+
+
+async def test_a_call_whose_sender_has_hung_up_is_not_begun(server, named, far):
+    model = named()
+    await model.register(far)
+    group = await a_long_group(model)
+    head = {"verb": "train", "choices": len(group.trajectories), "run": far._tenant(model).run, "options": {}}
+    body = json.dumps(head).encode() + b"\n" + group_lines([group])
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    lines = [f"POST /calls/{CALL} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {server.key}",
+             f"Content-Length: {len(body)}", "", ""]
+    writer.write("\r\n".join(lines).encode() + body)
+    await writer.drain()
+    writer.close()
+    assert (await far.train(model, [group])).step == 1
+
+
+async def test_what_two_calls_tell_at_once_is_written_by_one_side(tmp_path):
+    async with art.Backend(path=tmp_path, verbose=False) as backend:
+        store = SharedStore(tmp_path / "run", backend.bus)
+        backend.bus.subscribe(lambda event: time.sleep(0.001))
+        backend._tenants["run"] = Tenant("run", "key", keep_events(store, backend.bus, "run"), store)
+        said = [to_json(StepDone(step=step, run="run")) for step in range(100)]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(backend._hear, said))
+    assert not list(store.events())
 
 
 # two clients

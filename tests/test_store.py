@@ -19,7 +19,7 @@ from openai.types.chat.chat_completion import Choice
 
 from art_nb.events import Bus, StepDone, Warned
 from art_nb.formats import pack_tokens, parquet_bytes
-from art_nb.store import RunStore, append_line, atomic_write, find_runs, open_run, read_lines, whole_safetensors
+from art_nb.store import RunStore, append_lines, atomic_write, find_runs, open_run, read_lines, whole_safetensors
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.types import StoreError
 
@@ -127,6 +127,33 @@ def test_empty_steps_and_rewrites(tmp_path):
     assert store.steps("train") == [1]
 
 
+def test_a_step_that_is_written_again_fits_what_a_reader_had_opened(tmp_path):
+    heard, bus = [], Bus()
+    bus.subscribe(heard.append, Warned)
+    store = RunStore(tmp_path, bus)
+    groups = make_groups(random.Random(3))
+    path = store.write_groups("train", 1, groups)
+    before = path.read_bytes()
+    store.write_groups("train", 1, groups)
+    path.write_bytes(before)        # of a reader who came between the two files, or after a kill
+    back = store.read_groups("train", 1)
+    assert len(pack_tokens(back)["sizes"])
+    assert not heard
+
+
+def test_rows_that_are_appended_together_stay_together(tmp_path):
+    path = tmp_path / "judgements.jsonl"
+    write = lambda who: [append_lines(path, *({"who": who, "batch": n} for _ in range(4))) for n in range(40)]
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rows = read_lines(path)
+    assert len(rows) == 3 * 40 * 4
+    assert all(rows[i:i + 4] == [rows[i]] * 4 for i in range(0, len(rows), 4))
+
+
 def test_every_torn_end_is_repaired(tmp_path):
     path = tmp_path / "history.jsonl"
     whole = [json.dumps({"step": i, "text": "ü" * i}).encode() + b"\n" for i in range(3)]
@@ -134,7 +161,7 @@ def test_every_torn_end_is_repaired(tmp_path):
         path.write_bytes(b"".join(whole[:2]) + whole[2][:cut])
         kept = read_lines(path)
         assert [row["step"] for row in kept] in ([0, 1], [0, 1, 2])
-        append_line(path, {"step": 9})
+        append_lines(path, {"step": 9})
         assert read_lines(path) == [*kept, {"step": 9}]
         assert path.read_bytes().count(b"\n") == len(kept) + 1
 
@@ -142,7 +169,7 @@ def test_every_torn_end_is_repaired(tmp_path):
 def test_a_long_torn_line_is_found_from_the_end(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"a": 1}\n{"b": "' + b"x" * 200_000)
-    append_line(path, {"c": 1})
+    append_lines(path, {"c": 1})
     assert read_lines(path) == [{"a": 1}, {"c": 1}]
 
 

@@ -18,6 +18,7 @@ from art_nb.events import Failed, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.policy import load_policy, sequence_logprobs, serve
 from art_nb.steps import scenarios_of_step
 from art_nb.types import RolloutError, TrainError
+from art_nb.vitals import read_record
 
 SCENARIOS = list(range(12))
 
@@ -84,6 +85,19 @@ async def test_it_returns_at_once_and_can_be_awaited(home):
     assert repr(run).startswith("Run(tiny: done, step 2 of 2, reward ")
     assert model.store.steps("train") == [1, 2]
     assert model.store.steps_saved() == [0, 1, 2]
+
+
+async def test_the_record_of_a_run_ends_with_its_last_status(home):
+    run = train(home[0])
+    await run
+    for _ in range(20):
+        run.status = "stopping"
+        beat = threading.Thread(target=run._record)
+        beat.start()
+        run.status = "done"
+        run._record()
+        beat.join()
+        assert read_record(home[0].store)["status"] == "done"
 
 
 async def test_a_script_joins_it(home):

@@ -2,6 +2,9 @@
 
 import json
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import art_nb as art
 from art_nb.channels import tokens_reply
 from art_nb.lens import lens_reply
 from art_nb.rows import Rows
-from art_nb.viewer import RolloutViewer, view
+from art_nb.viewer import RolloutViewer, view, written
 
 COLOUR = "[aria-label='Colour tokens by']"
 
@@ -734,6 +737,23 @@ def test_export_writes_one_file(opened, tmp_path, monkeypatch):
     text = (tmp_path / "rollouts-2.html").read_text()
     assert "Content-Security-Policy" in text and "<script" not in text
     assert (tmp_path / "rollouts-1.html").read_text() == "not to be touched"
+
+
+def test_two_files_at_once_have_two_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = threading.Event()
+
+    def slowly(path):
+        begun.set()
+        time.sleep(0.1)
+        path.write_text("slow")
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(written, "rollouts", ".html", slowly)
+        begun.wait()
+        quick = written("rollouts", ".html", lambda path: path.write_text("quick"))
+    assert slow.result() == tmp_path / "rollouts-1.html"
+    assert [slow.result().read_text(), quick.read_text()] == ["slow", "quick"]
 
 
 # V12: for everybody --------------------------------------------------------------------------------------------------
