@@ -1394,6 +1394,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'art_nb.panels.Panel.show': ('panels.html#panel.show', 'art_nb/panels.py'),
                                'art_nb.panels.Ticker': ('panels.html#ticker', 'art_nb/panels.py'),
                                'art_nb.panels.Ticker.__init__': ('panels.html#ticker.__init__', 'art_nb/panels.py'),
+                               'art_nb.panels.Ticker._wait': ('panels.html#ticker._wait', 'art_nb/panels.py'),
                                'art_nb.panels.Ticker.flush': ('panels.html#ticker.flush', 'art_nb/panels.py'),
                                'art_nb.panels.Ticker.put': ('panels.html#ticker.put', 'art_nb/panels.py'),
                                'art_nb.panels._at_once': ('panels.html#_at_once', 'art_nb/panels.py'),

@@ -141,7 +141,7 @@ class Ticker:
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiting: dict | None = None
         self._timer: threading.Timer | None = None
-        self._last = -interval_s
+        self._last, self._busy = -interval_s, False    # the end of the last send; whether one is under way
 
     def put(
         self,
@@ -150,15 +150,19 @@ class Ticker:
         """Send a dict, at once or merged with those that come meanwhile."""
         with self._lock:
             self._waiting = (self._waiting or {}) | tick
-            if self._timer is not None:
+            if self._timer is not None or self._busy:
                 return
             wait = self._last + self.interval_s - time.monotonic()
             if wait > 0:
-                self._timer = threading.Timer(wait, self.flush)
-                self._timer.daemon = True
-                self._timer.start()
+                self._wait(wait)
                 return
+            self._busy = True
         self.flush()
+
+    def _wait(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self.flush)
+        self._timer.daemon = True
+        self._timer.start()
 
     def flush(self) -> None:
         """Send what waits, now."""
@@ -166,9 +170,15 @@ class Ticker:
             with self._lock:
                 if self._timer is not None:
                     self._timer.cancel()
-                tick, self._waiting, self._timer, self._last = self._waiting, None, None, time.monotonic()
-            if tick is not None:
-                self.send(tick)
+                tick, self._waiting, self._timer, self._busy = self._waiting, None, None, True
+            try:
+                if tick is not None:
+                    self.send(tick)
+            finally:
+                with self._lock:
+                    self._last, self._busy = time.monotonic(), False
+                    if self._waiting is not None:
+                        self._wait(self.interval_s)
 
 # %% ../nbs/60_panels.ipynb #c022f2d7
 _SHOWN: dict[str, "Panel"] = {}

@@ -401,6 +401,8 @@ class Endpoint:
         for task in tuple(self.service.live):
             if task.get_loop() is self._loop:
                 task.cancel()
+        if answers := tuple(self._server.server_state.tasks):
+            await asyncio.wait(answers, timeout=1)
         for end in (methodcaller("close"), methodcaller("abort")):
             if connections := tuple(self._server.server_state.connections):
                 await asyncio.sleep(0.1)

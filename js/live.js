@@ -92,6 +92,7 @@ function build(root, wire, model) {
   async function index() {
     if (asking) return;
     asking = true;
+    const before = tick;
     const reply = await ask("index", { from_row: 0 });
     asking = false;
     if (!reply) return;
@@ -104,7 +105,7 @@ function build(root, wire, model) {
     rows.clear();
     for (const row of reply.rows) rows.set(row[0], row);
     take(reply.groups);
-    update(reply.tick);
+    update(tick === before ? reply.tick : tick); // a tick may have overtaken the reply
   }
   async function older() {
     const reply = await ask("earlier", { before: Math.min(...groups.keys()) });

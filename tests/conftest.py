@@ -10,9 +10,13 @@ os.environ.pop("WANDB_API_KEY", None)              # whoever has one does not wa
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
 signal.signal(signal.SIGINT, signal.default_int_handler)    # a suite in the background ignores it, and its children too
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])     # a busy machine
+settings.load_profile("suite")
 
 if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` runs these tests over vLLM
     from art_nb import LocalBackend

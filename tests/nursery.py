@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,8 @@ class Nursery:
             seen += lines[-1][0] == kill_at
             if lines[-1][0] == kill_at and seen == nth:
                 time.sleep(delay_s)
-                os.kill(pid, by)
+                with suppress(ProcessLookupError):      # it may have ended meanwhile: its status tells
+                    os.kill(pid, by)
             lines.append(self._read())
             times.append(time.monotonic())
         return Life(lines[:-1], int(lines[-1][1]), times)

@@ -23,6 +23,7 @@ from art_nb import checkpoints
 from art_nb.events import Bus, CheckpointSaved, SignalReport, Warned
 from art_nb.policy import load_adapter, load_policy, sequence_logprobs, serve
 from art_nb.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
+from art_nb.weights import LOADING
 
 NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
 
@@ -428,9 +429,10 @@ async def test_models_that_are_registered_at_once_leave_torch_and_transformers_a
 
 async def test_a_registration_that_is_given_up_leaves_nothing_behind(named, local):
     model, before = named(), threads()
-    registering = asyncio.create_task(model.register(local))
-    await until(lambda: threads() - before)
-    registering.cancel()
+    with LOADING:
+        registering = asyncio.create_task(model.register(local))
+        await until(lambda: threads() - before)
+        registering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await registering
     assert threads() == before
@@ -596,10 +598,15 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path):
     await model.register(backend)
     group = await a_group(model)
     asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
-    await asyncio.sleep(0.1)
+    home, go_on = backend.home(model), threading.Event()
+    await until(lambda: home.sampler.stats()["running"] == 6)
+    home.worker.submit(go_on.wait)
     trained = [asyncio.create_task(backend.train(model, [group])) for _ in range(8)]
     await asyncio.sleep(0)
-    await asyncio.wait_for(backend.close(), 20)
+    closing = asyncio.create_task(backend.close())
+    await until(lambda: not registered(model, backend))
+    go_on.set()
+    await asyncio.wait_for(closing, 20)
     said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
     assert all(isinstance(x, openai.InternalServerError) and x.status_code == 503 for x in said)
     results = await asyncio.wait_for(asyncio.gather(*trained, return_exceptions=True), 5)

@@ -139,11 +139,15 @@ async def test_the_steps_of_a_list(model):
 
 
 async def test_the_latest_is_that_of_the_beginning(model):
+    begun = asyncio.Event()
+
     async def slow(model, scenario):
+        begun.set()
         await asyncio.sleep(0.02 * scenario)
         return await ask(model, scenario)
 
     job = asyncio.create_task(evaluate(model, slow, range(30)))
+    await begun.wait()
     await art.train(model, ask, [1, 2], steps=5, groups_per_step=1, rollouts_per_group=2, show=False)
     found = await job
     assert (found.step, set(found.values("step")), await model.get_step()) == (3, {3}, 5)

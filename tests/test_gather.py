@@ -286,16 +286,18 @@ async def test_after_each_replaces_splits_and_drops():
 
 
 async def test_after_each_runs_while_others_still_roll_out():
-    judged_s = []
+    judged = asyncio.Event()
 
     def after(group):
-        judged_s.append(time.monotonic())
+        judged.set()
         return group
 
-    start_s = time.monotonic()
-    groups = [TrajectoryGroup([make(0, 0.2)]), TrajectoryGroup([make(1)])]
-    await gather_trajectory_groups(groups, after_each=after, **QUIET)
-    assert judged_s[0] - start_s < 0.1
+    async def until_judged():
+        await judged.wait()
+        return await make(0)
+
+    groups = [TrajectoryGroup([until_judged()]), TrajectoryGroup([make(1)])]
+    assert len(await asyncio.wait_for(gather_trajectory_groups(groups, after_each=after, **QUIET), 20)) == 2
 
 
 async def test_after_each_that_fails_ends_the_gather_and_the_rest():
@@ -509,6 +511,9 @@ async def test_batches_run_only_so_far_ahead_of_an_endless_source(ahead):
     batches = trajectory_group_batches(endless(), batch_size=1, max_concurrent_batches=ahead, **QUIET)
     for taken in range(3):
         await anext(batches)
+        end_s = time.monotonic() + 5
+        while len(started) < taken + ahead and time.monotonic() < end_s:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         assert len(started) == taken + ahead
     await batches.aclose()
@@ -519,6 +524,9 @@ async def test_leaving_the_batches_early_stops_the_rest():
     groups = (TrajectoryGroup([rollout()]) for rollout in (make, sleep, sleep, sleep))
     batches = trajectory_group_batches(groups, batch_size=1, max_concurrent_batches=3, **QUIET)
     await anext(batches)
+    end_s = time.monotonic() + 5
+    while sleep.started < 2 and time.monotonic() < end_s:
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     await batches.aclose()
     assert (sleep.started, sleep.cancelled) == (2, 2)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from judging_parts import SCORES, Says, answers, judged, now, numbered
-from ui import HOSTILE, axe_faults
+from ui import HOSTILE, axe_faults, calm, waits
 
 from art_nb.advantages import group_advantages
 from art_nb.judgements import Journal
@@ -22,6 +22,7 @@ def opened(page_with, tmp_path):
         panel = judged(tmp_path, **options) if panel is None else panel
         page = page_with(panel, theme=theme, width=width, height=height)
         page.wait_for_selector(".art-j-card .art-msg")
+        calm(page)
         page.panel = panel
         return page
 
@@ -49,15 +50,6 @@ def press(page, *names):
 def current(page):
     """The label of the card one is at, which has the focus."""
     return page.inner_text(".art-j-card.art-is-current .art-j-name")
-
-
-def waits(page, condition):
-    """Wait for something in Python."""
-    for _ in range(200):
-        if condition():
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError("it never came true")
 
 
 RANKED = ("#0", "#1", "#5", "#2", "#4", "#3")    # by SCORES
@@ -306,7 +298,7 @@ def test_judging_again_with_a_rubric_of_ones_own(opened, tmp_path):
     page.keyboard.press("Control+Enter")
     becomes(page, "#5", "#4", "#0", "#3", "#1", "#2")
     assert second.rubrics == ["Long answers are better."] * 2
-    page.wait_for_function("document.querySelector('.art-j-table tbody').textContent.startsWith('#5')")
+    page.wait_for_function("document.querySelector('.art-j-table tbody')?.textContent.startsWith('#5')")
     rows = [line.split() for line in page.locator(".art-j-table tbody tr").all_inner_texts()]
     assert rows[0][:2] == ["#5", "3"] and rows[0][-2:] == ["▲", "2"]
     assert "pairs ordered alike" in page.inner_text("[aria-label='Two rankings']")
@@ -397,10 +389,10 @@ def test_e_and_x_open_and_close(opened):
     page = opened()
     closed = page.locator(".art-j-card").first.bounding_box()["height"]
     press(page, "e")
-    page.wait_for_function("document.querySelector('.art-j-card .art-call').open")
+    page.wait_for_function("document.querySelector('.art-j-card .art-call')?.open === true")
     assert page.locator(".art-j-card").first.bounding_box()["height"] > 1.5 * closed
     press(page, "x")
-    page.wait_for_function("!document.querySelector('.art-j-card .art-call').open")
+    page.wait_for_function("document.querySelector('.art-j-card .art-call')?.open === false")
     assert page.locator(".art-j-card").first.bounding_box()["height"] == closed
 
 

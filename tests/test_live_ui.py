@@ -6,7 +6,7 @@ import time
 
 import pytest
 from live_parts import Home, Script
-from ui import HOSTILE, axe_faults
+from ui import HOSTILE, axe_faults, calm
 
 import art_nb as art
 from art_nb.live import LiveCell
@@ -70,7 +70,8 @@ def test_the_whole_picture(page_with, cell, script):
     script.rollouts(groups=3)
     cell.run.refresh()
     page = page_with(cell)
-    wait_for(page, "ttt-001")
+    for part in ("ttt-001", "24 of 64", "99 finished"):
+        wait_for(page, part)
     text = page.locator(".art-panel").inner_text()
     for part in ("running", "step 12 of 40", "left", "24 of 64", "Rollouts", "Judging", "Training", "Syncing",
                  "last step",
@@ -119,6 +120,7 @@ def test_ticks_move_the_picture_and_a_gap_heals(page_with, cell, script):
     look(cell)
     wait_for(page, "step 22 of 40")
     page.wait_for_function("window.sent.filter(m => m.command === 'index').length >= 2")
+    calm(page)
     page.wait_for_function("""() => document.querySelector('.art-wide').getAttribute('aria-label').includes(' now')""")
     page.locator(".art-wide .u-over").hover(position={"x": 5, "y": 50})
     steps = {"1"}
@@ -198,8 +200,8 @@ def test_the_list_follows_until_the_reader_scrolls(page_with, cell, script):
     at_end = "() => { const l = document.querySelector('.art-groups'); "\
              "return l.scrollHeight - l.scrollTop - l.clientHeight < 12 }"
     page.wait_for_function(at_end)
-    page.locator(".art-groups").evaluate("list => { list.scrollTop = 0 }")
-    page.wait_for_timeout(100)
+    page.locator(".art-groups").evaluate("""list => new Promise(done => {
+        list.addEventListener('scroll', () => done(), {once: true}); list.scrollTop = 0; })""")
     script.rollouts(groups=2)
     look(cell)
     page.wait_for_selector(".art-newest:visible")

@@ -17,7 +17,7 @@ from ipywidgets.widgets.widget import _instances
 from ui import WireComm, axe_faults
 
 from art_nb import panels
-from art_nb.panels import MAX_TICK, Panel, command, sendable
+from art_nb.panels import MAX_TICK, Panel, Ticker, command, sendable
 from art_nb.types import ArtError
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +48,8 @@ class Probe(Panel):
     def html(self) -> str:
         return "<div>a probe, frozen</div>"
 
+    go_on = threading.Event()       # of the one whose answer waits
+
     @command
     def add(self, a: int, b: int) -> dict:
         return {"sum": a + b, "id": "an id of its own"}
@@ -64,6 +66,10 @@ class Probe(Panel):
     def wait(self, ms: int) -> dict:
         time.sleep(ms / 1000)
         return {"waited": ms}
+
+    @command(thread=True)
+    def hold(self) -> dict:
+        return {"held": self.go_on.wait(20)}
 
     @command
     async def later(self) -> tuple:
@@ -82,16 +88,24 @@ class Ear(WireComm):
             self.ticks.append((time.monotonic(), data["state"]["tick"]))
 
 
-def answers(panel, *requests):
-    """What a panel answers, in the order of the answers."""
+def answers(panel, *requests, first=()):
+    """What a panel answers, in the order of the answers; it waits on until the `first` of them are there."""
     heard = []
     panel.send = lambda message, buffers=None: heard.append((message, buffers))
     for n, (name, args) in enumerate(requests, 1):
         panel._heard(panel, {"id": n, "client": "c", "command": name, "args": args}, [])
-    end = time.monotonic() + 5
-    while len(heard) < len(requests) and time.monotonic() < end:
-        time.sleep(0.005)
+    if first:
+        until(lambda: {message["id"] for message, _ in heard} >= {*first})
+        panel.go_on.set()
+    until(lambda: len(heard) >= len(requests))
     return heard
+
+
+def until(truth):
+    """Wait for something to become true."""
+    end = time.monotonic() + 20
+    while not truth() and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 # the wire ------------------------------------------------------------------------------------------------------------
@@ -99,7 +113,7 @@ def answers(panel, *requests):
 
 def test_quick_threaded_and_async_commands_answer():
     panel = Probe()
-    heard = answers(panel, ("wait", {"ms": 30}), ("add", {"a": 1, "b": 2}), ("later", {}))
+    heard = answers(panel, ("hold", {}), ("add", {"a": 1, "b": 2}), ("later", {}), first=(2, 3))
     by_id = {message["id"]: (message, buffers) for message, buffers in heard}
     assert heard[-1][0]["id"] == 1  # the slow one did not stand in the way
     assert by_id[2][0]["reply"] == {"sum": 3, "id": "an id of its own"}
@@ -199,13 +213,13 @@ def test_ticks_are_few_the_last_one_comes_and_none_is_missing():
         thread.start()
     for thread in threads:
         thread.join()
-    time.sleep(0.4)
+    last = lambda: {key: value for _, tick in [*panel.comm.ticks] for key, value in tick.items() if key != "seq"}
+    until(lambda: [*last().values()] == [-1] * 3)
     times, ticks = zip(*panel.comm.ticks)
     assert [tick["seq"] for tick in ticks] == list(range(1, len(ticks) + 1))
     assert min(b - a for a, b in zip(times, times[1:])) > 0.2
     assert len(ticks) <= 7
-    last = {key: value for tick in ticks for key, value in tick.items()}
-    assert {key: last[key] for key in ("t0", "t1", "t2")} == {"t0": -1, "t1": -1, "t2": -1}
+    assert last() == {"t0": -1, "t1": -1, "t2": -1}
 
 
 def test_no_tick_is_lost_while_messages_are_taken_in():
@@ -255,10 +269,11 @@ def test_a_tick_is_small():
     panel = Probe()
     with pytest.raises(ValueError, match=str(MAX_TICK)):
         panel.send_tick({"text": "x" * MAX_TICK})
+    panel._ticker = Ticker(panel._send_tick, interval_s=3600)
     panel.send_tick({"phase": "rollout"})
     panel.send_tick({"a": "日" * 3000})  # counted as it is sent
     panel.send_tick({"b": "日" * 3000})  # each is small, both merged are not
-    time.sleep(0.4)
+    panel._ticker.flush()
     assert panel.tick == {"phase": "rollout", "seq": 1}
     assert "a tick may take" in panel.last_error_text
 

@@ -17,6 +17,7 @@ from art_nb.checkpoints import read_adapter
 from art_nb.events import Failed, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.policy import load_policy, sequence_logprobs, serve
 from art_nb.steps import scenarios_of_step
+from art_nb.training import Run
 from art_nb.types import RolloutError, TrainError
 from art_nb.vitals import read_record
 
@@ -149,7 +150,7 @@ async def test_after_each_judges_a_group(home):
 
 async def test_a_budget_begins_no_further_step(home):
     assert (await train(home[0], budget_s=0)).step == 0
-    run = await train(home[0], steps=1000, budget_s=0.5)
+    run = await train(home[0], steps=1000, budget_s=2)
     assert (run.status, 0 < run.step < 1000) == ("done", True)
 
 
@@ -277,12 +278,15 @@ async def test_a_callback_may_stop_its_run_and_finish(home):
 
 
 async def test_a_rollout_may_stop_its_run(home):
+    begun = threading.Event()
+
     async def rollout(model, scenario):
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(begun.wait)
         run.stop()
         await asyncio.sleep(60)
 
     run = train(home[0], rollout)
+    begun.set()
     await run
     assert (run.status, run.step) == ("stopped", 0)
 
@@ -436,8 +440,9 @@ async def test_what_was_begun_ahead_ends_with_the_run(home):
     run.stop()
     assert gate.cancelled == gate.started == 24
     gate.open.set()
+    run.plan.on_step = Run.pause
     run.start()
-    await until(lambda: run.progress.step == 1)
+    await until(lambda: run.status == "paused")
     with run.progress.lock:
         assert run.progress.started == 8, "those of the first run are forgotten"
     run.stop()
@@ -450,9 +455,12 @@ async def test_what_was_begun_ahead_ends_with_the_run(home):
 async def test_a_failed_rollout_is_recorded_and_the_run_goes_on(home, failing, kind, said):
     model, backend = home
     events, count = heard(backend, RolloutDone), iter(range(100))
+    said_before = {scenario: await say(model, scenario) for scenario in SCENARIOS}      # takes no time in a rollout
 
     async def rollout(model, scenario):
-        return await (failing if next(count) % 4 == 0 else say)(model, scenario)
+        if next(count) % 4 == 0:
+            return await failing(model, scenario)
+        return said_before[scenario].model_copy(deep=True) if failing is hang else await say(model, scenario)
 
     run = await train(model, rollout, timeout_s=0.5 if failing is hang else 20)
     assert (run.status, run.step) == ("done", 2)

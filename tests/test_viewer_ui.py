@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from ui import HOSTILE, axe_faults, plain_ms
+from ui import HOSTILE, axe_faults, calm, plain_ms, waits
 from view_parts import CALLS, Talk, crowd, games, recorded_run, steps
 
 import art_nb as art
@@ -28,6 +28,8 @@ def opened(page_with):
         panel = what if isinstance(what, RolloutViewer) else RolloutViewer(what)
         page = page_with(panel, **options)
         page.wait_for_selector(".art-msg, .art-pane, .art-failure")
+        page.wait_for_function("!document.querySelector('.art-bar').textContent.includes('loading')")
+        calm(page)
         page.panel = panel
         return page
 
@@ -44,6 +46,7 @@ def press(page, *names):
 def selected(page):
     """The rollout on show: its row and the row marked in the browser."""
     page.wait_for_timeout(80)
+    calm(page)
     return page.inner_text(".art-crumbs").split("link")[0].replace("\n", " ").strip()
 
 
@@ -146,7 +149,7 @@ def shown(page):
 def test_filter_by_keyboard(opened):
     page = opened(steps())
     press(page, "\\")
-    page.keyboard.type("reward > 0.65 and step = 3")
+    page.keyboard.insert_text("reward > 0.65 and step = 3")
     page.keyboard.press("Enter")
     page.wait_for_function("document.querySelector('.art-bar').textContent.includes(' of 37 rollouts')")
     assert all(value > 0.65 for value in shown(page))
@@ -207,7 +210,7 @@ def test_search_goes_through_the_matches(opened):
     )
     page = opened(groups)
     press(page, "/")
-    page.keyboard.type("xylophone")
+    page.keyboard.insert_text("xylophone")
     page.wait_for_function("document.querySelector('.art-found').textContent === '1 of 2'")
     settled(page, "rollout 1")
     page.wait_for_function("CSS.highlights.get('art-found')?.size > 0")
@@ -681,8 +684,9 @@ def test_a_reload_loses_nothing(opened):
     press(page, "]", "J", "f", "t")
     settled(page, "rollout 1")
     press(page, "j", "j")
-    page.wait_for_timeout(600)  # the state is written a moment later
     before = selected(page), current(page)
+    kept = {"id": 5, "turn": 1, "wide": True, "colour": "logprob"}
+    waits(page, lambda: kept.items() <= page.panel.ui.items())  # the state is written a moment later
     page.reload()
     page.wait_for_selector(".art-msg.art-is-current")
     settled(page, "game 1")

@@ -72,6 +72,26 @@ def plain_ms(page) -> float:
     return took
 
 
+CALM = """() => new Promise((done) => { let frames = 0;
+  const look = () => { frames = window.unanswered.size ? 0 : frames + 1;
+    if (frames > 2) done(); else requestAnimationFrame(look); };
+  look(); })"""
+
+
+def calm(page) -> None:
+    """Wait until all that the page has asked for is there and drawn."""
+    page.evaluate(CALM)
+
+
+def waits(page, condition):
+    """Wait for something in Python."""
+    for _ in range(200):
+        if condition():
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError("it never came true")
+
+
 class WireComm(BaseComm):
     """A comm whose far end is a page: what is published waits in one queue for each reader."""
 
@@ -86,7 +106,7 @@ class WireComm(BaseComm):
         event = json.dumps({"type": msg_type, "message": data or {}, "buffers": packed}, allow_nan=False)
         json.dumps(data, ensure_ascii=False).encode("utf-8")  # a kernel refuses lone surrogates
         self.messages.append({"type": msg_type, "bytes": len(event), "time": time.monotonic()})
-        for reader in self.readers:
+        for reader in [*self.readers]:
             reader.put(event)
 
     def heard(self, data):
@@ -269,7 +289,6 @@ class Lab:
 
     def __init__(self, folder: Path):
         self.folder, self.token, self.port = folder, uuid.uuid4().hex, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
         dirs = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "RUNTIME", "DATA")}
         self.env = os.environ | dirs | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_PLATFORM_DIRS": "1"}
         self.process = None
@@ -281,6 +300,19 @@ class Lab:
         path.write_text(json.dumps(values), encoding="utf-8")
 
     def start(self) -> "Lab":
+        """Start it; where somebody else has taken the port meanwhile, on another one."""
+        for _ in range(2):
+            if self._started():
+                return self
+            self.port = free_port()
+        assert self._started(), "JupyterLab did not start:\n" + (self.folder / "lab.log").read_text()[-2000:]
+        return self
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _started(self) -> bool:
         (self.folder / "notebooks").mkdir(parents=True, exist_ok=True)
         self.settings("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False})
         command = [
@@ -301,18 +333,14 @@ class Lab:
         log = open(self.folder / "lab.log", "wb")
         self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.folder)
         log.close()
-        self._wait(60)
-        return self
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
+        end = time.monotonic() + 60
         while time.monotonic() < end and self.process.poll() is None:
             try:
                 urllib.request.urlopen(f"{self.url}/api/status?token={self.token}", timeout=2).close()
-                return
+                return True
             except OSError:
                 time.sleep(0.2)
-        raise RuntimeError("JupyterLab did not start:\n" + (self.folder / "lab.log").read_text()[-2000:])
+        return False
 
     def write(self, cells: list[str]) -> str:
         """Write a notebook of code cells and give its name."""

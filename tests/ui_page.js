@@ -10,6 +10,7 @@ class Model {
     this.listeners = new Map();
     this.changed = {};
     window.sent = [];
+    window.unanswered = new Set();
   }
   get(name) {
     return this.state[name];
@@ -25,6 +26,7 @@ class Model {
   }
   send(content) {
     window.sent.push(content);
+    if (content.command) window.unanswered.add(content.id);
     post({ method: "custom", content });
   }
   on(name, fn) {
@@ -41,7 +43,10 @@ class Model {
   }
 }
 
-const post = (data) => fetch(`${here}/send`, { method: "POST", body: JSON.stringify(data) });
+let posted = Promise.resolve(); // one after the other, as over a socket
+const post = (data) => {
+  posted = posted.then(() => fetch(`${here}/send`, { method: "POST", body: JSON.stringify(data) }));
+};
 
 const state = await (await fetch(`${here}/state`)).json();
 const model = (window.model = new Model(state));
@@ -49,7 +54,10 @@ const events = new EventSource(`${here}/events`);
 events.onmessage = ({ data }) => {
   const { type, message, buffers } = JSON.parse(data);
   if (type === "comm_close") return window.close_panel?.();
-  if (message.method === "custom") model.fire("msg:custom", message.content, buffers.map(bytes));
+  if (message.method === "custom") {
+    window.unanswered.delete(message.content.id);
+    model.fire("msg:custom", message.content, buffers.map(bytes));
+  }
   if (message.method === "update") {
     Object.assign(model.state, message.state);
     for (const name of Object.keys(message.state)) model.fire(`change:${name}`);

@@ -106,13 +106,16 @@ export function createSide(app) {
 
   // the session ----------------------------------------------------------------------------------------------------------------
 
+  let sessions = 0;
+
   async function loadSession() {
     const { blind, person } = app.state;
     session.hidden = blind || person;
     if (session.hidden) return;
+    const now = ++sessions;
     try {
       const { reply } = await app.wire.request("session");
-      drawSession(reply);
+      if (now === sessions) drawSession(reply);
     } catch (error) {
       fill(session, title("You and the judge"), muted(error.message));
     }
