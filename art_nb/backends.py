@@ -109,13 +109,13 @@ class LocalBackend:
         await asyncio.to_thread(checkpoints.sweep, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = Worker(f"art-nb-{model.name}")
-        opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
-        try:
-            with self._aloud():
+        with self._aloud():
+            opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
+            try:
                 home = await asyncio.wrap_future(opened)
-        except BaseException:
-            await asyncio.to_thread(abandon, opened, worker)
-            raise
+            except BaseException:
+                await asyncio.to_thread(abandon, opened, worker)
+                raise
         self._homes[home_key(model)] = home
         home.forget = keep_events(store, self.bus, home.run)
         self._introduce(home, who, whom)
@@ -141,14 +141,15 @@ class LocalBackend:
         engine_args = settings["engine_args"] | engine_options(model)
         init_args = settings["init_args"] | init_options(model, self.bus)
         limit = settings["max_model_len"] or init_args.get("max_seq_length")
-        with LOADING, if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or "
-                              "max_model_len."), ExitStack() as undo:
+        with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."), \
+                ExitStack() as undo:
             dtype = settings["dtype"] and getattr(torch, settings["dtype"])
-            policy = load_policy(directory, device=self.device, dtype=dtype, **lora_options(model, self.bus))
-            sampler = SAMPLERS[sampling](policy, worker, directory, engine_args, warn,
-                                         max_running=settings["max_running"], max_model_len=limit)
-            undo.callback(sampler.close)
-            learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
+            with LOADING:
+                policy = load_policy(directory, device=self.device, dtype=dtype, **lora_options(model, self.bus))
+                sampler = SAMPLERS[sampling](policy, worker, directory, engine_args, warn,
+                                             max_running=settings["max_running"], max_model_len=limit)
+                undo.callback(sampler.close)
+                learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
             adam, = learner.optimizer.param_groups
             adam.update(adam_options(model, self.bus, adam["betas"]))
             home = self._furnish(model, store, worker, policy, learner, sampler)

@@ -85,11 +85,13 @@ class Home:
     def close(self) -> None:
         "Stop serving, end the worker, let go of the weights; the step that has begun is finished."
         self.worker.drop()
-        self.endpoint.stop()
-        self.worker.call(self.sampler.close)
-        self.worker.close()
-        self.forget()
-        self.policy = self.learner = None       # a client of the model still holds the endpoint, and that holds this
+        try:
+            self.endpoint.stop()
+            self.worker.call(self.sampler.close)
+        finally:
+            self.worker.close()
+            self.forget()
+            self.policy = self.learner = None   # a client of the model still holds the endpoint, and that holds this
 
     def retire(self) -> None:
         "Take the steps that were asked for, then close."
@@ -98,7 +100,7 @@ class Home:
 
 
 def abandon(opened: Future, worker: Worker) -> None:
-    "End what `worker` makes a home of, when nobody waits for it any more."
+    "Wait until a home is open, or has failed to open, and close it: nobody wants it any more."
     wait([opened])
     if opened.cancelled() or opened.exception():
         worker.close()

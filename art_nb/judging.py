@@ -28,7 +28,7 @@ from .rewards import CACHE, score_group
 from .rubrics import DEFAULT_RUBRIC, Question
 from .trajectories import TrajectoryGroup
 from .types import BackendMissing, JudgeError
-from .viewer import written
+from .viewer import write_new
 
 # %% ../nbs/63_judging.ipynb #2b483d1d
 def judges_at_hand(
@@ -304,7 +304,7 @@ class JudgingPanel(Panel):
         if any(desk.drafts for desk in self.desks):
             raise JudgeError("Apply your changes or drop them first: pairs are made of what the journal holds.")
         pairs = self.pairs()
-        path = written("preference-pairs", ".jsonl", lambda path: write_pairs(path, pairs))
+        path = write_new("preference-pairs", ".jsonl", lambda path: write_pairs(path, pairs))
         return {"path": path.name, "pairs": len(pairs)}
 
 # %% ../nbs/63_judging.ipynb #b477d194

@@ -332,7 +332,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
                                                     f"out: {', '.join(left)}.")
         url_key = await backend._prepare_backend_for_training(self, _openai_client_config)
         self.inference_base_url, self.inference_api_key = url_key
-        self._clients = WeakKeyDictionary()         # one made meanwhile goes to the endpoint before
+        self._clients = WeakKeyDictionary()         # a client made meanwhile asks the old endpoint
         self.inference_model_name, REGISTERED[id(self)] = backend._model_inference_name(self), self
 
     def _write_record(self) -> None:

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 # %% ../nbs/22_operators.ipynb #88be8082
-_PRECISIONS: list[str] = []         # that the threads inside found; the first found the one to go back to
+_PRECISIONS: list[str] = []         # as each one that is inside found it; the last to leave restores the first
 _SWITCHING = Lock()
 
 
@@ -29,8 +29,9 @@ def bf16_products(wanted: bool = True) -> Iterator[None]:
         return
     matmul = torch.backends.mkldnn.matmul
     with _SWITCHING:
-        _PRECISIONS.append(matmul.fp32_precision)
+        found = matmul.fp32_precision
         matmul.fp32_precision = "bf16"
+        _PRECISIONS.append(found)
     try:
         yield
     finally:

@@ -154,15 +154,16 @@ class Ticker:
                 return
             wait = self._last + self.interval_s - time.monotonic()
             if wait > 0:
-                self._wait(wait)
+                self._later(wait)
                 return
             self._busy = True
         self.flush()
 
-    def _wait(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self.flush)
-        self._timer.daemon = True
-        self._timer.start()
+    def _later(self, wait_s: float) -> None:
+        timer = threading.Timer(wait_s, self.flush)
+        timer.daemon = True
+        timer.start()
+        self._timer = timer
 
     def flush(self) -> None:
         """Send what waits, now."""
@@ -178,7 +179,7 @@ class Ticker:
                 with self._lock:
                     self._last, self._busy = time.monotonic(), False
                     if self._waiting is not None:
-                        self._wait(self.interval_s)
+                        self._later(self.interval_s)
 
 # %% ../nbs/60_panels.ipynb #c022f2d7
 _SHOWN: dict[str, "Panel"] = {}

@@ -198,7 +198,7 @@ class Backend:
         self._tenants: dict[str, Tenant] = {}
         self._open: dict[str, str] = {}                 # numbers of ONCE calls whose answer was lost, by what they said
         self._met = False                               # whether the server has ever answered
-        self._hearing = threading.Lock()                # several threads may wait for calls
+        self._hearing = threading.Lock()                # from naming an event in `told` until it is delivered
 
     async def register(self, model) -> None:
         "Have the model loaded there, and its endpoint opened."

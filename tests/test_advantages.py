@@ -97,7 +97,7 @@ def test_who_does_not_count_neither_shifts_the_mean_nor_gets_an_advantage():
 
 @given(st.lists(st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), max_size=9), max_size=6),
        st.sampled_from(list(SCALES)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(groups, scale):
     for rewards, values in zip(groups, advantages(groups, scale), strict=True):
         assert np.isfinite(values).all()
@@ -138,7 +138,7 @@ steps = st.lists(
 
 
 @given(steps, st.sampled_from(["token", "sequence", "prompt", "constant"]), st.randoms())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_reductions_equal_plain_means(step, reduction, random):
     lengths, trajectory, group, A = map(list, zip(*step, strict=True))
     losses = [[random.uniform(-1, 1) for _ in range(n)] for n in lengths]
@@ -151,7 +151,7 @@ def test_reductions_equal_plain_means(step, reduction, random):
 
 
 @given(steps, st.sampled_from(list(REDUCTIONS)), st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_row_order_does_not_matter(step, reduction, random):
     order = list(range(len(step)))
     random.shuffle(order)

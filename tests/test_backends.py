@@ -405,11 +405,10 @@ async def test_a_step_that_has_not_begun_is_taken_before_its_model_is_registered
     model, go_on = named(), threading.Event()
     await model.register(local)
     group = await a_group(model)
-    local.home(model).worker.submit(go_on.wait)
+    local.home(model).worker.submit(go_on.wait, 60)
     step = model.train_sft(group.trajectories) if supervised else local.train(model, [group])
     both = asyncio.gather(step, register_again(model, local))
-    while registered(model, local):
-        await asyncio.sleep(0.01)
+    await until(lambda: not registered(model, local))
     go_on.set()
     result, _ = await both
     assert result.step == await model.get_step() == 1
@@ -600,7 +599,7 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path):
     asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
     home, go_on = backend.home(model), threading.Event()
     await until(lambda: home.sampler.stats()["running"] == 6)
-    home.worker.submit(go_on.wait)
+    home.worker.submit(go_on.wait, 60)
     trained = [asyncio.create_task(backend.train(model, [group])) for _ in range(8)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(backend.close())

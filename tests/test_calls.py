@@ -118,7 +118,7 @@ PIECES = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag
           '{"name": "look", "parameters": {}}', '{"x": 1}', "play[ARGS]{}"]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=9), seed=st.integers(0, 1000),
        name=st.sampled_from([*FORMATS, None]), thinking=st.sampled_from([None, True]), one=st.booleans())
 def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking, one):
@@ -141,7 +141,7 @@ def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking,
     assert [call["index"] for delta in deltas for call in delta.get("tool_calls", [])] == [*range(len(cut.calls))]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(words=st.text(st.characters(exclude_characters="<{[", exclude_categories=["Cs"]), max_size=30),
        name=st.sampled_from([*FORMATS]))
 def test_plain_text_is_passed_on_as_it_is(words, name):

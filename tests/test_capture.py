@@ -1022,7 +1022,7 @@ async def test_the_judge_is_no_part_of_what_it_judges(client, served):
 plans = st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(1, 3)), min_size=1, max_size=8)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(plan=plans)
 def test_every_reply_is_trained_once(plan):
     """Each request goes on with an earlier conversation or forks it; each reply is another one."""

@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from tiny import one_by_one, spelling_tokenizer
@@ -49,7 +49,7 @@ def sentencepiece(special):
 
 BYTES, PIECES = spelling_tokenizer(SPECIAL, "<|im_end|>", CHATML), sentencepiece(SPECIAL)
 END = BYTES.eos_token_id
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+QUICK = settings(max_examples=60, derandomize=True)
 TOKENIZERS = pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte level", "sentencepiece"])
 
 words = st.text(st.one_of(st.sampled_from("a b2\n\t é"), st.characters(exclude_categories=["Cs"])), max_size=12)

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from homes import until
 from openai.types.chat.chat_completion import Choice
 
 from art_nb import tasks
@@ -511,9 +512,7 @@ async def test_batches_run_only_so_far_ahead_of_an_endless_source(ahead):
     batches = trajectory_group_batches(endless(), batch_size=1, max_concurrent_batches=ahead, **QUIET)
     for taken in range(3):
         await anext(batches)
-        end_s = time.monotonic() + 5
-        while len(started) < taken + ahead and time.monotonic() < end_s:
-            await asyncio.sleep(0.001)
+        await until(lambda n=taken + ahead: len(started) == n)
         await asyncio.sleep(0.01)
         assert len(started) == taken + ahead
     await batches.aclose()
@@ -524,9 +523,7 @@ async def test_leaving_the_batches_early_stops_the_rest():
     groups = (TrajectoryGroup([rollout()]) for rollout in (make, sleep, sleep, sleep))
     batches = trajectory_group_batches(groups, batch_size=1, max_concurrent_batches=3, **QUIET)
     await anext(batches)
-    end_s = time.monotonic() + 5
-    while sleep.started < 2 and time.monotonic() < end_s:
-        await asyncio.sleep(0.001)
+    await until(lambda: sleep.started == 2)
     await asyncio.sleep(0.01)
     await batches.aclose()
     assert (sleep.started, sleep.cancelled) == (2, 2)

@@ -200,7 +200,7 @@ def test_the_list_follows_until_the_reader_scrolls(page_with, cell, script):
     at_end = "() => { const l = document.querySelector('.art-groups'); "\
              "return l.scrollHeight - l.scrollTop - l.clientHeight < 12 }"
     page.wait_for_function(at_end)
-    page.locator(".art-groups").evaluate("""list => new Promise(done => {
+    page.locator(".art-groups").evaluate("""list => list.scrollTop && new Promise(done => {
         list.addEventListener('scroll', () => done(), {once: true}); list.scrollTop = 0; })""")
     script.rollouts(groups=2)
     look(cell)

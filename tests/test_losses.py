@@ -162,7 +162,7 @@ def test_every_loss_has_a_golden_case():
 @given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0) | st.just(NAN), st.sampled_from([1.0, -1.0, 0.3]),
                           st.integers(0, 2)), min_size=1, max_size=8),
        st.sampled_from([case for case in CASES if case[0] != "dppo"]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_values_on_any_tokens(tokens, case):
     name, fn, options = case
     lp, old, adv, row = map(list, zip(*tokens, strict=True))

@@ -275,7 +275,7 @@ def test_rewards_are_sums_of_their_parts_or_it_is_said():
     assert "no metric is called reward/" in told[2]["why"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="rewadtolsn <>=!~&|()'\"0.19-+_:/", max_size=40))
 def test_any_filter_line_is_answered_or_refused(line):
     columns = {"reward": np.array([0.1, np.nan]), "tools": np.array([3, 0]), "scenario": np.array(["a", "b"], object)}
@@ -366,7 +366,7 @@ def test_a_line_of_five_megabytes_comes_in_parts():
         replies.traj_reply(rows, 0, first["parts"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=60_000), max_size=4))
 def test_parts_put_together_are_the_thread(texts):
     messages = thread_of(Trajectory(messages_and_choices=[{"role": "user", "content": text} for text in texts]))

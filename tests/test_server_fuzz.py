@@ -97,7 +97,7 @@ def is_well(served):
 def test_2000_malformed_bodies(served):
     seen = {}
 
-    @settings(max_examples=2000, deadline=None, derandomize=True, database=None,
+    @settings(max_examples=2000, derandomize=True, database=None,
               suppress_health_check=list(HealthCheck))
     @given(bodies())
     def fuzz(request):

@@ -12,7 +12,7 @@ from art_nb.tokens import group_rows, trajectory_rows
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.types import TokenError
 
-QUICK = settings(max_examples=150, deadline=None, derandomize=True)
+QUICK = settings(max_examples=150, derandomize=True)
 USER = {"role": "user", "content": "go"}
 
 

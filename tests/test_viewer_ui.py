@@ -15,7 +15,7 @@ import art_nb as art
 from art_nb.channels import tokens_reply
 from art_nb.lens import lens_reply
 from art_nb.rows import Rows
-from art_nb.viewer import RolloutViewer, view, written
+from art_nb.viewer import RolloutViewer, view, write_new
 
 COLOUR = "[aria-label='Colour tokens by']"
 
@@ -753,9 +753,9 @@ def test_two_files_at_once_have_two_names(tmp_path, monkeypatch):
         path.write_text("slow")
 
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(written, "rollouts", ".html", slowly)
+        slow = pool.submit(write_new, "rollouts", ".html", slowly)
         begun.wait()
-        quick = written("rollouts", ".html", lambda path: path.write_text("quick"))
+        quick = write_new("rollouts", ".html", lambda path: path.write_text("quick"))
     assert slow.result() == tmp_path / "rollouts-1.html"
     assert [slow.result().read_text(), quick.read_text()] == ["slow", "quick"]
 

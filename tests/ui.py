@@ -72,7 +72,8 @@ def plain_ms(page) -> float:
     return took
 
 
-CALM = """() => new Promise((done) => { let frames = 0;
+CALM = """() => new Promise((done, failed) => { let frames = 0;
+  setTimeout(() => failed(new Error(`unanswered: ${[...window.unanswered]}`)), 20_000);
   const look = () => { frames = window.unanswered.size ? 0 : frames + 1;
     if (frames > 2) done(); else requestAnimationFrame(look); };
   look(); })"""
@@ -301,12 +302,12 @@ class Lab:
 
     def start(self) -> "Lab":
         """Start it; where somebody else has taken the port meanwhile, on another one."""
-        for _ in range(2):
+        for _ in range(3):
             if self._started():
                 return self
+            self.stop()
             self.port = free_port()
-        assert self._started(), "JupyterLab did not start:\n" + (self.folder / "lab.log").read_text()[-2000:]
-        return self
+        raise RuntimeError("JupyterLab did not start:\n" + (self.folder / "lab.log").read_text()[-2000:])
 
     @property
     def url(self) -> str:

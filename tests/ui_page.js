@@ -26,7 +26,7 @@ class Model {
   }
   send(content) {
     window.sent.push(content);
-    if (content.command) window.unanswered.add(content.id);
+    if (content.command) window.unanswered.add(`${content.client}/${content.id}`);
     post({ method: "custom", content });
   }
   on(name, fn) {
@@ -45,7 +45,7 @@ class Model {
 
 let posted = Promise.resolve(); // one after the other, as over a socket
 const post = (data) => {
-  posted = posted.then(() => fetch(`${here}/send`, { method: "POST", body: JSON.stringify(data) }));
+  posted = posted.catch(() => {}).then(() => fetch(`${here}/send`, { method: "POST", body: JSON.stringify(data) }));
 };
 
 const state = await (await fetch(`${here}/state`)).json();
@@ -55,7 +55,7 @@ events.onmessage = ({ data }) => {
   const { type, message, buffers } = JSON.parse(data);
   if (type === "comm_close") return window.close_panel?.();
   if (message.method === "custom") {
-    window.unanswered.delete(message.content.id);
+    window.unanswered.delete(`${message.content.client}/${message.content.id}`);
     model.fire("msg:custom", message.content, buffers.map(bytes));
   }
   if (message.method === "update") {

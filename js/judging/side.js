@@ -109,15 +109,14 @@ export function createSide(app) {
   let sessions = 0;
 
   async function loadSession() {
-    const { blind, person } = app.state;
+    const { blind, person } = app.state, now = ++sessions;
     session.hidden = blind || person;
     if (session.hidden) return;
-    const now = ++sessions;
     try {
       const { reply } = await app.wire.request("session");
       if (now === sessions) drawSession(reply);
     } catch (error) {
-      fill(session, title("You and the judge"), muted(error.message));
+      if (now === sessions) fill(session, title("You and the judge"), muted(error.message));
     }
   }
 
