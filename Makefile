@@ -16,7 +16,7 @@ UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo tutorials test audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -38,6 +38,9 @@ test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
 
 test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own, likewise
 	.venv-art/bin/python $(PYTEST) tests/test_art_parity.py tests/test_art_directories.py
+
+audit: weights $(PANELS)  ## the measurements of docs/audit-2026-11.md at full size (about two hours)
+	ART_NB_AUDIT=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL) tests/test_audit_*.py
 
 tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art

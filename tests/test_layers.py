@@ -52,7 +52,7 @@ def test_imports_go_downwards(notebook):
 def test_a_notebook_can_be_read(notebook):
     exported = [source for source in code(notebook) if EXPORT.search(source)]
     lines = sum(len(source.splitlines()) - 1 for source in exported)
-    assert lines <= 400, f"{notebook.name} exports {lines} lines"
+    assert lines <= 600, f"{notebook.name} exports {lines} lines"
 
 
 def test_every_notebook_has_a_module_of_its_own():
