@@ -29,7 +29,7 @@ import numpy as np
 
 from .events import Bus, Event, Warned, finite, from_json, plain
 from .options import home_key
-from .archives import unpack
+from .archives import MAX_BYTES, unpack
 from .serving import served_name
 from .store import RunStore, keep_events
 from .tokens import group_rows
@@ -148,6 +148,9 @@ async def received(reply: httpx.Response, store: RunStore, local_path: str | Pat
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=target.parent) as file:
             async for piece in reply.aiter_bytes():
+                if file.tell() + len(piece) > MAX_BYTES:
+                    raise ServeError(f"The server sent more than {MAX_BYTES:,} bytes as a checkpoint; nothing of it is "
+                                     "kept. Check the server, then pull again.", status=502)
                 file.write(piece)
             await asyncio.to_thread(unpack, file, target)
     except OSError as error:
