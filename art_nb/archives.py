@@ -43,7 +43,7 @@ MAX_FILES, MAX_BYTES = 100, 64 << 30    # of one archive
 
 
 def unpack(file: BinaryIO, target: Path) -> None:
-    """Write the files of a checkpoint archive into `target`, all or none. Raise `ServeError` if anything else is in it."""
+    """Write a checkpoint archive into `target`, all or nothing. Raise `ServeError` if it holds anything else."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
     try:
         beside.mkdir()

@@ -1,4 +1,4 @@
-"""Archives of checkpoints that a hostile server could send: only the valid one is accepted, nothing is written outside."""
+"""Archives that a hostile server could send: only the valid checkpoint is accepted, nothing is written outside."""
 import io
 import json
 import tarfile
@@ -50,14 +50,14 @@ def cve_2025_4517(to):
                    member("escape/new", b"new"))
 
 
-def raw(name=b"a", size=b"%011o\0" % 3, kind=b"0", mode=b"0000644\0", content=b"abc".ljust(512, b"\0")):
+def raw(name=b"a", size=b"%011o\0" % 3, kind=b"0", mode=b"0000644\0", content=b"abc"):
     """A member with any bytes in its header, in front of a valid archive."""
     head = bytearray(512)
     head[:len(name)], head[100:108], head[124:136], head[156:157] = name, mode, size, kind
     head[257:265] = b"ustar\x0000"
     head[148:156] = b" " * 8
     head[148:156] = b"%06o\0 " % sum(head)
-    return bytes(head) + content + archive()
+    return bytes(head) + content.ljust(512, b"\0") + archive()
 
 
 def valid():
