@@ -12,7 +12,7 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from .records import Record, learner_tokens, turn_spans
-from .rows import Reply, Rows, index_in_group, step_record
+from .rows import Reply, Rows, base_model_of, index_in_group, step_record
 from .threads import clean, offsets_of, shown_message, token_texts
 from .trajectories import Trajectory, choices
 from .types import TokenError
@@ -95,7 +95,7 @@ def tokens_reply(rows: Rows, id: int, turn: int, channels: Sequence[str] | None 
     unknown = sorted(set(channels or ()) - set(CHANNELS))
     if unknown:
         raise ValueError(f"there is no channel {', '.join(unknown)}; there are {', '.join(CHANNELS)}")
-    texts = token_texts(said[turn]) or [f"⟨{number}⟩" for number in _ids(said[turn])]
+    texts = token_texts(said[turn], base_model_of(rows)) or [f"⟨{number}⟩" for number in _ids(said[turn])]
     values, mask_why = token_values(rows, id, one, turn)
     values = {name: column for name, column in values.items()
               if 0 < len(column) == len(texts) and np.isfinite(column).any()}

@@ -11,7 +11,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any, BinaryIO, SupportsFloat, TypeAlias
 
 import numpy as np
@@ -71,6 +71,15 @@ def _entry_text(entry: Any, token_id: int | None) -> tuple[bytes, tuple[int, int
     return token + raw, (NONE if named else len(token), NONE if entry.bytes is None else len(raw))
 
 
+def _bare_logprobs(choice: Choice) -> np.ndarray | None:
+    entries = choice.logprobs.content if choice.logprobs else None
+    given = None if entries else (choice.model_extra or {}).get("token_logprobs")
+    try:
+        return None if given is None else np.asarray(given, np.float32).reshape(-1)
+    except (TypeError, ValueError):    # not numbers: another server's field of the same name
+        return None
+
+
 def _pack_entries(entries: list[ChatCompletionTokenLogprob], ids: Any, out: dict[str, list]) -> None:
     for i, entry in enumerate(entries):
         alternatives = entry.top_logprobs or []
@@ -87,17 +96,21 @@ def pack_tokens(
     groups: Iterable[TrajectoryGroup],
 ) -> dict[str, np.ndarray]:  # `sizes` is empty if no choice carries token data
     """Gather the token data of all choices into flat arrays."""
-    names = ("choice", "sizes", "prompt_ids", "token_ids", "tops", "logprobs", "text", "text_sizes")
+    names = ("choice", "sizes", "prompt_ids", "token_ids", "tops", "logprobs", "text", "text_sizes", "bare_sizes",
+             "bare_logprobs")
     out: dict[str, list] = {name: [] for name in names}
     for place, choice, shared, added, sampled in _split_ids(groups):
         entries = choice.logprobs.content if choice.logprobs else None
         sizes = (shared, *(NONE if part is None else len(part) for part in (added, sampled, entries)))
-        if max(sizes) < 0:
+        bare = _bare_logprobs(choice)
+        if max(sizes) < 0 and bare is None:
             continue
         out["choice"].append(place)
         out["sizes"].append(sizes)
         out["prompt_ids"].extend([] if added is None else [added])
         out["token_ids"].extend([] if sampled is None else [sampled])
+        out["bare_sizes"].append(NONE if bare is None else len(bare))
+        out["bare_logprobs"].extend([] if bare is None else [bare])
         _pack_entries(entries or [], sampled, out)
     return _arrays(out)
 
@@ -105,8 +118,11 @@ def pack_tokens(
 def _arrays(out: dict[str, list]) -> dict[str, np.ndarray]:
     flat = {name: np.concatenate([np.zeros(0, np.int32), *out[name]]) for name in ("prompt_ids", "token_ids")}
     table = {name: np.array(out[name], np.int32).reshape(-1, 4) for name in ("choice", "sizes")}
+    bare = np.concatenate([np.zeros(0, np.float32), *out["bare_logprobs"]])
     return flat | table | {
         "tops": np.array(out["tops"], np.uint8), "logprobs": np.clip(out["logprobs"], -6e4, 6e4).astype(np.float16),
+        "bare_sizes": np.array(out["bare_sizes"], np.int32),
+        "bare_logprobs": np.clip(bare, -6e4, 6e4).astype(np.float16),
         "text": np.frombuffer(b"".join(out["text"]), np.uint8),
         "text_sizes": np.array(out["text_sizes"], np.int32).reshape(-1, 2),
     }
@@ -147,10 +163,13 @@ def unpack_tokens(
 ) -> None:
     """Put token data back onto the choices it came from."""
     take_prompt, take_sampled = _taker(arrays["prompt_ids"]), _taker(arrays["token_ids"])
+    take_bare = _taker(arrays.get("bare_logprobs", np.zeros(0)))
+    bare_sizes = arrays.get("bare_sizes", np.full(len(arrays["sizes"]), NONE))    # absent from older files
     cells, tops, places = _cells(arrays), iter(arrays["tops"].tolist()), dict(_located(groups))
     before, conversation = np.zeros(0, np.int32), None
-    for place, sizes in zip(arrays["choice"].tolist(), arrays["sizes"].tolist(), strict=True):
-        choice, (shared, added, sampled, entries) = places[tuple(place)], sizes
+    columns = (arrays["choice"].tolist(), arrays["sizes"].tolist(), bare_sizes.tolist())
+    for place, (shared, added, sampled, entries), bare in zip(*columns, strict=True):
+        choice = places[tuple(place)]
         before, conversation = before if place[:3] == conversation else before[:0], place[:3]
         prompt, ids = np.concatenate([before[:max(shared, 0)], take_prompt(added)]), take_sampled(sampled)
         if shared >= 0:
@@ -158,9 +177,11 @@ def unpack_tokens(
             before = np.concatenate([prompt, ids])
         if sampled >= 0:
             choice.token_ids = ids.tolist()
+        if bare >= 0:
+            choice.token_logprobs = take_bare(bare).tolist()
         if entries >= 0:
-            names = chain(ids.tolist(), repeat(None))
-            content = [_entry(cells, tops, next(names)) for _ in range(entries)]
+            names = islice(chain(ids.tolist(), repeat(None)), entries)
+            content = [_entry(cells, tops, name) for name in names]
             choice.logprobs = ChoiceLogprobs.model_validate({"content": content, "refusal": _refusal(choice)})
 
 
@@ -178,6 +199,9 @@ def group_tokens(
     added, sampled, entries = np.maximum(arrays["sizes"][:, 1:].T, 0)
     parts = {"choice": slice(first, last), "sizes": slice(first, last), "prompt_ids": _span(added, first, last),
              "token_ids": _span(sampled, first, last), "tops": _span(entries, first, last)}
+    if "bare_sizes" in arrays:
+        bare = _span(np.maximum(arrays["bare_sizes"], 0), first, last)
+        parts |= {"bare_sizes": parts["choice"], "bare_logprobs": bare}
     cells = _span(arrays["tops"].astype(np.int64) + 1, parts["tops"].start, parts["tops"].stop)
     letters = _span(np.maximum(arrays["text_sizes"], 0).sum(1), cells.start, cells.stop)
     parts |= {"logprobs": cells, "text_sizes": cells, "text": letters}

@@ -19,7 +19,7 @@ from art_nb.losses import (
     LOSSES, MISMATCH, TokenTensors, k3, log_ratio, ratio_and_advantages, total_loss
 )
 from .records import Record, checksum, row_spans, turn_spans
-from .rows import Reply, Rows, index_in_group, step_record
+from .rows import Reply, Rows, base_model_of, index_in_group, step_record
 from .threads import clean, token_texts
 from .tokens import Row, group_rows
 from .trajectories import Trajectory, choices
@@ -205,7 +205,7 @@ def _located(rows: Rows, row: int, turn: int) -> tuple[Stage, np.ndarray, list[s
     places = entries_of(stage, one, index_in_group(rows, row), group_rows(rows.group(number)), turn)
     if not len(places):
         raise TrainError("this answer carries no token ids, or was trained where it stood first")
-    return stage, places, token_texts(said[turn]) or []
+    return stage, places, token_texts(said[turn], base_model_of(rows)) or []
 
 # %% ../nbs/55_lens.ipynb #cb599fea
 _RATIO = ("level", "max_negative_advantage_importance_sampling_weight", "mask_prob_ratio", "kimi_k2_tau")

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'PART', 'clean', 'cleaned', 'known', 'as_json', 'shown_message', 'thread_of', 'shared_count', 'shared_units',
-           'parts_of', 'token_texts', 'offsets_of']
+           'parts_of', 'decode_tokens', 'tokenizer_of', 'token_texts', 'offsets_of']
 
 # %% ../nbs/54_threads.ipynb #8e97acd3
 import codecs
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from os.path import commonprefix
 from typing import Any
 
@@ -20,6 +22,8 @@ from openai.types.chat.chat_completion import Choice
 from .events import plain
 from .rubrics import shared_prefix
 from .trajectories import Trajectory, get_messages, is_choice
+from .types import ArtError
+from .weights import EMBEDDED, base_name, cache_directory, converted, fetch, is_model
 
 # %% ../nbs/54_threads.ipynb #aa11ebd3
 def clean(
@@ -144,12 +148,69 @@ def parts_of(messages: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return parts
 
 # %% ../nbs/54_threads.ipynb #f8fa0248
-def token_texts(choice: Choice) -> list[str] | None:  # None where the choice does not say them
+def decode_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the text that each token adds. A character of several tokens belongs to the one that completes it."""
+    texts, first, given = [], 0, 0    # ids[first:given] is the context that the next tokens are decoded in
+    for end in range(1, len(ids) + 1):
+        before = tokenizer.decode(ids[first:given], clean_up_tokenization_spaces=False)
+        text = tokenizer.decode(ids[first:end], clean_up_tokenization_spaces=False)
+        if text.endswith("\ufffd") and end < len(ids) and end - given < _LONGEST:
+            texts.append("")
+        else:
+            texts.append(text[len(before):])
+            first, given = given, end
+    return texts
+
+
+_LONGEST = 4    # tokens of a character: as many as it has bytes
+
+
+@lru_cache(maxsize=4)
+def tokenizer_of(
+    base_model: str,  # as `TrainableModel` takes it
+) -> Any | None:  # None if it is not on this machine
+    """Load the tokenizer of a base model; downloads nothing."""
+    try:
+        from transformers import AutoTokenizer
+        name = base_name(base_model)
+        if name.lower() in EMBEDDED:
+            folder = converted(name.lower(), EMBEDDED[name.lower()].gguf_sha256, cache_directory())
+            return AutoTokenizer.from_pretrained(folder) if is_model(folder) else None
+        return AutoTokenizer.from_pretrained(fetch(name, say=lambda text: None), local_files_only=True)
+    except (ImportError, ArtError, OSError, ValueError):
+        return None
+
+
+def _tokenizers(base_model: str) -> Iterator[Any]:
+    registered = sys.modules.get("art_nb.chat")
+    yield from [chat.tokenizer for chat in registered.CHAT_FORMATS] if registered else ()
+    if base_model and (found := tokenizer_of(base_model)) is not None:
+        yield found
+
+
+def _decoded(choice: Choice, base_model: str) -> list[str] | None:
+    ids, message = (choice.model_extra or {}).get("token_ids"), choice.message
+    calls = [call.function.name for call in message.tool_calls or () if call.type == "function"]
+    words = [*calls, *(message.content or "").split()]
+    usable = bool(ids) and all(isinstance(number, int) and number >= 0 for number in ids)
+    for tokenizer in _tokenizers(base_model) if usable else ():
+        texts = decode_tokens(tokenizer, ids) if max(ids) < len(tokenizer) else []
+        if texts and all(word in "".join(texts) for word in words):
+            return texts
+    return None
+
+
+def token_texts(
+    choice: Choice,
+    base_model: str = "",  # whose tokenizer decodes ids that come without their texts
+) -> list[str] | None:  # None if the texts are not known
     """Split what a choice says into its tokens."""
     content = (choice.logprobs.content if choice.logprobs else None) or ()
+    if not content:
+        return _decoded(choice, base_model)
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
     texts = [decode(bytes(e.bytes)) if e.bytes is not None else decode(b"", True) + e.token for e in content]
-    return [*texts[:-1], texts[-1] + decode(b"", True)] if texts else None
+    return [*texts[:-1], texts[-1] + decode(b"", True)]
 
 
 def offsets_of(texts: Sequence[str]) -> np.ndarray:  # uint32 [n + 1]

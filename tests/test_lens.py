@@ -9,12 +9,13 @@ import art_nb as art
 from art_nb.advantages import weigh_rows
 from art_nb.batches import micro_batches
 from art_nb.channels import tokens_reply
+from art_nb.chat import CHAT_FORMATS
 from art_nb.learners import Learner, StepConfig, by_row, described, drift, optimizer_steps, train_rows
 from art_nb.lens import as_trained, lens_reply, lens_tokens_reply
 from art_nb.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
 from art_nb.policy import load_policy, serve
 from art_nb.records import read_record, record_of, record_path, row_spans, turn_spans, write_record
-from art_nb.rows import open_rows
+from art_nb.rows import loaded, open_rows
 from art_nb.store import RunStore
 from art_nb.tokens import Row, group_rows
 from art_nb.trajectories import choices
@@ -161,13 +162,14 @@ async def trained(directory, path, steps=2, **options):
     return model, groups, result
 
 
-async def a_group(model, seed):
+async def a_group(model, seed, **asked):
     """Replies to one question; the rewards hang on their length."""
+    asked = {"logprobs": True} | asked
     ask = [{"role": "user", "content": f"free: A{seed}"}]
     client, made = model.openai_client(), []
     for i in range(4):
         reply = await client.chat.completions.create(model=model.get_inference_name(), messages=ask, max_tokens=4 + i,
-                                                     logprobs=True, seed=seed * 100 + i)
+                                                     seed=seed * 100 + i, **asked)
         made.append(art.Trajectory(messages_and_choices=[*ask, reply.choices[0]], reward=float(i % 3)))
     return art.TrajectoryGroup(made, metadata={"scenario_id": f"s{seed}"})
 
@@ -331,3 +333,32 @@ def test_every_loss_and_correction_can_be_looked_at():
 
     assert set(SETUPS) == set(LOSSES)
     assert set(MISMATCH) > {"none", "tis"}
+
+
+def read_tokens(rows, row):
+    """The texts and the channels of the first answer of a row."""
+    told, (offsets, *halves) = tokens_reply(rows, row, 0)
+    ends, units = np.frombuffer(offsets, "<u4").tolist(), told["text"].encode("utf-16-le")
+    texts = [units[2 * a:2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)]
+    return texts, {name: np.frombuffer(half, "<f2") for name, half in zip(told["channels"], halves, strict=True)}
+
+
+async def test_tokens_have_texts_and_logprobs_that_no_request_asked_for(tiny_model_dir, tmp_path):
+    model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
+    async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
+        await model.register(backend)
+        groups = [await a_group(model, g, logprobs=None) for g in range(2)]
+        in_memory = read_tokens(loaded(groups[0]), 3)           # a list of groups: no run directory says the base model
+        await backend.train(model, groups, learning_rate=3e-2)
+        await model.log(groups, step=1, split="train")
+    del model, backend
+    CHAT_FORMATS.clear()                                        # as in another process
+    rows = loaded(str(next(tmp_path.rglob("model.json")).parent))
+    from_disk, choice = read_tokens(rows, 3), groups[0].trajectories[3].messages_and_choices[1]
+    for texts, values in (in_memory, from_disk):
+        assert len(texts) == len(choice.token_ids)
+        assert choice.message.content in "".join(texts)
+        np.testing.assert_allclose(values["logprob"], choice.token_logprobs, atol=2e-3)
+    assert from_disk[1]["ratio"].shape == from_disk[1]["logprob"].shape
+    lens, _ = lens_reply(rows, 3, 0, 1)
+    assert lens["text"] == from_disk[0][1]

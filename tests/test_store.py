@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from openai.types.chat.chat_completion import Choice
 
+from art_nb.columns import part_of_file
 from art_nb.events import Bus, StepDone, Warned
-from art_nb.formats import pack_tokens, parquet_bytes
+from art_nb.formats import group_tokens, pack_tokens, parquet_bytes, unpack_tokens
 from art_nb.store import RunStore, append_lines, atomic_write, find_runs, open_run, read_lines, whole_safetensors
 from art_nb.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.types import StoreError
@@ -374,3 +375,33 @@ def test_opening_what_is_no_run(tmp_path):
     for path in (tmp_path / "none", Path(__file__)):
         with pytest.raises(StoreError, match="is not a run directory"):
             open_run(path)
+
+
+def test_logprobs_that_nobody_asked_for_are_stored(tmp_path):
+    message = {"role": "assistant", "content": "hi"}
+    data = {"finish_reason": "stop", "index": 0, "message": message, "logprobs": None}
+    extras = [{"prompt_token_ids": [1], "token_ids": [7, 8], "token_logprobs": [-0.5, -2.0]}, {"token_ids": [9]},
+              {"token_ids": [9], "token_logprobs": "none"}, {"token_ids": [3], "token_logprobs": [-1.5]}]
+    said = [Choice.model_validate(data | extra) for extra in extras]
+    groups = [TrajectoryGroup([Trajectory(messages_and_choices=said[:3])]),
+              TrajectoryGroup([Trajectory(messages_and_choices=said[3:])])]
+    store = RunStore(tmp_path)
+    store.write_groups("train", 1, groups)
+    back = store.read_groups("train", 1)
+    found = [entry for group in back for t in group for entry in t.messages_and_choices]
+    assert [entry.model_extra.get("token_logprobs") for entry in found] == [[-0.5, -2.0], None, None, [-1.5]]
+    assert [entry.logprobs for entry in found] == [None] * 4
+    alone = part_of_file(store, "train", 1).group(1)
+    assert alone.trajectories[0].messages_and_choices[0].token_logprobs == [-1.5]
+
+
+def test_token_data_of_an_older_version_is_read():
+    message = {"role": "assistant", "content": "hi"}
+    data = {"finish_reason": "stop", "index": 0, "message": message, "logprobs": None, "token_ids": [7, 8]}
+    said = [Choice.model_validate(data | {"token_ids": ids}) for ids in ([7, 8], None)]
+    group, fresh = (TrajectoryGroup([Trajectory(messages_and_choices=[one])]) for one in said)
+    packed = pack_tokens([group])
+    older = {name: array for name, array in packed.items() if not name.startswith("bare_")}
+    unpack_tokens([fresh], older)
+    assert fresh.trajectories[0].messages_and_choices[0].token_ids == [7, 8]
+    assert set(group_tokens(older, 0)) == set(older)
