@@ -24,7 +24,7 @@ from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .homes import Home, abandon
-from .learners import StepConfig, all_or_nothing, described, optimizer_steps, train_rows
+from .learners import StepConfig, all_or_nothing, described, mean_figures, optimizer_steps, train_rows
 from .lending import copied, lease
 from .memory import give_memory_back, if_full
 from .migrate import move_checkpoints
@@ -260,6 +260,9 @@ class LocalBackend:
         "On the worker: the step is over; serve it and save it."
         start = time.perf_counter()
         give_memory_back()
+        if skipped := int(sum(count for name, count in figures.items() if name.endswith("step_num_overflows"))):
+            self._tell(home, Warned(key="float16 overflow", message=f"Skipped {skipped} of the optimizer steps of step "
+                                    f"{home.step}: their gradients overflowed float16. The loss scale was halved."))
         home.publish(home.step + 1)
         figures["time/step_sync_s"] = seconds = time.perf_counter() - start
         self._tell(home, AdapterServed(step=home.step, name=home.key(), seconds_s=seconds, how=home.sampler.how))
@@ -294,8 +297,8 @@ class LocalBackend:
         home.sampler.forget()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
             losses = self._pass(home, *sft_batches(home.chat, trajectories, config))
-        mean = {k.replace("loss/train", "loss"): sum(f[k] for f in losses) / len(losses) for k in losses[0]}
-        figures = {f"sft/{k.rpartition('/')[2]}": v for k, v in mean.items()}
+        means = {k.replace("loss/train", "loss"): v for k, v in mean_figures(losses).items()}
+        figures = {f"sft/{k.rpartition('/')[2]}": v for k, v in means.items()}
         return self._advance(home, figures | {"sft/final_loss": losses[-1]["loss/train"],
                                               "time/step_backend_train_s": time.perf_counter() - start}, True)
 
