@@ -107,7 +107,8 @@ class TransformersSampler(QueuedSampler):
                  kv_bytes: int = 1 << 30, prefix_bytes: int = 1 << 29, prefill_tokens: int = 2048):
         super().__init__(policy, worker, max_model_len, max_running)
         self.prefill_tokens = prefill_tokens
-        self._slots, self._prefixes = KVSlots(policy, kv_bytes), Prefixes(prefix_bytes)
+        self._slots = KVSlots(policy.model.config, policy.dtype, policy.device, kv_bytes)
+        self._prefixes = Prefixes(prefix_bytes)
 
     def forget(self) -> None:
         "On the worker: drop what rests, packed weights, and the slots if nothing runs; training needs the room."
