@@ -104,8 +104,7 @@ class LocalBackend:
         sampling, who = choose_sampler(self.sampler, pick_device(self.device).type)
         learning, whom = choose_learner(self.learner)
         directory = await asyncio.to_thread(fetch, model.base_model)
-        if (old := self._homes.pop(home_key(model), None)) is not None:
-            await asyncio.to_thread(old.retire)         # its last step must be on disk before it is read from there
+        await self.unregister(model)                    # its last step must be on disk before it is read from there
         await asyncio.to_thread(checkpoints.sweep, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = Worker(f"art-nb-{model.name}")
@@ -175,7 +174,14 @@ class LocalBackend:
         home.endpoint.start()
         return home
 
+    async def unregister(self, model) -> None:
+        "Finish the requested steps of a model, then free its memory and close its endpoint. The run directory stays."
+
+        if (home := self._homes.pop(home_key(model), None)) is not None:
+            await asyncio.to_thread(home.retire)
+
     def home(self, model) -> Home:
+
         "What a registered model has here; raises ServeError for others."
         if home_key(model) not in self._homes:
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")

@@ -26,12 +26,15 @@ from pathlib import Path
 from typing import Any
 
 # %% ../nbs/90_cli.ipynb #6f60f8b1
-def run(host: str, port: int, path: str) -> int:
+def run(host: str, port: int, path: str, certfile: str | None, keyfile: str | None) -> int:
     "Serve this machine's models to notebooks elsewhere: art.Backend(base_url=…)."
     from art_nb.backends import LocalBackend
     from art_nb.hosting import Host
+    from art_nb.http_server import raise_file_limit
     from art_nb.remote import KEY_NAME
-    server = Host(LocalBackend(path=path), host=host, port=port, api_key=os.environ.get(KEY_NAME))
+    raise_file_limit()
+    server = Host(LocalBackend(path=path), host=host, port=port, api_key=os.environ.get(KEY_NAME),
+                  certfile=certfile, keyfile=keyfile)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
         print(f"Serving until Ctrl-C. From another machine: ssh -L {server.port}:127.0.0.1:{server.port} this-machine\n"
@@ -274,8 +277,11 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
     "run": (run, [
         option("--host", default="127.0.0.1", help="address to serve on (%(default)s); another needs ART_NB_API_KEY"),
         option("--port", type=int, default=7999, help="port (%(default)s); 0 takes any free one"),
-        option("--path", default=".art", help="where runs are kept (%(default)s)")]),
-    "train": (train, [
+        option("--path", default=".art", help="where runs are kept (%(default)s)"),
+        option("--certfile", help="TLS certificate (PEM file); without it the server speaks plain HTTP"),
+        option("--keyfile", help="private key of the certificate (PEM file), if --certfile does not contain it")]),
+    "train"
+: (train, [
         option("script", metavar="SCRIPT.py", help="defines rollout, scenarios and, if need be, model"),
         option("--steps", type=int, default=40, help="step to reach, counted from the run's beginning (%(default)s)"),
         option("--groups-per-step", type=int, default=8, help="scenarios a step (%(default)s)"),

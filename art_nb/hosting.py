@@ -4,21 +4,22 @@
 
 # %% auto #0
 __all__ = ['WAIT_S', 'ROUTES', 'WRONG_KEY', 'SHORTEST_KEY', 'bearer', 'wrong', 'answered', 'news', 'asked_for', 'begin', 'follow',
-           'give_up', 'pull', 'health', 'application', 'guarded', 'inference', 'checked_key', 'listening', 'Host']
+           'give_up', 'pull', 'health', 'application', 'guarded', 'inference', 'checked_key', 'check_certificate',
+           'Host']
 
 # %% ../nbs/44_hosting.ipynb #f981006e
 import asyncio
 import hmac
 import secrets
-import socket
+import ssl
 import threading
 import time
+
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -29,7 +30,8 @@ from .backends import LocalBackend
 from .archives import tar_pieces
 from .remote_calls import FORMS, MOST_EVENTS, Call, Desk, Pulling, call_of
 from .remote import KEY_NAME, MOST_BODY, STEP_NAME, error_data, is_loopback
-from .server import BACKLOG, as_json, read_body, refused, unless_gone
+from .http_server import HttpServer, bind_socket, mark_authenticated
+from .server import as_json, read_body, refused, unless_gone
 from .types import ServeError
 
 # %% ../nbs/44_hosting.ipynb #03b31c77
@@ -129,7 +131,10 @@ def guarded(app: Callable, desk: Desk, key: str) -> Callable:
     async def guard(scope: dict, receive: Callable, send: Callable) -> None:
         if scope["path"].startswith("/runs/"):
             answer = inference(desk, scope)
-        elif scope["path"] == "/health" or hmac.compare_digest(bearer(scope), key.encode()):
+        elif hmac.compare_digest(bearer(scope), key.encode()):
+            mark_authenticated(scope)
+            answer = app
+        elif scope["path"] == "/health":
             answer = app
         else:
             answer = wrong(ServeError(f"{WRONG_KEY} give what art-nb run shows, or set {KEY_NAME}.", status=401))
@@ -150,6 +155,7 @@ def inference(desk: Desk, scope: dict) -> Callable:
     except ServeError as error:
         return wrong(error)
     path = f"/{rest}"
+    mark_authenticated(scope)
     key = (b"authorization", f"Bearer {endpoint.api_key}".encode())
     scope |= {"path": path, "raw_path": path.encode(), "headers": [
         key, *(pair for pair in scope["headers"] if pair[0] != b"authorization")]}
@@ -169,62 +175,59 @@ def checked_key(host: str, key: str | None) -> str:
     return key or secrets.token_urlsafe(24)
 
 
-def listening(host: str, port: int) -> socket.socket:
-    "A bound socket; raises ServeError where that cannot be."
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+def check_certificate(certfile: str | Path | None, keyfile: str | Path | None) -> None:
+    "Raise ServeError if the TLS certificate or its private key cannot be loaded."
+    if certfile is None and keyfile is None:
+        return
+    if certfile is None:
+        raise ServeError(f"--keyfile {keyfile} needs --certfile as well: give the certificate that belongs to it.")
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ServeError(f"Cannot serve on {host}, port {port} ({error}): choose another --port or --host.") from error
-    return listener
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ServeError(f"Could not load the TLS certificate {certfile} with the private key {keyfile or certfile} "
+                         f"({error}): give PEM files that belong together, the key without a password.") from error
 
 
 class Host:
     "A backend, served to other machines from `start` to `stop`."
     def __init__(self, backend: LocalBackend, *, host: str = "127.0.0.1",
                  port: int = 7999,                      # 0: any that is free
-                 api_key: str | None = None):           # None: a random one
+                 api_key: str | None = None,            # None: a random one
+                 certfile: str | Path | None = None,    # PEM file of a TLS certificate; None serves plain HTTP
+                 keyfile: str | Path | None = None):    # PEM file of its private key; None if `certfile` contains it
         self.backend, self.host, self.port, self.chosen = backend, host, port, bool(api_key)
         self.api_key = checked_key(host, api_key)
-        self._thread = self._loop = self._end = self._failed = None
+        check_certificate(certfile, keyfile)
+        self.certfile, self.keyfile = certfile, keyfile
+        self._server = self._thread = self._loop = self._end = None
 
     @property
     def line(self) -> str:
         "What to paste into the notebook that trains here."
         key = "" if self.chosen else f', api_key="{self.api_key}"'
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f'backend = art.Backend(base_url="http://{host}:{self.port}"{key})'
+        scheme = "https" if self.certfile else "http"
+        return f'backend = art.Backend(base_url="{scheme}://{host}:{self.port}"{key})'
 
     def start(self) -> "Host":
         "Serve, on a thread."
-        listener, ready = listening(self.host, self.port), threading.Event()
+        listener, desk = bind_socket(self.host, self.port), Desk(self.backend)
         self.port = listener.getsockname()[1]
-        self._thread = threading.Thread(target=asyncio.run, args=[self._serve(listener, ready)], daemon=True,
-                                        name="art-nb-host")
+        self._server = HttpServer(application(desk, self.api_key), listener, self.certfile, self.keyfile)
+        self._thread = threading.Thread(target=asyncio.run, args=[self._serve(desk)], daemon=True, name="art-nb-host")
         self._thread.start()
-        ready.wait()
-        if self._failed:
+        self._server.ready.wait()
+        if not self._server.started:
             raise ServeError("The server did not start: the log says why.", status=500)
         return self
 
-    async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
-        self._loop, self._end, desk = asyncio.get_running_loop(), asyncio.Event(), Desk(self.backend)
-        server = uvicorn.Server(uvicorn.Config(
-            application(desk, self.api_key), http="h11", ws="none", lifespan="off", loop="asyncio", log_config=None,
-            log_level="warning", access_log=False, proxy_headers=False, server_header=False, backlog=BACKLOG,
-            timeout_keep_alive=75, timeout_graceful_shutdown=3))
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    async def _serve(self, desk: Desk) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        serving = asyncio.ensure_future(self._server.serve())
         ending = asyncio.ensure_future(self._end.wait())
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.002)
-        self._failed = not server.started
-        ready.set()
         await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
         await desk.close()
-        server.should_exit = True
+        self._server.should_exit = True
         await serving
 
     def stop(self) -> None:

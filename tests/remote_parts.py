@@ -1,9 +1,11 @@
 """A real server in a process of its own, for the tests that talk to one."""
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,12 +20,14 @@ CALL = "0" * 32
 class Server:
     """`art-nb run` in a process of its own."""
 
-    def __init__(self, folder, key=None, port=0, *options):
+    def __init__(self, folder, key=None, port=0, *options, max_files=None):
         self.folder, self.said = folder, []
         env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         env |= {"ART_NB_API_KEY": key} if key else {}
         line = [*COMMAND, "run", "--port", str(port), "--path", str(folder), *options]
-        self.process = subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (max_files, max_files)) if max_files else None
+        self.process = subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        preexec_fn=limit)
         while not (found := re.search(r'base_url="(.*?:(\d+))"(?:, api_key="(.*)")?', self._read())):
             pass
         self.url, self.port, self.key = found[1], int(found[2]), found[3] or key
