@@ -24,7 +24,7 @@ from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .homes import Home, abandon
-from .learners import StepConfig, all_or_nothing, described, mean_figures, optimizer_steps, train_rows
+from .learners import StepConfig, all_or_nothing, described, mean_figures, optimizer_steps, step_rows
 from .lending import copied, lease
 from .memory import give_memory_back, if_full
 from .migrate import move_checkpoints
@@ -232,7 +232,7 @@ class LocalBackend:
 
     def _learn(self, home: Home, groups, rows, config: StepConfig) -> dict[str, float]:
         "On the worker: the optimizer steps of a train call."
-        training = train_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
+        training = step_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
         self._match_temperature(groups, training, config)
         if left := sum(len(row.tokens) > (config.max_length or len(row.tokens)) for own in rows for row in own):
             self._tell(home, Warned(key=f"too long at step {home.step}", message=f"{left} rows of more than "
@@ -244,7 +244,8 @@ class LocalBackend:
                      f"{config.tokens_per_batch}) and train on the same groups again."):
             weights = checkpoints.fitting(config.kl_reference, home.policy) if config.kl_reference else None
             figures = optimizer_steps(home.learner, training, config, between, weights)
-        records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus)
+        records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus,
+                     training)
         return figures
 
     def _match_temperature(self, groups, training, config) -> None:

@@ -28,6 +28,7 @@ class TrainRow:
     advantage: float = 0.0
     coef: float = 1.0           # factor of each of its trained tokens in the loss of the step
     sampler: np.ndarray | None = None       # float32 [T], the sampler's, where `logprobs` are the learner's own
+    units: float = 1.0          # what it adds to the number that the reduction divides by
 
 
 @dataclass(slots=True)

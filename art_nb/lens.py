@@ -118,7 +118,7 @@ class Replay:
 def tensors_of(record: Record, advantages_E: np.ndarray) -> TokenTensors:
     """Give a loss what it wants to see."""
     has = {name: torch.from_numpy(values.astype(np.float32)) if len(values) else None for name, values in
-           (("entropy_E", record.entropy_E), ("reference_E", record.reference_E))}
+           (("entropy_E", record.entropy_E), ("reference_E", record.reference_E), ("sampler_E", record.sampler_E))}
     return TokenTensors(
         logprobs_E=torch.from_numpy(record.new_E.astype(np.float32)).requires_grad_(),
         old_E=torch.from_numpy(record.old_E.astype(np.float32)),
@@ -145,7 +145,7 @@ def as_trained(record: Record) -> Replay:
     if own:
         told = own[0].removesuffix(" (own)")
         raise TrainError(f"the step was trained with {told}: the record holds its name, not its code")
-    if config.get("rescored") and around["mismatch"] != "none":
+    if around.get("mismatch", "none") != "none" and not len(record.sampler_E):
         raise TrainError("the step weighed its tokens by the sampler's logprobs, and the record holds the learner's")
     if name not in SETUPS:
         raise TrainError(f"the step was trained with {name}, which is not known here")
@@ -157,18 +157,20 @@ def as_if(stage: Stage, name: str) -> Replay:
     """Replay a step as another loss would have it."""
     record, setup = stage.record, SETUPS[name]
     given = advantages(stage.rewards, setup.scale, float(record.config.get("balance", 0.0)))
-    group_R, trajectory_R = record.place_R[:, 0], record.place_R[:, 1]
+    group_R, trajectory_R = np.concatenate([record.place_R[:, :2], record.idle_R[:, :2]]).T
+    sizes_R = np.concatenate([record.size_R, record.idle_R[:, 2]])
     flat_R = np.array([given[g][i] for g, i in zip(group_R, trajectory_R, strict=True)])
-    longest = int(record.config.get("max_tokens") or _longest(record))
-    coef_R, advantages_R = entry_weights(record.size_R, trajectory_R, flat_R, setup.reduction, longest, group_R)
+    longest = int(record.config.get("max_tokens") or _longest(group_R, trajectory_R, sizes_R))
+    weights = entry_weights(sizes_R, trajectory_R, flat_R, setup.reduction, longest, group_R)
+    coef_R, advantages_R = (values[:len(record.size_R)] for values in weights)
     said = f"{setup.reduction}: / {longest} tokens" if setup.reduction == "constant" else setup.reduction
     return _replayed(record, coef_R, np.repeat(advantages_R, record.size_R), name=name, trainer=False, around={},
                      options={}, reduction=said)
 
 
-def _longest(record: Record) -> int:
-    _, trajectory_R = np.unique(record.place_R[:, :2], axis=0, return_inverse=True)
-    return int(np.bincount(trajectory_R.reshape(-1), weights=record.size_R).max(initial=1))
+def _longest(group_R: np.ndarray, trajectory_R: np.ndarray, sizes_R: np.ndarray) -> int:
+    _, unit_R = np.unique(np.stack([group_R, trajectory_R]), axis=1, return_inverse=True)
+    return int(np.bincount(unit_R.reshape(-1), weights=sizes_R).max(initial=1))
 
 
 def replays(stage: Stage, names: Sequence[str] | None = None) -> list[Replay]:
@@ -240,7 +242,8 @@ def terms_of(replay: Replay, e: int) -> list[dict[str, Any]]:
     with torch.no_grad():
         ratio_E, advantages_E = ratio_and_advantages(t, *(band or (0.0, torch.inf)), **level)
         policy_E = choose(LOSSES, replay.name)(t, **replay.options)
-        mismatch_E = choose(MISMATCH, replay.around.get("mismatch", "none"))(t)
+        mismatch_E = choose(MISMATCH, replay.around.get("mismatch", "none"))(
+            t, **(replay.around.get("mismatch_options") or {}))
         log_E = log_ratio(t.logprobs_E, t.old_E)
     ratio, advantage = float(ratio_E[e]), float(advantages_E[e])
     terms = [("log-probability now", "logp", float(t.logprobs_E[e])),

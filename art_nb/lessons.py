@@ -176,7 +176,8 @@ CHECKS: list[tuple[Callable[[Rows], str | None], str, str]] = [
      "keeps steps short."),
     (drift, "Sampler and learner drift apart",
      "Sample at one temperature without top-p, top-k and min-p, in the learner's dtype, and train on rollouts of"
-     " the newest weights only; mismatch='sequence_truncate' bounds what remains."),
+     " the newest weights only; mismatch='sequence_truncate' (with rescored=True, which it turns on) bounds what"
+     " remains."),
     (entropy_collapse, "The entropy collapses",
      "Lower the learning rate, raise entropy_coef, or sample at temperature 1: a model without choices finds "
      "nothing new."),

@@ -225,9 +225,11 @@ LOSSES = {"cispo": cispo, "ppo": ppo, "grpo": ppo, "dapo": dapo, "dr_grpo": dr_g
 
 # %% ../nbs/24_losses.ipynb #9a23a14d
 def mismatch_log_ratio(t: TokenTensors) -> Tensor:  # [E], without gradient
-    """Log of learner over sampler, 0 where unknown."""
-    learner_E, sampler_E = (t.logprobs_E, t.old_E) if t.sampler_E is None else (t.old_E, t.sampler_E)
-    return torch.nan_to_num(log_ratio(learner_E.detach(), sampler_E), nan=0.0)
+    """Log of learner over sampler, 0 where unknown. Raises TrainError if the loss applies this ratio already."""
+    if t.sampler_E is None:
+        raise TrainError("A mismatch correction needs sampler_E: without it, old_E holds the sampler's logprobs and "
+                         "the loss applies the same ratio already. Set rescored=True.")
+    return torch.nan_to_num(log_ratio(t.old_E.detach(), t.sampler_E), nan=0.0)
 
 
 def unweighted(t: TokenTensors) -> Tensor:
@@ -310,10 +312,10 @@ def shaped_advantages(
     source: str | Callable = "current_learner",  # a name in KL_SOURCES
     mean: float | None = None,  # mean drift over the step; None = over these tokens
 ) -> Tensor:  # advantages_E
-    """ART's KL penalty: A + coef * (mean(k) - k), with k the log ratio of source to reference."""
-    k_E = reference_log_ratio(t, source)
-    mean = k_E.sum() / max(len(k_E), 1) if mean is None else mean
-    return t.advantages_E + coef * (mean - k_E)
+    """ART's KL penalty: A + coef * (mean(k) - k), with k the log ratio of source to reference; 0 stays 0."""
+    k_E, live_E = reference_log_ratio(t, source), t.advantages_E != 0
+    mean = k_E[live_E].sum() / max(int(live_E.sum()), 1) if mean is None else mean
+    return torch.where(live_E, t.advantages_E + coef * (mean - k_E), 0.0)
 
 # %% ../nbs/24_losses.ipynb #b1d8104e
 def entropy_bonus(t: TokenTensors, coef: float) -> Tensor:
@@ -334,8 +336,12 @@ def total_loss(
     entropy_coef: float = 0.0,  # weight of the entropy bonus
     **options,  # options of the loss
 ) -> Tensor:  # scalar with gradient
-    """Sum over tokens of coefficient times (weighted loss + KL + entropy terms)."""
+    """Sum over tokens of coefficient times (weighted loss + KL + entropy terms).
+
+    The loss itself applies to tokens with an advantage only, whatever other terms are on.
+    """
     loss_E = choose(LOSSES, loss)(t, **options) * choose(MISMATCH, mismatch)(t, **(mismatch_options or {}))
+    loss_E = torch.where(t.advantages_E != 0, loss_E, 0.0)
     if kl_coef:
         loss_E = loss_E + kl_coef * k3(t.logprobs_E, reference(t))
     if entropy_coef:

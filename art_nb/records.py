@@ -39,6 +39,9 @@ class Record:
     entropy_E: np.ndarray  # float32, of the learner's distribution
     reference_E: np.ndarray  # float32, under the base model; empty where nobody asked
     config: dict[str, Any] = field(default_factory=dict)  # names and options of the loss
+    sampler_E: np.ndarray = field(default_factory=lambda: np.zeros(0, "f4"))  # the sampler's, if old_E was rescored
+    idle_R: np.ndarray = field(default_factory=lambda: np.zeros((0, 3), "i4"))  # rows that only counted in the means:
+    # int32 [I, 3]: group, trajectory in the group, trained tokens
 
     def span(self, i: int) -> slice:
         """Give the tokens of a row."""
@@ -55,24 +58,28 @@ def record_of(
     seen: Iterable[tuple[Any, Any]],  # TrainRow and the TokenTensors of its tokens, on the CPU
     groups_rows: Sequence[Sequence[Row]],  # what the training rows were made of; they share their arrays of tokens
     config: Mapping[str, Any],
+    counted: Iterable[Any] = (),  # TrainRow: all rows that count in the means of the step
 ) -> Record:
     """Gather what the loss saw."""
     places: dict[int, tuple[int, int, int]] = {}
     for g, rows in enumerate(groups_rows):
-        counted: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for row in rows:
-            counted[row.trajectory] = counted.get(row.trajectory, -1) + 1
-            places[id(row.tokens)] = g, row.trajectory, counted[row.trajectory]
+            numbers[row.trajectory] = numbers.get(row.trajectory, -1) + 1
+            places[id(row.tokens)] = g, row.trajectory, numbers[row.trajectory]
     known = sorted(((places[id(row.tokens)], row, t) for row, t in seen), key=lambda one: one[0])
+    computed = {id(row.tokens) for _, row, _ in known}
+    idle = [(*places[id(row.tokens)][:2], int(row.sampled[1:].sum())) for row in counted
+            if id(row.tokens) not in computed]
     columns = {"old_E": "old_E", "new_E": "logprobs_E", "advantage_E": "advantages_E", "entropy_E": "entropy_E",
-               "reference_E": "reference_E"}
+               "reference_E": "reference_E", "sampler_E": "sampler_E"}
     values = {name: _joined([getattr(t, attribute) for _, _, t in known]) for name, attribute in columns.items()}
     return Record(
         place_R=np.array([place for place, _, _ in known], np.int32).reshape(-1, 3),
         check_R=np.array([checksum(row.tokens) for _, row, _ in known], np.uint32),
         size_R=np.array([len(t.old_E) for _, _, t in known], np.int32),
         coef_R=np.array([row.coef for _, row, _ in known], np.float32),
-        config=dict(config), **values,
+        idle_R=np.array(idle, np.int32).reshape(-1, 3), config=dict(config), **values,
     )
 
 
@@ -108,7 +115,8 @@ def read_record(
     """Read the record of a step."""
     try:
         with np.load(record_path(store, step, split), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in Record.__slots__}
+            later = {"sampler_E", "idle_R"}.difference(file.files)     # absent from records of older versions
+            arrays = {name: file[name] for name in Record.__slots__ if name not in later}
         return Record(**arrays | {"config": json.loads(str(arrays["config"]))})
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
@@ -121,10 +129,11 @@ def keep(
     groups_rows: Sequence[Sequence[Row]],
     config: Mapping[str, Any],
     bus: Bus,  # hears why it could not be written
+    counted: Iterable[Any] = (),  # as `record_of`
 ) -> None:
     """Write down what the loss of a step saw."""
     try:
-        write_record(store, step, record_of(seen, groups_rows, config))
+        write_record(store, step, record_of(seen, groups_rows, config, counted))
     except StoreError as error:
         bus.warn_once(f"record {step} of {store.path}", str(error))
 

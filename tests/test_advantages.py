@@ -121,7 +121,8 @@ def step_loss(losses, lengths, coef):
 
 
 def reference_reduction(losses, trajectory, group, A, reduction, max_tokens):
-    live = [i for i in range(len(losses)) if A[i] != 0 and losses[i]]
+    live = [i for i in range(len(losses)) if losses[i]]
+    losses = [[x * (A[i] != 0) for x in row] for i, row in enumerate(losses)]
     units = {"token": lambda i: 0, "sequence": lambda i: (group[i], trajectory[i]), "prompt": lambda i: group[i]}
     if reduction == "constant":
         return sum(x for i in live for x in losses[i]) / (len({(group[i], trajectory[i]) for i in live}) * max_tokens)
@@ -166,21 +167,25 @@ def columns(step):
     return [list(column) for column in zip(*step, strict=True)]
 
 
+STEP = [3, 40, 5, 0], [0, 7, 1, 2], [1.0, 0.0, -1.0, 1.0]  # tokens, trajectory, advantage
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_rows_without_signal_are_out_of_every_denominator(reduction):
+def test_rows_without_an_advantage_count_in_every_mean_but_arts(reduction):
     alone = entry_weights([3, 5], [0, 1], [1.0, -1.0], reduction, 16, [0, 0])
-    crowd = entry_weights([3, 40, 5, 0], [0, 7, 1, 2], [1.0, 0.0, -1.0, 1.0], reduction, 16, [0, 1, 0, 0])
-    for a, b in zip(alone, crowd, strict=True):
-        np.testing.assert_allclose(b, [a[0], 0.0, a[1], 0.0])
+    crowd = entry_weights(*STEP, reduction, 16, [0, 1, 0, 0])
+    share = {"token": 8 / 48, "sequence": 2 / 3, "prompt": 1 / 2, "constant": 2 / 3, "art": 1.0}[reduction]
+    np.testing.assert_allclose(crowd[0], share * np.array([alone[0][0], 0.0, alone[0][1], 0.0]))
+    np.testing.assert_allclose(crowd[1], [alone[1][0], 0.0, alone[1][1], 0.0])
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_silent_rows_count_where_they_are_asked_for(reduction):
-    coef_R, advantages_R = entry_weights([3, 40, 5], [0, 7, 1], [1.0, 0.0, -1.0], reduction, 16, [0, 1, 0], silent=True)
-    assert (coef_R > 0).all()
-    assert advantages_R[1] == 0
-    if reduction == "token":
-        np.testing.assert_allclose(coef_R, 1 / 48)
+def test_a_term_that_trains_silent_rows_leaves_the_other_factors_alone(reduction):
+    without = entry_weights(*STEP, reduction, 16, [0, 1, 0, 0])
+    with_them = entry_weights(*STEP, reduction, 16, [0, 1, 0, 0], silent=True)
+    np.testing.assert_array_equal(with_them[0][[0, 2, 3]], without[0][[0, 2, 3]])
+    np.testing.assert_array_equal(with_them[1], without[1])
+    assert with_them[0][1] > 0 == without[0][1]
     assert np.isfinite(entry_weights([3, 5], [0, 1], [0.0, 0.0], reduction, 16, silent=True)).all()
 
 

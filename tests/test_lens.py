@@ -10,8 +10,8 @@ from art_nb.advantages import weigh_rows
 from art_nb.batches import micro_batches
 from art_nb.channels import tokens_reply
 from art_nb.chat import CHAT_FORMATS
-from art_nb.learners import Learner, StepConfig, by_row, described, drift, optimizer_steps, train_rows
-from art_nb.lens import as_trained, lens_reply, lens_tokens_reply
+from art_nb.learners import Learner, StepConfig, by_row, described, drift, optimizer_steps, step_rows, train_rows
+from art_nb.lens import as_trained, lens_reply, lens_tokens_reply, terms_of
 from art_nb.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
 from art_nb.policy import load_policy, serve
 from art_nb.records import read_record, record_of, record_path, row_spans, turn_spans, write_record
@@ -93,10 +93,11 @@ def test_a_replay_is_what_the_learner_did(policy, name):
     config = StepConfig(learning_rate=0.0, tokens_per_batch=64, **CONFIGS[name])
     rewards, rows = a_step()
     training, learner = train_rows(rewards, rows, config), Learner(policy)
+    training = learner.rescored(training, config) if config.rescored else training
     loss, gradients = by_the_learner(learner, training, config)
     metrics = learner.step(training, config)
     assert metrics["loss/train"] == pytest.approx(loss, abs=1e-6)
-    record = record_of(learner.seen, rows, described(config))
+    record = record_of(learner.seen, rows, described(config), step_rows(rewards, rows, config))
     replay = as_trained(record)
     assert float(replay.loss_E.sum()) == pytest.approx(metrics["loss/train"], abs=1e-6)
     assert len(record.size_R) == len(training) == len(gradients)
@@ -105,7 +106,8 @@ def test_a_replay_is_what_the_learner_did(policy, name):
             assert (span is None) == (id(row.tokens) not in gradients)
             if span is not None:
                 np.testing.assert_allclose(replay.gradient_E[span].numpy(), gradients[id(row.tokens)], **NEAR)
-                np.testing.assert_array_equal(record.old_E[span], row.logprobs[row.sampled])
+                sampler_E = record.sampler_E if config.rescored else record.old_E
+                np.testing.assert_array_equal(sampler_E[span], row.logprobs[row.sampled])
 
 
 def test_what_a_row_saw_is_split_rightly(policy):
@@ -136,18 +138,28 @@ def test_a_loss_of_ones_own_is_named_and_not_replayed(policy):
     assert described(StepConfig(loss=ppo))["loss"] == "ppo"
 
 
-def test_a_step_against_logprobs_that_the_record_lacks_is_not_replayed(policy):
+def test_a_rescored_step_is_replayed_with_its_mismatch_options(policy):
     rewards, rows = a_step()
-    for mismatch in ("none", "tis"):
-        config, learner = StepConfig(learning_rate=0.0, rescored=True, mismatch=mismatch), Learner(policy)
+    for options in ({"mismatch": "none"}, {"mismatch": "tis", "mismatch_options": {"is_max": 1.1}}):
+        config, learner = StepConfig(learning_rate=0.0, rescored=True, **options), Learner(policy)
         told = optimizer_steps(learner, train_rows(rewards, rows, config), config)
         record = record_of(learner.seen, rows, described(config))
-        if mismatch == "none":
-            assert float(as_trained(record).loss_E.sum()) == pytest.approx(told["loss/train"], abs=1e-6)
-            np.testing.assert_allclose(record.old_E, record.new_E, atol=1e-6)
-        else:
-            with pytest.raises(art.TrainError, match="the record holds the learner's"):
-                as_trained(record)
+        replay = as_trained(record)
+        assert float(replay.loss_E.sum()) == pytest.approx(told["loss/train"], abs=1e-6)
+        np.testing.assert_allclose(record.old_E, record.new_E, atol=1e-6)
+        highest = max(term["value"] for e in range(len(record.old_E)) for term in terms_of(replay, e)
+                      if term["name"] == "correction of the mismatch")
+        assert highest == pytest.approx(1.1 if "mismatch_options" in options else 1.0)
+
+
+def test_an_old_record_without_the_samplers_logprobs_is_not_replayed(policy):
+    rewards, rows = a_step()
+    config, learner = StepConfig(learning_rate=0.0, mismatch="tis"), Learner(policy)
+    optimizer_steps(learner, train_rows(rewards, rows, config), config)
+    record = record_of(learner.seen, rows, described(config))
+    record.sampler_E = np.zeros(0, "f4")
+    with pytest.raises(art.TrainError, match="the record holds the learner's"):
+        as_trained(record)
 
 
 async def trained(directory, path, steps=2, **options):
@@ -257,7 +269,7 @@ def test_other_losses_take_their_own_weights(policy):
     rewards, rows = a_step(seed=5)
     config, learner = StepConfig(learning_rate=0.0), Learner(policy)
     learner.step(train_rows(rewards, rows, config), config)
-    record = record_of(learner.seen, rows, described(config))
+    record = record_of(learner.seen, rows, described(config), step_rows(rewards, rows, config))
     from art_nb.lens import Stage, as_if
 
     stage = Stage(record, 1, [np.asarray(r) for r in rewards], True, None)

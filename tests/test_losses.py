@@ -208,6 +208,9 @@ def test_arts_total_loss(loss, eps, eps_high):
 # mismatch weights
 
 
+KAPPA = {"sampler_E": OLD}  # the sampler's logprobs, next to the learner's own in `old`
+
+
 def plain_kappa(lp, old):
     return [0.0 if math.isnan(o) or math.isnan(x) else x - o for x, o in zip(lp, old, strict=True)]
 
@@ -235,11 +238,20 @@ BANDS = {"none": (0, 0), "tis": (0.0, 2.0), "mask": (0.5, 5.0), "sequence_mask":
 @pytest.mark.parametrize("name", MISMATCH)
 def test_mismatch_weights(name):
     assert set(BANDS) == set(MISMATCH)
-    direct = MISMATCH[name](tensors())
-    assert direct.tolist() == pytest.approx(plain_weights(name, LP, OLD, ROW, *BANDS[name]))
-    assert not direct.requires_grad
-    recomputed = MISMATCH[name](tensors(sampler_E=REF))  # both known: learner's old over the sampler's
+    weights = MISMATCH[name](tensors(old=LP, **KAPPA))  # the learner's old over the sampler's
+    assert weights.tolist() == pytest.approx(plain_weights(name, LP, OLD, ROW, *BANDS[name]))
+    assert not weights.requires_grad
+    recomputed = MISMATCH[name](tensors(sampler_E=REF))
     assert recomputed.tolist() == pytest.approx(plain_weights(name, OLD, REF, ROW, *BANDS[name]))
+
+
+@pytest.mark.parametrize("name", MISMATCH)
+def test_a_mismatch_weight_never_repeats_the_ratio_of_the_loss(name):
+    if name == "none":
+        assert MISMATCH[name](tensors()).tolist() == [1.0] * len(LP)
+    else:
+        with pytest.raises(TrainError, match="rescored=True"):
+            MISMATCH[name](tensors())
 
 
 def test_mismatch_multiplies_the_loss():
@@ -299,7 +311,9 @@ def test_missing_columns_say_what_to_do():
 
 
 def pick(t, index):
-    return TokenTensors(*(getattr(t, name)[index] for name in ("logprobs_E", "old_E", "advantages_E", "row_E")))
+    sampler_E = None if t.sampler_E is None else t.sampler_E[index]
+    columns = (getattr(t, name)[index] for name in ("logprobs_E", "old_E", "advantages_E", "row_E"))
+    return TokenTensors(*columns, sampler_E=sampler_E)
 
 
 def random_tokens(rows=6, seed=0):
@@ -310,7 +324,8 @@ def random_tokens(rows=6, seed=0):
     signs = [rng.choice([1.0, -0.5]) for _ in range(rows)]
     coef, A = entry_weights([row.count(r) for r in range(rows)], range(rows), signs, rng.choice(["token", "sequence"]))
     coef_E = torch.tensor([coef[r] for r in row], dtype=torch.float64)
-    return tensors(lp, old, [A[r] for r in row], row), coef_E
+    sampler = [x + rng.gauss(0, 0.3) for x in lp]
+    return tensors(lp, old, [A[r] for r in row], row, sampler_E=sampler), coef_E
 
 
 def loss_and_gradient(t, parts, **options):
@@ -350,7 +365,7 @@ def test_padding_of_any_value_does_not_matter(loss):
 @pytest.mark.parametrize("mismatch", MISMATCH)
 @pytest.mark.parametrize("loss", LOSSES)
 def test_nothing_to_train_gives_zero_and_no_gradient(loss, mismatch):
-    masked, empty = tensors(), tensors([], [], [], [])
+    masked, empty = tensors(**KAPPA), tensors([], [], [], [], sampler_E=[])
     for t in (masked, empty):
         value = total_loss(t, torch.zeros(len(t.logprobs_E)), loss, mismatch=mismatch)
         value.backward()
