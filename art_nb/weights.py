@@ -155,7 +155,8 @@ def gguf_facts(gguf: Path) -> dict:
     from gguf import GGUFReader
 
     fields = GGUFReader(str(gguf)).fields
-    names = {"pre": "tokenizer.ggml.pre", "add_bos": "tokenizer.ggml.add_bos_token"}
+    names = {"pre": "tokenizer.ggml.pre", "add_bos": "tokenizer.ggml.add_bos_token",
+             "end": "tokenizer.ggml.eos_token_id"}
     return {fact: fields[name].contents() for fact, name in names.items() if name in fields}
 
 
@@ -202,6 +203,8 @@ def mend_tokenizer(tokenizer, facts: dict, context: int) -> None:
     """Put back what the GGUF file says about reading text."""
     if mend := PRE_TOKENIZERS.get(facts.get("pre", "")):
         mend(tokenizer)
+    if "end" in facts:  # transformers 5.17 reads another one
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(int(facts["end"]))
     if facts.get("add_bos"):
         tokenizer.add_bos_token = True
         tokenizer.update_post_processor()
@@ -232,7 +235,7 @@ def load_gguf(file: Path) -> tuple:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
-        raise BackendMissing(f"models run with torch, transformers>=5.19 and gguf: {install_hint('local')}.") from error
+        raise BackendMissing(f"models run with torch, transformers>=5.17 and gguf: {install_hint('local')}.") from error
     file = file.absolute()      # as transformers spells it, so that all parse the same name
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = GgufConfig(dequantize=True)
