@@ -23,9 +23,10 @@ from .arguments import step_config
 from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
-from .homes import Home, abandon
+from .homes import OPEN, Home, abandon, retire_home
 from .learners import StepConfig, all_or_nothing, described, mean_figures, optimizer_steps, step_rows
 from .lending import copied, lease
+from .locks import acquire_lock
 from .memory import give_memory_back, if_full
 from .migrate import move_checkpoints
 from .models import Backend as Place
@@ -105,19 +106,31 @@ class LocalBackend:
         learning, whom = choose_learner(self.learner)
         directory = await asyncio.to_thread(fetch, model.base_model)
         await self.unregister(model)                    # its last step must be on disk before it is read from there
-        await asyncio.to_thread(checkpoints.sweep, store.path)
-        await asyncio.to_thread(move_checkpoints, store.path)
-        worker = Worker(f"art-nb-{model.name}")
+        await asyncio.to_thread(retire_home, store.path)        # another backend of this process may have it
         with self._aloud():
+            home = await self._load(model, store, directory, sampling, learning)
+        self._homes[home_key(model)] = OPEN[str(store.path.resolve())] = home
+        home.forget = keep_events(store, self.bus, home.run)
+        self._introduce(home, who, whom)
+
+    async def _load(self, model, store, directory, sampling: str, learning: str) -> Home:
+        "Lock the run directory, clean it up and open the model's home."
+        lock = await asyncio.to_thread(acquire_lock, store.path, self.bus.warn_once)
+        try:
+            await asyncio.to_thread(checkpoints.remove_leftovers, store.path)
+            await asyncio.to_thread(move_checkpoints, store.path)
+            worker = Worker(f"art-nb-{model.name}")
             opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
             try:
                 home = await asyncio.wrap_future(opened)
             except BaseException:
                 await asyncio.to_thread(abandon, opened, worker)
                 raise
-        self._homes[home_key(model)] = home
-        home.forget = keep_events(store, self.bus, home.run)
-        self._introduce(home, who, whom)
+        except BaseException:
+            lock.release()
+            raise
+        home.lock = lock
+        return home
 
     def _introduce(self, home: Home, who: str, whom: str) -> None:
         policy = home.policy
@@ -177,15 +190,16 @@ class LocalBackend:
     async def unregister(self, model) -> None:
         "Finish the requested steps of a model, then free its memory and close its endpoint. The run directory stays."
 
-        if (home := self._homes.pop(home_key(model), None)) is not None:
+        if (home := self._homes.pop(home_key(model), None)) is not None and not home.closed:
             await asyncio.to_thread(home.retire)
 
     def home(self, model) -> Home:
 
         "What a registered model has here; raises ServeError for others."
-        if home_key(model) not in self._homes:
+        home = self._homes.get(home_key(model))
+        if home is None or home.closed:
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")
-        return self._homes[home_key(model)]
+        return home
 
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], *,
                     learning_rate: float = 5e-6,
@@ -215,6 +229,7 @@ class LocalBackend:
     def _train(self, home: Home, groups, config, save_checkpoint) -> LocalTrainResult:
         "On the worker."
         start = time.perf_counter()
+        home.lock.check()
         home.sampler.forget()
         rows = [group_rows(group) for group in groups]
         report = signal_report(groups, rows, step=home.step, max_length=config.max_length, truncated=config.truncated,
@@ -301,6 +316,7 @@ class LocalBackend:
     def _sft(self, home: Home, trajectories, config) -> LocalTrainResult:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
         start = time.perf_counter()
+        home.lock.check()
         home.sampler.forget()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
             losses = self._pass(home, *sft_batches(home.chat, trajectories, config))
@@ -394,7 +410,8 @@ class LocalBackend:
     def _close(self) -> None:
         homes, self._homes = list(self._homes.values()), {}
         for home in homes:
-            home.close()
+            if not home.closed:
+                home.close()
 
     async def close(self) -> None:
         "Stop endpoints and workers and give their memory back."

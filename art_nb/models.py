@@ -144,11 +144,19 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
         """Bind the model to a backend and write its model.json."""
         self._tracker.check(self)                   # what is asked for and missing is said before anything is loaded
         self.base_path = str(backend.path)
+        await asyncio.to_thread(self._check_record)
+        before, self._backend, self._clients = self._backend, backend, WeakKeyDictionary()
+        try:
+            await backend.register(self)            # only one process may write there: this one, from here on
+        except BaseException:
+            self._backend = before
+            raise
         await asyncio.to_thread(self._write_record)
-        self._backend, self._clients = backend, WeakKeyDictionary()
         if self._metrics is not None:
             self._metrics.load_state_dict(self.store.read_own_state(_METRICS_STATE))
-        await backend.register(self)
+
+    def _check_record(self) -> None:
+        """Raise StoreError if the run directory belongs to another model."""
 
     def _write_record(self) -> None:
         self.store.write_model(self.model_dump(exclude={"inference_api_key"}))
@@ -335,11 +343,10 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self._clients = WeakKeyDictionary()         # a client made meanwhile asks the old endpoint
         self.inference_model_name, REGISTERED[id(self)] = backend._model_inference_name(self), self
 
-    def _write_record(self) -> None:
+    def _check_record(self) -> None:
         was = self.store.read_model().get("base_model")
         if was not in (None, self.base_model) and self.store.steps_saved():
             raise StoreError(f"{self.store.path} holds adapters of {was}, not {self.base_model}; give another run_name")
-        super()._write_record()
 
     async def get_step(self) -> int:
         """Give the number of training steps done; without a backend, as far as the disk knows."""

@@ -163,7 +163,8 @@ READ_S = 60.0                   # the server answers sooner, if only that it is 
 
 
 def place_of(store: RunStore) -> str:
-    "A run directory, as no other is called."
+    "Return a name for a run directory that no other has; the directory is created."
+    store.path.mkdir(parents=True, exist_ok=True)
     return f"{socket.gethostname()}:{store.path.resolve()}:{store.path.stat().st_ino}"
 
 

@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import threading
-import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ import pyarrow as pa
 
 from .events import Bus, Event, finite, from_json, plain, to_json
 from .formats import READERS, pack_tokens, parquet_bytes, unpack_tokens
+from .processes import temporary_path
 from .trajectories import TrajectoryGroup
 from .types import StoreError
 
@@ -42,7 +42,7 @@ def atomic_write(
 ) -> None:
     """Replace a file as a whole or not at all."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = temporary_path(path)
     needed = len(content) if isinstance(content, bytes) else 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

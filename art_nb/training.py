@@ -22,7 +22,8 @@ from weakref import WeakValueDictionary
 from .events import Bus, Failed, StepDone, from_json
 from .lessons import training_rows
 from .progress import Nowhere, Progress, Show, place_of
-from .vitals import BEAT_S, OVER, Tail, process_ends, read_record, write_record
+from .processes import BEAT_S
+from .vitals import OVER, Tail, process_ends, read_record, write_record
 from .steps import Plan, cut_off, rollouts, staleness
 from .store import RunStore, open_run
 from .tasks import stop

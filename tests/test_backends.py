@@ -381,7 +381,7 @@ async def test_registering_twice_goes_on_where_the_first_ended(named, local):
     assert await model.get_step() == 1
     assert not listens(url)
     assert listens(model.inference_base_url)
-    assert len(threads() - before) == 2, "one worker, one endpoint"
+    assert len(threads() - before) == 3, "one worker, one endpoint, one lock"
     await local.train(model, [group], learning_rate=1e-2)
     saved = [event.step for event in model.store.events() if isinstance(event, CheckpointSaved)]
     assert saved.count(2) == 1
