@@ -127,7 +127,8 @@ class KVSlots:
     def attention(self, slots: torch.Tensor, places: torch.Tensor, counts: list[int]):
         "What the attention layers call in a flat run of `counts[i]` new tokens in slot i."
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
-        longest, bias = int(places.max()) + 1, cache(causal_bias)      # the same for all layers of a window
+        longest = -(-(int(places.max()) + 1) // BLOCK) * BLOCK          # else the rest of a block rounds differently
+        bias = cache(causal_bias)                                      # the same for all layers of a window
         ones = [i for i, n in enumerate(counts) if n == 1]
         at = torch.tensor([starts[i] for i in ones], device=places.device, dtype=torch.long)
         rows = slice(len(ones)) if ones == list(range(len(ones))) else torch.tensor(ones, device=places.device)

@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['HARMLESS', 'NEUTRAL', 'MAX_CHOICES', 'RequestError', 'without_neutral', 'Strict', 'Open', 'StreamOptions',
            'ResponseFormat', 'Structured', 'Asked', 'Function', 'Tool', 'Chosen', 'NamedTool', 'Called', 'ToolCall',
-           'TextPart', 'ChatMessage', 'ChatAsked', 'TextAsked', 'parse', 'param_of', 'sampling_params', 'Reply',
-           'replies_for', 'ChatWriter', 'TextWriter']
+           'TextPart', 'ChatMessage', 'ChatAsked', 'TextAsked', 'parse', 'param_of', 'choice_seed', 'sampling_params',
+           'Reply', 'replies_for', 'ChatWriter', 'TextWriter']
 
 # %% ../nbs/31_wire.ipynb #de6c61d2
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -244,6 +245,16 @@ def param_of(error: dict, body: Any) -> str:
     return path.lstrip(".")
 
 # %% ../nbs/31_wire.ipynb #93d291c6
+def choice_seed(
+    seed: int,  # of the request
+    index: int,  # of the choice
+) -> int:  # choice 0 has the request's seed
+    """Return a seed for one choice: no two choices share it, and the requests of the next seeds do not either."""
+    if not index:
+        return seed
+    return int.from_bytes(blake2b(f"{seed} {index}".encode(), digest_size=8).digest()) >> 1     # vLLM takes 63 bits
+
+
 def sampling_params(asked: Asked, room: int, index: int = 0) -> SamplingParams:
     """How to sample choice `index` of a request when `room` tokens are left."""
     chat = isinstance(asked, ChatAsked)
@@ -251,7 +262,7 @@ def sampling_params(asked: Asked, room: int, index: int = 0) -> SamplingParams:
     return SamplingParams(
         max_tokens=min(wanted, room), temperature=0.0 if asked.temperature < 1e-3 else asked.temperature,
         top_p=asked.top_p, top_k=max(asked.top_k, 0), min_p=asked.min_p, stop=asked.stops(),
-        seed=None if asked.seed is None else asked.seed + index, ignore_eos=asked.ignore_eos,
+        seed=None if asked.seed is None else choice_seed(asked.seed, index), ignore_eos=asked.ignore_eos,
         top_logprobs=asked.top_logprobs if chat else asked.logprobs or 0, guide=asked.guide()[1])
 
 # %% ../nbs/31_wire.ipynb #fd5c915e

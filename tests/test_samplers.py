@@ -10,7 +10,7 @@ import pytest
 import torch
 from families import FAMILIES, VOCABULARY, logits, merged, plain, policy, random_adapter
 
-from art_nb.embedded import TransformersSampler, choose
+from art_nb.embedded import DRAWN, TransformersSampler, choose, noise_size, seeded_noise
 from art_nb.samplers import SamplingParams
 from art_nb.types import ServeError
 from art_nb.worker import Worker
@@ -68,8 +68,9 @@ def cut_by_hand(logprobs, params, slack=0.0):
     p = np.exp(logprobs[order].astype(np.float64))
     keep = np.ones(len(p), bool)
     keep[params.top_k or len(p):] = False
-    keep &= np.cumsum(p) - p < params.top_p + slack
     keep &= p >= p[0] * params.min_p - slack
+    left = np.where(keep, p, 0) / p[keep].sum()
+    keep &= np.cumsum(left) - left < params.top_p + slack
     keep[0] = True
     out = np.zeros(len(p))
     out[order] = np.where(keep, p, 0)
@@ -182,8 +183,9 @@ async def test_greedy_takes_the_likeliest_token(made):
 ], ids=str)
 def test_draws_follow_the_distribution(params):
     torch.manual_seed(0)
-    row, n, draw = torch.randn(40) * 2, 40_000, random.Random(5)
-    ids, logprobs, _ = choose(row.expand(n, -1).clone(), [params] * n, [draw.random() for _ in range(n)])
+    row, n = torch.randn(40) * 2, 40_000
+    noise = torch.from_numpy(np.stack([seeded_noise(5, position, noise_size(40)) for position in range(n)]))
+    ids, logprobs, _ = choose(row.expand(n, -1).clone(), [params] * n, noise)
     p = cut_by_hand((row / params.temperature).log_softmax(-1).numpy(), params)
     counts = np.bincount(ids.numpy(), minlength=40)
     assert counts[p == 0].sum() == 0
@@ -193,11 +195,14 @@ def test_draws_follow_the_distribution(params):
     np.testing.assert_allclose(logprobs.numpy(), np.log(p[ids.numpy()]), atol=1e-5)
 
 
-def test_the_last_draw_never_lands_on_a_token_that_was_cut():
-    edge = 1 - 2.0**-53             # the largest number a generator gives; in fp32 it is one
+@pytest.mark.parametrize("edge", [0.0, 1e-45, 1e-30, 100.0])
+def test_no_random_number_draws_a_token_that_was_cut(edge):
     rows = torch.randn(64, 5000, generator=torch.Generator().manual_seed(1))
     rows[:, 4000:] = float("-inf")
-    ids, logprobs, _ = choose(rows, [SamplingParams(top_k=50)] * 32 + [SamplingParams()] * 32, [edge] * 64)
+    noise = torch.ones(64, noise_size(5000))
+    noise[:, -DRAWN:] = edge
+    noise[::2, 1:] = edge
+    ids, logprobs, _ = choose(rows, [SamplingParams(top_k=50)] * 32 + [SamplingParams()] * 32, noise)
     assert torch.isfinite(logprobs).all()
     assert (ids < 4000).all()
 
