@@ -63,7 +63,7 @@ def choose(logits_BV: torch.Tensor,             # fp32
 
 
 def _drawn(probs_BV: torch.Tensor, noise_BN: torch.Tensor) -> torch.Tensor:
-    "The winner [B] of a race in which each block, and then each token of the winning block, finishes at noise / weight."
+    "Return the winner [B] of a race between blocks of tokens, and then between the tokens of the winning block."
     def winner(weights, noise):
         return (weights / noise.clamp(min=1e-30)).argmax(-1)
 

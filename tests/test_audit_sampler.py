@@ -1,4 +1,4 @@
-"""The sampler as the audit measured it: chi-square tests of what is drawn, and seeded replies in eight kinds of batch."""
+"""The audit of the sampler: chi-square tests of what is drawn, and seeded replies in eight kinds of batch."""
 import asyncio
 import random
 from collections import Counter
