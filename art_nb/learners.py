@@ -8,7 +8,7 @@ __all__ = ['Between', 'MOST_OVERFLOWS', 'NAMES', 'StepConfig', 'step_rows', 'has
 
 # %% ../nbs/26_learners.ipynb #70d98ba6
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -258,6 +258,9 @@ class Learner:
             group.update(lr=learning_rate, weight_decay=weight_decay)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if not torch.isfinite(torch.nn.utils.get_total_norm(self.parameters())):
+            raise TrainError(f"learning_rate={learning_rate:g} made the adapter's weights infinite: the step is undone. "
+                             "Lower learning_rate.")
         self.steps += 1
         self.overflows, self.loss_scale = 0, min(1.0, self.loss_scale * 2 ** (1 / 200))
         self.put_down()
@@ -381,7 +384,8 @@ def optimizer_steps(learner: Learner, rows: Sequence[TrainRow], config: StepConf
     portions = [[row for row in portion if has_gradient(row, config)]
                 for portion in portioned(rows, config.rows_per_step, learner.steps)]
     portions, told, seen = [portion for portion in portions if portion] or [[]], [], []
-    with all_or_nothing(learner) if len(portions) > 1 else nullcontext():
+    with all_or_nothing(learner):
+
         for portion in portions:
             told.append(learner.step(portion, config, between, weights))
             seen += learner.seen

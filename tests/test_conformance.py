@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, Llam
 
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.embedded import TransformersSampler
-from art_nb.learners import Learner, StepConfig
+from art_nb.learners import Learner, StepConfig, optimizer_steps
 from art_nb.policy import TARGETS, adapter, load_adapter, load_policy, masters, serve
 from art_nb.samplers import SamplingParams
 from art_nb.types import TrainError
@@ -256,6 +256,16 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was():
     wild = [replace(row, advantage=float("inf")) for row in rows]
     with pytest.raises(TrainError, match="norm"):
         made.step(wild, StepConfig(learning_rate=1e-3))
+    assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
+    assert all(torch.equal(state[name], now) for name, now in made.state().items())
+
+
+def test_a_learning_rate_that_makes_the_weights_infinite_undoes_the_step():
+    made, rows = learner("llama"), some_rows(7)
+    made.step(rows, StepConfig(learning_rate=1e-3))
+    before, state = adapter(made.policy), made.state()
+    with pytest.raises(TrainError, match="learning_rate=1e\\+300 made the adapter's weights infinite"):
+        optimizer_steps(made, rows, StepConfig(learning_rate=1e300))
     assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
     assert all(torch.equal(state[name], now) for name, now in made.state().items())
 
