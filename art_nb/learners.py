@@ -259,8 +259,9 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if not torch.isfinite(torch.nn.utils.get_total_norm(self.parameters())):
-            raise TrainError(f"learning_rate={learning_rate:g} made the adapter's weights infinite. The step is undone: "
-                             "lower learning_rate.")
+            raise TrainError(f"learning_rate={learning_rate:g} made the adapter's weights infinite. The step is "
+                             "undone: lower learning_rate.")
+
 
         self.steps += 1
         self.overflows, self.loss_scale = 0, min(1.0, self.loss_scale * 2 ** (1 / 200))
