@@ -85,7 +85,7 @@ $(PANELS): js/package-lock.json $(STAMP)
 	rm -rf .venv-$*
 	$(BIN)/python -m venv --without-pip .venv-$*
 	$(BIN)/python tools/overlay.py .venv-$*
-	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $<
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
@@ -93,6 +93,7 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in: make PYTHON=/path/to/python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu install python3-venv (apt-get install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[local,dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

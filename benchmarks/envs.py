@@ -23,7 +23,7 @@ def python_of(peer: str) -> Path:
     shutil.rmtree(where, ignore_errors=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     for command in ([sys.executable, "-m", "venv", str(where)], [*pip, TORCH],
-                    [*pip, "--no-deps", "-r", str(wanted)]):
+                    [*pip, "--require-hashes", "--no-deps", "-r", str(wanted)]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             last = " | ".join(done.stderr.splitlines()[-2:])[-400:]

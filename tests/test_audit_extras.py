@@ -53,3 +53,33 @@ def test_what_the_readme_tells_to_install_are_extras():
     typed = re.findall(r"'\.\[([\w,]+)\]'", "".join(path.read_text(encoding="utf-8") for path in texts))
     assert {"local,unsloth", "local,vllm"} <= {*typed}
     assert {extra for one in typed for extra in one.split(",")} <= {*EXTRAS}
+
+
+PINNED = [ROOT / "constraints.txt", *sorted((ROOT / "benchmarks" / "peers").glob("*.txt"))]
+
+
+@pytest.mark.parametrize("path", PINNED, ids=lambda path: path.name)
+def test_every_pinned_package_has_hashes(path):
+    """Before, 191 versions were pinned without a hash."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|--[a-z-]*index|--find-links", text), "a registry is the user's choice"
+    hashes = r"(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+"
+    entries = re.findall(r"^[A-Za-z0-9][\w.-]*==[^\n]*\\\n" + hashes, text, re.MULTILINE)
+    assert len(entries) == len(re.findall(r"^[A-Za-z0-9]", text, re.MULTILINE)) > 10
+
+
+def test_constraints_cover_what_the_extras_ask_for():
+    lines = re.findall(r"^([A-Za-z0-9][\w.-]*)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = {name.lower().replace("_", "-"): version for name, version in lines}
+    wanted = f"{FACTS['requirements']} {FACTS['local_requirements']} {FACTS['dev_requirements']}".split()
+    for requirement in map(Requirement, wanted):
+        name = requirement.name.lower().replace("_", "-")
+        assert name == "torch" or requirement.specifier.contains(pinned[name], prereleases=True), name
+
+
+def test_every_install_of_the_makefile_requires_hashes():
+    """torch is the exception, chosen by the user; the project itself cannot be hashed and installs no dependency."""
+    installs = re.findall(r"pip install (.*)", (ROOT / "Makefile").read_text())
+    assert len(installs) == 4
+    for options in installs:
+        assert "--require-hashes" in options or options.endswith(("$(TORCH)", "--no-deps --no-build-isolation -e ."))
