@@ -17,7 +17,7 @@ import torch
 from .advantages import weigh_rows
 from .batches import Batch, TrainRow, micro_batches, packing_ratio, tree_attention
 from art_nb.losses import (
-    LOSSES, TokenTensors, join, ratio_metrics, reference_log_ratio, shaped_advantages, total_loss
+    LOSSES, TokenTensors, join, mismatch_metrics, ratio_metrics, reference_log_ratio, shaped_advantages, total_loss
 )
 from .policy import Adapter, Policy, adapter, load_adapter, serve
 from .tokens import Row
@@ -199,7 +199,7 @@ class Learner:
             t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source, mean)
         return t, total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
                              mismatch_options=config.mismatch_options, entropy_coef=config.entropy_coef,
-                             **config.loss_options)
+                             loss_options=config.loss_options)
 
     def step(self, rows: Sequence[TrainRow], config: StepConfig, between: Between = unheard,
              weights: Adapter | None = None,        # of the reference model; None: the base model
@@ -223,8 +223,8 @@ class Learner:
         trained = max(1, sum(row.advantage != 0 for row in rows))
         moved = self.update(config.learning_rate * trained ** config.row_power, config.max_grad_norm,
                             config.weight_decay)
-        moved |= {"loss/kl_policy_ref": mean} if config.kl_shaping else {}
-        return {"loss/train": loss} | moved | figures(parts, batches, rows)
+        shaping = {"loss/kl_policy_ref": mean} if config.kl_shaping and not config.kl_coef else {}  # ART's: a log ratio
+        return {"loss/train": loss} | moved | figures(parts, batches, rows, config) | shaping
 
     def sft_step(self, rows: Sequence[TrainRow], learning_rate: float, *, max_grad_norm: float = 1.0,
                  tokens_per_batch: int = 1024) -> dict[str, float]:
@@ -306,7 +306,9 @@ class Learner:
 # %% ../nbs/26_learners.ipynb #a058cc9b
 NAMES = {"entropy": "loss/entropy", "ratio_mean": "loss/importance_ratio_mean",
          "ratio_p95": "loss/importance_ratio_p95", "ratio_p99": "loss/importance_ratio_p99",
-         "ratio_clipped": "loss/clipped_token_fraction",
+         "clipped": "loss/clipped_token_fraction", "clipped_low": "loss/clipped_low_fraction",
+         "clipped_high": "loss/clipped_high_fraction", "kl_ref": "loss/kl_policy_ref",
+         "mismatch_mean": "offpolicy/mismatch_weight_mean", "mismatch_dropped": "offpolicy/mismatch_dropped_fraction",
          "kl_sampler": "offpolicy/kl_sampler", "dlogp_mean": "offpolicy/logprob_diff_mean",
          "dlogp_max": "offpolicy/logprob_diff_max", "unknown_logprobs": "offpolicy/unknown_logprobs"}
 
@@ -340,9 +342,13 @@ def described(config: StepConfig) -> dict:
             for k, value in told.items()}
 
 
-def figures(parts: Sequence[TokenTensors], batches: Sequence[Batch], rows: Sequence[TrainRow]) -> dict[str, float]:
+def figures(parts: Sequence[TokenTensors], batches: Sequence[Batch], rows: Sequence[TrainRow],
+            config: StepConfig) -> dict[str, float]:
     "What a step looked like."
-    return {NAMES[k]: v for k, v in ratio_metrics(join(parts)).items()} | {
+    step = join(parts)
+    measured = ratio_metrics(step, config.loss, config.loss_options)
+    measured |= mismatch_metrics(step, config.mismatch, config.mismatch_options)
+    return {NAMES[k]: v for k, v in measured.items()} | {
         "data/step_trainer_tokens": sum(len(b.tokens_S) for b in batches),
         "data/step_trainable_assistant_tokens": sum(len(b.node_E) for b in batches),
         "data/packing_ratio": packing_ratio(rows, batches)}
@@ -371,10 +377,11 @@ def all_or_nothing(learner: Learner) -> Iterator[None]:
 
 
 def mean_figures(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    "Means of the figures of optimizer steps, sums of their counts; a skipped step has no gradient norm."
+    "Means of the figures of optimizer steps, sums of counts, the largest maximum; a skipped step has no gradient norm."
     names = dict.fromkeys(name for figures in steps for name in figures)
     values = {name: [figures[name] for figures in steps if name in figures] for name in names}
-    return {k: sum(v) if k.startswith("data/step_") else sum(v) / len(v) for k, v in values.items()}
+    return {k: sum(v) if k.startswith("data/step_") else max(v) if k.endswith("_max") else sum(v) / len(v)
+            for k, v in values.items()}
 
 
 def optimizer_steps(learner: Learner, rows: Sequence[TrainRow], config: StepConfig, between: Between = unheard,

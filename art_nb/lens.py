@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SETUPS', 'BESIDE', 'Setup', 'Stage', 'stage_of', 'Replay', 'tensors_of', 'as_trained', 'as_if', 'replays',
-           'entries_of', 'edges', 'terms_of', 'lens_reply', 'lens_tokens_reply']
+           'entries_of', 'terms_of', 'lens_reply', 'lens_tokens_reply']
 
 # %% ../nbs/55_lens.ipynb #b050c952
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from .advantages import advantages, choose, entry_weights, weigh_rows
 from art_nb.losses import (
-    LOSSES, MISMATCH, TokenTensors, k3, log_ratio, ratio_and_advantages, total_loss
+    LOSSES, MISMATCH, TokenTensors, clip_band, k3, log_ratio, loss_ratio, total_loss
 )
 from .records import Record, checksum, row_spans, turn_spans
 from .rows import Reply, Rows, base_model_of, index_in_group, step_record
@@ -129,7 +129,7 @@ def tensors_of(record: Record, advantages_E: np.ndarray) -> TokenTensors:
 def _replayed(record: Record, coef_R: np.ndarray, advantages_E: np.ndarray, **kept: Any) -> Replay:
     t = tensors_of(record, advantages_E)
     coef_E = torch.from_numpy(np.repeat(coef_R, record.size_R).astype(np.float32)).requires_grad_()
-    total = total_loss(t, coef_E, kept["name"], **kept["around"], **kept["options"])
+    total = total_loss(t, coef_E, kept["name"], **kept["around"], loss_options=kept["options"])
     gradient_E, one_E = torch.autograd.grad(total, [t.logprobs_E, coef_E], materialize_grads=True)
     t.logprobs_E = t.logprobs_E.detach()
     return Replay(t=t, coef_E=coef_E.detach(), loss_E=coef_E.detach() * one_E, gradient_E=gradient_E, **kept)
@@ -210,24 +210,6 @@ def _located(rows: Rows, row: int, turn: int) -> tuple[Stage, np.ndarray, list[s
     return stage, places, token_texts(said[turn], base_model_of(rows)) or []
 
 # %% ../nbs/55_lens.ipynb #cb599fea
-_RATIO = ("level", "max_negative_advantage_importance_sampling_weight", "mask_prob_ratio", "kimi_k2_tau")
-_LEVEL = {"gspo": {"level": "sequence_token"}}
-
-
-def edges(
-    name: str,
-    options: Mapping[str, Any],
-) -> tuple[float, float] | None:  # None where a loss has none
-    """Say where a loss clips the ratio."""
-    if name == "cispo":
-        return options.get("is_min", 0.0), options.get("is_max", 5.0)
-    defaults = dict.fromkeys(("ppo", "grpo", "dr_grpo"), (0.2, None)) | {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4)}
-    if name not in defaults:
-        return None
-    low, high = options.get("eps_low", defaults[name][0]), options.get("eps_high", defaults[name][1])
-    return 1 - low, 1 + (low if high is None else high)
-
-
 def _clipped(replay: Replay, ratio: float, advantage: float, band: tuple[float, float]) -> bool:
     low, high = band
     if replay.name == "cispo":
@@ -237,10 +219,9 @@ def _clipped(replay: Replay, ratio: float, advantage: float, band: tuple[float, 
 # %% ../nbs/55_lens.ipynb #91b19d16
 def terms_of(replay: Replay, e: int) -> list[dict[str, Any]]:
     """List what the loss of one token is made of."""
-    t, band = replay.t, edges(replay.name, replay.options)
-    level = {key: value for key, value in (_LEVEL.get(replay.name, {}) | replay.options).items() if key in _RATIO}
+    t, band = replay.t, clip_band(replay.name, replay.options)
     with torch.no_grad():
-        ratio_E, advantages_E = ratio_and_advantages(t, *(band or (0.0, torch.inf)), **level)
+        ratio_E, advantages_E = loss_ratio(t, replay.name, replay.options)
         policy_E = choose(LOSSES, replay.name)(t, **replay.options)
         mismatch_E = choose(MISMATCH, replay.around.get("mismatch", "none"))(
             t, **(replay.around.get("mismatch_options") or {}))

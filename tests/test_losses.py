@@ -3,6 +3,7 @@
 import math
 import random
 from collections import defaultdict
+from statistics import fmean
 
 import pytest
 import torch
@@ -427,16 +428,19 @@ def test_ratio_metrics():
         low = int(place)
         return ratio[low] + (place - low) * (ratio[min(low + 1, len(ratio) - 1)] - ratio[low])
 
+    signs = [(x - o, a) for x, o, a in zip(LP, OLD, ADV, strict=True) if not math.isnan(o)]
+    high = sum(a > 0 and math.exp(x) > 1.3 for x, a in signs)
+    low = sum(a < 0 and math.exp(x) < 0.8 for x, a in signs)
     expected = {
         "ratio_mean": sum(ratio) / 7, "ratio_p95": quantile(0.95), "ratio_p99": quantile(0.99),
-        "ratio_clipped": sum(r > 1.3 or r < 0.8 for r in ratio) / 7,
+        "clipped": (high + low) / 8, "clipped_low": low / 8, "clipped_high": high / 8,
         "kl_sampler": sum(math.exp(x) - x - 1 for x in d) / 7,
         "dlogp_mean": sum(map(abs, d)) / 7, "dlogp_max": max(map(abs, d)),
-        "entropy": 0.7, "unknown_logprobs": 1 / 8,
+        "entropy": 0.7, "unknown_logprobs": 1 / 8, "kl_ref": fmean(math.exp(-x) + x - 1 for x in plain_kappa(LP, REF)),
     }
-    halves = [tensors(entropy_E=[0.7] * 8), tensors(entropy_E=[0.7] * 8)]
+    halves = [tensors(entropy_E=[0.7] * 8, reference_E=REF) for _ in range(2)]
     for t in (halves[0], join(halves)):
-        ours = ratio_metrics(t, 0.8, 1.3)
+        ours = ratio_metrics(t, "ppo", {"eps_low": 0.2, "eps_high": 0.3})
         assert all(type(value) is float for value in ours.values())
         if t is halves[0]:
             assert ours == pytest.approx(expected, rel=1e-5)
@@ -446,4 +450,5 @@ def test_ratio_metrics():
 
 def test_metrics_of_nothing():
     assert ratio_metrics(tensors([], [], [], [])) == {}
-    assert ratio_metrics(tensors(old=[NAN] * 8)) == {"unknown_logprobs": 1.0}
+    assert ratio_metrics(tensors(old=[NAN] * 8)) == {
+        "unknown_logprobs": 1.0, "clipped": 0.0, "clipped_low": 0.0, "clipped_high": 0.0}
