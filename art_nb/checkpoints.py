@@ -32,7 +32,7 @@ PREFIX = "base_model.model."
 def peft_config(policy: Policy, base_model: str) -> dict:
     "What PEFT writes into adapter_config.json for this adapter."
     return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model, "r": policy.rank,
-            "lora_alpha": policy.alpha, "target_modules": sorted(policy.targets), "lora_dropout": 0.0, "bias": "none",
+            "lora_alpha": policy.alpha, "target_modules": policy.target_modules(), "lora_dropout": 0.0, "bias": "none",
             "fan_in_fan_out": False, "inference_mode": True, "use_rslora": False, "use_dora": False,
             "init_lora_weights": True, "modules_to_save": None}
 

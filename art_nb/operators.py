@@ -22,9 +22,9 @@ _SWITCHING = Lock()
 
 
 @contextmanager
-def bf16_products(wanted: bool = True) -> Iterator[None]:
-    "Inside, fp32 matrix products may take their factors in bf16 (where the processor has such products)."
-    if not wanted:
+def bf16_products(x: torch.Tensor) -> Iterator[None]:
+    "Let fp32 products take their factors in bf16 if `x` is a bf16 tensor on a CPU. Otherwise change nothing."
+    if x.dtype != torch.bfloat16 or x.device.type != "cpu":
         yield
         return
     matmul = torch.backends.mkldnn.matmul
@@ -159,7 +159,7 @@ class _Attention(Function):
     def forward(ctx, q, k, v, bias, scale):
         n, K, G, s, D = q.shape
         q3, k3, v3 = q.reshape(n * K, G * s, D), k.reshape(n * K, -1, D), v.reshape(n * K, -1, D)
-        with bf16_products(q.dtype == torch.bfloat16):
+        with bf16_products(q):
             scores = torch.bmm(q3.float(), k3.float().transpose(1, 2)).view(n, K, G, s, -1)
         p = scores.mul_(scale).add_(bias[:, None, None]).softmax(-1).to(q.dtype).view(n * K, G * s, -1)
         ctx.save_for_backward(q3, k3, v3, p)
@@ -246,8 +246,8 @@ class Gather:
 # %% ../nbs/22_operators.ipynb #d6565651
 class _TokenLogprobs(Function):
     @staticmethod
-    def forward(ctx, hidden, head, targets, temperature, with_entropy, chunk):
-        parts = [_scored(h, head, t, temperature, ctx.needs_input_grad[0], with_entropy)
+    def forward(ctx, hidden, head, targets, temperature, with_entropy, chunk, bias):
+        parts = [_scored(h, head, t, temperature, ctx.needs_input_grad[0], with_entropy, bias)
                  for h, t in zip(hidden.split(chunk), targets.split(chunk))]
         logprobs, entropies, *pulls = (torch.cat(part) for part in zip(*parts))
         ctx.save_for_backward(*pulls)
@@ -260,13 +260,14 @@ class _TokenLogprobs(Function):
         dhidden = dlogprobs[:, None] * for_logprob
         if len(for_entropy):
             dhidden += dentropies[:, None] * for_entropy
-        return dhidden.to(ctx.kind), None, None, None, None, None
+        return dhidden.to(ctx.kind), None, None, None, None, None, None
 
 
-def _scored(h, head, targets, temperature, with_grad, with_entropy):
+def _scored(h, head, targets, temperature, with_grad, with_entropy, bias):
     "Logprobs, entropies, and the gradients of both for h (empty where they are not asked for)."
-    with bf16_products(h.dtype == torch.bfloat16):
-        logits = (h.float() @ head.T).div_(temperature)
+    with bf16_products(h):
+        logits = h.float() @ head.T
+        logits = (logits if bias is None else logits.add_(bias)).div_(temperature)
         logp, p = logits.log_softmax(-1), logits.softmax(-1)
         entropies, target = -torch.linalg.vecdot(p, logp), targets[:, None]
         logprobs, none = logp.gather(1, target)[:, 0], h.new_zeros(0, h.shape[1], dtype=torch.float32)
@@ -283,6 +284,8 @@ def token_logprobs(hidden: torch.Tensor,        # [N, H]
                    targets: torch.Tensor,       # [N]
                    temperature: float = 1.0,
                    with_entropy: bool = True,   # whether the entropy too has a gradient
-                   chunk: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+                   chunk: int = 128,
+                   bias: torch.Tensor | None = None,    # fp32 [V], of the head, frozen
+                   ) -> tuple[torch.Tensor, torch.Tensor]:
     "Logprob of each target and entropy of its distribution, fp32 [N] each; memory does not grow with N times V."
-    return _TokenLogprobs.apply(hidden, head, targets, temperature, with_entropy, chunk)
+    return _TokenLogprobs.apply(hidden, head, targets, temperature, with_entropy, chunk, bias)

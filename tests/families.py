@@ -1,10 +1,21 @@
-"""Tiny random models of three families, in fp32, beside transformers' own untouched copy of each."""
+"""Tiny random models of six families, in fp32, beside transformers' own untouched copy of each."""
 import copy
 import functools
 
 import torch
 from tiny import tiny_model, tiny_tokenizer
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from art_nb.policy import Policy
 
@@ -36,7 +47,26 @@ def gemma3():
                                               query_pre_attn_scalar=48, final_logit_softcapping=20.0, **SHAPE))
 
 
-FAMILIES = {"llama": llama, "qwen3": qwen3, "qwen3_window": qwen3_window, "gemma3": gemma3}
+def mistral():
+    """Every layer sees nine tokens back; the window is in the config only."""
+    return MistralForCausalLM(MistralConfig(num_hidden_layers=2, sliding_window=9, tie_word_embeddings=False, **SHAPE))
+
+
+def ministral():
+    """Mistral with a window in one layer of two."""
+    kinds = ["sliding_attention", "full_attention"]
+    return MinistralForCausalLM(MinistralConfig(num_hidden_layers=2, head_dim=16, sliding_window=9, layer_types=kinds,
+                                                tie_word_embeddings=False, **SHAPE))
+
+
+def qwen2():
+    """Biases on queries, keys and values; the upper layer sees ten tokens back."""
+    return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=2, use_sliding_window=True, sliding_window=10,
+                                        max_window_layers=1, tie_word_embeddings=True, **SHAPE))
+
+
+FAMILIES = {"llama": llama, "mistral": mistral, "ministral": ministral, "qwen2": qwen2, "qwen3": qwen3,
+            "qwen3_window": qwen3_window, "gemma3": gemma3}
 
 
 @functools.cache
