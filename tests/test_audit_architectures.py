@@ -1,22 +1,20 @@
-"""55 architectures of transformers with tiny random weights: each is computed to 1e-5 in fp32, or refused in one sentence.
+"""55 architectures with tiny random weights: each is computed to 1e-5 in fp32, or refused in one sentence.
 
-The reference is transformers' own forward pass over each row alone. It is compared with the learner's logprobs of packed rows and
-with the logprobs that the sampler reports, over rows that are longer than every attention window."""
+The reference is transformers' own forward pass over each row alone. It is compared with the learner's logprobs of
+packed rows and with the logprobs that the sampler reports, over rows that are longer than every attention window."""
 import asyncio
-import copy
-import importlib
 
 import numpy as np
 import pytest
 import torch
 from audit import count
 from families import VOCABULARY, random_adapter, tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.embedded import TransformersSampler
 from art_nb.learners import Learner
-from art_nb.policy import load_adapter, load_policy, masters, serve
+from art_nb.policy import checked_policy, load_adapter, load_policy, serve
 from art_nb.samplers import SamplingParams
 from art_nb.types import TrainError
 from art_nb.worker import Worker
@@ -35,7 +33,8 @@ COMPUTED = {
     "apertus": SHAPE, "arcee": SHAPE, "cohere": SHAPE | {"logit_scale": 0.5},
     "cohere2": SHAPE | WINDOW | {"logit_scale": 0.25, "layer_types": KINDS, "head_dim": 16},
     "cwm": SHAPE | WINDOW | {"layer_types": KINDS, "head_dim": 16}, "ernie4_5": SHAPE | {"head_dim": 16},
-    "exaone4": SHAPE | WINDOW | {"layer_types": KINDS}, "flex_olmo": SHAPE | {"num_experts": 4, "num_experts_per_tok": 2},
+    "exaone4": SHAPE | WINDOW | {"layer_types": KINDS},
+    "flex_olmo": SHAPE | {"num_experts": 4, "num_experts_per_tok": 2},
     "gemma": SHAPE | {"head_dim": 16}, "gemma3_text": SHAPE | WINDOW | {"layer_types": KINDS, "head_dim": 16},
     "glm": SHAPE | {"head_dim": 16}, "glm4": SHAPE | {"head_dim": 16},
     "glm4_moe": SHAPE | {"head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
@@ -48,7 +47,8 @@ COMPUTED = {
     "mixtral": SHAPE | WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmo": SHAPE, "olmo2": SHAPE, "olmo3": SHAPE | WINDOW | {"layer_types": KINDS},
     "olmoe": SHAPE | {"num_experts": 4, "num_experts_per_tok": 2},
-    "phi": SHAPE, "phi3": SHAPE | WINDOW, "qwen2": SHAPE | WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
+    "phi": SHAPE, "phi3": SHAPE | WINDOW,
+    "qwen2": SHAPE | WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": SHAPE | EXPERTS | {"shared_expert_intermediate_size": 48}, "qwen3": SHAPE | {"head_dim": 16},
     "qwen3_moe": SHAPE | EXPERTS | {"head_dim": 16}, "seed_oss": SHAPE | {"head_dim": 16},
     "smollm3": SHAPE | {"no_rope_layers": [1, 0]}, "starcoder2": SHAPE | WINDOW,
@@ -90,7 +90,6 @@ def test_there_are_55():
 
 
 def config_of(kind, options):
-    from transformers import CONFIG_MAPPING
     return CONFIG_MAPPING[kind](**options)
 
 
@@ -171,6 +170,14 @@ def sampler_error(policy, model, adapter, rows):
 def selection(kinds, picked):
     return [pytest.param(kind, marks=[] if count(True, kind in picked) else pytest.mark.skip("make audit runs it"))
             for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", selection(REFUSED, ("bloom", "diffllama", "doge", "nemotron", "opt")))
+def test_where_the_config_would_not_say_it_the_check_does(kind):
+    with pytest.raises(TrainError) as caught:
+        checked_policy(made(kind, REFUSED[kind][0]), tokenizer())
+    print(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("kind", selection(COMPUTED, SAMPLE))
