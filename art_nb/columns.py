@@ -7,10 +7,8 @@ __all__ = ['COLUMNS', 'FLAGS', 'STATUS', 'FACTS', 'Rule', 'Part', 'Step', 'build
            'thread_text', 'one_line', 'preview', 'part_of_groups', 'part_of_file']
 
 # %% ../nbs/53_columns.ipynb #6c9257f3
-import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,11 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from .advantages import advantages, has_variance
 from .entries import content_texts, is_choice
-from .formats import TOKENS, group_tokens, read_rows, unpack_tokens
+from .files import DAMAGED, load_arrays, open_parquet, parse_json
+from .formats import TOKEN_ARRAYS, TOKENS, group_tokens, read_rows, unpack_tokens
 from .gather import completion_tokens
 from .judges import group_id
 from .store import RunStore, stamp_of
@@ -226,7 +224,7 @@ _TEXTS = ("group_index", "trajectory_index", "group_json", "trajectory_json", "c
 
 @lru_cache(maxsize=3)
 def _columns(path: Path, stamp: tuple, names: tuple[str, ...]) -> pa.Table:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         leaves = [file.schema.column(i).path for i in range(len(file.schema))]
         table = file.read([leaf for leaf in leaves if leaf.split(".")[0] in names or leaf.split(".")[-1] in names])
     return table.sort_by([(key, "ascending") for key in ("group_index", "trajectory_index")]).combine_chunks()
@@ -237,7 +235,7 @@ def _finished(table: pa.Table) -> pa.Table:
 
 
 def _jsons(column: Any) -> list[dict]:
-    return [json.loads(text or "{}") for text in column.to_pylist()]
+    return [parse_json(text or "{}") for text in column.to_pylist()]
 
 
 def _true(mask: Any) -> np.ndarray:
@@ -266,7 +264,7 @@ def _column_facts(table: pa.Table) -> np.ndarray:
     facts["tools"] = _per_row(lists, calls.to_numpy(zero_copy_only=False))
     facts["truncated"] = _true(pc.match_substring_regex(whole, _CUT))
     for i in _parsed(table).tolist():
-        facts["turns"][i], facts["tools"][i] = _parsed_facts(json.loads(whole[i].as_py()))
+        facts["turns"][i], facts["tools"][i] = _parsed_facts(parse_json(whole[i].as_py()))
     return facts
 
 
@@ -284,9 +282,8 @@ def _parsed_facts(data: dict[str, Any]) -> tuple[int, int]:
 @lru_cache(maxsize=2)
 def _arrays(path: Path, stamp: tuple) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        return load_arrays(path, TOKEN_ARRAYS)
+    except DAMAGED:
         return {"name": np.array("")}
 
 
@@ -307,7 +304,8 @@ def _sampled(path: Path, table: pa.Table, of_group: np.ndarray) -> np.ndarray:
         width = max(int(choice[:, 1].max(initial=0)), int(table["trajectory_index"].to_numpy().max())) + 1
         keys = of_group * width + table["trajectory_index"].to_numpy()
         places = np.searchsorted(keys, choice[:, 0] * width + choice[:, 1])
-        np.add.at(found, places, np.where(sizes[:, 2] >= 0, sizes[:, 2], np.maximum(sizes[:, 3], 0)))
+        counts = np.where(sizes[:, 2] >= 0, sizes[:, 2], np.maximum(sizes[:, 3], 0))
+        np.add.at(found, places.clip(0, len(found) - 1), counts)
     return found
 
 # %% ../nbs/53_columns.ipynb #812273ad
@@ -319,7 +317,7 @@ def part_of_file(
 ) -> Part:
     """The rows of a step of a run; older files are read as a whole."""
     path = store.path / "trajectories" / split / f"{step:04d}.parquet"
-    if not path.exists() or not _newer(pq.read_schema(path)):
+    if not path.exists() or not _newer(open_parquet(path).schema_arrow):
         return part_of_groups(split, step, store.read_groups(split, step), 0, rule)
     made = stamp_of(path)
     table = _columns(path, made, _NAMES)
@@ -368,7 +366,7 @@ def _keys(about: list[dict]) -> list[str]:
 
 def _names(about: list[dict], of_group: np.ndarray, table: pa.Table) -> list[str]:
     firsts = dict(zip(of_group[::-1].tolist(), table["metadata"].to_pylist()[::-1], strict=True))
-    return [scenario_name(data.get("metadata") or {}, json.loads(firsts.get(place) or "{}"))
+    return [scenario_name(data.get("metadata") or {}, parse_json(firsts.get(place) or "{}"))
             for place, data in enumerate(about)]
 
 # %% ../nbs/53_columns.ipynb #9f3909ce
@@ -379,7 +377,8 @@ def _group(path: Path, stamp: tuple, number: int) -> TrajectoryGroup:
     group, = read_rows(mine.to_pylist())
     arrays = _tokens(path, _told(table))
     if arrays is not None:
-        unpack_tokens([group], group_tokens(arrays, number))
+        with suppress(*DAMAGED):    # the group is complete without its token data
+            unpack_tokens([group], group_tokens(arrays, number))
     return group
 
 
@@ -389,7 +388,7 @@ def _trajectories(table: pa.Table) -> list[Trajectory]:
 
 # %% ../nbs/53_columns.ipynb #fe8c4788
 def _call_texts(calls: str) -> str:
-    functions = [call.get("function") or {} for call in json.loads(calls)]
+    functions = [call.get("function") or {} for call in parse_json(calls)]
     return "\n".join(f"{function.get('name', '')}\n{function.get('arguments', '')}" for function in functions)
 
 

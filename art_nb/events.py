@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EVENTS', 'Subscriber', 'Event', 'RolloutStarted', 'TurnDone', 'RolloutDone', 'GroupDone', 'Judged', 'SignalReport',
            'GradientStep', 'StepDone', 'CheckpointSaved', 'AdapterServed', 'Warned', 'Failed', 'plain', 'finite',
-           'to_json', 'from_json', 'Bus']
+           'to_json', 'from_json', 'fits', 'Bus']
 
 # %% ../nbs/01_events.ipynb #55c5e8d9
 import logging
@@ -198,10 +198,31 @@ def from_json(
     data: Mapping[str, Any],  # what `to_json` gave
 ) -> Event | None:  # None where this version cannot read it
     """Rebuild an event from its JSON form."""
-    kind = EVENTS.get(data.get("event", ""))
-    if kind is None or any(name not in data for name in _required(kind)):
+    kind = EVENTS.get(str(data.get("event", "")))
+    if kind is None or any(name not in data for name in _required(kind)) or not fits(kind, data):
         return None
     return kind(**{f.name: data[f.name] for f in fields(kind) if f.name in data})
+
+
+def fits(
+    kind: type,  # a dataclass whose fields are annotated with plain types
+    data: Mapping[str, Any],  # values by the names of its fields
+) -> bool:
+    """Return whether the values of a record that was read from a file have the types of its fields."""
+    return all(f.name not in data or _fits(f.type, data[f.name]) for f in fields(kind))
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    match value:
+        case bool():
+            return isinstance(value, kind)
+        case int() | float():
+            return abs(value) < 1e300 and (isinstance(value, kind) or isinstance(float(value), kind))
+        case list() | dict():
+            entries = value.values() if isinstance(value, dict) else value
+            each = float | str | None if isinstance(value, dict) else float | None    # metrics, or rewards and scores
+            return isinstance(value, kind) and all(_fits(each, entry) for entry in entries)
+    return isinstance(value, kind)
 
 
 def _required(kind: type[Event]) -> list[str]:

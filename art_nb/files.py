@@ -144,7 +144,7 @@ MAX_UNPACKED_BYTES = 2 << 30
 # %% ../nbs/01_files.ipynb #fb609e5e
 def load_arrays(
     path: str | Path,
-    kinds: Mapping[str, tuple[str, int]] | None = None,  # names to read, with the kinds of their dtypes and dimensions
+    kinds: Mapping[str, tuple[str, int]],  # the kinds of dtypes and the dimensions that arrays must have, by name
 ) -> dict[str, np.ndarray]:
     """Load the arrays of an npz file. Raise an error of `DAMAGED` if they are too large or not of these kinds."""
     with open_file(path) as file, zipfile.ZipFile(file) as packed:
@@ -153,10 +153,11 @@ def load_arrays(
             raise ValueError(f"its arrays have {size:,} bytes, at most {MAX_UNPACKED_BYTES:,} are read")
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
-            loaded = {name: arrays[name] for name in (arrays.files if kinds is None else kinds)}
-    for name, (kind, dimensions) in (kinds or {}).items():
-        if loaded[name].dtype.kind not in kind or loaded[name].ndim != dimensions:
-            raise ValueError(f"its array {name!r} has the wrong type ({loaded[name].dtype}) or shape")
+            loaded = {name: arrays[name] for name in arrays.files}
+    for name, array in loaded.items():
+        kind, dimensions = kinds.get(name, (array.dtype.kind, array.ndim))
+        if array.dtype.kind not in kind or array.ndim != dimensions:
+            raise ValueError(f"its array {name!r} has the wrong type ({array.dtype}) or shape")
     return loaded
 
 

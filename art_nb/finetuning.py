@@ -7,7 +7,6 @@ __all__ = ['Schedule', 'FALLS', 'create_lr_schedule', 'SFTChunk', 'create_sft_da
            'iterate_file', 'train_sft_from_file']
 
 # %% ../nbs/07_finetuning.ipynb #a89934a6
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from .datasets import shuffled
+from .files import parse_json
 from .models import TrainableModel
 from .trajectories import Trajectory
 from .types import TokenError, TrainResult, TrainSFTConfig
@@ -109,7 +109,7 @@ def _lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 def _row(path: str | Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise TokenError(f"{path}, line {number}: {error}; each line is one JSON object") from error
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .events import plain
+from .events import fits, plain
 from .judges import Judgement, group_id
 from .rewards import kendall_tau
 from .rubrics import conversation, rubric_id, shared_prefix
@@ -66,12 +66,14 @@ class Journal:
 
     def rubrics(self) -> dict[str, str]:
         """Give the rubrics by id."""
-        return {row["rubric"]: row["text"] for row in read_lines(self.path) if "text" in row}
+        rows = [row for row in read_lines(self.path) if row.keys() >= {"rubric", "text"}]
+        return {row["rubric"]: row["text"] for row in rows if isinstance(row["rubric"], str)}
 
     def read(self) -> list[Judgement]:
         """Read everything, in the order it was written."""
         return [Judgement(**{name: row[name] for name in _FIELDS if name in row})
-                for row in read_lines(self.path) if row.keys() >= {"group", "trajectory", "score"}]
+                for row in read_lines(self.path) if row.keys() >= {"group", "trajectory", "score"}
+                and fits(Judgement, row) and row.get("by", "judge") in ("judge", "human")]
 
     def of(
         self,

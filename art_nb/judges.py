@@ -23,6 +23,7 @@ from typing import Any
 from uuid import uuid4
 
 from .asking import Judge, Sheet, at_address, by_litellm, local, of_model
+from .files import DAMAGED
 from .models import Model
 from .rubrics import Question, Verdict, as_score, clamped
 from .store import append_lines, read_lines
@@ -169,7 +170,10 @@ class Tape:
             if key not in self._rows and size != self._read:
                 self._rows, self._read = {row["key"]: row for row in read_lines(self.path) if "key" in row}, size
             row = self._rows.get(key)
-        return row and Sheet([Verdict(**verdict) for verdict in row["verdicts"]], row["cost"], row["tokens"])
+        try:
+            return row and Sheet([Verdict(**verdict) for verdict in row["verdicts"]], row["cost"], row["tokens"])
+        except DAMAGED:     # the judge is asked again
+            return None
 
     def put(self, key: str, judge: str, sheet: Sheet, settings: str = "") -> None:
         """Add a sheet."""
@@ -181,7 +185,8 @@ class Tape:
 
     def judges(self) -> list[tuple[str, str]]:
         """List who is on the tape, with which settings, in order of appearance."""
-        return list(dict.fromkeys((row["judge"], row["settings"]) for row in read_lines(self.path) if "key" in row))
+        pairs = ((row.get("judge"), row.get("settings")) for row in read_lines(self.path) if "key" in row)
+        return list(dict.fromkeys(pair for pair in pairs if all(isinstance(part, str) for part in pair)))
 
 
 @cache

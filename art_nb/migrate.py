@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from .events import plain
+from .files import DAMAGED, describe_damage, open_file
 from .formats import READERS, pack_tokens
-from .store import RunStore, find_runs, is_run, whole_checkpoint
+from .store import RunStore, find_runs, is_run, step_number, whole_checkpoint
 from .trajectories import TrajectoryGroup
 from .types import StoreError
 
@@ -69,22 +70,22 @@ def migrate_file(
     keep_jsonl: bool = False,       # the older file stays beside the newer
 ) -> Migration:
     "Give the trajectories of one step the newer form."
-    if not old.stem.isdecimal():
+    if step_number(old.stem) is None:
         return Migration(skipped=[f"{old}: its name is no step"])
     split, step, size = old.parent.name, int(old.stem), old.stat().st_size
     path = old.with_name(f"{step:04d}.parquet")
     if (beside := path.exists()) and keep_jsonl:
         return Migration()
     try:
-        with open(old, "rb") as file:
+        with open_file(old) as file:
             groups, _ = READERS[old.suffix](file)
         if not (beside or dry_run):
             store.write_groups(split, step, groups)
         newer = store.read_groups(split, step) if beside or not dry_run else groups
         if found := shortfall(groups, newer, copied=not beside):
             return Migration(skipped=[f"{old}: {path.name} beside it {found}"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Migration(skipped=[f"{old}: {error}"])
+    except DAMAGED as error:
+        return Migration(skipped=[f"{old}: {describe_damage(error)}"])
     if dry_run:
         return Migration(files=1, bytes_before=size, dry_run=True)
     after = path.stat().st_size
@@ -100,7 +101,7 @@ def move_checkpoints(
     "Move the checkpoints that stand directly under a run to where they belong."
     made, place = Migration(dry_run=dry_run), run / "checkpoints"
     folders = sorted(run.iterdir()) if run.is_dir() else []
-    for old in (folder for folder in folders if folder.name.isdecimal() and whole_checkpoint(folder)):
+    for old in (folder for folder in folders if step_number(folder.name) is not None and whole_checkpoint(folder)):
         new = place / f"{int(old.name):04d}"
         if new.exists():
             made.skipped.append(f"{old}: there is {new} already")

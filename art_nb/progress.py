@@ -115,7 +115,8 @@ def _rollout_done(p, event):
     p.failed += event.error is not None
     if event.error is None and event.reward is not None:
         p.rewards.append(event.reward)
-    p.sampled += int(event.metrics.get("completion_tokens") or 0)
+    tokens = event.metrics.get("completion_tokens")
+    p.sampled += int(tokens) if isinstance(tokens, (int, float)) else 0
 
 
 def _group_done(p, event):

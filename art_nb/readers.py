@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from openai.types.chat.chat_completion import Choice
 from pydantic import ValidationError
 
 from .events import plain
+from .files import DAMAGED, describe_damage, open_parquet
 from .store import is_run, open_run, read_lines
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup
 from .types import StoreError
@@ -173,7 +173,7 @@ def _by_columns(names: Iterable[str], path: Path, among: Iterable[str]) -> Calla
 
 
 def _parquet(path: Path) -> Steps:
-    table = pq.read_table(path)
+    table = open_parquet(path).read(use_threads=False)
     return _by_columns(table.column_names, path, ("TRL",))(table)
 
 
@@ -222,5 +222,6 @@ def _read(path: Path) -> Steps:
         return _ENDINGS[path.suffix](path)
     except StoreError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, pa.ArrowException) as error:
-        raise StoreError(f"cannot read {path}: {error}; is it whole, and written by TRL, verl or verifiers?") from error
+    except DAMAGED as error:
+        raise StoreError(f"cannot read {path}: {describe_damage(error)}; check that it is complete and was written by "
+                         "TRL, verl or verifiers") from error

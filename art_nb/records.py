@@ -9,7 +9,6 @@ __all__ = ['Record', 'checksum', 'record_of', 'record_path', 'recorded_steps', '
 # %% ../nbs/24_records.ipynb #63c6c739
 import io
 import json
-import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from .events import Bus
-from .store import RunStore, atomic_write
+from .files import DAMAGED, load_arrays, parse_json
+from .store import RunStore, atomic_write, step_number
 from .tokens import Row, read_turn, trajectory_rows
 from .trajectories import Trajectory, choices
 from .types import StoreError, TokenError
@@ -95,7 +95,8 @@ def record_path(store: RunStore, step: int, split: str = "train") -> Path:
 
 def recorded_steps(store: RunStore, split: str = "train") -> list[int]:
     """List the steps that have a record."""
-    return sorted(int(path.name.split(".")[0]) for path in record_path(store, 0, split).parent.glob("*.learner.npz"))
+    found = {step_number(path.name.split(".")[0]) for path in record_path(store, 0, split).parent.glob("*.learner.npz")}
+    return sorted(found - {None})
 
 
 def write_record(store: RunStore, step: int, record: Record) -> Path:
@@ -114,12 +115,24 @@ def read_record(
 ) -> Record | None:  # None where there is none that can be read
     """Read the record of a step."""
     try:
-        with np.load(record_path(store, step, split), allow_pickle=False) as file:
-            later = {"sampler_E", "idle_R"}.difference(file.files)     # absent from records of older versions
-            arrays = {name: file[name] for name in Record.__slots__ if name not in later}
-        return Record(**arrays | {"config": json.loads(str(arrays["config"]))})
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        arrays = load_arrays(record_path(store, step, split), _ARRAYS)
+        config = {"config": parse_json(str(arrays["config"]))}
+        record = Record(**{name: arrays[name] for name in Record.__slots__ if name in arrays} | config)
+        return record if _is_consistent(record) else None
+    except DAMAGED:
         return None
+
+
+_ARRAYS = {"place_R": ("i", 2), "check_R": ("u", 1), "size_R": ("i", 1), "coef_R": ("f", 1), "config": ("U", 0)}
+_ARRAYS |= {name: ("f", 1) for name in Record.__slots__ if name.endswith("_E")}
+
+
+def _is_consistent(record: Record) -> bool:
+    rows = {len(getattr(record, name)) for name in ("place_R", "check_R", "size_R", "coef_R")}
+    tokens = {len(getattr(record, name)) for name in ("old_E", "new_E", "advantage_E", "entropy_E")}
+    expected = int(record.size_R.sum(dtype=np.int64))
+    return (len(rows) == 1 and tokens == {expected} and len(record.reference_E) in (0, expected)
+            and (record.size_R >= 0).all() and isinstance(record.config, dict))
 
 # %% ../nbs/24_records.ipynb #81062488
 def keep(

@@ -11,12 +11,14 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from .columns import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups
+from .files import DAMAGED, describe_damage
 from .filters import PRESETS, most_varied, order_of, rows_where
 from .judgements import Journal, current
 from .models import Model
@@ -79,8 +81,8 @@ class Rows:
                 split, step, make = self.waiting.pop(0)
                 try:
                     part = make()
-                except (ArtError, OSError, ValueError, KeyError) as error:    # a damaged file hides no other
-                    self.lost[split, step] = str(error)
+                except (ArtError, *DAMAGED) as error:    # a damaged file must not hide the others
+                    self.lost[split, step] = describe_damage(error)
                     continue
                 self._add(part, make)
                 if time.perf_counter() > end:
@@ -112,7 +114,12 @@ class Rows:
             return before != (self.version, len(self.waiting))
 
     def _replace(self, i: int) -> None:
-        new, old = self._again[i](), self.parts[i]
+        old = self.parts[i]
+        try:
+            new = self._again[i]()
+        except (ArtError, *DAMAGED) as error:
+            self.lost[old.split, old.step] = describe_damage(error)
+            return
         if (len(new.table), len(new.names)) != (len(old.table), len(old.names)):
             # other rollouts than before: what is on show stays until it is opened anew
             old.made, old.told = new.made, self._judged().get(old.step, {})
@@ -129,8 +136,9 @@ class Rows:
         stamp = stamp_of(path)
         if stamp != self._told[0]:
             found: dict[int, dict[str, list]] = {}
-            for one in Journal(path).read():
-                found.setdefault(one.step, {}).setdefault(one.group, []).append(one)
+            with suppress(StoreError):      # a damaged journal must not hide the rollouts
+                for one in Journal(path).read():
+                    found.setdefault(one.step, {}).setdefault(one.group, []).append(one)
             self._told = stamp, found
         return self._told[1]
 

@@ -25,7 +25,7 @@ from .progress import Nowhere, Progress, Show, place_of
 from .processes import BEAT_S
 from .vitals import OVER, Tail, process_ends, read_record, write_record
 from .steps import Plan, cut_off, rollouts, staleness
-from .store import RunStore, open_run
+from .store import RunStore, history_row, open_run
 from .tasks import stop
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import StoreError, TrainError
@@ -346,7 +346,7 @@ class Attached:
                 p.early = []
             for event in filter(None, map(from_json, self._events.new())):
                 p(event)
-            self.history += rows
+            self.history += map(history_row, rows)
             p.rows = training_rows(self.history)
             last = max((row["step"] for row in p.rows if "step" in row), default=0)
             p.step, p.status = max(last, self.record.get("step", 0)), self.status

@@ -14,6 +14,7 @@ from concurrent.futures import thread as thread_pools
 from pathlib import Path
 from typing import Any
 
+from .files import DAMAGED, parse_json, read_json
 from .processes import DEAD_S, machine_tag, process_runs, process_start
 from .store import RunStore, atomic_write
 
@@ -33,14 +34,18 @@ _KINDS = _NEEDED | {"name": str, "start": int, "machine": str, "started": (int, 
     ("step", "steps", "groups", "rollouts"), int)
 
 
+def _fits(name: str, value: Any) -> bool:
+    limit = 1e12 if name in ("beat", "started", "start") else 1 << 31
+    return isinstance(value, _KINDS[name]) and (isinstance(value, str) or 0 <= value < limit)
+
+
 def read_record(store: RunStore) -> dict[str, Any]:     # {} if there is none, or it is damaged
     "What the run said of itself last; its status is `dead` where it cannot have gone on."
     try:
-        record = json.loads((store.path / "run.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        record = read_json(store.path / "run.json")
+    except DAMAGED:
         return {}
-    if not isinstance(record, dict) or _NEEDED.keys() - record or any(
-            not isinstance(record[name], _KINDS[name]) for name in _KINDS.keys() & record):
+    if _NEEDED.keys() - record or not all(_fits(name, record[name]) for name in _KINDS.keys() & record):
         return {}
     gone = record["status"] not in OVER and not is_alive(record, time.time())
     return record | ({"status": "dead"} if gone else {})
@@ -63,12 +68,12 @@ def is_alive(record: dict[str, Any], now: float) -> bool:
 class Tail:
     "The lines of a growing file, each once."
     def __init__(self, path: Path, limit: int = 2_000_000):
-        self.path, self.at = path, max(0, path.stat().st_size - limit) if path.exists() else 0
+        self.path, self.at = path, max(0, path.stat().st_size - limit) if path.is_file() else 0
         self.cut = self.at > 0                          # the first line is a part of one
 
     def new(self) -> list[dict[str, Any]]:
         "What was appended since; a line that is being written comes next time."
-        if not self.path.exists():
+        if not self.path.is_file():
             return []
         with open(self.path, "rb") as file:
             file.seek(self.at)
@@ -81,7 +86,7 @@ class Tail:
 def parsed(line: bytes) -> dict[str, Any]:              # {} where it is torn
     "A line of JSON."
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = parse_json(line)
+    except DAMAGED:
         return {}
     return row if isinstance(row, dict) else {}
