@@ -123,16 +123,16 @@ def read_record(
         return None
 
 
-_ARRAYS = {"place_R": ("i", 2), "check_R": ("u", 1), "size_R": ("i", 1), "coef_R": ("f", 1), "config": ("U", 0)}
+_ARRAYS = {"place_R": ("i", 2), "check_R": ("u", 1), "size_R": ("i", 1), "coef_R": ("f", 1), "idle_R": ("i", 2),
+           "config": ("U", 0)}
 _ARRAYS |= {name: ("f", 1) for name in Record.__slots__ if name.endswith("_E")}
 
 
 def _is_consistent(record: Record) -> bool:
     rows = {len(getattr(record, name)) for name in ("place_R", "check_R", "size_R", "coef_R")}
-    tokens = {len(getattr(record, name)) for name in ("old_E", "new_E", "advantage_E", "entropy_E")}
-    expected = int(record.size_R.sum(dtype=np.int64))
-    return (len(rows) == 1 and tokens == {expected} and len(record.reference_E) in (0, expected)
-            and (record.size_R >= 0).all() and isinstance(record.config, dict))
+    tokens = {len(getattr(record, name)) for name in Record.__slots__ if name.endswith("_E")}
+    expected = {0, int(record.size_R.sum(dtype=np.int64))}
+    return len(rows) == 1 and tokens <= expected and (record.size_R >= 0).all() and isinstance(record.config, dict)
 
 # %% ../nbs/24_records.ipynb #81062488
 def keep(
