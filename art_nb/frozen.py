@@ -24,6 +24,7 @@ from .boards import board_of
 from .columns import FLAGS, one_line
 from .models import Model
 from .plots import learning_curve, series
+from .progress import step_count
 from .rows import Rows, index_in_group, loaded, open_rows
 from .store import RunStore
 from .threads import shared_count, thread_of
@@ -212,6 +213,10 @@ def rollout_html(
     return Html("".join([*_details(one, room), *shared, messages_html(thread_of(one)[skip:], room)]))
 
 # %% ../nbs/56_frozen.ipynb #240e6205
+def _has_steps(rows: Rows) -> bool:
+    return rows.store is not None or any(part.step for part in rows.parts)    # groups in memory do not know theirs
+
+
 def group_line(rows: Rows, number_: int) -> str:
     """Say what a group is and how it went."""
     mine, (part, place) = rows.rows_of(number_), rows.group_part(number_)
@@ -220,7 +225,8 @@ def group_line(rows: Rows, number_: int) -> str:
     name = rows.name_of(number_) or f"group {place}"
     idle = "all rewards equal: nothing to learn here" if len(mine) and mine["flags"][0] & FLAGS["zero_variance"] else ""
     failed = int((mine["status"] == 1).sum())
-    return " · ".join(filter(None, [one_line(name), f"step {part.step}", f"{len(reward)} rollouts", spread, idle,
+    step = f"step {part.step}" if _has_steps(rows) else ""
+    return " · ".join(filter(None, [one_line(name), step, f"{len(reward)} rollouts", spread, idle,
                                     f"{failed} failed" if failed else ""]))
 
 
@@ -299,7 +305,8 @@ def _groups_table(rows: Rows, room: Room) -> Html:
         reward = mine["reward"][mine["status"] == 0].astype(float)
         numbers = (float(reward.mean()), float(reward.std())) if len(reward) else (np.nan, np.nan)
         lines.append([part.step, one_line(rows.name_of(n) or f"group {n}"), len(mine), *numbers])
-    return table(["step", "scenario", "rollouts", "mean reward", "std"], lines,
+    skip = 0 if _has_steps(rows) else 1
+    return table(["step", "scenario", "rollouts", "mean reward", "std"][skip:], [line[skip:] for line in lines],
                  f"{rows.groups} groups" + (f", the first {room.lines} of them" if rows.groups > room.lines else ""))
 
 
@@ -384,7 +391,7 @@ def frozen_run(
         pass
     newest = next(((part.split, part.step) for part in rows.parts if part.split == "train"), None)
     chosen, images, store = chosen_groups(rows, newest), curves(rows.store), rows.store
-    state = f"{run.status} at step {run.step} of {run.progress.steps}" if isinstance(run, (Run, Attached)) else ""
+    state = f"{run.status} at {step_count(run.step, run.progress.steps)}" if isinstance(run, (Run, Attached)) else ""
     title = [tag("div", tag("b", rows.title), f" · {_about(store)}" if _about(store) else ""),
              facts_line(state, note, lost_line(rows))]
     again = tag("p", tag("code", f'art_nb.view("{store.path}")'), " opens it again")

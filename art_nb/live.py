@@ -188,7 +188,8 @@ class LiveCell(Panel):
     def picture(self) -> dict[str, Any]:
         "A tick."
         tick = tick_of(self.progress, at_hand=groups_at_hand(self.run), machine=machine_of(self.run))
-        return tick | {"where": str(self.store.path), "here": isinstance(self.run, Run), "waits": self.waits}
+        here = isinstance(self.run, Run) and not self.over.is_set()
+        return tick | {"where": str(self.store.path), "here": here, "waits": self.waits}
 
     @command
     def index(self, from_row: int = 0) -> dict:
@@ -224,6 +225,11 @@ class LiveCell(Panel):
         if former is not None:
             former.close()
         return {"rollouts": len(found)}
+
+    @command(thread=True)
+    def static_form(self) -> dict:
+        "The static form as it is now, for a notebook that is saved during the run."
+        return {"html": self.html()}
 
     @command
     def close_group(self) -> dict:
@@ -298,8 +304,10 @@ class LiveCell(Panel):
         try:
             if self.plain is not None:
                 self.plain.update({"text/html": self.html()}, raw=True)
-            elif self.comm is not None:
-                self.freeze()
+            elif self.comm is not None:                     # it stays open: a page may come back that was closed
+                self.send_tick(self.picture())
+                self._ticker.flush()
+                self._leave(self.html(), close=False)
         except Exception as error:                      # the run has ended well, whatever its picture does
             self._failed(error)
 
@@ -332,7 +340,7 @@ class LivePlace:
 
     def listening(self, over: threading.Event) -> Any:
         "Buttons are heard while a cell waits, if the kernel can."
-        return Deaf(over) if self.cell.comm is None else Listening(self.cell, over)
+        return Deaf(over) if self.cell.comm is None or self.cell.over.is_set() else Listening(self.cell, over)
 
 
 def live_place(run: Source, progress: Progress) -> LivePlace | None:

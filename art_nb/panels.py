@@ -199,6 +199,8 @@ class Panel(anywidget.AnyWidget):
 
     tick = Dict().tag(sync=True)
     last_error_text = Unicode("").tag(sync=True)
+    comm_id = Unicode("").tag(sync=True)                         # by which the page finds the panel's output
+    static_html = Unicode("").tag(sync=True)                     # of a panel that was left: the page puts it in its place
     key = ""                                                     # of one whose `__init__` failed, too
 
     def __init__(self, *, key: str | None = None, **traits: Any):
@@ -214,6 +216,7 @@ class Panel(anywidget.AnyWidget):
         super().open()
         if self.comm is not None:
             self.comm.handle_msg = self._handle_msg
+            self.comm_id = self.comm.comm_id
 
     def html(self) -> str:
         """Give the frozen form: HTML without script or style sheet, everything escaped."""
@@ -274,11 +277,14 @@ class Panel(anywidget.AnyWidget):
                 super().close()
                 self.layout.close()
 
-    def _leave(self, html: str) -> None:
+    def _leave(self, html: str, close: bool = True) -> None:
         for handle in self._handles:
             handle.update({"text/html": html, "text/plain": f"<{type(self).__name__}>"}, raw=True)
         self._handles = []
-        self.close()
+        if self.comm is not None:                                # a page that was reloaded knows no display ids
+            self._tell("static_html", html)
+        if close:
+            self.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict:
         return self._bundle()

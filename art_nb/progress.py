@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'UPDATES', 'WAITS', 'TOLD', 'SHOWN', 'DISPLAYS', 'GroupSeen', 'Progress', 'eta', 'speeds', 'stall', 'told',
-           'short', 'span', 'remaining', 'phase_line', 'line', 'curve', 'as_html', 'Place', 'Deaf', 'in_notebook',
-           'PlainCell', 'Bar', 'Nowhere', 'place_of', 'Show']
+           'short', 'span', 'remaining', 'step_count', 'step_line', 'phase_line', 'line', 'curve', 'as_html', 'Place',
+           'Deaf', 'in_notebook', 'PlainCell', 'Bar', 'Nowhere', 'place_of', 'Show']
 
 # %% ../nbs/49_progress.ipynb #88ec07f5
 import math
@@ -153,7 +153,7 @@ def _syncing(p, event):
 def _step_done(p, event):
     p.step, p.phase = event.step, "between"
     p.past.append(p.times)
-    p.rows.append(event.metrics)
+    p.rows = [row for row in p.rows if row.get("step", 0) < event.step] + [event.metrics]    # done again: only the newer
     waited, p.early = p.early, []
     for one in waited:
         if p.is_early(one):
@@ -253,6 +253,17 @@ def remaining(p: Progress, now: float) -> str:
     return f"{high} left" if low == high else f"{low} to {high} left"
 
 
+def step_count(step: int, steps: int) -> str:
+    "Return a step beside the number of steps of the run; a run may be beyond that number."
+    return f"step {step} of {steps}" if step <= steps else f"step {step}"
+
+
+def step_line(p: Progress) -> str:
+    "Return the step that is under way, and while none is, the last one that is done."
+    under_way = p.status in ("running", "pausing", "stopping") and p.step < p.steps
+    return step_count(p.step + under_way, p.steps)
+
+
 def phase_line(p: Progress) -> str:
     "Where in its step the run is."
     if p.status not in ("running", "pausing", "stopping"):
@@ -294,7 +305,7 @@ def as_html(p: Progress, rows: int = 6) -> str:
     notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*warned, *p.notes, *cure))
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]
     done = f'<progress value="{p.step}" max="{p.steps}"></progress>'
-    where = ", ".join(filter(None, [f"step {p.step} of {p.steps}", phase_line(p), remaining(p, time.time())]))
+    where = ", ".join(filter(None, [step_line(p), phase_line(p), remaining(p, time.time())]))
     return (f"<div><b>{escape(p.title)}</b> {done} {escape(where)}</div>"
             f"{curve(rewards)}<table><tr>{head}</tr>{body}</table>{notes}")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from .events import Failed
 from .lessons import lessons, remedy
-from .progress import PHASES, GroupSeen, Progress, eta, speeds, stall, told
+from .progress import PHASES, GroupSeen, Progress, eta, speeds, stall, step_line, told
 from .trajectories import TrajectoryGroup
 
 # %% ../nbs/59_ticks.ipynb #55401a87
@@ -141,9 +141,10 @@ def tick_of(p: Progress,
         past = p.past[-1] if p.past else {}
         return {
             "title": p.title[:200], "status": p.status, "phase": p.phase, "step": p.step, "steps": p.steps,
+            "at": step_line(p),
             "started": p.started, "finished": p.finished, "failed": p.failed, "expected": max(p.expected, p.started),
             "reward": rounded(fmean(p.rewards), 4) if p.rewards else None, "micro": list(p.micro),
-            "times": phase_times(p, now), "past": {phase: round(past.get(phase, 0.0), 1) for phase in PHASES if past},
+            "times": phase_times(p, now), "past": {phase: round(past.get(phase, 0.0), 1) for phase in PHASES} if past else None,
             "eta": [round(s) for s in found] if (found := eta(p, now)) else None, "stall": stall(p, now),
             "speeds": {name: rounded(value, 3) for name, value in speeds(p).items()}, "machine": dict(machine),
             "judge": {"cost": rounded(p.judge_cost, 4), "groups": p.judged} if p.judged else None,

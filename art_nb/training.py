@@ -61,6 +61,7 @@ class Run:
         self.bus.subscribe(self.backend.bus.emit)
         self.progress = Progress(model.name, plan.steps, groups=plan.groups_per_step,
                                  rollouts=plan.groups_per_step * plan.rollouts_per_group, status=self.status)
+        self.progress.rows = training_rows(model.store.history())    # of sessions before this one
         self.show = Show(self.backend.bus, self.progress, Nowhere(), run=model.run_name)
         if show:
             self.show.place = place_of(self, self.progress)

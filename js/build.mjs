@@ -30,6 +30,10 @@ const options = {
 /** The package a bundled file belongs to. @param {string} path */
 const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
 
+/** Shorten names and values of our custom properties, which esbuild leaves as they are. @param {string} text */
+const shorten = (text) =>
+  text.replace(/--art-/g, "--a-").replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
+
 /** One panel: its pair of files, and the packages in it. @param {string} name */
 async function bundle(name) {
   const packages = new Set();
@@ -38,8 +42,9 @@ async function bundle(name) {
     const entry = `${name}.${kind}`;
     if (!existsSync(join(here, entry))) continue;
     const result = await build({ ...options, entryPoints: [entry], outfile: entry });
-    writeFileSync(join(target, entry), result.outputFiles[0].contents);
-    bytes += result.outputFiles[0].contents.length;
+    const text = shorten(result.outputFiles[0].text);
+    writeFileSync(join(target, entry), text);
+    bytes += Buffer.byteLength(text);
     Object.values(result.metafile.outputs).forEach((output) =>
       Object.entries(output.inputs).forEach(([path, part]) => part.bytesInOutput && packages.add(packageOf(path))),
     );

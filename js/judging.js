@@ -27,13 +27,13 @@ function build(root, wire, model) {
   // parts ------------------------------------------------------------------------------------------------------------------
 
   const button = (label, title, onclick, more = {}) => h("button.button", { title, onclick, ...more }, label);
-  const title = h("span.j-heading", null), counts = h("span.muted", { role: "status" });
+  const title = h("span.j-heading"), counts = h("span.muted", { role: "status" });
   const search = h("input.input.j-search", { type: "search", placeholder: "Search all texts", label: "Search all texts", spellcheck: false, oninput: () => look(), onkeydown: searching });
   const hits = h("span.muted", { role: "status" });
   const before = button("‹", "Previous group ([)", () => turn(-1), { label: "Previous group" }), next = button("›", "Next group (])", () => turn(1), { label: "Next group" });
   const blind = button("Judge blind", "Hide ids, rewards and judges until you have ranked (b)", () => toggleBlind());
   const pairs = button("Export pairs", "Write preference pairs from the journal into a file", () => exportPairs());
-  const bar = h("div.j-top", { role: "toolbar", label: "This group" }, before, next, title, counts, h("span.grow", null), search, hits, blind,
+  const bar = h("div.j-top", { role: "toolbar", label: "This group" }, before, next, title, counts, h("span.grow"), search, hits, blind,
     pairs,
     button("Freeze", "Replace this panel by its static form, which a saved notebook keeps", () => wire.request("freeze").catch(() => {})),
     button("?", "Keys", () => showHelp(), { label: "Keys" }));
@@ -42,10 +42,10 @@ function build(root, wire, model) {
   const main = h("div.j-main", { tabIndex: -1 }, shared, cards.list, panes);
   const words = h("span", { role: "status" }), drop = button("Drop changes", "Back to the judge's scores and what was applied before", () => change("reset"));
   const apply = button("Apply", "", () => applied(), { class: "art-button art-j-primary" });
-  const foot = h("div.j-foot", null, words, h("span.grow", null), drop, apply);
+  const foot = h("div.j-foot", words, h("span.grow"), drop, apply);
   const help = h("div.j-help", { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 }), name = "art-j-found";
   root.classList.add("art-judging");
-  root.append(bar, said, notes, h("div.j-columns", null, main, side.node), foot, help);
+  root.append(bar, said, notes, h("div.j-columns", main, side.node), foot, help);
 
   // state ------------------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ function build(root, wire, model) {
     const missing = state.blind || state.person ? 0 : state.unscored, speaking = state.rows.filter((row) => row.flags.length).map((row) => row.label);
     fill(notes,
       state.trained ? note("art-is-trained", marked(state.trained), " Its rewards stay; what you say goes into the journal.") : null,
-      state.opinions.filter((each) => each.failure).map((each) => note("art-is-bad", h("b", null, marked(each.judge)), " failed: ", marked(each.failure))),
+      state.opinions.filter((each) => each.failure).map((each) => note("art-is-bad", h("b", marked(each.judge)), " failed: ", marked(each.failure))),
       missing ? note("art-is-bad", `${missing} of ${state.rows.length} rollouts have no score. Give them one; else they leave the group when you apply.`) : null,
       !state.blind && !state.person && state.rows.length > 1 && state.variance === false ? note("art-is-warn", "All scores are equal: the advantages are 0, nothing would be learnt from this group.") : null,
       one?.bias?.warning ? note("art-is-warn", marked(`${one.judge}: ${one.bias.warning}.`), " Ask it several times in shuffled orders, or ask another.") : null,
@@ -136,7 +136,7 @@ function build(root, wire, model) {
     apply.textContent = state.person ? "Hand in" : trained ? "Write into the journal" : "Apply to the rewards";
     apply.title = trained ? "The group was trained; only the journal changes" : `Into the journal (${state.journal}), and into the rewards of the group`;
     fill(words, state.blind ? `${state.placed ?? 0} of ${state.rows.length} placed by you`
-      : state.person ? (state.delivered ? "Handed in." : "") : drafts ? [h("b", null, `${drafts} change${drafts === 1 ? "" : "s"}`), " not applied", state.changed ? muted(` · against the judge: ${state.changed}`) : null]
+      : state.person ? (state.delivered ? "Handed in." : "") : drafts ? [h("b", `${drafts} change${drafts === 1 ? "" : "s"}`), " not applied", state.changed ? muted(` · against the judge: ${state.changed}`) : null]
       : waiting ? "These scores are not the rewards yet." : trained ? muted("What you change goes into the journal.") : state.rows.length ? muted("The rewards are these scores.") : muted("Questions to you will come here."));
   }
 
@@ -150,8 +150,8 @@ function build(root, wire, model) {
       const { reply } = await wire.request("texts", { key: -1 });
       const n = reply.messages.length;
       shared.hidden = !n;
-      const body = h("div.j-said", null);
-      fill(shared, h("summary", null, `The first ${n === 1 ? "message is" : `${n}${reply.parts > 1 ? " and more" : ""} messages are`} the same.`, muted(" Shown once.")), body);
+      const body = h("div.j-said");
+      fill(shared, h("summary", `The first ${n === 1 ? "message is" : `${n}${reply.parts > 1 ? " and more" : ""} messages are`} the same.`, muted(" Shown once.")), body);
       shared.ontoggle = () => { if (shared.open && !body.firstChild) body.append(reading(app, -1)); };
     } catch (error) {
       if (error.name !== "AbortError") complain(error.message);
@@ -165,8 +165,8 @@ function build(root, wire, model) {
     if (rows.some((row) => !row)) return leave();
     rows.forEach((row, n) => {
       const pane = panes.children[n], other = rows[1 - n];
-      fill(pane.firstChild, h("b", null, `${row.rank}. ${row.label}`), row.score == null ? null : h("span", { title: "score" }, num(row.score)),
-        row.after == null || app.state.person ? null : h("span.muted", { title: "advantage" }, `A ${plus(row.after)}`), h("span.grow", null),
+      fill(pane.firstChild, h("b", `${row.rank}. ${row.label}`), row.score == null ? null : h("span", { title: "score" }, num(row.score)),
+        row.after == null || app.state.person ? null : h("span.muted", { title: "advantage" }, `A ${plus(row.after)}`), h("span.grow"),
         row.rank < other.rank ? muted("ranked above") : button("This one is better", `Rank ${row.label} above ${other.label}`, () => change("move", { key: row.key, to: other.rank - 1 })));
       pane.classList.toggle("art-is-active", n === active);
       pane.querySelector(".art-j-because").replaceChildren(marked(row.explanation ?? ""));
@@ -179,7 +179,7 @@ function build(root, wire, model) {
     active = 0;
     root.classList.add("art-is-beside");
     panes.hidden = false;
-    fill(panes, beside.map((key) => h("section.j-pane", { tabIndex: 0, label: `Rollout ${app.state.rows.find((row) => row.key === key)?.label ?? ""}` }, h("header.j-pane-head", null), h("p.j-because", null), reading(app, key))));
+    fill(panes, beside.map((key) => h("section.j-pane", { tabIndex: 0, label: `Rollout ${app.state.rows.find((row) => row.key === key)?.label ?? ""}` }, h("header.j-pane-head"), h("p.j-because"), reading(app, key))));
     [...panes.children].forEach((pane, n) => pane.addEventListener("focusin", () => { active = n; cards.mark(beside[n]); panes.querySelectorAll(".art-j-pane").forEach((one, i) => one.classList.toggle("art-is-active", i === n)); }));
     drawBeside();
     panes.children[0].focus({ preventScroll: true });
@@ -223,7 +223,7 @@ function build(root, wire, model) {
   async function exportPairs() {
     try {
       const { reply } = await wire.request("export");
-      inform(`${reply.pairs} preference pair${reply.pairs === 1 ? "" : "s"} in `, h("span.mono", null, marked(reply.path)), ", beside the notebook.");
+      inform(`${reply.pairs} preference pair${reply.pairs === 1 ? "" : "s"} in `, h("span.mono", marked(reply.path)), ", beside the notebook.");
     } catch (error) {
       complain(error.message);
     }
@@ -258,7 +258,7 @@ function build(root, wire, model) {
   function showHelp() {
     help.hidden = !help.hidden;
     if (help.hidden) return back();
-    fill(help, h("b", null, "Keys"), h("dl", null, HELP.map(([sign, text]) => [h("dt", null, sign.split(" ").map((one) => h("kbd.kbd", null, one))), h("dd", null, text)])),
+    fill(help, h("b", "Keys"), h("dl", HELP.map(([sign, text]) => [h("dt", sign.split(" ").map((one) => h("kbd.kbd", one))), h("dd", text)])),
       muted("Scores lie between 0 and 1. Where a rollout is dragged, it gets the score halfway between its neighbours."));
     help.focus();
   }

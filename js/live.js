@@ -7,6 +7,9 @@ const STATES = {
   ready: "ready", running: "running", pausing: "pausing after this step", paused: "paused", stopping: "stopping", done: "done",
   stopped: "stopped", failed: "failed", dead: "its kernel is gone", lost: "no sign of the kernel",
 };
+const KINDS = {
+  running: "good", done: "good", failed: "bad", dead: "bad", lost: "bad", paused: "warn", pausing: "warn", stopping: "warn",
+};
 const BUTTONS = {
   start: ["Start", "Begin, or go on at the last checkpoint (p)"], pause: ["Pause", "Wait after this step (p)"], resume: ["Resume", "Go on (p)"],
   stop_after_step: ["Stop after step", "Finish this step, then end (s)"], stop: ["Stop now", "Drop this step and end (S)"],
@@ -27,8 +30,8 @@ const span = (s) => (s < 100 ? `${s < 10 ? num(s, 2) : Math.round(s)} s` : s < 6
 /** Bytes for people. @param {number} b */
 const size = (b) => (b >= 1e9 ? `${num(b / 2 ** 30)} GiB` : `${Math.round(b / 2 ** 20)} MiB`);
 
-/** @param {HTMLElement} root @param {any} wire @param {any} model */
-function build(root, wire, model) {
+/** @param {HTMLElement} root @param {any} wire @param {any} model @param {any} output */
+function build(root, wire, model, output) {
   let tick = model.get("tick"), heardAt = Date.now(), columns = /** @type {string[]} */ ([]), charts = /** @type {any} */ (null);
   let asking = false, chosen = -1, follow = true, fresh = 0, opened = "";
   const rows = new Map(), groups = new Map();
@@ -36,38 +39,36 @@ function build(root, wire, model) {
 
   // the head ---------------------------------------------------------------------------------------------------------------
 
-  const title = h("strong.live-title", null), state = h("span.state", null), step = h("span", null), left = h("span.muted", null);
+  const title = h("strong.live-title"), state = h("span.state"), step = h("span"), left = h("span.muted");
   const buttons = Object.fromEntries(Object.entries(BUTTONS).map(([name, [label, hint]]) =>
     [name, h("button.button", { title: hint, onclick: () => press(name) }, label)]));
-  const bar = h("div.live-bar", { role: "progressbar", label: "Steps", "aria-valuemin": 0 }, h("div", null));
+  const bar = h("div.live-bar", { role: "progressbar", label: "Steps", "aria-valuemin": 0 }, h("div"));
   const help = h("div.live-help", { role: "dialog", label: "Keys", hidden: true }, HELP.map(([key, what]) =>
-    h("div", null, key.split(" ").map((one) => h("span.kbd", null, one)), muted(what))));
+    h("div", key.split(" ").map((one) => h("span.kbd", one)), muted(what))));
   const freeze = h("button.button.plain", { title: "Replace this cell by its static form (F)", onclick: () => ask("freeze") }, "Freeze");
   const more = h("button.button.plain", { label: "Keys", title: "Keys (?)", "aria-expanded": "false", onclick: () => toggleHelp() }, "?");
-  const head = h("div.live-head", null, title, state, step, left, h("span.gap", null), h("span.live-buttons", null, Object.values(buttons), freeze, more));
+  const head = h("div.live-head", title, state, step, left, h("span.gap"), h("span.live-buttons", Object.values(buttons), freeze, more));
 
   // what to know -----------------------------------------------------------------------------------------------------------
 
   const stall = h("div.live-note.is-warn", { role: "status", hidden: true }), refused = h("div.live-note.is-bad", { role: "alert", hidden: true });
-  const failure = h("div.live-note.is-bad", { role: "alert", hidden: true }), lessons = h("div.lessons", null);
+  const failure = h("div.live-note.is-bad", { role: "alert", hidden: true }), lessons = h("div.lessons");
   const phases = Object.fromEntries(Object.entries(PHASES).map(([name, label]) => {
-    const now = h("span.phase-now", null), time = h("span.num", null), before = h("span.muted", null);
-    return [name, { now, time, before, tile: h("div.phase", { "data-phase": name }, h("div.phase-name", null, h("i", null), label, time), now, before), part: h("div", { "data-phase": name }) }];
+    const now = h("span.phase-now"), time = h("span.num"), before = h("span.muted");
+    return [name, { now, time, before, tile: h("div.phase", { "data-phase": name }, h("div.phase-name", h("i"), label, time), now, before), part: h("div", { "data-phase": name }) }];
   }));
   const shares = h("div.shares", { role: "img" }, Object.values(phases).map((one) => one.part));
-  const facts = h("div.live-facts", null);
+  const facts = h("div.live-facts");
 
   // groups -----------------------------------------------------------------------------------------------------------------
 
   const list = h("div.groups", { role: "listbox", label: "Finished groups", tabIndex: 0, onscroll: () => scrolled() });
   const newest = h("button.button.newest", { hidden: true, onclick: () => toNewest() });
-  const count = h("span.muted", null), earlier = h("button.button.plain", { hidden: true, onclick: () => older() }, "Earlier");
+  const count = h("span.muted"), earlier = h("button.button.plain", { hidden: true, onclick: () => older() }, "Earlier");
   const shut = h("button.button.plain", { hidden: true, title: "Put the opened group away (x)", onclick: () => close() }, "Close the open group");
-  const place = h("div", null);
-  append(root, head, bar, help, refused, failure, stall, lessons, shares, h("div.phases", null, Object.values(phases).map((one) => one.tile)), facts, place,
-    h("div.groups-head", null, h("strong", null, "Groups"), count, h("span.gap", null), shut, earlier), h("div.groups-box", null, list, newest));
-
-  function append(node, ...children) { node.append(...children); }
+  const place = h("div");
+  root.append(head, bar, help, refused, failure, stall, lessons, shares, h("div.phases", Object.values(phases).map((one) => one.tile)), facts, place,
+    h("div.groups-head", h("strong", "Groups"), count, h("span.gap"), shut, earlier), h("div.groups-box", list, newest));
 
   // asking the kernel ------------------------------------------------------------------------------------------------------
 
@@ -130,10 +131,12 @@ function build(root, wire, model) {
 
   /** @param {any} next */
   function update(next) {
-    const before = tick.status;
+    const { status: before, step } = tick;
     tick = next;
+    if (tick.step !== step && Date.now() > stale) keep();
     heardAt = Date.now();
     const missing = tick.points.some((row) => !rows.has(row[0]) && row[0] > rows.size && !rows.has(row[0] - 1)) || rows.size > 1500;
+    for (const i of rows.keys()) if (i >= tick.rows) rows.delete(i);
     for (const row of tick.points) rows.set(row[0], row);
     const added = tick.groups.filter((group) => !groups.has(group.i)).length;
     take(tick.groups);
@@ -145,13 +148,21 @@ function build(root, wire, model) {
     if (before !== tick.status) say(`${tick.title}: ${STATES[tick.status] ?? tick.status}`);
   }
 
+  let stale = 0;
+  /** What a save writes: the static form, not older than some seconds. */
+  async function keep() {
+    stale = Date.now() + 5000;
+    output.html = (await ask("static_form"))?.html ?? output.html;
+  }
+
   function draw() {
     const live = !["ready", "done", "stopped", "failed", "dead"].includes(tick.status);
     const status = live && Date.now() - heardAt > 6000 ? "lost" : tick.status;
     title.textContent = tick.title;
     state.dataset.state = status;
+    state.className = `art-badge art-state art-is-${KINDS[status]}`;
     state.textContent = STATES[status] ?? status;
-    step.textContent = `step ${tick.step} of ${tick.steps}`;
+    step.textContent = tick.at;
     const eta = tick.eta?.map(span);
     left.textContent = !eta || !live ? "" : `${eta[0] === eta[1] ? "" : `${eta[0]} – `}${eta[1]} left`;
     const offered = (OFFERED[status] ?? []).filter((name) => tick.here || name !== "start");
@@ -160,7 +171,7 @@ function build(root, wire, model) {
     bar.setAttribute("aria-valuenow", tick.step);
     bar.setAttribute("aria-valuemax", tick.steps);
     const words = status === "lost" ? `Nothing was heard for ${span((Date.now() - heardAt) / 1000)}: the kernel was restarted, or the connection is gone. art.Run.attach("${tick.where}") shows the run again.`
-      : status === "dead" ? `The kernel that trained has gone, at step ${tick.step}. Train again under this name: it goes on there.`
+      : status === "dead" ? `The kernel that trained has gone, at ${tick.at}. Train again under this name: it goes on there.`
         : tick.waits === "deaf" ? `A cell waits for the run, and this kernel does not hear buttons meanwhile. Interrupt the cell (■) to pause, or create the file ${tick.where}/STOP.`
           : tick.stall;
     stall.hidden = !words;
@@ -190,14 +201,14 @@ function build(root, wire, model) {
 
   function drawFacts() {
     const { speeds, machine, judge } = tick, items = [];
-    const fact = (name, value, extra) => h("span.fact", null, muted(name), " ", value, extra);
+    const fact = (name, value, extra) => h("span.fact", muted(name), " ", value, extra);
     if (speeds.sampled) items.push(fact("sampling", `${num(speeds.sampled)} tok/s`));
     if (speeds.trained) items.push(fact("training", `${num(speeds.trained)} tok/s`));
     if (machine.total) {
       const part = machine.used / machine.total, tight = part > 0.9;
       items.push(fact("memory", `${size(machine.used)} of ${size(machine.total)}`, [
         h("span.meter", { role: "img", label: `${Math.round(part * 100)} % of the memory` }, h("span", { class: tight ? "art-tight" : "", style: { width: `${100 * part}%` } })),
-        machine.peak ? muted(`peak ${size(machine.peak)}`) : null, tight ? h("span.badge.is-bad", null, "little room left") : null]));
+        machine.peak ? muted(`peak ${size(machine.peak)}`) : null, tight ? h("span.badge.is-bad", "little room left") : null]));
     }
     if (machine.device) items.push(h("span.badge", { class: `art-badge${machine.device === "CPU" ? " art-is-warn" : ""}`, title: machine.device === "CPU" ? "no GPU is used" : "the device that trains" }, machine.device));
     if (judge) items.push(fact("judge", `${judge.groups} groups${judge.cost ? `, $${num(judge.cost)}` : ""}`));
@@ -210,13 +221,13 @@ function build(root, wire, model) {
     if (now === warned) return;
     warned = now;
     fill(lessons, tick.lessons.map((one) => h("div.live-note.is-warn", { "data-lesson": one.key },
-      h("div", null, h("strong", null, one.title), " ", one.finding), h("div", null, muted("Try: "), one.advice))),
-      tick.notes.filter((text) => !tick.failure?.message.startsWith(text.slice(0, 60))).map((text) => h("div.live-note", null, marked(text))));
+      h("div", h("strong", one.title), " ", one.finding), h("div", muted("Try: "), one.advice))),
+      tick.notes.filter((text) => !tick.failure?.message.startsWith(text.slice(0, 60))).map((text) => h("div.live-note", marked(text))));
     const f = tick.failure;
     failure.hidden = !f;
     if (f) {
-      fill(failure, h("div", null, h("strong", null, `Failed in ${f.where}`), " ", marked(f.message)), h("div", null, muted("Try: "), f.remedy),
-        h("details", null, h("summary", null, `The last ${f.before.length} events, and the traceback`), f.before.map((line) => h("div.mono", null, marked(line))), h("pre.mono.trace", null, marked(f.traceback))));
+      fill(failure, h("div", h("strong", `Failed in ${f.where}`), " ", marked(f.message)), h("div", muted("Try: "), f.remedy),
+        h("details", h("summary", `The last ${f.before.length} events, and the traceback`), f.before.map((line) => h("div.mono", marked(line))), h("pre.mono.trace", marked(f.traceback))));
     }
   }
 
@@ -250,11 +261,11 @@ function build(root, wire, model) {
   function option(i) {
     const g = groups.get(i), full = highest - lowest || 1;
     return h("div.group", { role: "option", id: `${list.id}-${i}`, "aria-selected": "false", onclick: () => open(i) },
-      h("span.muted.num", null, g.step), h("span.group-name", { title: g.scenario }, marked(g.scenario || g.id)),
+      h("span.muted.num", g.step), h("span.group-name", { title: g.scenario }, marked(g.scenario || g.id)),
       h("span.strip-of", { role: "img", label: `rewards ${g.rewards.join(", ")}` }, g.rewards.map((r) => h("i", { class: g.flat ? "art-flat" : "", style: { height: `${Math.max(8, 100 * (r - lowest) / full)}%` } }))),
-      h("span.num", null, num(g.mean), muted(` ± ${num(g.std, 2)}`)),
-      h("span.marks", null, g.flat ? h("span.badge.is-warn", { title: "all rewards are equal: no gradient" }, "no variance") : null,
-        g.failed ? h("span.badge.is-bad", null, `${g.failed} failed`) : null, g.judge ? h("span.badge", null, marked(g.judge)) : null));
+      h("span.num", num(g.mean), muted(` ± ${num(g.std, 2)}`)),
+      h("span.marks", g.flat ? h("span.badge.is-warn", { title: "all rewards are equal: no gradient" }, "no variance") : null,
+        g.failed ? h("span.badge.is-bad", `${g.failed} failed`) : null, g.judge ? h("span.badge", marked(g.judge)) : null));
   }
   function mark() {
     for (const [i, { node }] of drawn) {

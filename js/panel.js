@@ -13,16 +13,17 @@ const PROPERTIES = new Set(
  * Build an element: h("span.muted", …) is a span of class art-muted. Strings and numbers become text nodes; null, false
  * and true are left out.
  * @param {string} selector a tag, and classes without their prefix
- * @param {Record<string, any>|null} [props] label (aria-label), class, style (object), on* (functions), aria-*, value, …
- * @param {...any} children nodes, strings, or arrays of them
+ * @param {...any} children first, if there are any, the properties in an object: label (aria-label), class, style
+ * (object), on* (functions), aria-*, value, …; then nodes, strings, or arrays of them
  * @returns {any}
  */
-export function h(selector, props, ...children) {
+export function h(selector, ...children) {
+  const props = children[0]?.constructor === Object ? children.shift() : {};
   const [tag, ...classes] = selector.split(".");
   if (/^(script|style|iframe|object|embed|link|meta|base)$/i.test(tag)) throw new Error(`h: <${tag}> is not allowed`);
   const node = document.createElement(tag);
   if (classes.length) node.className = classes.map((name) => `art-${name}`).join(" ");
-  for (const [name, value] of Object.entries(props ?? {}))
+  for (const [name, value] of Object.entries(props))
     if (value != null && (value !== false || name.startsWith("aria-"))) set(node, name, value);
   append(node, children);
   return node;
@@ -223,10 +224,56 @@ function themed(root) {
   return () => (watch.disconnect(), media.removeEventListener("change", apply));
 }
 
+const VIEW = "application/vnd.jupyter.widget-view+json",
+  STATE = "application/vnd.jupyter.widget-state+json";
+
+/**
+ * Keep a panel's output readable in JupyterLab and Notebook 7, whose widget manager knows the notebook's document. Each
+ * save writes the static form into it, as the state of an HTML widget: a page that opens the notebook without this kernel
+ * shows that. A panel that was left is replaced in the document: a page that was reloaded knows no display ids.
+ * @param {any} model anywidget's model
+ */
+function keepOutput(model) {
+  const context = model.widget_manager?.context,
+    doc = context?.model,
+    id = model.get("comm_id");
+  const kept = { html: "" }; // what a save writes, if not what the output was displayed with
+  if (!doc?.cells || !id) return kept;
+  const places = () =>
+    [...doc.cells].flatMap(({ outputs }) =>
+      [...Array(outputs?.length ?? 0).keys()]
+        .filter((i) => outputs.get(i).data[VIEW]?.model_id === id)
+        .map((i) => [outputs, i]),
+    );
+  const replace = () => {
+    const html = model.get("static_html");
+    for (const [outputs, i] of html ? places() : [])
+      outputs.set(i, { output_type: "display_data", data: { "text/html": html } });
+  };
+  context.saveState.connect((/** @type {any} */ _, /** @type {string} */ stage) => {
+    const { [id]: old, ...state } = doc.getMetadata("widgets")?.[STATE]?.state ?? {},
+      [place] = places();
+    if (stage !== "started" || !(place || old)) return;
+    if (place)
+      state[id] = {
+        model_name: "HTMLModel",
+        model_module: "@jupyter-widgets/controls",
+        model_module_version: "*",
+        state: { value: kept.html || place[0].get(place[1]).data["text/html"] },
+      };
+    if (Object.keys(state).length)
+      doc.setMetadata("widgets", { [STATE]: { version_major: 2, version_minor: 0, state } });
+    else doc.deleteMetadata("widgets");
+  });
+  model.on("change:static_html", replace);
+  setTimeout(replace); // not while the view is being made
+  return kept;
+}
+
 /**
  * Common wrapper of a panel's `render`: theme, error strip, wire, disposal.
  * @param {{model: any, el: HTMLElement}} host
- * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root
+ * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any, output: any) => (void | (() => void))} build fills the root
  * @returns {() => void} closes the panel
  */
 export function mount({ model, el }, build) {
@@ -240,14 +287,14 @@ export function mount({ model, el }, build) {
     strip.hidden = !text;
     fill(
       strip,
-      h("span", null, marked(text)),
+      h("span", marked(text)),
       h("button", { class: "art-button", onclick: () => (strip.hidden = true) }, "Dismiss"),
     );
   };
   wire.onChange("last_error_text", say);
   el.append(host);
   say();
-  const done = build(root, wire, model);
+  const done = build(root, wire, model, keepOutput(model));
   return () => {
     done?.();
     unTheme();
@@ -256,15 +303,14 @@ export function mount({ model, el }, build) {
 }
 
 /** Text that steps back. @param {...any} children */
-export const muted = (...children) => h("span.muted", null, children);
+export const muted = (...children) => h("span.muted", children);
 
 /** A row of a table. @param {any} name @param {...any} cells */
 export const row = (name, ...cells) =>
   h(
     "tr",
-    null,
     h("th", { scope: "row" }, name),
-    cells.map((cell) => h("td", null, cell)),
+    cells.map((cell) => h("td", cell)),
   );
 
 /** A small button with a sign for a face. @param {string} sign @param {string} label @param {() => any} onclick */

@@ -66,7 +66,7 @@ function keeper({ model, ui }) {
 /** The colours of tokens: a choice of channels, of losses, and the legend. @param {any} app */
 function createColours(app) {
   const { ui } = app,
-    key = h("div.key", null);
+    key = h("div.key");
   const option =
     (chosen) =>
     ([value, label]) =>
@@ -125,7 +125,7 @@ function createComparing(app) {
       if (app.matches) app.finding.mark();
       fill(
         reader.crumbs,
-        h("strong", null, `${wanted.length} rollouts`),
+        h("strong", `${wanted.length} rollouts`),
         button("Back", "Read one alone", () => app.alone(ui.id)),
         button("Steps", "The scenario of this rollout at other steps", () =>
           steps.show(index.columns.group[wanted[0]]),
@@ -223,13 +223,13 @@ function build(root, wire, model) {
   });
   const { index, ui } = app,
     note = h("div.saved", { role: "status", hidden: true }),
-    title = h("span.title", null);
+    title = h("span.title");
   app.keep = keeper(app);
   app.say = (/** @type {string} */ text) => {
     note.hidden = false;
     fill(
       note,
-      h("span.mono", null, marked(text)),
+      h("span.mono", marked(text)),
       signed("✕", "Close", () => (note.hidden = true)),
     );
   };
@@ -251,22 +251,20 @@ function build(root, wire, model) {
   const help = h(
     "div.help",
     { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 },
-    h("div.label", null, "Keys"),
+    h("div.label", "Keys"),
     h(
       "dl",
-      null,
       HELP.map(([names, what]) => [
         h(
           "dt",
-          null,
-          names.split(" ").map((name) => h("kbd.kbd", null, name)),
+          names.split(" ").map((name) => h("kbd.kbd", name)),
         ),
-        h("dd", null, what),
+        h("dd", what),
       ]),
     ),
-    h("div.muted", null, FILTERS),
+    h("div.muted", FILTERS),
   );
-  const grow = () => h("span.grow", null);
+  const grow = () => h("span.grow");
   const upper = h(
     "div.bar",
     { role: "toolbar", label: "Rollouts" },
@@ -289,18 +287,17 @@ function build(root, wire, model) {
   );
   const main = h(
     "div.main",
-    null,
     lower,
     note,
     colours.key,
-    h("div.reading", null, reader.node, h("div.side", null, facts.node)),
+    h("div.reading", reader.node, h("div.side", facts.node)),
     inspector.node,
   );
   root.classList.add("art-viewer");
   root.append(
     upper,
     finding.wrong,
-    h("div.columns", null, h("nav.browser", { label: "Browser" }, list.node), main),
+    h("div.columns", h("nav.browser", { label: "Browser" }, list.node), main),
     help,
     tokens.tip,
   );

@@ -26,6 +26,14 @@ def button(notebook, name):
     return notebook.page.get_by_role("button", name=name, exact=True)
 
 
+def until(condition, timeout_s=20):
+    """Wait for something in Python."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.05)
+
+
 def state(notebook, name, timeout_s=20):
     """Wait until the cell shows a state."""
     notebook.page.wait_for_selector(f".art-state[data-state={name}]", timeout=timeout_s * 1000)
@@ -120,3 +128,66 @@ def test_a_run_that_its_cell_awaits_is_shown_once(lab, tiny_model_dir, tmp_path)
     bar = nb.cell(3).locator(".art-bar").first
     bar.wait_for()
     assert bar.bounding_box()["height"] > 30
+
+
+STATIC = "application/vnd.jupyter.widget-state+json"
+
+
+def kept(saved):
+    """The static forms that a notebook holds for outputs whose kernel may go."""
+    return [one["state"]["value"] for one in saved["metadata"].get("widgets", {STATIC: {"state": {}}})[STATIC]["state"].values()]
+
+
+def drawn_steps(notebook):
+    """Which steps the reward's curve shows, in words."""
+    return notebook.page.locator(".art-curve").first.get_attribute("aria-label")
+
+
+@pytest.mark.timeout(300)
+def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tmp_path):
+    run, again = tmp_path / "tests/models/tiny", TRAIN.replace("run = ", "again = ")
+    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), TRAIN, again])
+    nb.run(0, 120)
+    nb.run(1)
+    state(nb, "running", 30)
+    nb.page.wait_for_selector(".art-group")
+    nb.page.wait_for_function("parseInt(document.querySelector('.art-live-head').innerText.match(/step (\\d+)/)[1]) > 3")
+    saved = nb.save()
+    nbformat.validate(saved)
+    assert "Taken while the run was going on" in kept(saved)[0]
+
+    nb.reload()                                                  # during the run: it is live again
+    state(nb, "running", 30)
+    nb.leave()
+    (run / "STOP").touch()                                       # the run ends while no page is open
+    until(lambda: json.loads((run / "run.json").read_text())["status"] == "stopped")
+    nb.open()
+    nb.cell(1).get_by_text("stopped at step").wait_for()
+    assert not nb.page.locator(".art-panel").count()
+    saved = nb.save()
+    assert "widgets" not in saved["metadata"]
+    assert "stopped at step" in json.dumps(saved["cells"][1]["outputs"])
+
+    nb.run(2)
+    state(nb, "running", 30)
+    assert drawn_steps(nb) != "Reward by step: nothing yet"      # those of the session before
+    nb.save()
+    nb.reload()
+    state(nb, "running", 30)
+    button(nb, "Stop after step").click()
+    nb.page.wait_for_selector(".art-panel", state="detached")    # the page that was reloaded shows the static form
+    nb.cell(2).get_by_text("stopped at step").wait_for()
+    saved = nb.save()
+    nbformat.validate(saved)
+    assert "widgets" not in saved["metadata"]
+    assert "widget-view" not in json.dumps([cell["outputs"] for cell in saved["cells"][1:]])
+
+    nb.run(1)
+    state(nb, "running", 30)
+    nb.save()
+    nb.leave()
+    nb.end_kernel()                                              # the run dies, and nobody has seen its end
+    nb.open()
+    nb.cell(1).get_by_text("Taken while the run was going on").wait_for()
+    nb.cell(2).get_by_text("stopped at step").wait_for()
+    assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()

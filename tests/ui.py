@@ -379,6 +379,25 @@ class LabPage:
         """Wait until the kernel has nothing to do."""
         self.page.wait_for_selector("#jp-main-statusbar >> text=/\\| Idle/", timeout=timeout_s * 1000)
 
+    def reload(self) -> None:
+        """Load the page again, without the question whether to leave it."""
+        self.page.once("dialog", lambda dialog: dialog.accept())
+        self.page.reload()
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+
+    def leave(self) -> None:
+        """Close the notebook without saving it."""
+        self.page.once("dialog", lambda dialog: dialog.accept())
+        self.page.goto("about:blank")
+
+    def end_kernel(self) -> None:
+        """Shut the notebook's kernel down."""
+        address = f"{self.lab.url}/api/sessions"
+        with urllib.request.urlopen(f"{address}?token={self.lab.token}") as answer:
+            mine = next(one["id"] for one in json.load(answer) if one["path"] == self.name)
+        request = urllib.request.Request(f"{address}/{mine}?token={self.lab.token}", method="DELETE")
+        urllib.request.urlopen(request).close()
+
     def cell(self, n: int):
         """The n-th cell."""
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(n)

@@ -9,7 +9,7 @@ export const plus = (value) => (value == null ? "–" : `${value > 0 ? "+" : ""}
 
 /** A conversation as far as it came, and a button for the rest. @param {any} app @param {number} key */
 export function reading(app, key) {
-  const body = h("div.j-said", null), said = /** @type {any[]} */ ([]);
+  const body = h("div.j-said"), said = /** @type {any[]} */ ([]);
   let cut = null;
 
   async function load(part) {
@@ -56,12 +56,12 @@ export function createCards(app) {
 
   /** One card; its conversation is asked for once. @param {number} key */
   function make(key) {
-    const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"), rank = h("span.j-rank", null);
+    const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"), rank = h("span.j-rank");
     const larger = h("button.j-grip.j-larger", { onclick: () => { mark(key); unfold(!article.classList.contains("art-is-open")); }, tabIndex: -1, label: "The whole conversation", title: "The whole conversation (e, x)" }, "⤢");
-    const verdict = h("div.j-verdict", null), body = h("div.j-text", { tabIndex: 0, role: "region" });
+    const verdict = h("div.j-verdict"), body = h("div.j-text", { tabIndex: 0, role: "region" });
     const article = h("article.j-card", { tabIndex: -1, "data-key": String(key), onfocusin: () => mark(key) },
-      h("div.j-rail", null, rank, grip, larger), verdict, body);
-    const card = { key, node: h("li", null, article), article, grip, rank, verdict, body, row: null };
+      h("div.j-rail", rank, grip, larger), verdict, body);
+    const card = { key, node: h("li", article), article, grip, rank, verdict, body, row: null };
     body.append(reading(app, key));
     return card;
   }
@@ -129,19 +129,19 @@ export function createCards(app) {
     const undo = row.by_hand ? signed("↺", `Take back your word on rollout ${row.label} (u)`, () => app.change("override", { key, score: null })) : null;
     if (undo) undo.dataset.field = "undo";
     return [
-      h("div.j-line", null, h("strong.j-name", null, row.label),
+      h("div.j-line", h("strong.j-name", row.label),
         row.by_hand && !state.blind ? badge(row.draft ? "yours, not applied" : "yours", "art-j-mine") : null,
         state.blind && row.by_hand ? badge("placed", "art-j-mine") : null,
         unscored && !state.person ? badge("unscored", "art-is-bad", row.problem) : null,
         row.flags.length ? badge("speaks to the judge", "art-is-warn", row.flags.join("\n")) : null,
         row.spread > 0.15 ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ from round to round") : null),
-      h("div.j-line", null, number, state.blind ? null : bar(row), undo),
-      state.blind || !row.by_hand || row.judge == null ? null : h("div.j-line.muted", null, `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
-      state.blind || state.person ? null : h("div.j-line", null, h("span.j-adv", { title: "the advantage that training uses: by the judge → with your changes" }, "A ",
-        row.by_hand || moves(row) ? [muted(plus(row.before)), " → ", h("b", null, plus(row.after))] : h("b", null, plus(row.after))), push(row, most)),
-      row.explanation ? h("p.j-because.text", null, marked(row.explanation)) : null,
-      row.problem ? h("p.j-problem", null, marked(row.problem)) : null,
-      row.flags.map((flag) => h("p.j-flag", null, marked(flag))),
+      h("div.j-line", number, state.blind ? null : bar(row), undo),
+      state.blind || !row.by_hand || row.judge == null ? null : h("div.j-line.muted", `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
+      state.blind || state.person ? null : h("div.j-line", h("span.j-adv", { title: "the advantage that training uses: by the judge → with your changes" }, "A ",
+        row.by_hand || moves(row) ? [muted(plus(row.before)), " → ", h("b", plus(row.after))] : h("b", plus(row.after))), push(row, most)),
+      row.explanation ? h("p.j-because.text", marked(row.explanation)) : null,
+      row.problem ? h("p.j-problem", marked(row.problem)) : null,
+      row.flags.map((flag) => h("p.j-flag", marked(flag))),
       row.by_hand || asked.has(key) ? why : null,
     ];
   }

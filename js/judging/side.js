@@ -20,7 +20,7 @@ export function createSide(app) {
   const scored = h("section.j-section", { label: "Scored by" }), rubric = h("section.j-section", { label: "Rubric" });
   const diff = h("section.j-section", { label: "Two rankings" }), session = h("section.j-section", { label: "Agreement" });
   const node = h("aside.j-side", { label: "Judges" }, scored, rubric, diff, session);
-  const title = (text) => h("h2.j-title", null, text);
+  const title = (text) => h("h2.j-title", text);
 
   // who scored -----------------------------------------------------------------------------------------------------------------
 
@@ -31,9 +31,9 @@ export function createSide(app) {
     fill(scored, title("Scored by"),
       h("select.select.j-wide", { label: "Ranking that counts", onchange: (event) => app.change("use", { opinion: Number(event.target.value) }) },
         opinions.map((each, n) => h("option", { value: String(n), selected: n === using, disabled: Boolean(each.failure) }, named(each, n) + (each.failure ? " · failed" : "")))),
-      h("p.j-fact", null, cost(one)),
-      one.tau == null ? null : h("p.j-fact", null, `${one.repeats} repeats in shuffled orders: τ ${num(one.tau, 2)}, spread ±${num(one.spread, 2)}`),
-      one.bias?.mean_rank.length ? h("p.j-fact", null, "by place in the list ", places(one.bias), " ", one.bias.warning ? h("span.badge.is-warn", null, one.bias.warning)
+      h("p.j-fact", cost(one)),
+      one.tau == null ? null : h("p.j-fact", `${one.repeats} repeats in shuffled orders: τ ${num(one.tau, 2)}, spread ±${num(one.spread, 2)}`),
+      one.bias?.mean_rank.length ? h("p.j-fact", "by place in the list ", places(one.bias), " ", one.bias.warning ? h("span.badge.is-warn", one.bias.warning)
         : muted(`${one.bias.rounds} rounds, no sign of a favourite place`)) : null);
   }
 
@@ -45,7 +45,7 @@ export function createSide(app) {
     [1, 2, 4, 8].map((n) => h("option", { value: String(n) }, n === 1 ? "once" : `${n} times, shuffled`)));
   const ask = h("button.button", { onclick: () => again() }, "Judge again"), asking = h("p.j-fact", { role: "status" });
   let edited = false, busy = false;
-  rubric.append(title("Rubric"), text, h("div.j-line.j-ask", null, who, repeats, ask), asking);
+  rubric.append(title("Rubric"), text, h("div.j-line.j-ask", who, repeats, ask), asking);
 
   async function again() {
     if (busy || ask.disabled) return;
@@ -94,14 +94,14 @@ export function createSide(app) {
       const { reply } = await app.wire.request("diff", { a, b });
       if (told !== stamp) return;
       fill(diff, title("Two rankings"), pick(a, "First ranking", (n) => { a = n; }), pick(b, "Second ranking", (n) => { b = n; }),
-        h("table.j-table", null, h("thead", null, h("tr", null, ["rollout", "first", "second", ""].map((name) => h("th", { scope: "col" }, name)))),
-          h("tbody", null, reply.rows.map((row) => line(row.label, place(row.a, row.score_a), place(row.b, row.score_b), arrow(row))))),
-        h("p.j-fact", null, reply.moved ? reply.text : "The same order."));
+        h("table.j-table", h("thead", h("tr", ["rollout", "first", "second", ""].map((name) => h("th", { scope: "col" }, name)))),
+          h("tbody", reply.rows.map((row) => line(row.label, place(row.a, row.score_a), place(row.b, row.score_b), arrow(row))))),
+        h("p.j-fact", reply.moved ? reply.text : "The same order."));
     } catch (error) {
       fill(diff, title("Two rankings"), muted(error.message));
     }
   }
-  const place = (rank, score) => (rank == null ? muted("–") : [h("b", null, num(rank, 2)), muted(` ${num(score, 2)}`)]);
+  const place = (rank, score) => (rank == null ? muted("–") : [h("b", num(rank, 2)), muted(` ${num(score, 2)}`)]);
   const arrow = ({ a: old, b: now, moved }) => (!moved || old == null || now == null ? "" : h("span", { class: now < old ? "art-j-better" : "art-j-worse" }, now < old ? `▲ ${num(old - now, 2)}` : `▼ ${num(now - old, 2)}`));
 
   // the session ----------------------------------------------------------------------------------------------------------------
@@ -122,15 +122,15 @@ export function createSide(app) {
 
   function drawSession({ text: said, pairs, confusions, more, judge, groups }) {
     fill(session, title("You and the judge"),
-      pairs ? h("p.j-fact", null, `Over ${groups} group${groups === 1 ? "" : "s"}, `, marked(judge), ` and you: ${said}.`, pairs < 20 ? muted(" Shares and τ come from 20 pairs on.") : null)
-        : h("p.j-fact", null, muted("No pair yet that both of you ranked. Judging blind gives the fairest figures.")),
-      confusions.length ? h("details.j-fold", null, h("summary", null, `${confusions.length + more} pair${confusions.length + more === 1 ? "" : "s"} ordered differently, the judge's surest first`),
-        h("ul.j-confusions", null, confusions.map(confusion), more ? h("li", null, muted(`and ${more} more`)) : null)) : null);
+      pairs ? h("p.j-fact", `Over ${groups} group${groups === 1 ? "" : "s"}, `, marked(judge), ` and you: ${said}.`, pairs < 20 ? muted(" Shares and τ come from 20 pairs on.") : null)
+        : h("p.j-fact", muted("No pair yet that both of you ranked. Judging blind gives the fairest figures.")),
+      confusions.length ? h("details.j-fold", h("summary", `${confusions.length + more} pair${confusions.length + more === 1 ? "" : "s"} ordered differently, the judge's surest first`),
+        h("ul.j-confusions", confusions.map(confusion), more ? h("li", muted(`and ${more} more`)) : null)) : null);
   }
 
   const confusion = (one) => {
     const [x, y] = one.pair, words = [`judge #${x} `, muted(num(one.judge[0], 2)), ` over #${y} `, muted(num(one.judge[1], 2)), "; you ", muted(`${num(one.human[0], 2)} : ${num(one.human[1], 2)}`)];
-    return h("li", null, one.here ? h("button.more", { onclick: () => app.besides([x, y]) }, words) : [words, muted(" · ", marked(one.group), one.step ? ` step ${one.step}` : "")]);
+    return h("li", one.here ? h("button.more", { onclick: () => app.besides([x, y]) }, words) : [words, muted(" · ", marked(one.group), one.step ? ` step ${one.step}` : "")]);
   };
 
   return {

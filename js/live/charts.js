@@ -22,7 +22,7 @@ const share = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`
  * @param {string[]} columns names of a row's values after its number
  */
 export function createCharts(columns) {
-  const probe = h("i", { hidden: true }), node = h("div.curves", null, probe);
+  const probe = h("i", { hidden: true }), node = h("div.curves", probe);
   const paint = (name) => { probe.style.color = `var(--art-${name})`; return getComputedStyle(probe).color; };
   const at = Object.fromEntries(columns.map((name, i) => [name, i + 1]));
   /** @type {any[]} */
@@ -33,9 +33,9 @@ export function createCharts(columns) {
   /** @param {Chart} chart */
   function card(chart) {
     const say = chart.percent ? share : num;
-    const value = h("output.curve-value", null, "–"), plot = h("div.plot", null);
+    const value = h("output.curve-value", "–"), plot = h("div.plot");
     const figure = h(chart.wide ? "figure.curve.wide" : "figure.curve", { role: "img" },
-      h("figcaption", { title: chart.hint }, h("span.muted", null, chart.title), value), plot);
+      h("figcaption", { title: chart.hint }, h("span.muted", chart.title), value), plot);
     /** @type {any} */
     let u = null;
     const cross = h("div.cross", { hidden: true });

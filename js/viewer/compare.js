@@ -4,7 +4,7 @@ import { joined, thread } from "./thread.js";
 
 /** @param {any} app */
 export function createCompare(app) {
-  const node = h("div.compare", null);
+  const node = h("div.compare");
   let active = 0,
     asked = 0,
     ids = [];
@@ -36,11 +36,10 @@ export function createCompare(app) {
       node,
       h(
         "div.prefix",
-        null,
         common.length
-          ? h("details.fold", null, h("summary", null, parted, muted(" Shown once.")), thread(common, {}))
+          ? h("details.fold", h("summary", parted, muted(" Shown once.")), thread(common, {}))
           : muted(parted),
-        shortened ? h("span.badge", null, "long texts are shortened") : null,
+        shortened ? h("span.badge", "long texts are shortened") : null,
       ),
       h("div.panes", { style: { "--art-panes": String(items.length) } }, items.map(pane)),
     );
@@ -55,7 +54,7 @@ export function createCompare(app) {
       {
         "data-pane": n,
         tabIndex: -1,
-        label: `Rollout ${nth} of step ${step}`,
+        label: `Rollout ${nth}`,
         onclick: () => {
           active = n;
           mark();
@@ -63,10 +62,9 @@ export function createCompare(app) {
       },
       h(
         "header.pane-head",
-        null,
-        h("strong", null, `#${nth}`),
-        muted(`step ${step}`),
-        h("span.grow", null),
+        h("strong", `#${nth}`),
+        app.index.stepped && muted(`step ${step}`),
+        h("span.grow"),
         h("span", { title: "reward" }, num(reward)),
         h(
           "span",
@@ -130,7 +128,7 @@ export function createSteps(app) {
     const { reply } = await app.wire.request("step_diff", { group });
     const { places, by } = reply;
     if (places.length < 2)
-      return fill(node, h("span.note", null, "This scenario was rolled out at one step only."), close());
+      return fill(node, h("span.note", "This scenario was rolled out at one step only."), close());
     const here = Math.max(
         0,
         places.findIndex((place) => place.group === group),
@@ -141,7 +139,7 @@ export function createSteps(app) {
     a.node.onchange = b.node.onchange = go;
     fill(
       node,
-      h("span.label", null, "Same scenario", by === "first messages" ? muted(" (by its first messages)") : null),
+      h("span.label", "Same scenario", by === "first messages" ? muted(" (by its first messages)") : null),
       a.node,
       muted("against"),
       b.node,
@@ -173,7 +171,7 @@ export function createSteps(app) {
     };
     where.onchange = offer;
     offer();
-    return { node: h("span.picker", null, where, which), id: () => Number(which.value) };
+    return { node: h("span.picker", where, which), id: () => Number(which.value) };
   }
 
   return {

@@ -8,7 +8,7 @@ export function createFacts(app) {
     frames = [],
     shown = null,
     asked = 0;
-  const board = h("div.board-place", null);
+  const board = h("div.board-place");
 
   /** @param {any} reply of the command `traj` */
   function show(reply) {
@@ -36,23 +36,19 @@ export function createFacts(app) {
       number == null ? null : row(name, [num(number), note ? muted(` ${note}`) : null]);
     return h(
       "section.card.reward-card",
-      null,
       h(
         "div.big",
-        null,
-        h("span", null, status === "failed" ? "failed" : num(value)),
+        h("span", status === "failed" ? "failed" : num(value)),
         muted("reward"),
-        h("span.grow", null),
+        h("span.grow"),
         h("button.button.plain", { title: "Set a score of your own (o)", onclick: () => override(id) }, "Override"),
       ),
-      h("div.override", null),
+      h("div.override"),
       named.length
         ? h(
             "table.table.parts",
-            null,
             h(
               "tbody",
-              null,
               named.map(([name, number]) =>
                 row(
                   marked(name),
@@ -64,16 +60,14 @@ export function createFacts(app) {
           )
         : null,
       parts.sums === true
-        ? h("div.muted", null, "✓ the parts sum to the reward")
+        ? h("div.muted", "✓ the parts sum to the reward")
         : parts.sums === false
-          ? h("div.badge.is-warn", null, "the parts do not sum to the reward")
+          ? h("div.badge.is-warn", "the parts do not sum to the reward")
           : null,
       h(
         "table.table",
-        null,
         h(
           "tbody",
-          null,
           line("judged (RULER)", parts.ruler),
           line(
             "set by a person",
@@ -83,8 +77,8 @@ export function createFacts(app) {
           line("advantage", parts.advantage, "in its group"),
         ),
       ),
-      [parts.explanation, parts.reason].map((said) => said && h("p.note", null, marked(said))),
-      parts.why ? h("p.note", null, marked(parts.why)) : null,
+      [parts.explanation, parts.reason].map((said) => said && h("p.note", marked(said))),
+      parts.why ? h("p.note", marked(parts.why)) : null,
     );
   }
 
@@ -142,7 +136,7 @@ export function createFacts(app) {
         app.reader.showMessage(frames[ply].message);
       },
     });
-    const grid = h("div.grid-place", null),
+    const grid = h("div.grid-place"),
       caption = h("div.muted.caption", { "aria-live": "polite" });
     const move = (by) => {
       ply = clamp(ply + by, frames.length);
@@ -160,11 +154,9 @@ export function createFacts(app) {
           { label: `Board, ply ${ply}`, style: { "--cell": `${Math.max(9, Math.min(48, (220 / wide) | 0))}px` } },
           h(
             "tbody",
-            null,
             rows.map((row, r) =>
               h(
                 "tr",
-                null,
                 row.map((cell, c) =>
                   h(last && last[0] === r && last[1] === c ? "td.is-last" : "td", { style: tint(cell) }, visible(cell)),
                 ),
@@ -180,12 +172,10 @@ export function createFacts(app) {
       board,
       h(
         "section.card",
-        null,
-        h("div.label", null, "Board"),
+        h("div.label", "Board"),
         grid,
         h(
           "div.ply",
-          null,
           signed("‹", "One ply back", () => move(-1)),
           slider,
           signed("›", "One ply on", () => move(1)),
@@ -214,13 +204,11 @@ export function createFacts(app) {
       ? h(
           "details.fold.card",
           { open: rows.length <= 8 },
-          h("summary", null, title, muted(` ${rows.length}`)),
+          h("summary", title, muted(` ${rows.length}`)),
           h(
             "table.table",
-            null,
             h(
               "tbody",
-              null,
               rows.map(([name, value]) => row(marked(name), typeof value === "number" ? num(value, 4) : marked(value))),
             ),
           ),
@@ -229,7 +217,7 @@ export function createFacts(app) {
   }
   const texts = (title, text, open = false) =>
     text && text !== "{}"
-      ? h("details.fold.card", { open }, h("summary", null, title), h("div.text.mono", null, marked(text)))
+      ? h("details.fold.card", { open }, h("summary", title), h("div.text.mono", marked(text)))
       : null;
 
   return { node, show, override, clear: () => fill(node) };

@@ -176,11 +176,11 @@ export function createFinding(app) {
   return {
     parts: [
       counts,
-      h("span.grow", null),
+      h("span.grow"),
       where,
       h("span.segments", { role: "group", label: "Presets" }, presets),
       sort,
-      h("span.searching", null, search, found),
+      h("span.searching", search, found),
     ],
     wrong,
     choose,

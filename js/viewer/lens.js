@@ -16,16 +16,15 @@ export function createInspector(app) {
   }
 
   function draw() {
-    const lens = h("div.lens", null);
+    const lens = h("div.lens");
     fill(
       node,
       h(
         "header.drawer-head",
-        null,
-        h("span.mono.token", null, JSON.stringify(visible(token.text))),
+        h("span.mono.token", JSON.stringify(visible(token.text))),
         muted(`token ${token.k + 1} of ${token.n}, turn ${token.turn}`),
-        token.figures.map(([name, value]) => h("span.figure", null, muted(name), " ", value)),
-        h("span.grow", null),
+        token.figures.map(([name, value]) => h("span.figure", muted(name), " ", value)),
+        h("span.grow"),
         h(
           "button.button",
           {
@@ -51,14 +50,14 @@ export function createInspector(app) {
   async function ask(lens) {
     const mine = ++asked,
       { id, turn, k } = token;
-    fill(lens, h("p.muted", null, "Computing the objective with the trainer's own functions …"));
+    fill(lens, h("p.muted", "Computing the objective with the trainer's own functions …"));
     try {
       const { reply } = await app.wire.request("lens", { id, turn, token: k });
       if (mine === asked)
-        fill(lens, reply.why ? h("p.note", null, marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
+        fill(lens, reply.why ? h("p.note", marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
       inSight();
     } catch (error) {
-      if (mine === asked) fill(lens, h("p.note", null, marked(error.message)));
+      if (mine === asked) fill(lens, h("p.note", marked(error.message)));
     }
   }
 
@@ -66,7 +65,7 @@ export function createInspector(app) {
   function table({ losses, assumed, recorded }) {
     const names = [...new Set(losses.flatMap((loss) => loss.terms.map((term) => term.name)))];
     const find = (loss, name) => loss.terms.find((term) => term.name === name);
-    const clipped = (value) => (value ? h("span.badge.is-warn", null, "clipped") : "no");
+    const clipped = (value) => (value ? h("span.badge.is-warn", "clipped") : "no");
     const cell = (loss, name) => {
       const term = find(loss, name);
       return !term ? "·" : name === "clipped" ? clipped(term.value) : num(term.value, 4);
@@ -92,33 +91,29 @@ export function createInspector(app) {
     return h(
       "div.scroll",
       { tabIndex: 0, role: "region", label: "Loss lens" },
-      assumed && !recorded ? h("p.note", null, marked(assumed)) : null,
+      assumed && !recorded ? h("p.note", marked(assumed)) : null,
       h(
         "table.table.terms",
-        null,
         h(
           "thead",
-          null,
           h(
             "tr",
-            null,
             h("th", { scope: "col" }, "term"),
             losses.map((loss) =>
               h(
                 loss.trainer ? "th.is-ours" : "th",
                 { scope: "col" },
                 loss.name,
-                loss.trainer ? h("span.badge.is-good", null, "trained with") : null,
+                loss.trainer ? h("span.badge.is-good", "trained with") : null,
               ),
             ),
           ),
         ),
         h(
           "tbody",
-          null,
           line(
             "objective",
-            losses.map((loss) => h("span.mono", null, loss.formula)),
+            losses.map((loss) => h("span.mono", loss.formula)),
             "art-formula",
           ),
           names.map(term),

@@ -100,7 +100,7 @@ export function createList(app) {
     for (let i = from; i < to; i++) rows.push(row(i));
     fill(inner, rows);
     node.setAttribute("aria-activedescendant", kinds.length ? `${app.name}-row-${active}` : "");
-    if (!kinds.length) fill(inner, h("div.none", null, index.done ? "Nothing here passes the filter." : "Loading …"));
+    if (!kinds.length) fill(inner, h("div.none", index.done ? "Nothing here passes the filter." : "Loading …"));
     askPreviews(from, to);
   };
 
@@ -133,9 +133,9 @@ export function createList(app) {
     const { step, split, groups, sum, n } = steps[ref];
     return [
       caret(STEP, ref),
-      h("span.grow", null, `Step ${step}`, split === "train" ? "" : muted(` ${split}`)),
+      h("span.grow", `Step ${step}`, split === "train" ? "" : muted(` ${split}`)),
       muted(`${groups} group${groups === 1 ? "" : "s"}`),
-      h("span.num", null, num(n ? sum / n : NaN)),
+      h("span.num", num(n ? sum / n : NaN)),
     ];
   }
 
@@ -149,7 +149,7 @@ export function createList(app) {
         ? h("span.badge.is-warn", { title: "All rewards are equal: this group gives no gradient" }, "no gradient")
         : null,
       strip(group),
-      h("span.num.mean", null, num(group.mean), muted(` ±${num(group.std, 2)}`)),
+      h("span.num.mean", num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
   }
 
@@ -183,15 +183,15 @@ export function createList(app) {
       ["injection", "injection", "Text here addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
     return [
-      h("span.nth.muted", null, app.picked.has(id) ? "✓" : `${nth[id]}`),
+      h("span.nth.muted", app.picked.has(id) ? "✓" : `${nth[id]}`),
       h(
         "span",
         { class: `art-level${failed ? " art-is-failed" : ""}`, "aria-hidden": "true" },
         failed ? null : h("i", { style: { width: `${Math.round(100 * index.level(reward[id]))}%` } }),
       ),
-      h("span.num.reward", null, failed ? "failed" : num(reward[id])),
-      flat ? h("span.muted.where", null, `${group.step}·${group.place}`) : null,
-      h("span.grow.preview", null, seen ? marked(seen.preview) : "…"),
+      h("span.num.reward", failed ? "failed" : num(reward[id])),
+      flat ? h("span.muted.where", `${group.step}·${group.place}`) : null,
+      h("span.grow.preview", seen ? marked(seen.preview) : "…"),
       marks.map(([, word, why]) => h("span.badge.is-warn", { title: why }, word)),
       h(
         "span.muted.size",

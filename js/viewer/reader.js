@@ -5,8 +5,8 @@ import { joined, thread } from "./thread.js";
 /** @param {any} app */
 export function createReader(app) {
   const { index, ui, wire } = app;
-  const crumbs = h("div.crumbs", null),
-    body = h("div.conversation", null);
+  const crumbs = h("div.crumbs"),
+    body = h("div.conversation");
   const node = h("div.reader", { tabIndex: 0, role: "region", label: "Conversation" }, app.steps.node, body);
   let reading = 0,
     timer = 0,
@@ -32,7 +32,7 @@ export function createReader(app) {
     } catch (error) {
       if (mine !== reading) return;
       app.root.classList.remove("art-is-comparing");
-      fill(body, h("p.note", null, marked(error.message)));
+      fill(body, h("p.note", marked(error.message)));
     }
   }
 
@@ -77,22 +77,21 @@ export function createReader(app) {
   const failure = ({ type, message, traceback }) =>
     h(
       "section.failure",
-      null,
-      h("strong", null, marked(type)),
+      h("strong", marked(type)),
       " ",
       marked(message),
       traceback &&
-        h("details.fold", null, h("summary", null, "traceback"), h("div.text.mono", null, marked(traceback))),
+        h("details.fold", h("summary", "traceback"), h("div.text.mono", marked(traceback))),
     );
 
   function crumb({ id, step, split, index: nth, link, place }) {
     const group = index.groupOf(id);
     fill(
       crumbs,
-      index.stepped && h("span", null, `step ${step}`, split === "train" ? "" : ` ${split}`, muted(" › ")),
+      index.stepped && h("span", `step ${step}`, split === "train" ? "" : ` ${split}`, muted(" › ")),
       h("span.name", { title: visible(group?.name) }, marked(group?.name || `group ${place}`)),
       muted(" › "),
-      h("strong", null, `rollout ${nth}`),
+      h("strong", `rollout ${nth}`),
       muted(` of ${group?.size ?? 1}`),
       h("button.button.plain", { title: `Copy the link (y): ${visible(link)}`, onclick: copyLink }, "link"),
     );

@@ -40,7 +40,7 @@ function head(text, cap) {
 
 /** A text of which long ones show their beginning. @param {string} text @param {number} cap */
 export function capped(text, cap) {
-  const node = h("div.text", null),
+  const node = h("div.text"),
     total = lines(text);
   if (total <= cap * 1.25) return append(node, text);
   const draw = (all) =>
@@ -61,8 +61,8 @@ const append = (node, text) => (node.append(marked(text)), node);
 
 /** A fold whose content is built when it is opened first. */
 function fold(summary, body, { open = false, kind = "", text = "" } = {}) {
-  const inside = h("div.inside", null);
-  const node = h("details", { class: `art-fold ${kind}`, open }, h("summary", null, summary), inside);
+  const inside = h("div.inside");
+  const node = h("details", { class: `art-fold ${kind}`, open }, h("summary", summary), inside);
   const build = () => {
     if (node.open && !inside.firstChild) fill(inside, body());
   };
@@ -91,17 +91,17 @@ function call({ name, arguments: args }, result) {
   const said = result?.content ?? "",
     failed = result && FAILED.test(said);
   const summary = [
-    h("span.fn", null, marked(name)),
-    h("span.args", null, short(args ?? "", 70)),
-    failed ? h("span.badge.is-bad", null, "error") : null,
-    !result ? h("span.badge", null, "no result") : null,
+    h("span.fn", marked(name)),
+    h("span.args", short(args ?? "", 70)),
+    failed ? h("span.badge.is-bad", "error") : null,
+    !result ? h("span.badge", "no result") : null,
   ];
   return fold(
     summary,
     () => [
-      h("div.label", null, "arguments"),
-      h("div.text", null, marked(pretty(args ?? ""))),
-      result ? [h("div.label", null, "result"), capped(said, CAPS.tool)] : null,
+      h("div.label", "arguments"),
+      h("div.text", marked(pretty(args ?? ""))),
+      result ? [h("div.label", "result"), capped(said, CAPS.tool)] : null,
     ],
     { open: Boolean(failed), kind: failed ? "art-call art-is-failed" : "art-call", text: `${name} ${args} ${said}` },
   );
@@ -113,8 +113,7 @@ function diverging(text, cut) {
     tail = shared.slice(-160);
   return h(
     "div.text",
-    null,
-    h("span.shared", null, shared.length > 160 ? "… " : "", marked(tail)),
+    h("span.shared", shared.length > 160 ? "… " : "", marked(tail)),
     h("span.parting", { role: "img", label: "here they part", title: "first divergence" }),
     marked(text.slice(cut)),
   );
@@ -126,7 +125,7 @@ function diverging(text, cut) {
  */
 function entry(message, results, { paint, cut = null }) {
   const { role, content = "", thinking, tool_calls: calls = [], turn } = message,
-    body = h("div.body", null);
+    body = h("div.body");
   const plain = () => [
     thinking
       ? fold(["thinking", muted(short(thinking, 60))], () => capped(thinking, 60), {
@@ -159,8 +158,7 @@ function entry(message, results, { paint, cut = null }) {
     },
     h(
       "header.who",
-      null,
-      h("span.role", null, visible(role)),
+      h("span.role", visible(role)),
       message.name ? muted(marked(message.name)) : null,
       turn != null ? muted(`turn ${turn}`) : null,
       message.finish_reason === "length"

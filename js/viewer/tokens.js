@@ -52,11 +52,11 @@ export function legend(channel, range = FIXED[channel]) {
   return h(
     "span.legend",
     { role: "img", label: `${about}; from ${ends[0]} to ${ends[1]}`, title: about },
-    h("span", null, ends[0]),
+    h("span", ends[0]),
     steps.map((step) =>
       h("span", { class: `art-tk art-tk-${step}` }, step === "z" && channel !== "push" ? num(middle) : "ab"),
     ),
-    h("span", null, ends[1]),
+    h("span", ends[1]),
   );
 }
 
@@ -133,7 +133,7 @@ export function createTokens(app) {
       place.push = push;
       show(place, channel, data, push);
     } catch (error) {
-      fill(body, h("div.note", null, marked(error.message)));
+      fill(body, h("div.note", marked(error.message)));
     }
   }
 
@@ -149,7 +149,7 @@ export function createTokens(app) {
         : push
           ? push.why
           : data.why?.[channel];
-    const note = why ? h("div.note", null, marked(why)) : null;
+    const note = why ? h("div.note", marked(why)) : null;
     if (!data.n) return (place.restore(), void (note && place.body.prepend(note)));
     const style = (k) => `art-tk art-tk-${bucket(channel, values?.[k], range)}`;
     if (place.stream) {
@@ -158,7 +158,7 @@ export function createTokens(app) {
       fill(place.note, note);
       return;
     }
-    place.note = h("div", null, note);
+    place.note = h("div", note);
     place.stream = h("div.text.stream", {
       role: "group",
       tabIndex: 0,
@@ -178,7 +178,7 @@ export function createTokens(app) {
       span.className = style(k);
       span.dataset.k = String(k);
       const piece = text.slice(offsets[k], offsets[k + 1]);
-      if (piece === "") span.append(h("span.odd", null, "∅"));
+      if (piece === "") span.append(h("span.odd", "∅"));
       else
         piece
           .split("\n")
@@ -225,8 +225,8 @@ export function createTokens(app) {
     if (!token.place) return;
     fill(
       tip,
-      h("div.mono", null, JSON.stringify(visible(piece(token)))),
-      figures(token).map(([name, value]) => h("div.pair", null, h("span", null, name), h("span", null, value))),
+      h("div.mono", JSON.stringify(visible(piece(token)))),
+      figures(token).map(([name, value]) => h("div.pair", h("span", name), h("span", value))),
     );
     tip.hidden = false;
     const box = app.root.getBoundingClientRect(),
