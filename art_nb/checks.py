@@ -241,7 +241,8 @@ def check_truncated(probe: Probe) -> Check | None:
     cut = sum(choice.finish_reason == "length" for choice in probe.choices)
     finding = f"{_share(cut, len(probe.choices))} replies ran into the token limit."
     if cut > 0.1 * len(probe.choices):
-        return Check("length", "warn", finding, "Raise max_tokens, or ask for shorter replies.")
+        return Check("length", "warn", finding,
+                     "Raise max_completion_tokens in the request, or ask for shorter replies.")
     return Check("length", "ok", finding if cut else "Every reply ended by itself.")
 
 

@@ -200,7 +200,7 @@ class Panel(anywidget.AnyWidget):
     tick = Dict().tag(sync=True)
     last_error_text = Unicode("").tag(sync=True)
     comm_id = Unicode("").tag(sync=True)                         # by which the page finds the panel's output
-    static_html = Unicode("").tag(sync=True)                     # of a panel that was left: the page puts it in its place
+    static_html = Unicode("").tag(sync=True)                     # of a panel that was left
     key = ""                                                     # of one whose `__init__` failed, too
 
     def __init__(self, *, key: str | None = None, **traits: Any):

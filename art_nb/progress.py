@@ -153,7 +153,7 @@ def _syncing(p, event):
 def _step_done(p, event):
     p.step, p.phase = event.step, "between"
     p.past.append(p.times)
-    p.rows = [row for row in p.rows if row.get("step", 0) < event.step] + [event.metrics]    # done again: only the newer
+    p.rows = [row for row in p.rows if row.get("step", 0) < event.step] + [event.metrics]
     waited, p.early = p.early, []
     for one in waited:
         if p.is_early(one):
@@ -203,7 +203,8 @@ def speeds(p: Progress) -> dict[str, float]:            # tokens a second; only 
 
 WAITS = {
     "starting": "the model is loaded, or the first request is on its way",
-    "rollouts": "a rollout waits for a tool or an endpoint, or its reply has no end (set timeout_s and max_tokens)",
+    "rollouts": "a rollout waits for a tool or an endpoint, or its reply has no end (set timeout_s and "
+                "max_completion_tokens)",
     "judging": "the judge does not answer",
     "training": "a micro-batch takes long (lower tokens_per_batch), or the device is busy with something else",
     "syncing": "weights are written to a slow disk",

@@ -24,7 +24,7 @@ from .lessons import training_rows
 from .progress import Nowhere, Progress, Show, place_of
 from .processes import BEAT_S
 from .vitals import OVER, Tail, process_ends, read_record, write_record
-from .steps import Plan, cut_off, rollouts, staleness
+from .steps import Plan, alike, cut_off, rollouts, staleness
 from .store import RunStore, history_row, open_run
 from .tasks import stop
 from .trajectories import Trajectory, TrajectoryGroup
@@ -303,7 +303,7 @@ class Run:
     def _figures(self, metrics: dict[str, float]) -> dict[str, float]:
         "What the run knows of the step that is over, beside the `metrics` of the backend."
         aged = staleness(self.groups, self.step - 1) if self.plan.max_staleness else {}
-        return cut_off(self.groups) | aged
+        return cut_off(self.groups) | alike(self.groups) | aged
 
 
 ORDERS = {"STOP": partial(Run.stop, wait=False), "STOP_AFTER_STEP": partial(Run.stop, after_step=True, wait=False),

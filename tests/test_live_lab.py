@@ -135,7 +135,7 @@ STATIC = "application/vnd.jupyter.widget-state+json"
 
 def kept(saved):
     """The static forms that a notebook holds for outputs whose kernel may go."""
-    return [one["state"]["value"] for one in saved["metadata"].get("widgets", {STATIC: {"state": {}}})[STATIC]["state"].values()]
+    return [one["state"]["value"] for one in saved["metadata"]["widgets"][STATIC]["state"].values()]
 
 
 def drawn_steps(notebook):
@@ -151,7 +151,6 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     nb.run(1)
     state(nb, "running", 30)
     nb.page.wait_for_selector(".art-group")
-    nb.page.wait_for_function("parseInt(document.querySelector('.art-live-head').innerText.match(/step (\\d+)/)[1]) > 3")
     saved = nb.save()
     nbformat.validate(saved)
     assert "Taken while the run was going on" in kept(saved)[0]

@@ -73,7 +73,7 @@ def test_the_whole_picture(page_with, cell, script):
     for part in ("ttt-001", "24 of 64", "99 finished"):
         wait_for(page, part)
     text = page.locator(".art-panel").inner_text()
-    for part in ("running", "step 12 of 40", "left", "24 of 64", "Rollouts", "Judging", "Training", "Syncing",
+    for part in ("running", "step 13 of 40", "left", "24 of 64", "Rollouts", "Judging", "Training", "Syncing",
                  "last step",
                  "tok/s", "99 finished"):
         assert part in text, part
@@ -113,12 +113,12 @@ def test_ticks_move_the_picture_and_a_gap_heals(page_with, cell, script):
     page.wait_for_selector(".art-curve canvas")
     script.whole(1)
     look(cell)
-    wait_for(page, "step 13 of 40")
+    wait_for(page, "step 14 of 40")
     script.whole(9)          # more rows than a tick repeats
     next(cell._seq)          # a tick that never arrives
     time.sleep(0.3)
     look(cell)
-    wait_for(page, "step 22 of 40")
+    wait_for(page, "step 23 of 40")
     page.wait_for_function("window.sent.filter(m => m.command === 'index').length >= 2")
     calm(page)
     page.wait_for_function("""() => document.querySelector('.art-wide').getAttribute('aria-label').includes(' now')""")
@@ -405,7 +405,7 @@ def test_a_thousand_steps_open_no_comm_and_keep_to_four_messages_a_second(page_w
     assert len(ticks) <= 4 * passed + 2
     assert len(ipywidgets.Widget.widgets) == widgets
     assert max(message["bytes"] for message in cell.comm.messages) < 200_000
-    wait_for(page, "step 1000 of 2000")
+    wait_for(page, "step 1001 of 2000")
 
 
 def test_a_tick_is_small_and_the_state_too(cell, script):
@@ -419,7 +419,7 @@ def test_a_tick_is_small_and_the_state_too(cell, script):
 def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeypatch):
     whole, pictures, frozen = cell.picture(), [], []
     monkeypatch.setattr(cell, "picture", lambda: pictures.append(1) or whole | {"title": "日" * 16_384})
-    monkeypatch.setattr(cell, "freeze", lambda: frozen.append(1))
+    monkeypatch.setattr(cell, "_leave", lambda html, close: frozen.append(html))
     pulse = threading.Thread(target=cell.pulse, args=(None,), daemon=True)
     pulse.start()
     until(lambda: len(pictures) > 1)

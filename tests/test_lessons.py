@@ -1,0 +1,127 @@
+"""Every lesson fires on a history of its kind, and none on a healthy run."""
+import math
+import random
+
+import pytest
+
+from art_nb.lessons import CHECKS, REMEDIES, lessons
+from art_nb.steps import alike
+from art_nb.trajectories import Trajectory, TrajectoryGroup
+
+
+def healthy(steps=30, seed=0):
+    """A run as tic-tac-toe gives it: the reward rises from 0.3 to 0.9, the entropy falls, the gradient stays."""
+    dice = random.Random(seed)
+    skill = [1 / (1 + math.exp(-(k - 10) / 4)) for k in range(steps)]
+    return [{"step": k + 1, "train/reward": 0.3 + 0.6 * skill[k] + dice.gauss(0, 0.02), "train/reward_std_dev": 0.35,
+             "data/step_num_groups_submitted": 8, "data/step_num_groups_trainable": 8 - round(3 * skill[k]),
+             "loss/entropy": 1.2 - 0.7 * skill[k], "loss/grad_norm": abs(dice.gauss(0.4, 0.1)) + 0.05,
+             "loss/learning_rate": 3e-4, "loss/kl_policy_ref": 0.01 * k, "loss/clipped_token_fraction": 0.03,
+             "loss/clipped_low_fraction": 0.01, "loss/clipped_high_fraction": 0.02,
+             "offpolicy/kl_sampler": abs(dice.gauss(0.002, 0.001)), "offpolicy/logprob_diff_mean": 0.01,
+             "train/completion_tokens": 40 + dice.gauss(0, 2), "train/truncated": 0.04,
+             "train/alike": 0.2 + 0.3 * skill[k], "train/exception_rate": 0.0} for k in range(steps)]
+
+
+def changed(rows, last, **values):
+    """The history with other numbers in its last steps; a name may end in `_of`: a function of how far it is."""
+    n = len(rows) - last
+    return rows[:n] + [row | {name.replace("__", "/"): value(i) if callable(value) else value
+                              for name, value in values.items()} for i, row in enumerate(rows[n:])]
+
+
+def flat(i):
+    return 0.3 + 0.01 * (-1) ** i
+
+
+def rising(i):
+    return 0.19 + 0.004 * i + 0.004 * (-1) ** i
+
+
+NO_VARIANCE = {"data__step_num_groups_trainable": 0}
+DEAD = {"loss__grad_norm": 5e-4, "loss__learning_rate": 10, "train__reward": 0.1}
+HISTORIES = {
+    "failures": changed(healthy(), 2, train__exception_rate=0.4),
+    "constant_reward": changed(healthy(3), 3, train__reward=0.0, train__reward_std_dev=0.0, **NO_VARIANCE),
+    "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),
+    "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
+    "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
+    "kl_blow_up": changed(healthy(), 1, loss__kl_policy_ref=4.0),
+    "drift": changed(healthy(), 2, offpolicy__logprob_diff_mean=0.3),
+    "much_clipped": changed(healthy(), 2, loss__clipped_token_fraction=0.45),
+    "entropy_collapse": changed(healthy(), 3, loss__entropy=0.03),
+    "length_collapse": changed(healthy(), 4, train__completion_tokens=6),
+    "truncation": changed(healthy(), 3, train__truncated=0.5),
+    "mostly_truncated": changed(healthy(), 3, train__truncated=0.97),
+    "flat_reward_calm": changed(healthy(), 14, train__reward=flat),
+    "flat_reward_restless": changed(healthy(), 14, train__reward=flat, loss__grad_norm=lambda i: 0.4 * 2 ** (i / 3)),
+    "slow_reward": changed(healthy(17), 17, train__reward=rising, train__reward_std_dev=0.2),
+    "gradient_spike": changed(healthy(), 1, loss__grad_norm=30.0),
+}
+
+
+def test_there_is_a_history_for_every_lesson():
+    assert {check.__name__ for check, _, _ in CHECKS} == set(HISTORIES)
+
+
+@pytest.mark.parametrize("key", HISTORIES)
+def test_a_lesson_fires_where_it_should(key):
+    seen = {lesson.key: lesson for lesson in lessons(HISTORIES[key])}
+    assert key in seen
+    assert seen[key].step == HISTORIES[key][-1]["step"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_is_left_alone_at_every_step(seed):
+    rows = healthy(seed=seed)
+    assert [lesson for n in range(1, len(rows) + 1) for lesson in lessons(rows[:n])] == []
+
+
+def test_the_kl_of_the_sampler_is_watched_too():
+    assert "kl_blow_up" in {x.key for x in lessons(changed(healthy(), 1, offpolicy__kl_sampler=0.8))}
+
+
+def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone():
+    rows = changed(healthy(), 5, train__alike=0.85, loss__entropy=1.3, train__reward=0.41)
+    assert "entropy_collapse" in {lesson.key for lesson in lessons(rows)}
+
+
+def test_a_constant_reward_is_not_called_too_hard_a_task():
+    said = lessons(HISTORIES["constant_reward"])
+    assert [lesson.key for lesson in said] == ["constant_reward"]
+    assert said[0].finding == "Every reward of this run was 0: does the rollout compute it?"
+
+
+@pytest.mark.parametrize("entropy", [0.01, 9.0])
+@pytest.mark.parametrize("steps", [3, 12])
+def test_a_run_that_its_learning_rate_ruined_is_not_told_to_raise_it(steps, entropy):
+    rows = changed(healthy(2), 2, train__reward=0.1) + changed(healthy(steps), steps, loss__entropy=entropy, **DEAD)
+    rows = [row | {"step": i + 1} for i, row in enumerate(rows)]
+    said = lessons(rows)
+    assert "ruined" in {lesson.key for lesson in said}
+    assert not [lesson for lesson in said if "three times the learning_rate" in lesson.advice]
+
+
+def test_nothing_is_masked_where_nothing_would_be_left():
+    for share in (0.8, 0.97, 1.0):
+        said = lessons(changed(healthy(), 3, train__truncated=share))
+        assert [lesson.key for lesson in said] == ["mostly_truncated"]
+        assert "mask" not in said[0].advice
+    assert "mask" in lessons(HISTORIES["truncation"])[0].advice
+
+
+def test_parameters_are_named_as_a_user_types_them():
+    texts = [advice for _, _, advice in CHECKS] + [advice for _, advice in REMEDIES]
+    assert not [text for text in texts if " max_tokens" in text or "learning rate" in text]
+
+
+def test_replies_alike_are_counted_by_their_beginning():
+    def say(text):
+        return Trajectory(messages_and_choices=[{"index": 0, "finish_reason": "stop", "message": {
+            "role": "assistant", "content": text}}], reward=0.0)
+
+    long = "This word consists of four letters, and it is "
+    group = TrajectoryGroup([say(long + "blue"), say(long + "rain"), say("Sun"), say("Sun")])
+    assert alike([group]) == {"train/alike": 0.5}
+    assert alike([TrajectoryGroup([say("Sun")] * 4)]) == {"train/alike": 0.0}      # short answers are alike anyway
+    assert alike([]) == {}
