@@ -8,7 +8,7 @@ __all__ = ['Option', 'TIE', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED',
            'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant', 'as_art',
            'weigh_entries', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'WeighedRows',
            'cut_off', 'weigh_rows', 'Case', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes',
-           'cut_lists', 'group_cases', 'questions', 'funnel', 'signal_report']
+           'cut_lists', 'group_cases', 'equal_rewards', 'questions', 'funnel', 'signal_report']
 
 # %% ../nbs/22_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -370,9 +370,26 @@ def group_cases(index: int, group: Any, rows: Sequence, rule: Callable) -> list[
 Question = tuple[Callable[[Case], bool], str]
 
 
+def equal_rewards(
+    groups: Sequence,  # TrajectoryGroup of one step
+) -> str:
+    """Why no group has variance, and what to do."""
+    rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
+    if max(len(group.trajectories) for group in groups) == 1:
+        return ("no variance: each of {groups} groups has one trajectory, which has nothing to be compared with. "
+                "Use rollouts_per_group of 2 or more")
+    if max(rewards) - min(rewards) <= TIE:
+        return (f"no variance: all rewards of the step are {rewards[0]:g} ({{n}} trajectories). Does the rollout "
+                "compute the reward and pass it on, as in art.Trajectory(reward=…)? If it does, give partial credit "
+                "or choose scenarios that are sometimes solved")
+    return ("no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "
+            "Give partial credit, sample more rollouts a group, or choose scenarios that are sometimes solved")
+
+
 def questions(
     max_length: int | None,  # longest row the learner takes
     allow_missing_logprobs: bool,  # train on choices without logprobs, at ratio 1
+    equal: str,  # from `equal_rewards`
 ) -> list[Question]:
     """What a trajectory must pass to train, and what to say when none does."""
     return [
@@ -386,9 +403,7 @@ def questions(
         (lambda case: case.uncut,
          "all truncated: {n} trajectories ran into the token limit and such rows are not trained. "
          "Raise max_tokens, or truncated='keep'"),
-        (lambda case: case.advantage != 0,
-         "no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "
-         "Give partial credit, sample more rollouts a group, or choose scenarios that are sometimes solved"),
+        (lambda case: case.advantage != 0, equal),
         (lambda case: max_length is None or case.shortest <= max_length,
          "all too long: the shortest row of {n} trajectories has {shortest} tokens, the limit is {max_length}. "
          "Raise max_length or shorten the prompts"),
@@ -426,6 +441,7 @@ def signal_report(
     failed = sum(len(group.exceptions) for group in groups)
     reason = f"no trajectories: {len(groups)} groups, {failed} failed rollouts. Look at group.exceptions"
     if cases:
-        cases, reason = funnel(cases, questions(max_length, allow_missing_logprobs), max_length)
+        asked = questions(max_length, allow_missing_logprobs, equal_rewards(groups))
+        cases, reason = funnel(cases, asked, max_length)
     trainable, rows = len({case.group for case in cases}), sum(case.rows for case in cases)
     return SignalReport(step=step, groups=len(groups), trainable_groups=trainable, rows=rows, reason=reason)

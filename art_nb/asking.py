@@ -198,6 +198,7 @@ def by_litellm(
 
     async def complete(messages: list[dict]) -> Reply:
         litellm = await asyncio.to_thread(_litellm)
+        _check_provider(litellm, name, params)
         create = partial(litellm.acompletion, model=name, caching=False)
         secrets, cost = [str(params.get("api_key") or "")], partial(_litellm_cost, litellm)
         return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
@@ -227,6 +228,19 @@ def _litellm() -> Any:
     except ImportError as error:
         raise BackendMissing(f"Judges under LiteLLM's names need litellm: {install_hint('judge')}, or name the "
                              "judge by its address, model@http://host:port/v1, or take judge='local'.") from error
+
+
+def _check_provider(litellm: Any, name: str, params: Mapping[str, Any]) -> None:
+    try:
+        litellm.get_llm_provider(name)
+    except Exception as error:  # the boundary: LiteLLM raises several kinds for a name it does not know
+        raise JudgeError(f"LiteLLM does not know the judge {name!r}: write provider/model, for example "
+                         "'openai/gpt-4.1-mini', or judge='local'.") from error
+    found = litellm.validate_environment(name)
+    given = {"api_key", "api_base", "base_url"} & params.keys()
+    if found["missing_keys"] and not found["keys_in_environment"] and not given:
+        raise JudgeError(f"The judge {name} needs a key: set {' and '.join(found['missing_keys'])} in the environment, "
+                         "or pass api_key in the judge's parameters. Or take judge='local'.")
 
 
 def _litellm_cost(litellm: Any, answer: Any) -> float:

@@ -8,7 +8,7 @@ __all__ = ['BACKENDS', 'Backend', 'backend', 'LocalBackend']
 # %% ../nbs/40_backends.ipynb #09c48225
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +18,13 @@ import httpx
 import torch
 
 from . import checkpoints, records
-from .advantages import signal_report
+from .advantages import histories, signal_report
 from .arguments import step_config
 from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .homes import OPEN, Home, abandon, retire_home
-from .learners import StepConfig, all_or_nothing, described, mean_figures, optimizer_steps, step_rows
+from .learners import all_or_nothing, described, mean_figures, optimizer_steps, step_rows
 from .lending import copied, lease
 from .locks import acquire_lock
 from .memory import give_memory_back, if_full
@@ -36,12 +36,13 @@ from .policy import load_policy, pick_device, serve
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
+from .step_settings import StepConfig, unusual_values
 from .store import keep_events
 from .tokens import common_temperature, group_rows
-from .trajectories import Trajectory, TrajectoryGroup
+from .trajectories import Trajectory, TrajectoryGroup, check_groups, lacks_prompt
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from .unavailable import deploy_model, no_s3, without_bucket
-from .weights import LOADING, adapter_directory, base_name, fetch
+from .weights import LOADING, adapter_directory, base_name, check_hub, fetch
 from .worker import Worker
 
 # %% ../nbs/40_backends.ipynb #a84be1b6
@@ -88,6 +89,7 @@ class LocalBackend:
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, Home] = {}
+        self._closed: set[str] = set()                  # models that were registered when the backend was closed
         with self._aloud():
             if not in_process:
                 self.bus.warn_once("in_process",
@@ -105,6 +107,12 @@ class LocalBackend:
         sampling, who = choose_sampler(self.sampler, pick_device(self.device).type)
         learning, whom = choose_learner(self.learner)
         directory = await asyncio.to_thread(fetch, model.base_model)
+        if isinstance(directory, str):
+            await asyncio.to_thread(check_hub, directory)
+        if home_key(model) in self._homes:
+            with self._aloud():
+                self.bus.warn_once(f"again {home_key(model)}", f"{model.name} was registered with this backend before: "
+                                   "its weights are loaded again, and its endpoint gets a new address.")
         await self.unregister(model)                    # its last step must be on disk before it is read from there
         await asyncio.to_thread(retire_home, store.path)        # another backend of this process may have it
         with self._aloud():
@@ -198,8 +206,18 @@ class LocalBackend:
         "What a registered model has here; raises ServeError for others."
         home = self._homes.get(home_key(model))
         if home is None or home.closed:
+            if home_key(model) in self._closed:
+                raise ServeError(f"{model.name} cannot be used: its backend was closed. Make a new backend, "
+                                 "`await model.register(backend)`, and it continues from its last checkpoint.")
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")
         return home
+
+    def check_options(self, model, options: Mapping[str, Any],
+                      more: Iterable[str] = ()) -> StepConfig:  # parameters that an unknown name may be meant for
+        "Check the options of a train call before anything is sampled; raises TrainError for impossible ones."
+        home, given = self.home(model), {name: value for name, value in options.items() if value is not None}
+        with self._aloud():
+            return step_config({**options, **step_options(model), **given}, self.bus, home.store, home.step, more)
 
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], *,
                     learning_rate: float = 5e-6,
@@ -218,9 +236,8 @@ class LocalBackend:
                  "epsilon_high": epsilon_high, "normalize_advantages": normalize_advantages,
                  "scale_rewards": scale_rewards, "advantage_balance": advantage_balance,
                  "kl_penalty_coef": kl_penalty_coef}
-        home, groups = self.home(model), [*trajectory_groups]
-        given = {name: value for name, value in (asked | options).items() if value is not None}
-        config = step_config(step_options(model) | given, self.bus, home.store, home.step)
+        home, groups = self.home(model), check_groups(trajectory_groups)
+        config = self.check_options(model, asked | options)
         result = await home.worker.result(self._train, home, groups, config, save_checkpoint)
         for group in groups:
             group.metadata["trained_step"] = result.step      # whoever judges it later knows
@@ -235,10 +252,15 @@ class LocalBackend:
         report = signal_report(groups, rows, step=home.step, max_length=config.max_length, truncated=config.truncated,
                                allow_missing_logprobs=config.allow_missing_logprobs)
         self._tell(home, report)
+        if wrong := sum(any(map(lacks_prompt, histories(t))) for group in groups for t in group):
+            message = (f"{wrong} trajectories of step {home.step + 1} have a Choice before the message it answers. "
+                       "Append the messages of the request first, then response.choices[0].")
+            with self._aloud():
+                self.bus.warn_once(f"no prompt {home.run}", message)
         if report.reason:
-            self._tell(home, Warned(key=f"no signal at step {home.step}",
-                                    message=f"Nothing is learnt in this step: {report.reason}"))
-            print(f"Nothing is learnt in step {home.step}: {report.reason}")
+            message = f"Nothing is learned in step {home.step + 1}: {report.reason}"
+            self._tell(home, Warned(key=f"no signal at step {home.step + 1}", message=message))
+            print(message)
         figures = {"data/step_num_gradient_steps": 0} if report.reason else self._learn(home, groups, rows, config)
         figures |= {"data/step_num_groups_submitted": len(groups),
                     "data/step_num_groups_trainable": report.trainable_groups,
@@ -250,8 +272,8 @@ class LocalBackend:
         training = step_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
         self._match_temperature(groups, training, config)
         if left := sum(len(row.tokens) > (config.max_length or len(row.tokens)) for own in rows for row in own):
-            self._tell(home, Warned(key=f"too long at step {home.step}", message=f"{left} rows of more than "
-                                    f"{config.max_length} tokens are left out of step {home.step}."))
+            self._tell(home, Warned(key=f"too long at step {home.step + 1}", message=f"{left} rows of more than "
+                                    f"{config.max_length} tokens are left out of step {home.step + 1}."))
         def between(i, n, tokens):
             home.worker.check()
             self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
@@ -310,7 +332,10 @@ class LocalBackend:
 
     async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
-        home = self.home(model)
+        home, rates = self.home(model), config.learning_rate
+        with self._aloud():
+            for message in unusual_values(StepConfig(learning_rate=max(rates) if isinstance(rates, list) else rates)):
+                self.bus.warn_once(message, message)
         return await home.worker.result(self._sft, home, trajectories, config)
 
     def _sft(self, home: Home, trajectories, config) -> LocalTrainResult:
@@ -408,6 +433,7 @@ class LocalBackend:
         await deploy_model(model, await self._experimental_pull_model_checkpoint(model, step=step))
 
     def _close(self) -> None:
+        self._closed |= self._homes.keys()
         homes, self._homes = list(self._homes.values()), {}
         for home in homes:
             if not home.closed:

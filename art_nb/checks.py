@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
-from .advantages import TIE, has_variance
+from .advantages import TIE, has_variance, histories
 from .events import plain
 from .gather import gather_trajectory_groups
 from .models import Model
 from .tokens import Row, Turn, group_rows, read_turn
 from .steps import scenarios_of_step
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup, choices, get_messages, is_choice
+from .trajectories import lacks_prompt
 from .types import TokenError, TrainError
 
 # %% ../nbs/52_checks.ipynb #13f6ab79
@@ -194,6 +195,9 @@ def check_success(probe: Probe) -> Check:
 def check_choices(probe: Probe) -> Check:
     "Do trajectories hold what the model said?"
     without = sum(not choices(trajectory) for trajectory in probe.trajectories)
+    if wrong := sum(any(map(lacks_prompt, histories(t))) for t in probe.trajectories):
+        finding = f"{_share(wrong, len(probe.trajectories))} trajectories have a Choice before the message it answers."
+        return Check("choices", "warn", finding, "Append the messages of the request first, then response.choices[0].")
     if not without:
         return Check("choices", "ok", f"All trajectories hold Choices, {len(probe.choices)} together.")
     return Check("choices", "fail" if not probe.choices else "warn",

@@ -284,6 +284,13 @@ class Bus:
         if fresh:
             self.emit(Warned(key=key, message=message))
 
+    def was_warned(
+        self,
+        key: str,  # as in `warn_once`
+    ) -> bool:
+        """Return whether `warn_once` was called with this key."""
+        return key in self._warned
+
     def _deliver(self, event: Event) -> None:
         for key, (fn, types) in list(self._subscribers.items()):
             if key not in self._subscribers or (types and not isinstance(event, types)):

@@ -25,7 +25,8 @@ from openai.types.chat.chat_completion import Choice
 from .events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from .tasks import all_or_stop, discard, in_order, within
 from art_nb.trajectories import (
-    PendingGroup, PydanticException, Trajectory, TrajectoryGroup, check_trajectory, choices, collect, collecting
+    PendingGroup, PydanticException, Trajectory, TrajectoryGroup, check_trajectory, choices, collect, collecting,
+    listed
 )
 from .types import RolloutError
 
@@ -247,7 +248,7 @@ async def gather_trajectories(
     step: int = 0,  # written into the events
 ) -> list[Any]:  # a trajectory, a list of them, or an exception for each rollout, in order
     """Run rollouts at once; raise and stop the rest when more than `max_exceptions` fail."""
-    items = list(trajectories)
+    items = listed("gather_trajectories", trajectories, "rollouts")
     gather = Gather(len(items), max_exceptions, timeout_s, bus, step)
     try:
         with _watching(gather, pbar_desc, None, pbar_total_completion_tokens):
@@ -278,7 +279,7 @@ async def gather_trajectory_groups(
     step: int = 0,  # written into the events
 ) -> list[TrajectoryGroup]:  # in the order of the input
     """Run groups of rollouts at once; raise and stop the rest when more than `max_exceptions` fail."""
-    items = list(groups)
+    items = listed("gather_trajectory_groups", groups, "groups")
     gather = Gather(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
     try:
         with _watching(gather, pbar_desc, max_metrics, pbar_total_completion_tokens):
@@ -315,7 +316,8 @@ async def _foreign(gather: Gather, item: Any) -> TrajectoryGroup | None:
     try:
         group = await within(item, None) if inspect.isawaitable(item) else item
         if group is not None and not isinstance(group, TrajectoryGroup):
-            raise RolloutError(f"a group came back as {type(group).__name__}; return an art.TrajectoryGroup")
+            raise RolloutError(f"gather_trajectory_groups takes groups; it received a {type(group).__name__}. Put the "
+                               "rollouts of one scenario into an art.TrajectoryGroup.")
     except Exception as error:
         return TrajectoryGroup([gather.fail(error)])
     gather.total -= 1

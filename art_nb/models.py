@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import httpx
 import numpy as np
 from openai import AsyncOpenAI, Timeout
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_validator
 from typing_extensions import TypeVar
 
 from .connections import EndpointClient, http_client, loop_or_thread
@@ -29,8 +29,8 @@ from .events import Bus
 from .metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from .store import RunStore
 from .tracking import Tracker, noted
-from .trajectories import Trajectory, TrajectoryGroup
-from .types import StoreError, TrainConfig, TrainResult, TrainSFTConfig
+from .trajectories import Trajectory, TrajectoryGroup, check_groups, listed
+from .types import StoreError, StrictModel, TrainConfig, TrainError, TrainResult, TrainSFTConfig
 
 # %% ../nbs/05_models.ipynb #e2221b6f
 class Backend(Protocol):
@@ -70,7 +70,7 @@ _counting = threading.Lock()
 
 
 def _as_groups(items: Iterable[Any]) -> list[TrajectoryGroup]:
-    items = [items] if isinstance(items, (TrajectoryGroup, Trajectory)) else list(items)
+    items = [items] if isinstance(items, (TrajectoryGroup, Trajectory)) else listed("log", items, "groups")
     grouped = [isinstance(item, TrajectoryGroup) for item in items]
     if all(grouped):
         return items
@@ -79,10 +79,8 @@ def _as_groups(items: Iterable[Any]) -> list[TrajectoryGroup]:
     return [TrajectoryGroup(items)]
 
 # %% ../nbs/05_models.ipynb #83bfc87c
-class Model(BaseModel, Generic[ConfigType, StateType]):
+class Model(StrictModel, Generic[ConfigType, StateType]):
     """A model that answers under a name, prompted or trained."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     name: str
     project: str
@@ -143,6 +141,15 @@ class Model(BaseModel, Generic[ConfigType, StateType]):
     async def register(self, backend: Backend) -> None:
         """Bind the model to a backend and write its model.json."""
         self._tracker.check(self)                   # what is asked for and missing is said before anything is loaded
+        if isinstance(backend, type) or not hasattr(backend, "_prepare_backend_for_training"):
+            raise TrainError(f"Invalid `backend`: {self.name}.register() takes a backend such as art.LocalBackend(), "
+                             f"received {backend!r}.")
+        if self._backend not in (None, backend) and self.trainable:
+            self._say_once("second backend", f"{self.name} was registered with another backend. Requests and training "
+                           "now use the new one; `await backend.close()` frees the memory of the other.")
+        if Path(backend.path).exists() and not Path(backend.path).is_dir():
+            raise StoreError(f"Invalid `path={str(backend.path)!r}` of the backend: it is a file. Give the directory "
+                             "where runs are kept.")
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._check_record)
         before, self._backend, self._clients = self._backend, backend, WeakKeyDictionary()
@@ -288,6 +295,12 @@ def _without_meaning(config: Mapping[str, Any]) -> list[str]:
     return sorted(name for name, value in asked.items() if value is not None)
 
 
+def _check_config(config: Any, kind: type) -> None:
+    if config is not None and not isinstance(config, kind):
+        raise TrainError(f"Invalid `config`: expected an art.{kind.__name__}, received a {type(config).__name__}. "
+                         f"Write config=art.{kind.__name__}(learning_rate=…).")
+
+
 class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType]):
     """A model whose weights a backend trains."""
 
@@ -346,13 +359,24 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
     def _check_record(self) -> None:
         was = self.store.read_model().get("base_model")
         if was not in (None, self.base_model) and self.store.steps_saved():
-            raise StoreError(f"{self.store.path} holds adapters of {was}, not {self.base_model}; give another run_name")
+            raise StoreError(f"{self.store.path} holds adapters of {was}, not {self.base_model}. Give the model "
+                             "another `name`.")
 
     async def get_step(self) -> int:
         """Give the number of training steps done; without a backend, as far as the disk knows."""
         if self._backend is None:
             return max(await asyncio.to_thread(self.store.steps_saved), default=0)
         return await self._backend._get_step(self)
+
+    def check_options(
+        self,
+        options: Mapping[str, Any],  # of `backend.train`
+        more: Iterable[str] = (),  # further parameters that an unknown name may be meant for
+    ) -> None:
+        """Have the backend check the options of a train call before anything is sampled, if it can."""
+        check = getattr(self.backend(), "check_options", None)     # a backend of ART's protocol has no such method
+        if check is not None:
+            check(self, options, more)
 
     async def train(
         self,
@@ -362,10 +386,12 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         verbose: bool = False,
     ) -> TrainResult:
         """Log the train split, train one step, log its numbers (ART's older spelling)."""
-        groups, step = _as_groups(trajectory_groups), await self.get_step() + 1
+        groups, step = check_groups(trajectory_groups), await self.get_step() + 1
+        _check_config(config, TrainConfig)
         asked = {**(_config or {}), **({"verbose": True} if verbose else {})}
         config = config or TrainConfig()
         options = {"learning_rate": config.learning_rate} | config.model_dump(exclude_unset=True) | asked
+        self.check_options(options)
         await asyncio.to_thread(self.store.write_groups, "train", step, groups)
         result = await self.backend().train(self, groups, **options)
         await asyncio.to_thread(self._log, groups, "train", result.metrics, result.step, result.step != step)
@@ -380,10 +406,13 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         log_metrics: bool = True,
     ) -> TrainResult:
         """Train on the assistant turns of conversations."""
+        if isinstance(trajectories, Trajectory) or not isinstance(trajectories, Iterable):
+            listed("train_sft", trajectories, "trajectories")       # raises and says how to write it
         options = dict(_config or {})
         if left := sorted(name for name, value in options.items() if value is not None):
             self._say_once(f"sft config {left}", "Options in _config of train_sft without a meaning here, left out: "
                                                  f"{', '.join(left)}.")
+        _check_config(config, TrainSFTConfig)
         result = await self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), options, verbose)
         if log_metrics and result.metrics:
             await self.log(metrics=result.metrics, split="sft", step=result.step)

@@ -25,12 +25,11 @@ from .metrics import differ
 from .steps import scenario_facts
 from .store import RunStore
 from .trajectories import Trajectory, TrajectoryGroup, choices
+from .types import StrictModel
 
 # %% ../nbs/52_pipeline.ipynb #ffb65676
-class PipelineRuntimeConfig(BaseModel):
+class PipelineRuntimeConfig(StrictModel):
     """How many rollouts at once, how many groups a step."""
-
-    model_config = ConfigDict(extra="forbid")
 
     num_rollout_workers: int = Field(16, ge=1)    # groups in the making at once
     min_batch_size: int = Field(4, ge=1)    # groups a step waits for

@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import nullcontext, suppress
+from inspect import signature
 from typing import Any
 
+from .arguments import checked_options
 from .events import Warned
 from .gather import gather_trajectory_groups
 from art_nb.pipeline import (
@@ -348,6 +350,9 @@ class PipelineTrainer:
         self._check(autotune or PipelineAutotuneConfig())
 
     def _check(self, autotune: PipelineAutotuneConfig) -> None:
+        if hasattr(self.backend, "check_options"):      # a backend of ART's protocol has no such method
+            names = [*signature(type(self)).parameters, *PipelineRuntimeConfig.model_fields]
+            checked_options(self.options, self.backend.bus, names)
         if autotune.mode != "off":
             raise TrainError(f"There is no autotuning here (mode={autotune.mode!r}; ART's is for Megatron, with GPUs "
                              "for sampling alone): set PipelineRuntimeConfig yourself. If time/step_trainer_idle_s "
@@ -377,6 +382,7 @@ class PipelineTrainer:
         "Run until the scenarios or `max_steps` end, or somebody stops it; raises what made it fail."
         if self.model._backend is not self.backend:
             await self.model.register(self.backend)
+        self.model.check_options(self.options)
         self.run = Pipeline(self)
         with heard_signals(self.run.interrupt, self.run.bus) if handle_signals else nullcontext():
             return await self.run.here()

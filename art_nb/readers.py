@@ -197,6 +197,8 @@ def read_groups(
         store = open_run(path)
         return {step: store.read_groups(split, step) for step in store.steps(split)}
     files = _files(path)
+    if not path.exists():
+        raise StoreError(f"There is no {path}: give the directory of a run, such as .art/project/models/name.")
     if not files:
         raise StoreError(f"{path} holds no rollouts: give a run's directory, or .parquet or .jsonl files")
     steps: Steps = {}

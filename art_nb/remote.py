@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,14 @@ from uuid import uuid4
 import httpx
 import numpy as np
 
+from .arguments import checked_options
 from .events import Bus, Event, Warned, finite, from_json, plain
 from .options import home_key
 from .archives import MAX_BYTES, unpack
 from .serving import served_name
 from .store import RunStore, keep_events
 from .tokens import group_rows
-from .trajectories import Trajectory, TrajectoryGroup, choices
+from .trajectories import Trajectory, TrajectoryGroup, check_groups, choices
 from .unavailable import without_bucket
 from art_nb.types import (
     ArtError, BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError, TrainResult,
@@ -224,10 +225,21 @@ class Backend:
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")
         return self._tenants[home_key(model)]
 
+    def check_options(self, model, options: Mapping[str, Any],
+                      more: Iterable[str] = ()) -> dict[str, Any]:      # what can be sent
+        "Check the options of a train call before anything is sampled; raises TrainError for impossible ones."
+        self._tenant(model)
+        end = self.bus.subscribe(lambda event: print(event.message), Warned)
+        try:
+            checked_options(options, self.bus, more)
+        finally:
+            end()
+        return sendable({**options})
+
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], **options) -> TrainResult:
         "One optimizer step on the groups; options as for `LocalBackend.train`."
-        groups = [*trajectory_groups]
-        run, options = self._tenant(model).run, sendable(options)
+        groups = check_groups(trajectory_groups)
+        run, options = self._tenant(model).run, self.check_options(model, options)
         await asyncio.to_thread(lambda: [group_rows(group) for group in groups])    # exchanges do not travel
         said = await self._call("train", groups, run=run, options=options)
         result = TrainResult(**said)
@@ -360,8 +372,8 @@ class Backend:
 
     def _hear(self, data: dict[str, Any]) -> None:
         event = from_json(data)
-        if event is None:                               # of another version
-            return
+        if event is None or isinstance(event, Warned) and self.bus.was_warned(event.key):
+            return                                      # of another version, or printed when the options were checked
         event.time = time.time()                        # their clock may be another
         with self._hearing:
             for tenant in [*self._tenants.values()]:

@@ -29,6 +29,9 @@ def sft_rows(chat: ChatFormat,
     "Training rows of written conversations; raises TokenError where there is no assistant message."
     rows = []
     for i, trajectory in enumerate(trajectories, first):
+        if not isinstance(trajectory, Trajectory):
+            raise TokenError(f"Conversation {i} is a {type(trajectory).__name__}: make it an art.Trajectory("
+                             "messages_and_choices=[…]).")
         said = list(chat.fresh().turns(trajectory.messages(), trajectory.tools))
         if not said:
             raise TokenError(f"Conversation {i} holds no assistant message: there is nothing to learn from it.")

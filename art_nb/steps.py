@@ -7,6 +7,7 @@ __all__ = ['scenarios_of_step', 'scenario_facts', 'Plan', 'rollouts', 'cut_off',
 
 # %% ../nbs/49_steps.ipynb #dbe0c1ca
 import hashlib
+import inspect
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from .gather import gather_trajectory_groups, policy_versions
 from .trajectories import Trajectory, TrajectoryGroup, choices
+from .types import RolloutError
 
 # %% ../nbs/49_steps.ipynb #afc38020
 @lru_cache(maxsize=4)
@@ -73,10 +75,19 @@ class Plan:
     options: dict = field(default_factory=dict)
 
 # %% ../nbs/49_steps.ipynb #cce29944
+def _started(rollout: Callable, model, scenario) -> Awaitable[Trajectory]:
+    made = rollout(model, scenario)
+    if not inspect.isawaitable(made):
+        raise RolloutError(f"The rollout {getattr(rollout, '__name__', rollout)!r} is not async: it returned a "
+                           f"{type(made).__name__}. Write `async def`, and use the async client of "
+                           "model.openai_client().")
+    return made
+
+
 async def rollouts(model, plan: Plan, step: int, bus=None, after_each: Callable | None = None) -> list[TrajectoryGroup]:
     "All groups of a step, rolled out at once."
     picked = scenarios_of_step(plan.scenarios, step, plan.groups_per_step, plan.seed)
-    groups = (TrajectoryGroup((plan.rollout(model, s) for _ in range(plan.rollouts_per_group)),
+    groups = (TrajectoryGroup((_started(plan.rollout, model, s) for _ in range(plan.rollouts_per_group)),
                               metadata=scenario_facts(s)) for s in picked)
     return await gather_trajectory_groups(groups, pbar_desc=None, max_exceptions=plan.max_exceptions,
                                           timeout_s=plan.timeout_s, after_each=after_each or plan.after_each, bus=bus,

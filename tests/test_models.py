@@ -211,7 +211,7 @@ def test_the_older_name_of_the_state(tmp_path):
 
 async def test_another_base_model_is_refused(model, backend):
     other = TrainableModel(name="ttt", project="p", base_model="gemma3-270m")
-    with pytest.raises(StoreError, match="run_name"):
+    with pytest.raises(StoreError, match="another `name`"):
         await other.register(backend)
     assert model.store.read_model()["base_model"] == "smollm2-135m"
 

@@ -165,7 +165,7 @@ async def test_nothing_to_learn_is_said_here(named, far, capsys):
     for trajectory in group:
         trajectory.reward = 0.5
     assert (await far.train(model, [group])).step == 1
-    assert "Nothing is learnt" in warned[0].message
+    assert "Nothing is learned" in warned[0].message
     assert warned[0].message in capsys.readouterr().out
 
 

@@ -490,7 +490,7 @@ async def test_more_failures_than_borne_end_the_run_with_the_reason(home, limit,
         await run
     assert (run.status, run.step, str(run.error)) == ("failed", 0, "boom")
     [event] = events
-    assert event.where == "step 0"
+    assert event.where == "step 1"
     assert event.message.startswith("ValueError: boom; failure 4 of 8 rollouts; max_exceptions=")
     assert "in crash" in event.traceback
     with pytest.raises(ValueError, match="boom"):
@@ -510,7 +510,7 @@ async def test_a_rollout_that_leaves_the_program_fails_the_run_only(home, leave)
 
 
 async def test_a_rollout_that_is_not_async(home):
-    with pytest.raises(TypeError):
+    with pytest.raises(RolloutError, match="not async: it returned a float"):
         await train(home[0], lambda model, scenario: 1.0)
 
 
@@ -538,8 +538,8 @@ async def test_nothing_learnt_is_said_once_a_step_with_the_reason(home, capsys):
         return trajectory
 
     run = await train(model, flat)
-    lines = [line for line in capsys.readouterr().out.splitlines() if "Nothing is learnt" in line]
-    assert [("no variance" in line, f"step {n}" in line) for n, line in enumerate(lines)] == [(True, True)] * 2
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Nothing is learned" in line]
+    assert [("no variance" in line, f"step {n}" in line) for n, line in enumerate(lines, 1)] == [(True, True)] * 2
     assert ["no variance" in event.message for event in warned] == [True, True]
     assert [event.trainable_groups for event in reports] == [0, 0]
     assert (run.status, run.step, run.history[-1]["data/step_num_gradient_steps"]) == ("done", 2, 0)
