@@ -202,7 +202,6 @@ class LocalBackend:
             await asyncio.to_thread(home.retire)
 
     def home(self, model) -> Home:
-
         "What a registered model has here; raises ServeError for others."
         home = self._homes.get(home_key(model))
         if home is None or home.closed:

@@ -296,8 +296,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         option("--path", default=".art", help="where runs are kept (%(default)s)"),
         option("--certfile", help="TLS certificate (PEM file); without it the server speaks plain HTTP"),
         option("--keyfile", help="private key of the certificate (PEM file), if --certfile does not contain it")]),
-    "train"
-: (train, [
+    "train": (train, [
         option("script", metavar="SCRIPT.py", help="defines rollout, scenarios and, if need be, model"),
         option("--steps", type=int, default=40, help="step to reach, counted from the run's beginning (%(default)s)"),
         option("--groups-per-step", type=int, default=8, help="scenarios a step (%(default)s)"),

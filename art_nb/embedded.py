@@ -7,6 +7,7 @@ __all__ = ['DRAWN', 'cut', 'choose', 'noise_size', 'seeded_noise', 'Slotted', 'p
            'top_logprobs']
 
 # %% ../nbs/31_embedded.ipynb #31e0a004
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from .keyvalues import BLOCK, KVSlots, Prefixes, block_hashes
 from .memory import give_memory_back
 from .policy import Policy, serve
 from .samplers import QueuedSampler, Request, Sampled, SamplingParams, common
+from .types import ServeError
 from .worker import Worker
 
 # %% ../nbs/31_embedded.ipynb #9ca180d3
@@ -237,7 +239,11 @@ class TransformersSampler(QueuedSampler):
         "Draw a token for each request from its row of logits, and hand it out."
         hold(logits, running, self._eos)
         ids, logprobs, logits = choose(logits, [r.params for r in running], self._noise(running, logits.shape[1]))
-        for request, token, logprob, row in zip(running, ids.tolist(), logprobs.tolist(), logits):
+        logprobs = logprobs.tolist()
+        if any(map(math.isnan, logprobs)):
+            raise ServeError("The model's logits are not finite: a training step ruined the adapter, most likely with "
+                             "too high a learning_rate. Go back to an earlier checkpoint and lower it.", status=500)
+        for request, token, logprob, row in zip(running, ids.tolist(), logprobs, logits):
             if request.cached == len(request.ids):      # else it is being replayed
                 self._hand_out(request, Sampled(token, logprob, top=top_logprobs(row, request.params.top_logprobs)))
 

@@ -358,7 +358,6 @@ def optimizer_steps(learner: Learner, rows: Sequence[TrainRow], config: StepConf
                 for portion in portioned(rows, config.rows_per_step, learner.steps)]
     portions, told, seen = [portion for portion in portions if portion] or [[]], [], []
     with all_or_nothing(learner):
-
         for portion in portions:
             told.append(learner.step(portion, config, between, weights))
             seen += learner.seen

@@ -236,7 +236,6 @@ class Desk:
     async def load(self, form: ModelForm) -> None:
         "Load a model; with `MAX_MODELS` loaded, release the least recently used. ServeError 503 if all are in use."
 
-
         async with self.loading:
             while len(self.models) >= MAX_MODELS:
                 idle = next((run for run in self.models if not self.in_use(run)), None)

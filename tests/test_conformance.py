@@ -17,7 +17,7 @@ from art_nb.embedded import TransformersSampler
 from art_nb.learners import Learner, StepConfig, optimizer_steps
 from art_nb.policy import TARGETS, adapter, load_adapter, load_policy, masters, serve
 from art_nb.samplers import SamplingParams
-from art_nb.types import TrainError
+from art_nb.types import ServeError, TrainError
 from art_nb.worker import Worker
 
 CLOSE = 1e-5
@@ -268,6 +268,18 @@ def test_a_learning_rate_that_makes_the_weights_infinite_undoes_the_step():
         optimizer_steps(made, rows, StepConfig(learning_rate=1e37))
     assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
     assert all(torch.equal(state[name], now) for name, now in made.state().items())
+
+
+async def test_an_adapter_that_computes_nan_is_an_error_of_the_request():
+    policy, worker = learner("llama").policy, Worker()
+    sampler = TransformersSampler(policy, worker, max_running=8)
+    sampler.load("m@1", adapter(policy))
+    sampler.load("m@2", {name: torch.full_like(value, 1e30) for name, value in adapter(policy).items()})
+    with pytest.raises(ServeError, match="logits are not finite"):
+        [_ async for _ in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@2")]
+    assert [s async for s in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@1")]     # others continue
+    sampler.close()
+    worker.close()
 
 
 @families
