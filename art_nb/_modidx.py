@@ -2634,6 +2634,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'art_nb.weights.adapter_shape': ('weights.html#adapter_shape', 'art_nb/weights.py'),
                                 'art_nb.weights.base_name': ('weights.html#base_name', 'art_nb/weights.py'),
                                 'art_nb.weights.cache_directory': ('weights.html#cache_directory', 'art_nb/weights.py'),
+                                'art_nb.weights.check_complete': ('weights.html#check_complete', 'art_nb/weights.py'),
                                 'art_nb.weights.check_hub': ('weights.html#check_hub', 'art_nb/weights.py'),
                                 'art_nb.weights.check_sha256': ('weights.html#check_sha256', 'art_nb/weights.py'),
                                 'art_nb.weights.convert_gguf': ('weights.html#convert_gguf', 'art_nb/weights.py'),

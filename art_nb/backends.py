@@ -32,7 +32,7 @@ from .migrate import move_checkpoints
 from .models import Backend as Place
 from .options import adam_options, chat_options, engine_options, home_key
 from .options import init_options, lora_options, profiled, step_options
-from .policy import load_policy, pick_device, serve
+from .policy import coverage_note, load_policy, pick_device, serve
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
@@ -165,7 +165,10 @@ class LocalBackend:
                 ExitStack() as undo:
             dtype = settings["dtype"] and getattr(torch, settings["dtype"])
             with LOADING:
-                policy = load_policy(directory, device=self.device, dtype=dtype, **lora_options(model, self.bus))
+                lora = lora_options(model, self.bus)
+                policy = load_policy(directory, device=self.device, dtype=dtype, **lora)
+                if "targets" not in lora and (note := coverage_note(policy)):
+                    warn(f"coverage of {model.name}", note)
                 sampler = SAMPLERS[sampling](policy, worker, directory, engine_args, warn,
                                              max_running=settings["max_running"], max_model_len=limit)
                 undo.callback(sampler.close)

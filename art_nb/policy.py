@@ -30,6 +30,7 @@ from .keyvalues import KVSlots
 from .memory import out_of_memory
 from .operators import Packed, bf16_products, folded_product, rms_norm, rotate, token_logprobs
 from .types import StoreError, TrainError
+from .weights import check_complete
 
 # %% ../nbs/25_policy.ipynb #aec73f85
 class LoRALinear(nn.Module):
@@ -366,9 +367,7 @@ def load_model(path: str | Path, config: PreTrainedConfig,  # of the whole check
             raise
         raise StoreError(f"The weights of {path} cannot be loaded ({first_line(error)}). Check the files, or download "
                          "them again.") from error
-    if missing := sorted(report["missing_keys"]):
-        raise StoreError(f"The weights of {path} are incomplete: {len(missing)} tensors of {type(model).__name__} are "
-                         f"missing, the first is {missing[0]}. Check that config.json belongs to these files.")
+    check_complete(report, model, path)
     return model
 
 

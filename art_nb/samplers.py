@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .architectures import context_length
 from .chat import TextStream
 from .memory import out_of_memory
 from .policy import Adapter, Policy, misfit
@@ -150,7 +151,7 @@ class QueuedSampler:
 
     def __init__(self, policy: Policy, worker: Worker, max_model_len: int | None, max_running: int):
         self.policy, self.worker, self.tokenizer = policy, worker, policy.tokenizer
-        longest = policy.model.config.max_position_embeddings
+        longest = context_length(policy.model.config)
         self.max_model_len = min(max_model_len or longest, longest)
         self.max_running, self._eos = max_running, eos_ids(policy)
         self._adapters: dict[str, tuple[str, Adapter]] = {}     # key -> tag, weights

