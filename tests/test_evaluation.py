@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import art_nb as art
-from art_nb.evaluation import Evaluation, evaluate, evaluate_steps, normal, wilson
+from art_nb.evaluation import Evaluation, evaluate, evaluate_steps, mean_interval, t95, wilson
 from art_nb.types import RolloutError
 
 Z = 1.959963984540054
@@ -76,24 +76,48 @@ def test_the_exact_square_root_free_form():
             assert abs((1 + z2 / n) * x**2 - (2 * p + z2 / n) * x + p**2) < 1e-12
 
 
+SCIPY = {1: 12.706204736, 2: 4.30265273, 3: 3.182446305, 4: 2.776445105, 5: 2.570581836, 9: 2.262157163,
+         10: 2.228138852, 19: 2.093024054, 35: 2.030107928, 63: 1.998340543, 143: 1.976692198, 499: 1.964729391,
+         1000: 1.962339081, 1001: 1.962336705, 20000: 1.960082605}
+
+
+@pytest.mark.parametrize("df", SCIPY)
+def test_students_t_is_that_of_scipy(df):
+    """scipy.stats.t.ppf(0.975, df), rounded to nine decimals."""
+    assert t95(df) == pytest.approx(SCIPY[df], abs=4e-9)
+
+
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=50))
-def test_normal_is_the_mean_and_its_standard_error(values):
-    error = np.std(values, ddof=1) / math.sqrt(len(values))
-    assert normal(values) == pytest.approx((np.mean(values) - Z * error, np.mean(values) + Z * error), abs=1e-6)
+def test_the_interval_of_a_mean_is_so_many_standard_errors(values):
+    reach = t95(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    assert mean_interval(values) == pytest.approx((np.mean(values) - reach, np.mean(values) + reach), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 20])
+def test_the_interval_of_few_values_holds_what_it_says(n):
+    """The normal interval covers 81, 88, 92 and 94 % here."""
+    samples = np.random.default_rng(0).normal(size=(2000, n))
+    covered = [low <= 0 <= high for low, high in map(mean_interval, samples.tolist())]
+    assert 0.935 < np.mean(covered) < 0.965
 
 
 def test_what_too_few_values_tell():
     assert wilson(0, 0) == (0, 1)
-    assert normal([0.5]) == (-math.inf, math.inf)
+    assert mean_interval([0.5]) == (-math.inf, math.inf)
     empty = evaluation()
     assert (math.isnan(empty.mean()), empty.ci95()) == (True, (0, 1))
 
 
 def test_which_interval():
-    assert evaluation(1, 0, 1, True).ci95() == wilson(3, 4)
-    assert evaluation(1, 0, 0.5).ci95() == normal([1, 0, 0.5])
+    assert evaluation(1, 0, 1, 1, proportion=True).ci95() == wilson(3, 4)
+    assert evaluation(1, 0, 1, 1).ci95() == mean_interval([1, 0, 1, 1])      # a reward that happens to be 0 or 1
+    assert evaluation(1, 0, 0.5).ci95() == mean_interval([1, 0, 0.5])
+    count = Evaluation("m", 0, [trajectory(0.5, calls=n) for n in (0, 1, 1)], metric="calls")
+    assert count.ci95() == mean_interval([0, 1, 1])
+    with pytest.raises(RolloutError, match="proportion=True, but 'reward' has other values than 0 and 1"):
+        evaluation(1, 0, 0.5, proportion=True).ci95()
     both = Evaluation("m", 0, [trajectory(0.5, win=True), trajectory(-1, win=False)], metric="win")
-    assert (both.ci95(), both.ci95("reward")) == (wilson(1, 2), normal([0.5, -1]))
+    assert (both.ci95(), both.ci95("reward")) == (wilson(1, 2), mean_interval([0.5, -1]))
     assert repr(both) == "Evaluation(m step 0: win 0.500, 95 % 0.095 to 0.905, n=2)"
 
 
