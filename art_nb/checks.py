@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROMPTED', 'TRAINABLE', 'Check', 'Diagnosis', 'Probe', 'check_model', 'blame', 'check_rollouts', 'check_rewards',
-           'check_variance', 'check_success', 'check_choices', 'check_tokens', 'check_rows', 'check_truncated',
-           'context_limit', 'check_context', 'opening', 'check_shared', 'check_cost', 'doctor', 'examine']
+           'check_variance', 'check_success', 'check_choices', 'check_tools', 'check_tokens', 'check_rows',
+           'check_truncated', 'context_limit', 'check_context', 'opening', 'check_shared', 'check_cost', 'doctor',
+           'examine']
 
 # %% ../nbs/52_checks.ipynb #abfd9bbc
 import inspect
@@ -205,6 +206,19 @@ def check_choices(probe: Probe) -> Check:
                  "Append completion.choices[0] itself, not a dict of its text.")
 
 
+def check_tools(probe: Probe) -> Check | None:
+    "Does the model call the tools that it is offered?"
+    offered = [t for t in probe.trajectories if choices(t) and any(h.tools for h in (t, *t.additional_histories))]
+    calling = sum(any(choice.message.tool_calls for choice in choices(t)) for t in offered)
+    if not offered:
+        return None
+    if calling:
+        return Check("tools", "ok", f"{_share(calling, len(offered))} trajectories with tools call one.")
+    return Check("tools", "warn", f"Tools were offered but never called: 0 of {len(offered)} trajectories call one.",
+                 'Pass tool_choice="required" in the request, or show the model calls first: model.train_sft(…). If '
+                 "the replies do hold calls as text, name the model's tool_call_parser.")
+
+
 def check_tokens(probe: Probe) -> Check | None:
     "Do the replies carry the ids that were sampled, and their logprobs?"
     said, known = len(probe.choices), len(probe.turns)
@@ -298,7 +312,8 @@ def check_cost(probe: Probe) -> Check:
                  f"{max(1, math.ceil(probe.seconds_s * scale)):,} s, and train on rows of {trained:,} tokens together.")
 
 # %% ../nbs/52_checks.ipynb #392d6496
-PROMPTED = (check_model, check_rollouts, check_rewards, check_variance, check_success, check_truncated, check_shared)
+PROMPTED = (check_model, check_rollouts, check_rewards, check_variance, check_success, check_truncated, check_tools,
+            check_shared)
 TRAINABLE = (*PROMPTED[:5], check_choices, check_tokens, check_rows, *PROMPTED[5:], check_context, check_cost)
 
 

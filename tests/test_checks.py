@@ -5,9 +5,20 @@ import math
 import re
 
 import pytest
+from openai.types.chat.chat_completion import Choice
 
 import art_nb as art
-from art_nb.checks import Check, Diagnosis, Probe, blame, check_context, check_cost, check_rows, check_success
+from art_nb.checks import (
+    Check,
+    Diagnosis,
+    Probe,
+    blame,
+    check_context,
+    check_cost,
+    check_rows,
+    check_success,
+    check_tools,
+)
 from art_nb.trajectories import PydanticException
 from art_nb.types import TrainError
 
@@ -231,3 +242,36 @@ def test_a_ratio_at_the_border():
     assert check_success(probe(-1, -1, 0.5)).finding.endswith("-1.")
     assert (check_rows(probe(0)), check_context(probe(0))) == (None, None)
     assert "8 x 8" in check_cost(probe(0)).finding
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+def with_tools(*calling, tools=(TOOL,)):
+    """A probe of rollouts that were offered tools, and those that call one."""
+    said = [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4", "tool_calls": calls}}
+            for calls in ([CALL] if one else None for one in calling)]
+    made = [art.Trajectory(messages_and_choices=[{"role": "user", "content": "2 + 2?"}, Choice.model_validate(one)],
+                           tools=[*tools] or None, reward=0.0) for one in said]
+    return Probe(art.Model(name="m", project="tests"), None, [art.TrajectoryGroup(made)], made, 1.0)
+
+
+def test_tools_that_are_offered_and_never_called():
+    check = check_tools(with_tools(False, False, False))
+    assert check.verdict == "warn"
+    assert check.finding == "Tools were offered but never called: 0 of 3 trajectories call one."
+    assert 'tool_choice="required"' in check.advice and "train_sft" in check.advice
+    assert check_tools(with_tools(False, True)).finding == "1 of 2 (50%) trajectories with tools call one."
+    assert check_tools(with_tools(False, tools=())) is None
+
+
+async def test_the_doctor_looks_at_tools_only_where_they_were_offered(home):
+    async def rollout(model, scenario):
+        trajectory = await player()(model, scenario)
+        trajectory.tools = [TOOL] if offered else None
+        return trajectory
+
+    for offered in (True, False):
+        verdicts = {check.name: check.verdict for check in (await examine(home, rollout)).checks}
+        assert verdicts.get("tools") == ("warn" if offered else None)
