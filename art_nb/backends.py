@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from .homes import OPEN, Home, abandon, retire_home
 from .learners import all_or_nothing, described, mean_figures, optimizer_steps, step_rows
 from .lending import copied, lease
 from .locks import acquire_lock
-from .memory import give_memory_back, if_full
+from .memory import give_memory_back, if_full, retry_if_full
 from .migrate import move_checkpoints
 from .models import Backend as Place
 from .options import adam_options, chat_options, engine_options, home_key
@@ -156,13 +157,23 @@ class LocalBackend:
             end()
 
     def _open(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
+        "On the worker: load a model; if memory is full, release the caches of the others and try once more."
+        load = partial(self._build, model, store, worker, directory, sampling, learning)
+        with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."):
+            return retry_if_full(load, self._release)
+
+    def _release(self) -> None:
+        "Release the caches of the models that are registered."
+        for home in [*self._homes.values()]:
+            home.worker.call(home.sampler.release)
+
+    def _build(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
         "On the worker; what fails half-way leaves nothing behind."
         settings, warn = self.settings, self.bus.warn_once
         engine_args = settings["engine_args"] | engine_options(model)
         init_args = settings["init_args"] | init_options(model, self.bus)
         limit = settings["max_model_len"] or init_args.get("max_seq_length")
-        with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."), \
-                ExitStack() as undo:
+        with ExitStack() as undo:
             dtype = settings["dtype"] and getattr(torch, settings["dtype"])
             with LOADING:
                 lora = lora_options(model, self.bus)
@@ -282,7 +293,8 @@ class LocalBackend:
         with if_full(TrainError, "The learner", "The adapter is as it was: lower tokens_per_batch (now "
                      f"{config.tokens_per_batch}) and train on the same groups again."):
             weights = checkpoints.fitting(config.kl_reference, home.policy) if config.kl_reference else None
-            figures = optimizer_steps(home.learner, training, config, between, weights)
+            steps = lambda: optimizer_steps(home.learner, training, config, between, weights)
+            figures = retry_if_full(steps, home.sampler.release)
         records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus,
                      training)
         return figures
@@ -309,14 +321,15 @@ class LocalBackend:
         if skipped := int(sum(count for name, count in figures.items() if name.endswith("step_num_overflows"))):
             self._tell(home, Warned(key="float16 overflow", message=f"Skipped {skipped} of the optimizer steps of step "
                                     f"{home.step}: their gradients overflowed float16. The loss scale was halved."))
-        home.publish(home.step + 1)
+        retry_if_full(partial(home.publish, home.step + 1), home.sampler.release)
         figures["time/step_sync_s"] = seconds = time.perf_counter() - start
         self._tell(home, AdapterServed(step=home.step, name=home.key(), seconds_s=seconds, how=home.sampler.how))
         path = home.store.checkpoint_dir(home.step)
         try:
             if save_checkpoint:
-                size = checkpoints.save(path, home.learner, step=home.step, base_model=home.base_model, metrics=figures,
-                                        parent=str(home.store.checkpoint_dir(home.step - 1)))
+                save = partial(checkpoints.save, path, home.learner, step=home.step, base_model=home.base_model,
+                               metrics=figures, parent=str(home.store.checkpoint_dir(home.step - 1)))
+                size = retry_if_full(save, home.sampler.release)
                 self._tell(home, CheckpointSaved(step=home.step, path=str(path), bytes=size))
         except StoreError as error:                     # the result is in memory and served; training can go on
             self._tell(home, Warned(key=f"checkpoint {home.step}", message=str(error)))
@@ -355,11 +368,14 @@ class LocalBackend:
     def _pass(self, home: Home, batches: Iterable[list], rates: list[float]) -> list[dict[str, float]]:
         "Figures of each batch; where one fails, the adapter and the optimizer are as they were."
         learner, losses = home.learner, []
+        def step(batch, rate):
+            with all_or_nothing(learner):
+                return learner.sft_step(batch, rate)
         with all_or_nothing(learner):
             learner.reset_optimizer()
             for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
                 home.worker.check()
-                losses.append(learner.sft_step(batch, rate))
+                losses.append(retry_if_full(partial(step, batch, rate), home.sampler.release))
                 self._tell(home, GradientStep(step=home.step, micro_batch=i + 1, micro_batches=len(rates),
                                               tokens=int(losses[-1]["data/step_trained_tokens"])))
         learner.reset_optimizer()

@@ -16,7 +16,7 @@ import torch
 
 from .chat import inner_ids
 from .keyvalues import BLOCK, KVSlots, Prefixes, block_hashes
-from .memory import give_memory_back
+from .memory import give_memory_back, out_of_memory
 from .policy import Policy, serve
 from .samplers import QueuedSampler, Request, Sampled, SamplingParams, common
 from .types import ServeError
@@ -150,6 +150,18 @@ class TransformersSampler(QueuedSampler):
             self._slots.kv = None
         give_memory_back()
 
+    def release(self) -> None:
+        "On the worker: release every cache. Running requests wait again, and their tokens are computed again."
+        while self._running:
+            self._requeue(self._running.pop())
+        self._slots.kv = None
+        self._shrink_prefixes()
+        self.policy.unpack()
+
+    def _shrink_prefixes(self) -> None:
+        "Memory is too small for the cached prefixes: start again with room for half as many."
+        self._prefixes = Prefixes(self._prefixes.max_bytes // 2)
+
     def close(self) -> None:
         "On the worker: end all requests; give back the memory of keys and values, and let go of the weights."
         super().close()
@@ -231,33 +243,39 @@ class TransformersSampler(QueuedSampler):
         slots = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)], device=device)
         hidden = self.policy.hidden(tokens, places, self._slots.attention(slots, places, counts))
         last = torch.tensor(counts, device=device).cumsum(0) - 1
-        for request, end in zip(running, due):
+        sampled = self._sample(running, due, self.policy.logits(hidden[last]))
+        for request, end in zip(running, due):          # an allocation that fails before this line changes nothing
             request.cached = end
-        self._sample([*running], self.policy.logits(hidden[last]))
+        for request, item in zip([*running], sampled):
+            if request.cached == len(request.ids):      # else it is being replayed
+                self._hand_out(request, item)
 
-    def _sample(self, running: list[Slotted], logits: torch.Tensor) -> None:
-        "Draw a token for each request from its row of logits, and hand it out."
+    def _sample(self, running: list[Slotted], due: list[int], logits: torch.Tensor) -> list[Sampled]:
+        "Draw a token for each request from its row of logits."
         hold(logits, running, self._eos)
-        ids, logprobs, logits = choose(logits, [r.params for r in running], self._noise(running, logits.shape[1]))
+        params = [r.params for r in running]
+        ids, logprobs, logits = choose(logits, params, self._noise(running, due, logits.shape[1]))
         logprobs = logprobs.tolist()
         if any(map(math.isnan, logprobs)):
             raise ServeError("The model's logits are not finite: a training step ruined the adapter, most likely with "
                              "too high a learning_rate. Go back to an earlier checkpoint and lower it.", status=500)
-        for request, token, logprob, row in zip(running, ids.tolist(), logprobs, logits):
-            if request.cached == len(request.ids):      # else it is being replayed
-                self._hand_out(request, Sampled(token, logprob, top=top_logprobs(row, request.params.top_logprobs)))
+        return [Sampled(token, logprob, top=top_logprobs(row, p.top_logprobs))
+                for p, token, logprob, row in zip(params, ids.tolist(), logprobs, logits)]
 
-    def _noise(self, running: list[Slotted], vocabulary: int) -> torch.Tensor:
+    def _noise(self, running: list[Slotted], due: list[int], vocabulary: int) -> torch.Tensor:
         size = noise_size(vocabulary)
         noise = self._generator.standard_exponential((len(running), size), np.float32)
         for i, request in enumerate(running):
             if request.seeded:
-                noise[i] = seeded_noise(request.params.seed, request.cached - request.start, size)
+                noise[i] = seeded_noise(request.params.seed, due[i] - request.start, size)
         return torch.from_numpy(noise)
 
     def _postpone(self, request) -> None:
         "Preempt the request because the cache is full. It is rescheduled when space is available."
         self._rest(request)
+        self._requeue(request)
+
+    def _requeue(self, request) -> None:
         if not request.seeded:
             request.prompt, request.hashes = list(request.ids), []
         self._waiting.appendleft(request)
@@ -266,7 +284,12 @@ class TransformersSampler(QueuedSampler):
         "Save keys and values for the next turn; the last slot moves into the gap."
         slot, kept = self._running.index(request), request.ids[:request.cached]
         kept = kept[:request.start] if request.seeded else kept
-        self._prefixes.add(block_hashes(kept, request.family), self._slots.of(slot, len(kept)))
+        try:
+            self._prefixes.add(block_hashes(kept, request.family), self._slots.of(slot, len(kept)))
+        except (MemoryError, RuntimeError) as error:    # without them the next turn takes longer
+            if not out_of_memory(error):
+                raise
+            self._shrink_prefixes()
         moved = self._running.pop()
         if moved is not request:
             self._slots.put(slot, self._slots.of(len(self._running), moved.cached))

@@ -17,9 +17,10 @@ from weakref import WeakValueDictionary
 from . import checkpoints
 from .chat import ChatFormat
 from .learners import Learner
+from .memory import if_full
 from .locks import RunLock
 from .policy import Policy, adapter
-from .samplers import Sampler
+from .samplers import LOWER, Sampler
 from .server import Endpoint
 from .store import RunStore
 from .types import ServeError
@@ -73,7 +74,8 @@ class Home:
         self.used[key] = time.monotonic()               # before it is loaded: a step that ends now leaves it
         if not loaded:
             step = int(key.rpartition("@")[2])
-            self.sampler.load(key, checkpoints.read_adapter(self.store.checkpoint_dir(step)))
+            with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
+                self.sampler.load(key, checkpoints.read_adapter(self.store.checkpoint_dir(step)))
         return key
 
     def publish(self, step: int) -> None:
