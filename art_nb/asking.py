@@ -23,6 +23,7 @@ import openai
 
 from .interceptors import no_capture
 from .models import REGISTERED, Model
+from .redaction import redact, redact_text, redact_url, secrets_in
 from .rubrics import Question, Verdict, conversation, correction, judge_messages, read_scores
 from .trajectories import Trajectory
 from .types import BackendMissing, JudgeError, install_hint
@@ -121,9 +122,7 @@ async def call(
 
 
 def _explained(error: Exception, name: str, secrets: Sequence[str]) -> JudgeError:
-    text = f"{type(error).__name__}: {error}"
-    for secret in secrets:
-        text = text.replace(secret, "…") if secret else text
+    text = redact_text(f"{type(error).__name__}: {error}", secrets)
     advice = next((advice for kind, advice in _ADVICE.items() if isinstance(error, kind)), "see its own log for more")
     return JudgeError(f"the judge {name} gave no answer: {text[:500]}; {advice}")
 
@@ -148,26 +147,27 @@ def at_address(
     """Make a judge of a model behind an OpenAI-compatible address."""
     address, params = _ADDRESS.fullmatch(place), DEFAULTS | dict(params)
     if address is None:
-        raise JudgeError(f"{place!r} is no address of a judge; write it as model@http://host:port/v1")
+        raise JudgeError(f"{redact_text(place)!r} is no address of a judge; write it as model@http://host:port/v1")
     key = params.pop("api_key", None) or os.environ.get("ART_NB_JUDGE_KEY") or "none"
     client = {name: params.pop(name) for name in DEFAULTS} | {"base_url": address["url"], "api_key": key}
     cost = partial(priced, price=params.pop("price", (0.0, 0.0)))
-    name = f"{address['model'] or 'model'}@{address['url']}"
+    name = f"{address['model'] or 'model'}@{redact_url(address['url'], query=False)}"
+    secrets = [key, *secrets_in(params), *secrets_in(address["url"])]
 
     async def complete(messages: list[dict]) -> Reply:
         async with openai.AsyncOpenAI(**client) as connection:
-            model = address["model"] or await _only_model(connection, name)
+            model = address["model"] or await _only_model(connection, name, secrets)
             create = partial(connection.chat.completions.create, model=model)
-            return await call(create, name, SCHEMA, cost, [key], messages=messages, **params)
+            return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
 
     return Listwise(name, complete, settings=_settings(params))
 
 
-async def _only_model(connection: openai.AsyncOpenAI, name: str) -> str:
+async def _only_model(connection: openai.AsyncOpenAI, name: str, secrets: Sequence[str]) -> str:
     try:
         served = [model.id async for model in await connection.models.list()]
     except openai.OpenAIError as error:
-        raise _explained(error, name, [connection.api_key]) from None
+        raise _explained(error, name, secrets) from None
     if not served:
         raise JudgeError(f"{name} serves no model; write the judge as model@http://host:port/v1")
     return served[0]
@@ -184,7 +184,7 @@ def priced(answer: Any, price: tuple[float, float]) -> float:
 
 def _settings(params: Mapping[str, Any]) -> str:
     public = {k: v for k, v in params.items() if k not in ("api_key", *DEFAULTS)}
-    return json.dumps(public, sort_keys=True, default=str)
+    return json.dumps(redact(public), sort_keys=True, default=lambda value: redact_text(value))
 
 # %% ../nbs/09_asking.ipynb #c0d955da
 def by_litellm(
@@ -200,7 +200,7 @@ def by_litellm(
         litellm = await asyncio.to_thread(_litellm)
         _check_provider(litellm, name, params)
         create = partial(litellm.acompletion, model=name, caching=False)
-        secrets, cost = [str(params.get("api_key") or "")], partial(_litellm_cost, litellm)
+        secrets, cost = secrets_in(params), partial(_litellm_cost, litellm)
         return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
 
     return Listwise(name, complete, settings=_settings(params))
@@ -275,7 +275,7 @@ def of_model(
 
     async def complete(messages: list[dict]) -> Reply:
         create = partial(_client(model, options).chat.completions.create, model=model.get_inference_name())
-        secrets = [model.inference_api_key or ""]
+        secrets = [model.inference_api_key or "", *secrets_in(params), *secrets_in(model.inference_base_url)]
         return await call(create, model.name, SCHEMA, secrets=secrets, messages=messages, **params)
 
     return Listwise(model.name, complete, settings=_settings(params), lasting=not model.trainable)

@@ -14,6 +14,7 @@ from urllib.request import getproxies
 import httpx
 from openai import APIConnectionError, APITimeoutError, AsyncOpenAI
 
+from .redaction import redact_url
 from .types import LocalServingUnavailableError
 
 # %% ../nbs/04_connections.ipynb #509b2c82
@@ -66,5 +67,5 @@ class EndpointClient(AsyncOpenAI):
             raise
         except APIConnectionError as error:
             raise LocalServingUnavailableError(
-                f"nothing answers at {self.base_url}: its backend was closed or its process ended; "
+                f"nothing answers at {redact_url(self.base_url)}: its backend was closed or its process ended; "
                 "register the model again, and ask for model.openai_client() anew", request=error.request) from error

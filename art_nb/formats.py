@@ -280,16 +280,16 @@ def _json(value: Any) -> str | None:
     return json.dumps(value, separators=(",", ":")) if value else None
 
 
-def _clean(text: str | None) -> str | None:
-    return None if text is None else text.encode("utf-8", "replace").decode()
+def _clean(text: Any) -> str | None:    # UTF-8 has no lone surrogates, and an id may be a number
+    return None if text is None else str(text).encode("utf-8", "replace").decode()
 
 
 def _message_row(data: dict[str, Any]) -> dict[str, Any]:
     trainable = "finish_reason" in data
     message = data["message"] if trainable else data
     return {
-        "role": message.get("role"), "content": _clean(message.get("content")), "trainable": trainable,
-        "tool_calls": _json(message.get("tool_calls")), "tool_call_id": message.get("tool_call_id"),
+        "role": _clean(message.get("role")), "content": _clean(message.get("content")), "trainable": trainable,
+        "tool_calls": _json(message.get("tool_calls")), "tool_call_id": _clean(message.get("tool_call_id")),
     }
 
 

@@ -27,6 +27,7 @@ from .connections import EndpointClient, http_client, loop_or_thread
 from .costs import CostCalculator
 from .events import Bus
 from .metrics import MetricsBuilder, counted_row, group_metrics, metric_name
+from .redaction import redact
 from .store import RunStore
 from .tracking import Tracker, noted
 from .trajectories import Trajectory, TrajectoryGroup, check_groups, listed
@@ -103,6 +104,11 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     _tracker: Tracker = PrivateAttr(default_factory=Tracker)
     _metrics: MetricsBuilder | None = PrivateAttr(None)    # made when first asked for, from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        fields = super().__repr_args__()
+        shown = [(name, dict(value) if isinstance(value, BaseModel) else value) for name, value in fields]
+        return [(name, redact({name: value})[name]) for name, value in shown]
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         kept = {id(self._backend): self._backend, id(self._clients): WeakKeyDictionary(), id(self._bus): Bus(),

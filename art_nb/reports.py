@@ -18,6 +18,7 @@ from art_nb.frozen import (
     lost_line, rollout_html, steps_table, table, tag
 )
 from .models import Model
+from .redaction import redact
 from .rows import Rows, link, loaded
 from .store import RunStore, atomic_write
 from .training import Attached, Run
@@ -63,8 +64,8 @@ def _told(store: RunStore) -> Html:
 
 
 def _model(store: RunStore) -> Html:
-    told = {key: one_line(str(value), 200) for key, value in store.read_model().items() if value not in (None, {}, [])}
-    lines = [[key, value] for key, value in told.items() if "key" not in key.lower()]
+    told = redact(store.read_model())       # a run of ART may hold the user's keys
+    lines = [[key, one_line(str(value), 200)] for key, value in told.items() if value not in (None, {}, [])]
     return fold("model", table(["", ""], lines)) if lines else Html("")
 
 

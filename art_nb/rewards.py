@@ -27,6 +27,7 @@ from .events import Bus, Judged, Warned, plain
 from .gather import gathering
 from .metrics import count_cost
 from .judges import Judgement, Kept, as_judge, group_id, tape
+from .redaction import redact_text
 from .rubrics import DEFAULT_RUBRIC, Question, Verdict, conversation, flags, rubric_id
 from .tasks import limit_concurrency
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup
@@ -105,7 +106,7 @@ async def _ask(judge: Judge, question: Question, repeat: int) -> Sheet | JudgeEr
     except JudgeError as error:
         return error
     except Exception as error:  # the boundary: a judge of the user's own
-        return JudgeError(f"the judge {judge.name} failed: {type(error).__name__}: {error}")
+        return JudgeError(f"the judge {judge.name} failed: {type(error).__name__}: {redact_text(error)}")
 
 
 def _round(order: list[int], answer: Sheet | JudgeError) -> Round:

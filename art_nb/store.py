@@ -27,6 +27,7 @@ import numpy as np
 from .events import Bus, Event, finite, from_json, plain, to_json
 from .files import DAMAGED, load_arrays, open_file, parse_json, read_file, read_json, reading
 from .formats import READERS, TOKEN_ARRAYS, pack_tokens, parquet_bytes, unpack_tokens
+from .redaction import redact
 from .processes import temporary_path
 from .trajectories import TrajectoryGroup
 from .types import StoreError
@@ -250,8 +251,8 @@ class RunStore:
                 return None
 
     def write_model(self, data: Mapping[str, Any]) -> None:
-        """Write what is trained."""
-        atomic_write(self.path / "model.json", json.dumps(plain(data), indent=2).encode())
+        """Write what is trained, without the secrets in the user's config."""
+        atomic_write(self.path / "model.json", json.dumps(redact(plain(data)), indent=2).encode())
 
     def read_model(self) -> dict[str, Any]:
         """Read what is trained; {} if nothing says so."""

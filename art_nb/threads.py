@@ -61,7 +61,7 @@ PIECE, PART = 16_000, 256_000
 
 def _parts_text(content: Any) -> str:
     if not isinstance(content, list):
-        return content or ""
+        return content if isinstance(content, str) else "" if content is None else json.dumps(plain(content))
     kinds = (part if isinstance(part, Mapping) else {} for part in content)
     return "\n".join(str(part["text"]) if part.get("text") else f"[{part.get('type', 'part')}]" for part in kinds)
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from .events import finite
+from .redaction import redact, redact_text
 from .types import BackendMissing, install_hint
 
 # %% ../nbs/04_tracking.ipynb #31892a13
@@ -42,6 +43,7 @@ def noted(
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             merged[name] = noted(old, new, f"{at}{name}.")
         elif old != new:
+            old, new = redact({name: old})[name], redact({name: new})[name]
             raise ValueError(f"{at}{name} is noted as {old!r} and cannot become {new!r}: "
                              "begin another model for another run")
     return merged
@@ -65,8 +67,8 @@ def wandb_run(place: tuple[str | None, str, str], config: Mapping[str, Any]) -> 
         run = _RUNS.get(place)
         if run is None or run._is_finished:
             entity, project, name = place
-            run = wandb.init(entity=entity, project=project, id=name, name=name, config={**config}, resume="allow",
-                             reinit="create_new")
+            run = wandb.init(entity=entity, project=project, id=name, name=name, config=redact({**config}),
+                             resume="allow", reinit="create_new")
             run.define_metric("training_step")
             run.define_metric("*", step_metric="training_step")
             _RUNS[place] = run
@@ -110,14 +112,15 @@ class Tracker:
         run = _RUNS.get(wandb_place(model))
         if run is not None and not run._is_finished and self.reports(model):
             with self._or_without(model):
-                run.config.update(model._wandb_config, allow_val_change=True)    # a nested setting may have been added
+                # a nested setting may have been added
+                run.config.update(redact(model._wandb_config), allow_val_change=True)
 
     @contextmanager
     def _or_without(self, model) -> Iterator[None]:
         try:
             yield
         except Exception as error:      # the boundary: whatever becomes of W&B, the training goes on
-            why = str(error).strip().partition("\n")[0] or "no reason given"
+            why = redact_text(error).strip().partition("\n")[0] or "no reason given"
             self._give_up(model, f"W&B takes no rows of {model.name} ({type(error).__name__}: {why}): numbers go to "
                                  "history.jsonl alone. Mend that and restart the program, or say report_metrics=[].")
 

@@ -32,6 +32,7 @@ from art_nb.exchanges import (
     Conversation, TrajectoryExchanges, conversations_of, go_on, read_exchange, string_history, token_history
 )
 from .interceptors import enter, leave
+from .redaction import redact_text
 from .tasks import all_or_stop, discard
 from .types import Messages, MessagesAndChoices, RolloutError
 
@@ -315,7 +316,8 @@ class PydanticException(BaseModel):
         """Record an exception."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        return cls(type=name, message=str(error), traceback="".join(traceback.format_exception(error)))
+        trace = "".join(traceback.format_exception(error))
+        return cls(type=name, message=redact_text(error), traceback=redact_text(trace))
 
 
 def check_trajectory(
