@@ -31,6 +31,7 @@ from .arguments import checked_options
 from .events import Bus, Event, Warned, finite, from_json, plain
 from .options import home_key
 from .archives import MAX_BYTES, unpack
+from .redaction import redact_text, redact_url
 from .serving import served_name
 from .store import RunStore, keep_events
 from .tokens import group_rows
@@ -105,9 +106,10 @@ def checked_url(base_url: str, warn: Callable[[str, str], object]) -> str:
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ServeError(f"{base_url!r} is no address ({error}): give one such as http://127.0.0.1:7999.") from error
+        raise ServeError(f"{redact_text(base_url)!r} is no address ({error}): give one such as http://127.0.0.1:7999."
+                         ) from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise ServeError(f"{base_url!r} is no address: give one such as http://127.0.0.1:7999.")
+        raise ServeError(f"{redact_text(base_url)!r} is no address: give one such as http://127.0.0.1:7999.")
     if url.scheme == "http" and not is_loopback(url.host):
         warn("clear text", f"The key and all rollouts travel to {url.host} unencrypted: forward the port instead, "
              f"ssh -L 7999:127.0.0.1:{url.port or 80} {url.host}, and give http://127.0.0.1:7999.")
@@ -121,8 +123,9 @@ def told(reply: httpx.Response) -> dict[str, Any]:
     except ValueError:
         said = None
     if not isinstance(said, dict) or not ("events" in said or isinstance(said.get("error"), dict)):
-        raise ServeError(f"{reply.url.copy_with(path='/', query=None)} answers, but not as art-nb run does (HTTP "
-                         f"{reply.status_code}): check base_url.", status=502)
+        place = redact_url(reply.url.copy_with(path="/", query=None))
+        raise ServeError(f"{place} answers, but not as art-nb run does (HTTP {reply.status_code}): check base_url.",
+                         status=502)
     if "events" not in said:
         raise error_from(said["error"])
     return said
@@ -198,6 +201,7 @@ class Backend:
                  verbose: bool = True):                 # say once what the server chose
         self.path, self.bus, self.verbose, self.patience_s = Path(path or ".art"), bus or Bus(), verbose, patience_s
         self.base_url = checked_url(base_url, self.bus.warn_once)
+        self.address = redact_url(self.base_url)        # as it is shown
         key = (api_key or os.environ.get(KEY_NAME, "")).strip()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._tenants: dict[str, Tenant] = {}
@@ -218,7 +222,7 @@ class Backend:
         forget = keep_events(shared or store, self.bus, model.run_name)
         self._tenants[home_key(model)] = Tenant(said["run"], said["key"], forget, shared)
         if self.verbose:
-            print(f"{model.name}: {said['text']}, at {self.base_url}; step {said['step']}")
+            print(f"{model.name}: {said['text']}, at {self.address}; step {said['step']}")
 
     def _tenant(self, model) -> Tenant:
         if home_key(model) not in self._tenants:
@@ -284,7 +288,7 @@ class Backend:
                 with without_bucket(s3_bucket):
                     path = await received(reply, model.store, local_path)
         except httpx.TransportError as error:
-            raise ServeError(f"The checkpoint did not come whole from {self.base_url} ({type(error).__name__}: {error})"
+            raise ServeError(f"The checkpoint did not come whole from {self.address} ({type(error).__name__}: {error})"
                              ", and nothing of it is kept. Is `art-nb run` at work there, and the port forwarded? Then "
                              "pull it again.", status=503) from error
         if verbose:
@@ -335,7 +339,7 @@ class Backend:
             if verb in ONCE:
                 self._open[meant] = number
             known = " What it was training it goes on training: make the same call again." if self._met else ""
-            raise ServeError(f"{self.base_url} does not answer ({type(error).__name__}: {error}). Is `art-nb run` at "
+            raise ServeError(f"{self.address} does not answer ({type(error).__name__}: {error}). Is `art-nb run` at "
                              f"work there, and the port forwarded?{known}", status=503) from error
 
     def _client(self) -> httpx.AsyncClient:
