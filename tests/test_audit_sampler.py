@@ -151,6 +151,7 @@ async def after_a_turn(sampler, prompts):
     return await in_groups(sampler, prompts, 8)
 
 
+@pytest.mark.timeout(count(4 * 3600, 300))
 async def test_a_seeded_reply_is_the_same_in_eight_kinds_of_batch(many_tokens):
     prompts, config = conversations(count(100, 3)), many_tokens.model.config
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * many_tokens.dtype.itemsize

@@ -163,7 +163,7 @@ def test_a_reply_of_white_space_is_read_in_no_time():
 
 
 def test_half_a_character_is_no_call_in_any_form():
-    for form in FORMATS.values():
+    for form in (form for form in FORMATS.values() if form.begin and form.writes_json):
         text = f'{begun_call(form, "play")}{{"a": "\\ud800"}}'
         assert CallStream(form).add(text, last=True)[1] == []
     assert CallStream(FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
@@ -249,7 +249,7 @@ def test_our_reading_is_vllms(name, words):
 
 
 def test_begun_calls_are_json():
-    for form in FORMATS.values():
+    for form in (form for form in FORMATS.values() if form.quote and form.begin):
         name = 'a"b'
         begun = begun_call(form, name)
         assert json.dumps(name) in begun
