@@ -19,6 +19,7 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from .events import SignalReport
+from .tokens import temperature_of
 from .trajectories import is_choice
 from .types import TrainError
 
@@ -398,6 +399,9 @@ def questions(
         (lambda case: any(sampled_ids(choice) for choice in case.choices),
          "no token ids: the choices of {n} trajectories were not sampled by our endpoint. "
          "Ask model.openai_client() and model.get_inference_name() for them"),
+        (lambda case: any(sampled_ids(choice) and temperature_of(choice) != 0 for choice in case.choices),
+         "all greedy: the replies of {n} trajectories were sampled at temperature 0. A greedy reply says nothing about "
+         "the alternatives and is not trained. Set temperature=1 in the request"),
         (lambda case: allow_missing_logprobs or any(map(has_logprobs, case.choices)),
          "no logprobs: the choices of {n} trajectories carry none. Pass logprobs=True, or allow_missing_logprobs=True"),
         (lambda case: case.uncut,

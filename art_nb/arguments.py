@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from .checkpoints import first_policy
 from .events import Bus
 from .step_settings import Range, StepConfig, check_number, check_step, unusual_values
 from .store import RunStore
@@ -117,12 +118,14 @@ def mismatch_of(given: Mapping[str, Any], bus: Bus) -> dict[str, Any]:
 
 # %% ../nbs/38_arguments.ipynb #9d2cc455
 def reference_of(given: Mapping[str, Any], store: RunStore, step: int) -> str:
-    "Directory of the adapter that the KL is measured from; '' is the base model."
+    "Directory of the adapter that the KL is measured from; '' is the base model. By default, where the run started."
     if path := given.get("kl_ref_adapter_path"):
         return str(path)
     asked = given.get("kl_penalty_reference_step")
     if asked is None and "kl_penalty_step_lag" in given:
         asked = max(0, step - given["kl_penalty_step_lag"])
+    if asked is None:
+        asked = first_policy(store)
     if asked is None:
         return ""
     if asked not in (saved := store.steps_saved()):
@@ -165,4 +168,6 @@ def step_config(
     config, given = checked_options(options, bus, more)
     if (config.kl_coef or config.kl_shaping) and not config.kl_reference:
         config.kl_reference = reference_of(given, store, step)
+    if config.kl_reference == "base":
+        config.kl_reference = ""
     return config

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+import numpy as np
 import torch
 
 from . import checkpoints, records
 from .advantages import histories, signal_report
 from .arguments import step_config
+from .batches import TrainRow
 from .chat import ChatFormat
 from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
@@ -39,8 +41,8 @@ from .serving import served_name
 from .sft import sft_batches
 from .step_settings import StepConfig, unusual_values
 from .store import keep_events
-from .tokens import common_temperature, group_rows
-from .trajectories import Trajectory, TrajectoryGroup, check_groups, lacks_prompt
+from .tokens import Row, common_temperature, comparable, group_rows, temperature_of
+from .trajectories import Trajectory, TrajectoryGroup, check_groups, choices, lacks_prompt
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from .unavailable import deploy_model, no_s3, without_bucket
 from .weights import LOADING, adapter_directory, base_name, check_hub, fetch
@@ -276,6 +278,7 @@ class LocalBackend:
             print(message)
         figures = {"data/step_num_gradient_steps": 0} if report.reason else self._learn(home, groups, rows, config)
         figures |= {"data/step_num_groups_submitted": len(groups),
+                    "data/step_num_greedy_replies": self._count_greedy(groups),
                     "data/step_num_groups_trainable": report.trainable_groups,
                     "time/step_backend_train_s": time.perf_counter() - start}
         return self._advance(home, figures, save_checkpoint)
@@ -283,7 +286,7 @@ class LocalBackend:
     def _learn(self, home: Home, groups, rows, config: StepConfig) -> dict[str, float]:
         "On the worker: the optimizer steps of a train call."
         training = step_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
-        self._match_temperature(groups, training, config)
+        self._match_temperature(rows, training, config)
         if left := sum(len(row.tokens) > (config.max_length or len(row.tokens)) for own in rows for row in own):
             self._tell(home, Warned(key=f"too long at step {home.step + 1}", message=f"{left} rows of more than "
                                     f"{config.max_length} tokens are left out of step {home.step + 1}."))
@@ -299,16 +302,27 @@ class LocalBackend:
                      training)
         return figures
 
-    def _match_temperature(self, groups, training, config) -> None:
-        temperature = common_temperature(groups)
-        if temperature is not None:
-            config.temperature = temperature
-            return
-        self.bus.warn_once("temperatures", "Replies of one step were sampled at different temperatures, with top-p, "
-                           "top-k or min-p, or held to a form: the learner cannot score them alike, so their ratio to "
-                           "the sampler is taken as 1.")
-        for row in training:
-            row.logprobs[:] = float("nan")
+    def _match_temperature(self, rows: Sequence[Sequence[Row]], training: Sequence[TrainRow], config) -> None:
+        "Score at the temperature of most tokens. Tokens that were sampled in another way lose their ratio, no others."
+        config.temperature = common_temperature([row for own in rows for row in own])
+        known = {id(row.tokens): comparable(row, config.temperature) for own in rows for row in own}
+        odd = [row for row in training if not known[id(row.tokens)][row.sampled].all()]
+        for row in odd:
+            row.logprobs = np.where(known[id(row.tokens)], row.logprobs, np.float32("nan"))
+        if odd:
+            self.bus.warn_once("temperatures", f"{len(odd)} of {len(training)} training rows hold replies that were "
+                               f"sampled at another temperature than most ({config.temperature:g}), with top-p, top-k "
+                               "or min-p, or held to a form. The learner cannot score these replies in the same way, "
+                               "so their ratio to the sampler is taken as 1. All other replies keep their ratio.")
+
+    def _count_greedy(self, groups) -> int:
+        "How many replies were sampled at temperature 0; says once that they are not trained."
+        greedy = sum(temperature_of(choice) == 0 for group in groups for t in group for choice in choices(t))
+        if greedy:
+            self.bus.warn_once("greedy", f"{greedy} replies were sampled at temperature 0 and are not trained: a "
+                               "greedy reply was not drawn from the policy, so its reward says nothing about the "
+                               "alternatives. Set temperature=1 in the requests of your rollout.")
+        return greedy
 
     def _tell(self, home: Home, event: Event) -> None:
         event.run = home.run
@@ -386,7 +400,8 @@ class LocalBackend:
 
     async def _delete_checkpoint_files(self, model, steps_to_keep: list[int]) -> None:
         home = self.home(model)
-        gone = await asyncio.to_thread(checkpoints.prune, home.store.checkpoint_dir(0).parent, steps_to_keep)
+        gone = await asyncio.to_thread(checkpoints.prune, home.store.checkpoint_dir(0).parent,
+                                       {*steps_to_keep, checkpoints.first_policy(home.store)})
         home.unload(home.key(step) for step in gone)
 
     async def _prepare_backend_for_training(self, model, config=None) -> tuple[str, str]:

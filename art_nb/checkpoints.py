@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PREFIX', 'ELSEWHERE_S', 'peft_config', 'peft_files', 'read_adapter', 'save', 'write_whole', 'settle', 'facts',
-           'fitting', 'load', 'fork', 'prune', 'lineage', 'remove_leftovers']
+           'fitting', 'load', 'fork', 'prune', 'first_policy', 'lineage', 'remove_leftovers']
 
 # %% ../nbs/27_checkpoints.ipynb #c7afe088
 import errno
@@ -22,7 +22,7 @@ from safetensors.torch import save as packed
 from .learners import Learner
 from .policy import Adapter, Policy, adapter, fingerprint, load_adapter, misfit
 from .processes import owner_runs, parse_temporary, temporary_path
-from .store import flush_names
+from .store import RunStore, flush_names
 from .types import StoreError, TrainError
 
 # %% ../nbs/27_checkpoints.ipynb #d6daf580
@@ -163,6 +163,26 @@ def prune(checkpoints: Path, keep: Iterable[int]) -> list[int]:
         os.replace(found[step], temporary)
         shutil.rmtree(temporary, ignore_errors=True)
     return gone
+
+
+def first_policy(store: RunStore) -> int | None:
+    """Return the step whose checkpoint holds the policy that reinforcement learning started from.
+
+    None if that policy is the base model: the run began with a fresh adapter and without supervised steps.
+    """
+    start = None
+    for step in store.steps_saved():
+        directory = store.checkpoint_dir(step)
+        told = facts(directory)
+        supervised = any(name.startswith("sft/") for name in told.get("metrics") or ())
+        parent = told.get("parent")     # another run's, or an adapter; this run may have been moved as a whole
+        if start is not None and step > start + 1:
+            return start                # the steps between are pruned: those of reinforcement learning
+        if supervised or parent and Path(parent).resolve().parts[-5:-1] != directory.resolve().parts[-5:-1]:
+            start = step
+        elif step:
+            return start
+    return start
 
 
 def lineage(directory: Path) -> list[str]:

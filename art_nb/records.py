@@ -20,8 +20,8 @@ import numpy as np
 from .events import Bus
 from .files import DAMAGED, load_arrays, parse_json
 from .store import RunStore, atomic_write, step_number
-from .tokens import Row, read_turn, trajectory_rows
-from .trajectories import Trajectory, choices
+from .tokens import Row, Turn, read_turn, trained_turns, trajectory_rows
+from .trajectories import Trajectory, is_choice
 from .types import StoreError, TokenError
 
 # %% ../nbs/24_records.ipynb #b8a0b185
@@ -153,20 +153,25 @@ def keep(
 # %% ../nbs/24_records.ipynb #c2c39091
 def turn_spans(
     trajectory: Trajectory,
-) -> dict[int, slice]:  # by the turn's number; turns without token ids are missing, twins are empty
+) -> dict[int, slice]:  # by the turn's number; turns without token ids are missing, repeated and greedy ones empty
     """Find each turn among the sampled tokens of the trajectory's rows."""
-    spans, known, start = {}, set(), 0
-    for number, choice in enumerate(choices(trajectory)):
-        try:
-            turn = read_turn(choice)
-        except TokenError:
-            continue
-        if turn is not None:
-            fresh = turn.key not in known
-            spans[number] = slice(start, start + len(turn.tokens) * fresh)
-            start += len(turn.tokens) * fresh
-            known.add(turn.key)
+    spans, known, start, number = {}, set(), 0, 0
+    for history in (trajectory, *trajectory.additional_histories):
+        entries = [entry for entry in history.messages_and_choices if is_choice(entry)]
+        turns = {number + place: turn for place, entry in enumerate(entries) if (turn := _readable_turn(entry))}
+        for at, trained in zip(turns, trained_turns([*turns.values()], known), strict=True):
+            size = len(turns[at].tokens) * trained
+            spans[at], start = slice(start, start + size), start + size
+        known |= {value for turn in turns.values() for value in (turn.identity, turn.key)}
+        number += len(entries)
     return spans
+
+
+def _readable_turn(choice: Any) -> Turn | None:
+    try:
+        return read_turn(choice)
+    except TokenError:
+        return None
 
 
 def row_spans(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, TypeVar
+from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
@@ -305,6 +306,7 @@ class Reply:
     temperature: float = 1.0
     cut: bool = False  # top-p, top-k, min-p or a form was asked for
     policy_version: int | None = None  # the step whose adapter sampled it, from the first token to the last
+    sample_id: str = field(default_factory=lambda: uuid4().hex)  # known again in every history that holds the reply
 
     @property
     def text(self) -> str:
@@ -318,7 +320,7 @@ class Reply:
         """The fields that training reads."""
         return {"prompt_token_ids": self.prompt_ids, "token_ids": [s.token_id for s in self.sampled],
                 "token_logprobs": [s.logprob for s in self.sampled], "temperature": self.temperature, "cut": self.cut,
-                "policy_version": self.policy_version}
+                "policy_version": self.policy_version, "sample_id": self.sample_id}
 
     def unread(self) -> str:
         """The text not yet read, which now counts as read."""
@@ -346,7 +348,8 @@ def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str,
                            "shorten it.", param=param, code="context_length_exceeded")
     drawn = sampling_params(asked, limit)
     cut = drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0 or drawn.guide is not None
-    how = {"temperature": drawn.temperature or 1.0, "cut": cut, "policy_version": policy_version}
+    greedy = drawn.temperature == 0 or drawn.top_k == 1
+    how = {"temperature": 0.0 if greedy else drawn.temperature, "cut": cut, "policy_version": policy_version}
     return [Reply(i * asked.n + j, ids, **how) for i, ids in enumerate(prompts) for j in range(asked.n)]
 
 # %% ../nbs/31_wire.ipynb #b21afb21
