@@ -39,7 +39,7 @@ class StepConfig:
     kl_coef: float = 0.0                    # k3 against the reference model, a term of the loss
     kl_shaping: float = 0.0                 # the same drift taken from the advantages, as ART does
     kl_source: Callable | str = "current_learner"   # whose drift it is, a name in KL_SOURCES
-    kl_reference: str = ""                  # directory of the reference model's adapter; "": the base model
+    kl_reference: str = ""                  # directory of the reference model's adapter; "base": the base model
     entropy_coef: float = 0.0               # bonus on the entropy of each sampled token, also of equal groups
     temperature: float = 1.0                # of the sampler: the learner scores under the same
     max_grad_norm: float = 1.0

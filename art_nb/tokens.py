@@ -7,6 +7,7 @@ __all__ = ['Row', 'Turn', 'temperature_of', 'read_turn', 'trained_turns', 'traje
            'comparable']
 
 # %% ../nbs/21_tokens.ipynb #71ca979b
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -94,7 +95,12 @@ def read_turn(
     if missing or not len(tokens):
         return None
     return Turn(prompt, tokens, _logprobs(choice, len(tokens), where), choice.finish_reason == "length",
-                temperature_of(choice), (choice.model_extra or {}).get("sample_id") or id(choice))
+                temperature_of(choice), _identity(choice, tokens))
+
+
+def _identity(choice: Choice, tokens: np.ndarray) -> str | int:
+    sample = (choice.model_extra or {}).get("sample_id")
+    return f"{sample} {zlib.crc32(tokens.tobytes())}" if sample else id(choice)
 
 # %% ../nbs/21_tokens.ipynb #1d3f1e85
 class _Builder:

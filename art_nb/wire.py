@@ -6,7 +6,7 @@
 __all__ = ['HARMLESS', 'NEUTRAL', 'JSON_TYPES', 'MAX_CHOICES', 'RequestError', 'without_neutral', 'Strict', 'Open',
            'StreamOptions', 'ResponseFormat', 'Structured', 'Asked', 'check_schema', 'Function', 'Tool', 'Chosen',
            'NamedTool', 'Called', 'ToolCall', 'TextPart', 'ChatMessage', 'ChatAsked', 'TextAsked', 'parse', 'param_of',
-           'choice_seed', 'sampling_params', 'Reply', 'replies_for', 'ChatWriter', 'TextWriter']
+           'choice_seed', 'sampling_params', 'Reply', 'sample_id', 'replies_for', 'ChatWriter', 'TextWriter']
 
 # %% ../nbs/31_wire.ipynb #de6c61d2
 from collections.abc import Iterable
@@ -306,7 +306,7 @@ class Reply:
     temperature: float = 1.0
     cut: bool = False  # top-p, top-k, min-p or a form was asked for
     policy_version: int | None = None  # the step whose adapter sampled it, from the first token to the last
-    sample_id: str = field(default_factory=lambda: uuid4().hex)  # known again in every history that holds the reply
+    sample_id: str = ""  # tells independent samples apart, and is known again in every history that holds the reply
 
     @property
     def text(self) -> str:
@@ -333,6 +333,13 @@ class Reply:
         return fresh
 
 
+def sample_id(seed: int | None, index: int, prompt_ids: list[int], policy_version: int | None) -> str:
+    """Return an id of one choice: unique, or the same whenever a seeded request is repeated."""
+    if seed is None:
+        return uuid4().hex
+    return blake2b(repr((seed, index, prompt_ids, policy_version)).encode(), digest_size=16).hexdigest()
+
+
 MAX_CHOICES = 1024
 
 
@@ -350,7 +357,8 @@ def replies_for(prompts: list[list[int]], asked: Asked, limit: int, param: str,
     cut = drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0 or drawn.guide is not None
     greedy = drawn.temperature == 0 or drawn.top_k == 1
     how = {"temperature": 0.0 if greedy else drawn.temperature, "cut": cut, "policy_version": policy_version}
-    return [Reply(i * asked.n + j, ids, **how) for i, ids in enumerate(prompts) for j in range(asked.n)]
+    return [Reply(i * asked.n + j, ids, sample_id=sample_id(asked.seed, i * asked.n + j, ids, policy_version), **how)
+            for i, ids in enumerate(prompts) for j in range(asked.n)]
 
 # %% ../nbs/31_wire.ipynb #b21afb21
 def _texts(texts: TokenTexts, asked: Asked) -> TokenTexts:

@@ -1,7 +1,7 @@
 """Which replies are trained, with which ratio, and what the KL is measured from."""
 import numpy as np
 import pytest
-from homes import QUESTION, a_group
+from homes import QUESTION, a_group, ask
 from openai.types.chat.chat_completion import Choice
 
 import art_nb as art
@@ -55,6 +55,8 @@ async def test_the_endpoint_names_each_sample(model):
     client = model.openai_client()
     told = await client.chat.completions.create(model=model.get_inference_name(), messages=QUESTION, max_tokens=4, n=3)
     assert len({choice.model_extra["sample_id"] for choice in told.choices}) == 3
+    again = [await ask(model, seed=7) for _ in range(2)] + [await ask(model, seed=8)]
+    assert len({choice.model_extra["sample_id"] for choice in again}) == 2      # one draw, repeated; and another
 
 
 async def step_of(model, local, group, **options):
