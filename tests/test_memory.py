@@ -7,9 +7,10 @@ from itertools import count
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import LlamaConfig
 
 import art_nb as art
+from art_nb.architectures import model_class
 from art_nb.memory import out_of_memory
 from art_nb.policy import adapter, fingerprint
 from art_nb.types import ServeError, TrainError, TrainSFTConfig
@@ -187,12 +188,12 @@ async def test_an_adapter_is_merged_again_if_memory_was_full(named, local, monke
 
 
 async def test_loading_a_model_tries_once_more(named, local, monkeypatch):
-    model = named()
-    with failing(monkeypatch, AutoModelForCausalLM, "from_pretrained", {0}):
+    model, kind = named(), model_class(LlamaConfig())
+    with failing(monkeypatch, kind, "from_pretrained", {0}):
         await model.register(local)
     assert len(await replies(model)) == 3
     other = named("other")
-    with failing(monkeypatch, AutoModelForCausalLM, "from_pretrained", {0, 1}):
+    with failing(monkeypatch, kind, "from_pretrained", {0, 1}):
         with pytest.raises(ServeError, match="Loading the model ran out of memory"):
             await other.register(local)
     assert len(await replies(model)) == 3
