@@ -36,6 +36,7 @@ from .models import Backend as Place
 from .options import adam_options, chat_options, engine_options, home_key
 from .options import init_options, lora_options, profiled, step_options
 from .policy import coverage_note, load_policy, pick_device, serve
+from .recovery import load_newest, repair_history
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
@@ -134,6 +135,7 @@ class LocalBackend:
             opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
             try:
                 home = await asyncio.wrap_future(opened)
+                await asyncio.to_thread(repair_history, model, home.step)
             except BaseException:
                 await asyncio.to_thread(abandon, opened, worker)
                 raise
@@ -197,16 +199,13 @@ class LocalBackend:
         chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
         base, begun = base_name(model.base_model), adapter_directory(model.base_model)
         home = Home(model.name, base, store, worker, policy, learner, sampler, None, chat, model.run_name)
-        saved = store.steps_saved()
-        latest = max(saved, default=0)
-        if saved:
-            checkpoints.load(store.checkpoint_dir(latest), learner, base)
-        else:
+        latest = load_newest(store, learner, base, self.bus.warn_once)
+        if latest is None:
             if begun:
                 checkpoints.load(begun, learner)
             checkpoints.save(store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun))
         serve(policy)
-        home.publish(latest)
+        home.publish(latest or 0)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)
         home.endpoint.start()
         return home
@@ -261,6 +260,7 @@ class LocalBackend:
     def _train(self, home: Home, groups, config, save_checkpoint) -> LocalTrainResult:
         "On the worker."
         start = time.perf_counter()
+        self._save(home)                                # at most one step is only in memory
         home.lock.check()
         home.sampler.forget()
         rows = [group_rows(group) for group in groups]
@@ -338,20 +338,34 @@ class LocalBackend:
         retry_if_full(partial(home.publish, home.step + 1), home.sampler.release)
         figures["time/step_sync_s"] = seconds = time.perf_counter() - start
         self._tell(home, AdapterServed(step=home.step, name=home.key(), seconds_s=seconds, how=home.sampler.how))
-        path = home.store.checkpoint_dir(home.step)
-        try:
-            if save_checkpoint:
-                save = partial(checkpoints.save, path, home.learner, step=home.step, base_model=home.base_model,
-                               metrics=figures, parent=str(home.store.checkpoint_dir(home.step - 1)))
-                size = retry_if_full(save, home.sampler.release)
-                self._tell(home, CheckpointSaved(step=home.step, path=str(path), bytes=size))
-        except StoreError as error:                     # the result is in memory and served; training can go on
-            self._tell(home, Warned(key=f"checkpoint {home.step}", message=str(error)))
-            print(error)
-            save_checkpoint = False
+        if save_checkpoint:
+            home.unsaved = figures
+            try:
+                self._save(home)
+            except StoreError as error:                 # the result is in memory and served
+                self._tell(home, Warned(key=f"checkpoint {home.step}", message=str(error)))
+                print(error)
+        path = str(home.store.checkpoint_dir(home.step)) if save_checkpoint and home.unsaved is None else None
         figures["time/step_save_s"] = time.perf_counter() - start - seconds
         figures |= self._spent(home)
-        return LocalTrainResult(step=home.step, metrics=figures, checkpoint_path=str(path) if save_checkpoint else None)
+        return LocalTrainResult(step=home.step, metrics=figures, checkpoint_path=path)
+
+    def _save(self, home: Home) -> None:
+        "On the worker: save the latest step unless it is saved; raises StoreError, and the step stays in memory."
+        if home.unsaved is None:
+            return
+        home.lock.check()
+        path = home.store.checkpoint_dir(home.step)
+        save = partial(checkpoints.save, path, home.learner, step=home.step, base_model=home.base_model,
+                       metrics=home.unsaved, parent=str(home.store.checkpoint_dir(home.step - 1)))
+        size = retry_if_full(save, home.sampler.release)
+        home.unsaved = None
+        self._tell(home, CheckpointSaved(step=home.step, path=str(path), bytes=size))
+
+    async def save_checkpoint(self, model) -> None:
+        "Save the latest step of a model if that failed before; raises StoreError with the space that is needed."
+        home = self.home(model)
+        await home.worker.result(self._save, home)
 
     def _spent(self, home: Home) -> dict[str, float]:
         "Seconds from the step before, or from the registration, to now; and what the machine cost in them."
@@ -370,6 +384,7 @@ class LocalBackend:
     def _sft(self, home: Home, trajectories, config) -> LocalTrainResult:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
         start = time.perf_counter()
+        self._save(home)
         home.lock.check()
         home.sampler.forget()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):

@@ -52,6 +52,7 @@ class Home:
     forget: Callable[[], None] = lambda: None               # end the record of events
     since: float = field(default_factory=time.perf_counter)     # the end of the step before
     lock: RunLock | None = None                             # of the run directory
+    unsaved: dict[str, float] | None = None                 # the figures of the latest step, if it could not be saved
 
     def key(self, step: int | None = None) -> str:
         "The name under which the adapter of a step is served."

@@ -25,7 +25,7 @@ from typing_extensions import TypeVar
 
 from .connections import EndpointClient, http_client, loop_or_thread
 from .costs import CostCalculator
-from .events import Bus
+from .events import Bus, finite
 from .metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from .redaction import redact
 from .store import RunStore
@@ -43,6 +43,7 @@ class Backend(Protocol):
     async def _train_sft(
         self, model: "TrainableModel", trajectories: Iterable, config: TrainSFTConfig, options: dict, verbose: bool
     ) -> TrainResult: ...
+    async def save_checkpoint(self, model: "TrainableModel") -> None: ...
     async def _get_step(self, model: "TrainableModel") -> int: ...
     async def _delete_checkpoint_files(self, model: "TrainableModel", steps_to_keep: list[int]) -> None: ...
     async def _prepare_backend_for_training(self, model: "TrainableModel", config: Any) -> tuple[str, str]: ...
@@ -104,6 +105,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     _tracker: Tracker = PrivateAttr(default_factory=Tracker)
     _metrics: MetricsBuilder | None = PrivateAttr(None)    # made when first asked for, from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
+    _unwritten: dict[tuple[str, int], dict[str, Any]] = PrivateAttr(default_factory=dict)    # rows, by split and step
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         fields = super().__repr_args__()
@@ -118,7 +120,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy the model; the copy shares the backend, and has rows of its own."""
         copy = super(Model, self.__deepcopy__() if deep else self).model_copy(update=update)
-        copy._clients, copy._metrics, copy._tracker = WeakKeyDictionary(), None, Tracker()
+        copy._clients, copy._metrics, copy._tracker, copy._unwritten = WeakKeyDictionary(), None, Tracker(), {}
         return copy
 
     @property
@@ -268,23 +270,32 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         groups = None if trajectories is None else _as_groups(trajectories)
         return await asyncio.to_thread(self._log, groups, split, metrics or {}, step, groups is not None)
 
-    def _log(self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool) -> dict[str, Any]:
+    def _log(
+        self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool, recovered: bool = False
+    ) -> dict[str, Any]:
         if write:
             self.store.write_groups(split, step, groups)
-        numbers = {metric_name(name, split): float(value) for name, value in metrics.items()}
-        row = (group_metrics(groups, split) if groups is not None else {}) | numbers
-        builder = self.metrics_builder()
-        with builder.counted.lock:                  # a row's sums are on disk before another row's are made
-            row, plain = counted_row(builder, row, groups or [], split, self._cost_calculator), row
-            if row != plain:
-                self.store.write_own_state(_METRICS_STATE, builder.state_dict())
+        builder, key = self.metrics_builder(), (split, step)
+        with builder.counted.lock:                  # a row and its sums are on disk before another row's are made
+            row = self._unwritten.get(key)          # counted before, but the disk was full
+            if row is None:
+                row = self._unwritten[key] = self._count(groups, split, metrics, step, recovered)
+            if row:
+                self.store.write_own_state(_METRICS_STATE, builder.state_dict() | {"row": finite(row)})
+                self.store.append_history(row)
+            del self._unwritten[key]
         if row:
-            row |= {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
-            self.store.append_history(row)
             self._tracker.send(self, row)
         if self._backend is not None:
             self._backend._log(self, groups, split, step, row)
         return row
+
+    def _count(self, groups: list | None, split: str, metrics: Mapping, step: int, recovered: bool) -> dict[str, Any]:
+        numbers = {metric_name(name, split): float(value) for name, value in metrics.items()}
+        row = (group_metrics(groups, split) if groups is not None else {}) | numbers
+        row = counted_row(self.metrics_builder(), row, groups or [], split, self._cost_calculator)
+        place = {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
+        return row | place | ({"recovered": 1} if recovered else {}) if row else {}
 
     async def get_step(self) -> int:
         """Give the number of training steps done; 0 for a prompted model."""

@@ -285,7 +285,7 @@ class Pipeline(Run):
         t, last = self.trainer, self.evaluations.last
         if t.eval_fn is not None and t.eval_every_n_steps and self.step - last >= t.eval_every_n_steps:
             self.evaluations.schedule(self.step)
-        await asyncio.to_thread(self._persist)
+        await self._until_written(lambda: asyncio.to_thread(self._persist))
         await self._show_dropped(self.step)
         if t.checkpoint_retention_strategy is not None and self.step % t.checkpoint_retention_interval == 0:
             await self._retain(t.checkpoint_retention_strategy)

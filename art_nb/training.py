@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from .events import Bus, Failed, StepDone, from_json
+from .events import Bus, Failed, StepDone, Warned, from_json
 from .lessons import training_rows
 from .models import Model
 from .progress import Nowhere, Progress, Show, in_notebook, place_of
@@ -31,7 +31,7 @@ from .processes import BEAT_S
 from .vitals import OVER, Tail, process_ends, read_record, write_record
 from .steps import Plan, alike, cut_off, rollouts, staleness
 from .step_settings import Range, check_number
-from .store import RunStore, history_row, open_run
+from .store import RunStore, WriteError, history_row, open_run, without_undone
 from .tasks import discard, stop
 from .trajectories import Trajectory, TrajectoryGroup
 from .types import StoreError, TrainError
@@ -256,14 +256,14 @@ class Run:
                     follow(self)
 
     async def _main(self) -> None:
-        end = float("inf") if self.plan.budget_s is None else self.started + self.plan.budget_s
+        end = float("inf") if self.plan.budget_s is None else time.monotonic() + self.plan.budget_s
         self.step = await self.model.get_step()
         self.show.turn(self.status, self.step)
         if not self._more() and self.plan.groups_per_step:    # a pipeline has none, and counts steps from its start
             print(f"{self.model.name} has {self.step} steps already, so `steps={self.plan.steps}` is reached. "
                   "It is the total number of steps. Raise it to continue, or give the model another name.")
         try:
-            while self._more() and self.status != "stopping" and time.time() < end:
+            while self._more() and self.status != "stopping" and time.monotonic() < end:
                 if self._turn({"pausing": "paused"}):
                     self.show.turn(self.status, self.step)
                 if self.status == "paused":
@@ -285,6 +285,21 @@ class Run:
             return await self._task
         finally:
             self._task = None
+
+    async def _until_written(self, work: Callable[[], Awaitable]) -> Any:
+        "Do what writes to the disk; if the disk does not take it, pause the run and repeat it after the resume."
+        while True:
+            try:
+                return await work()
+            except WriteError as error:
+                self.bus.emit(Warned(key=f"disk {self.step}", message=str(error)))
+                print(f"{self.model.name} is paused at step {self.step}: {error}. Call run.resume() then.")
+                self._turn({"running": "paused", "pausing": "paused"})
+                self.show.turn(self.status, self.step)
+                while self.status == "paused":
+                    await asyncio.sleep(0.05)
+                if self.status == "stopping":
+                    raise
 
     async def _finished(self, group: TrajectoryGroup) -> Any:
         "What `after_each` makes of a group; it can be looked at from now on."
@@ -311,12 +326,18 @@ class Run:
 
     async def _learn(self, start: float, sampled_s: float) -> None:
         plan, store = self.plan, self.model.store
-        await asyncio.to_thread(store.write_groups, "train", self.step + 1, self.groups)        # before a kill can
-        result = await self._until_stopped(self.backend.train(self.model, self.groups, **plan.options))
+        number = self.step + 1
+        await self._until_written(lambda: asyncio.to_thread(store.write_groups, "train", number, self.groups))
+        result = await self._until_written(lambda: self._until_stopped(
+            self.backend.train(self.model, self.groups, **plan.options)))
         self.step = result.step
+        if getattr(result, "checkpoint_path", "") is None and plan.options.get("save_checkpoint", True):
+            await self._until_written(lambda: self.backend.save_checkpoint(self.model))
         times = {"time/step_rollout_s": sampled_s, "time/step_wall_s": time.perf_counter() - start}
         metrics = result.metrics | times
-        row = await self.model.log(self.groups, metrics=metrics | self._figures(metrics), step=self.step, split="train")
+        metrics |= self._figures(metrics)
+        row = await self._until_written(
+            lambda: self.model.log(self.groups, metrics=metrics, step=self.step, split="train"))
         self.history.append(row)
         self.bus.emit(StepDone(step=self.step, metrics=row))
         self._beat.set()
@@ -342,6 +363,7 @@ class Attached:
         self.name, self.recent, self.error = self.record.get("name", store.path.name), (), None
         self._events, self._history = Tail(store.path / "events.jsonl"), Tail(store.path / "history.jsonl", 1 << 40)
         self.history: list[dict[str, float]] = []
+        self._undone: set[int] = set()                  # steps that were trained and lost
         self.progress = Progress(self.name, 0)
         self.progress.at = self.progress.heard = 0.0        # the clock is that of the events
         self.refresh()
@@ -372,10 +394,12 @@ class Attached:
                 p.early = []
             for event in filter(None, map(from_json, self._events.new())):
                 p(event)
-            self.history += map(history_row, rows)
+            self._undone |= {row.get("step") for row in rows if row.get("undone")}
+            self.history = without_undone([*self.history, *map(history_row, rows)])
             p.rows = training_rows(self.history)
             last = max((row["step"] for row in p.rows if "step" in row), default=0)
-            p.step, p.status = max(last, self.record.get("step", 0)), self.status
+            reached = self.record.get("step", 0)
+            p.step, p.status = last if reached in self._undone else max(last, reached), self.status
             p.steps = max(self.record.get("steps", 0), p.step)
             p.groups_expected, p.expected = self.record.get("groups", 0), self.record.get("rollouts", 0)
             p.count += bool(rows) or self.record.get("status") != before.get("status")

@@ -43,6 +43,15 @@ async def train(job):
     await backend.close()
 
 
+async def sft(job):
+    """Supervised passes, each a step, until somebody ends it."""
+    model, backend = await registered(job)
+    reply = {"role": "assistant", "content": "A1"}
+    for _ in range(await model.get_step(), job["steps"]):
+        await model.train_sft([art.Trajectory(messages_and_choices=[*QUESTION, reply])] * 2)
+    await backend.close()
+
+
 async def record(job):
     """Groups for `feed`."""
     model, backend = await registered(job)
@@ -79,7 +88,7 @@ async def pipeline(job):
     await backend.close()
 
 
-JOBS = {"train": train, "record": record, "feed": feed, "pipeline": pipeline}
+JOBS = {"train": train, "sft": sft, "record": record, "feed": feed, "pipeline": pipeline}
 
 
 def warm():

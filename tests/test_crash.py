@@ -23,8 +23,12 @@ def raw_rows(store):
     return [json.loads(line) for line in lines], last
 
 
-def check_disk(store):
-    """Everything that a kill may not harm; returns the last finished step."""
+def of_training(row):
+    return "train/reward" in row or "sft/final_loss" in row
+
+
+def check_disk(store, rows_lag=0):
+    """Everything that a kill may not harm; returns the last finished step. A dead run's history may lag by a row."""
     steps = store.steps_saved()
     for step in steps:
         folder = store.checkpoint_dir(step)
@@ -33,11 +37,11 @@ def check_disk(store):
         assert (told["step"], told["adapter"]) == (step, fingerprint(checkpoints.read_adapter(folder)))
         assert int(load_file(folder / "optimizer.safetensors")["steps"]) <= step
     rows, _ = raw_rows(store)
-    of_rows = [row["step"] for row in rows]
-    assert of_rows == sorted(set(of_rows)), "no row is doubled or out of order"
-    assert of_rows[-1:] <= steps[-1:]
+    of_rows = [row["step"] for row in filter(of_training, rows)]
+    last = max(steps, default=0)
+    assert of_rows in [[*range(1, last + 1 - lag)] for lag in range(rows_lag + 1)], "no row is lost or doubled"
     for step in store.steps("train"):
-        assert len(store.read_groups("train", step)) == 2
+        assert store.read_groups("train", step)
     assert [event for event in store.events()] or not steps[1:]
     return max(steps, default=0)
 
@@ -58,7 +62,7 @@ def test_a_killed_run_goes_on_from_its_last_finished_step(nursery, tmp_path, tin
         if life.steps("registered"):
             assert life.steps("registered") == [reached], "it began where the last one ended"
         last_said = max([reached, *life.steps("CheckpointSaved")])
-        reached = check_disk(store)
+        reached = check_disk(store, rows_lag=1)
         assert reached in (last_said, last_said + 1), "what was said to be saved is saved"
         mid_save += any(path.suffix in (".tmp", ".old") for path in store.path.rglob(".*"))
     assert mid_save, "some kills came in the middle of writing"

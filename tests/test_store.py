@@ -259,7 +259,7 @@ def test_a_write_the_system_refuses_leaves_the_old_file(tmp_path):
     atomic_write(path, b"old")
     code = LIMITED.format(path=str(path))
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "StoreError" in run.stderr
+    assert "WriteError" in run.stderr
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
 
 
