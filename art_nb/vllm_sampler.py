@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -23,8 +24,9 @@ import torch
 
 from .checkpoints import peft_files
 from .guests import imported, installed, undisturbed
+from .memory import if_full
 from .policy import LoRALinear, Policy, Stack, masters, serve
-from .samplers import QueuedSampler, Request, Sampled, SamplingParams
+from .samplers import LOWER, QueuedSampler, Request, Sampled, SamplingParams
 from .types import ServeError, install_hint
 from .worker import Worker
 
@@ -262,7 +264,9 @@ class VLLMSampler(QueuedSampler):
         return True
 
     def _advance(self) -> None:
-        for output in self._engine.step():
+        with if_full(partial(ServeError, status=500), "vLLM", LOWER):    # never retried: its scheduler has moved on
+            outputs = self._engine.step()
+        for output in outputs:
             request = self._asked.get(output.request_id)
             if request is None:
                 continue
