@@ -164,7 +164,8 @@ def test_the_mean_drift_of_a_shaped_step_is_that_of_rows_with_an_advantage():
     torch.testing.assert_close(shaped_advantages(t, 0.2)[live], shaped_advantages(part, 0.2))
 
 
-@pytest.mark.parametrize("mismatch", ["tis", "sequence_mask", lambda t: torch.ones_like(t.old_E)], ids=str)
+@pytest.mark.parametrize("mismatch", ["tis", "sequence_mask", lambda t: torch.ones_like(t.old_E)],
+                         ids=["tis", "sequence_mask", "function"])
 def test_a_mismatch_correction_switches_rescored_on(mismatch):
     assert StepConfig(mismatch=mismatch).rescored is True
     assert StepConfig().rescored is False
