@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
+from .processes import temporary_path
 from .store import whole_checkpoint
 from .types import ServeError
 
@@ -44,7 +44,7 @@ MAX_FILES, MAX_BYTES = 100, 64 << 30    # of one archive
 
 def unpack(file: BinaryIO, target: Path) -> None:
     """Write a checkpoint archive into `target`, all or nothing. Raise `ServeError` if it holds anything else."""
-    beside = target.with_name(f".{target.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    beside = temporary_path(target)
     try:
         beside.mkdir()
         file.seek(0)

@@ -212,8 +212,8 @@ class LocalBackend:
 
     async def unregister(self, model) -> None:
         "Finish the requested steps of a model, then free its memory and close its endpoint. The run directory stays."
-
         if (home := self._homes.pop(home_key(model), None)) is not None and not home.closed:
+            await asyncio.to_thread(self._save_pending, home)
             await asyncio.to_thread(home.retire)
 
     def home(self, model) -> Home:
@@ -362,6 +362,14 @@ class LocalBackend:
         home.unsaved = None
         self._tell(home, CheckpointSaved(step=home.step, path=str(path), bytes=size))
 
+    def _save_pending(self, home: Home) -> None:
+        "Save the latest step if that failed before. Print a warning if it is lost."
+        if home.unsaved is not None:
+            try:
+                home.worker.call(partial(self._save, home))
+            except StoreError as error:
+                print(f"{home.name}: step {home.step} could not be saved and is lost. {error}")
+
     async def save_checkpoint(self, model) -> None:
         "Save the latest step of a model if that failed before; raises StoreError with the space that is needed."
         home = self.home(model)
@@ -485,6 +493,7 @@ class LocalBackend:
         homes, self._homes = list(self._homes.values()), {}
         for home in homes:
             if not home.closed:
+                self._save_pending(home)
                 home.close()
 
     async def close(self) -> None:

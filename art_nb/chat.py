@@ -205,8 +205,8 @@ class DeadlineRunner:
         try:
             return result.result(self.limit_s)
         except TimeoutError:
-            if result.done():               # the work's own error
-                raise
+            if result.done():               # it ended just now, or raised a TimeoutError of its own
+                return result.result()
             self.broken = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Overdue))
             raise self._overrun() from None

@@ -57,11 +57,11 @@ MAX_FILE_BYTES = 2 << 30
 
 def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading. Raise `OSError` for folders, pipes and devices."""
-    file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
         raise OSError("it is not a regular file")
-    return file
+    return open(handle, "rb")
 
 
 def read_file(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:

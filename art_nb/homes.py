@@ -117,7 +117,7 @@ class Home:
 
 
 def retire_home(directory: Path) -> None:
-    "Retire the home that this process has opened for a run directory, by whichever backend; its last step is saved."
+    "Close what this process has opened for a run directory, in any backend, after the steps that were requested."
     if (home := OPEN.pop(str(directory.resolve()), None)) is not None and not home.closed:
         home.retire()
 

@@ -183,7 +183,7 @@ def check_certificate(certfile: str | Path | None, keyfile: str | Path | None) -
         raise ServeError(f"--keyfile {keyfile} needs --certfile as well: give the certificate that belongs to it.")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
-    except (OSError, ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ServeError(f"Could not load the TLS certificate {certfile} with the private key {keyfile or certfile} "
                          f"({error}): give PEM files that belong together, the key without a password.") from error
 

@@ -10,7 +10,6 @@ __all__ = ['LOG', 'HEAD_TIMEOUT_S', 'LISTEN_BACKLOG', 'EVICT_AFTER_S', 'LOG_INTE
 import asyncio
 import logging
 import socket
-import ssl
 import sys
 import threading
 from pathlib import Path
@@ -144,6 +143,7 @@ class HttpServer(uvicorn.Server):
         self.listener.setblocking(False)
         self.listener.listen(LISTEN_BACKLOG)
         self._accepting = asyncio.create_task(self._accept())
+        self._accepting.add_done_callback(self._end_if_failed)
         self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -177,24 +177,30 @@ class HttpServer(uvicorn.Server):
         timeout = {"ssl_handshake_timeout": HEAD_TIMEOUT_S} if self.config.ssl else {}
         try:
             await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl, **timeout)
-        except (OSError, ssl.SSLError) as error:     # the client left, or does not speak TLS
+        except OSError as error:     # the client left, or does not speak TLS
             LOG.debug("connection refused: %s", error)
+
+    def _end_if_failed(self, accepting: asyncio.Task) -> None:
+        if not accepting.cancelled() and (error := accepting.exception()):
+            LOG.error("The server stopped: it cannot accept connections.", exc_info=error)
+            self.should_exit = True
 
     def _protocol(self) -> Connection:
         return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def _make_room(self) -> None:
         """Wait until one more connection without a key may open; the oldest one is closed if it has had its time."""
-        now = asyncio.get_running_loop().time
+        now, waited = asyncio.get_running_loop().time, False
         while True:
             waiting = [(c.opened_at, c.transport.abort) for c in self.server_state.connections if not c.authenticated]
             waiting += [(start, task.cancel) for task, start in self._handshakes.items()]
             if len(waiting) < self.limit:
                 return
             opened_at, close = min(waiting, key=lambda entry: entry[0])
-            if now() - opened_at >= EVICT_AFTER_S:
+            if waited and now() - opened_at >= EVICT_AFTER_S:
                 close()
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)              # a request that has arrived is read before its connection is judged
+            waited = True
 
     def _log_refusal(self, error: OSError) -> None:
         now = asyncio.get_running_loop().time()
@@ -209,7 +215,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)    # IPPROTO_TCP turns Nagle off
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform != "win32":                 # there it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()

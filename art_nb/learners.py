@@ -240,7 +240,8 @@ class Learner:
                              "Look for rewards or logprobs that are not finite.")
         self.overflows, self.loss_scale = self.overflows + 1, self.loss_scale / 2
         if self.overflows >= MOST_OVERFLOWS:
-            raise TrainError(f"The gradients overflowed float16 in {self.overflows} steps in a row, which changed "
+            self.overflows = 0
+            raise TrainError(f"The gradients overflowed float16 in {MOST_OVERFLOWS} steps in a row, which changed "
                              "nothing. Train with dtype=\"bfloat16\" or \"float32\", or look for rewards or logprobs "
                              "that are not finite.")
 

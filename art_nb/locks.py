@@ -68,8 +68,14 @@ class RunLock:
         self._thread.join(1.0)                      # no longer: the disk may not answer
 
 
+def _forget_locks() -> None:
+    global _holding
+    _holding = threading.Lock()     # another thread of the parent may have held it
+    _held.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_held.clear)
+    os.register_at_fork(after_in_child=_forget_locks)
 
 
 def read_lock(
@@ -133,9 +139,12 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
         raise StoreError(f"Could not create {path}: {error.strerror or error}. Check the path and its permissions.") \
             from error
     try:
-        os.write(handle, json.dumps(owner, indent=1).encode())
-    finally:
-        os.close(handle)
+        with open(handle, "wb") as file:
+            file.write(json.dumps(owner, indent=1).encode())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise StoreError(f"Could not write {path}: {error.strerror or error}. Free some space, then try again.") \
+            from error
     return True
 
 
@@ -174,6 +183,10 @@ def _remove_stale(path: Path, owner: dict[str, Any]) -> None:
         raise StoreError(f"Could not remove the lock {path} of {describe_owner(owner)}, which does not run any more: "
                          f"{error.strerror or error}. Remove it yourself.") from error
     if read_lock(aside) != owner:
-        with suppress(OSError):                     # a third process was faster
+        try:                                        # a third process was faster: this is its lock
             os.link(aside, path)
+        except FileExistsError:
+            pass
+        except OSError:                             # a file system without hard links
+            os.rename(aside, path)
     aside.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ def load_newest(
         if not any(places[step].iterdir()):
             continue                        # an empty directory
         try:
-            if not whole_checkpoint(places[step]):
+            if not whole_checkpoint(places[step]) or not checkpoints.is_complete(places[step]):
                 raise checkpoints.DamagedCheckpoint("a file is missing or incomplete")
             checkpoints.load(places[step], learner, base_model)
         except checkpoints.DamagedCheckpoint as error:
@@ -59,7 +59,7 @@ def set_aside(
     ending = target.name.partition(".")[2]
     for file in sorted((store.path / "trajectories").glob(f"*/{step:04d}.*")):
         if not file.name.startswith(f"{step:04d}.damaged"):
-            os.replace(file, file.with_name(f"{step:04d}.{ending}{file.name[4:]}"))
+            os.replace(file, file.with_name(f"{step:04d}.{ending}{file.name.removeprefix(f'{step:04d}')}"))
     return target
 
 # %% ../nbs/38_recovery.ipynb #70fd7091
@@ -74,7 +74,8 @@ def repair_history(
     store = model.store
     rows = store.history()
     counted = store.read_own_state("_metrics_builder_state").get("row")
-    if isinstance(counted, dict) and isinstance(counted.get("step"), int) and not _has_row(rows, counted):
+    if isinstance(counted, dict) and isinstance(counted.get("step"), int) and counted["step"] <= latest \
+            and not _has_row(rows, counted):
         store.append_history(counted | {"recovered": 1})
         rows.append(counted)
     last = max((row["step"] for row in rows if _is_trained(row)), default=0)

@@ -9,7 +9,7 @@ __all__ = ['REDACTED', 'is_secret', 'redact_url', 'redact_text', 'redact', 'secr
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 # %% ../nbs/00_redaction.ipynb #fe94c3a2
 REDACTED = "[redacted]"
@@ -34,7 +34,7 @@ def is_secret(name: Any) -> bool:
 # %% ../nbs/00_redaction.ipynb #c4c2ae7d
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>`]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\b(bearer|basic)\s+(?=\S*[0-9/+=_-])[\w.~+/=-]{6,}", re.IGNORECASE)
-_PREFIXED = re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|glpat|github_pat|xox[abp]|AKIA|AIza)[-_]?(?=\S*\d)[\w-]{12,}")
+_PREFIXED = re.compile(r"\b(?:(?:sk|pk|rk|glpat|xox[abp])-|(?:hf|ghp|gho|github_pat)_|AKIA|AIza)(?=[\w-]*\d)[\w-]{12,}")
 _PAIR = re.compile(r"(([\w-]*(?:key|token|secret|password|passwd|authorization|cookie|credential)s?)[\"']?\s*[:=]"
                    r"\s*b?[\"'])[^\"'\n]+(?=[\"'])", re.IGNORECASE)
 
@@ -45,11 +45,16 @@ def _pairs(query: str) -> Iterator[str]:
         yield f"{name}={REDACTED}" if equals and is_secret(unquote(name)) else pair
 
 
+def _split_url(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
 def redact_url(url: Any, query: bool = True) -> str:
     """Return an address without its user and password, and without secret parameters (`query=False`: without any)."""
-    try:
-        parts = urlsplit(str(url))
-    except ValueError:
+    if (parts := _split_url(str(url))) is None:
         return REDACTED if "@" in str(url) else str(url)
     shown = "&".join(_pairs(parts.query)) if query else ""
     place = parts.netloc.rpartition("@")[2]
@@ -97,7 +102,7 @@ def secrets_in(value: Any, secret: bool = False) -> list[str]:
     """Return the secrets in settings, to be passed to `redact_text`."""
     match value:
         case str():
-            parts = urlsplit(value) if not secret and _URL.fullmatch(value) else None
+            parts = _split_url(value) if not secret and _URL.fullmatch(value) else None
             named = [] if parts is None else [pair.partition("=") for pair in parts.query.split("&")]
             found = [parts.username, parts.password] if parts else [value] if secret else []
             return [one for one in [*found, *(text for name, _, text in named if is_secret(name))] if one]

@@ -231,13 +231,16 @@ class Desk:
 
     def in_use(self, run: str) -> bool:
         "Return whether a call works on a model, or a request waits for its reply."
-        return self.locks[run].locked() or bool(self.backend.home(self.models[run][1]).endpoint.service.live)
+        try:
+            return self.locks[run].locked() or bool(self.backend.home(self.models[run][1]).endpoint.service.live)
+        except ServeError:                                  # it was closed when loading it again failed
+            return False
 
     async def load(self, form: ModelForm) -> None:
         "Load a model; with `MAX_MODELS` loaded, release the least recently used. ServeError 503 if all are in use."
 
         async with self.loading:
-            while len(self.models) >= MAX_MODELS:
+            while len(self.models.keys() - {form.run}) >= MAX_MODELS:
                 idle = next((run for run in self.models if not self.in_use(run)), None)
                 if idle is None:
                     raise ServeError(f"{MAX_MODELS} models are in use on this server: register again when one of them "
@@ -287,7 +290,6 @@ async def register(desk: Desk, call: Call, form: Registering, groups: list) -> d
     run = form.model.run
     async with desk.alone(call, form.model):
         if desk.models.get(run, (None,))[0] != form.model:
-            desk.models.pop(run, None)
             await desk.load(form.model)
 
         home, key = desk.backend.home(desk.model(run)), secrets.token_urlsafe(24)

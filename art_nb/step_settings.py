@@ -64,6 +64,7 @@ class Range(NamedTuple):
     most: float = math.inf
     whole: bool = False
     above: bool = False         # `least` itself is not possible
+    finite: bool = True
 
     def __str__(self):
         noun = "a whole number" if self.whole else "a number"
@@ -79,18 +80,18 @@ def check_number(name: str, value: Any, possible: Range) -> None:
         raise TrainError(f"{problem}, but it is text. Remove the quotes, or convert it with float(…) or int(…).")
     try:
         number = index(value) if possible.whole else float(value)
-    except (TypeError, ValueError) as error:
+        fits = possible.least <= number <= possible.most and (math.isfinite(number) or not possible.finite)
+    except (TypeError, ValueError, OverflowError) as error:
         raise TrainError(f"{problem}, but it is a {type(value).__name__}.") from error
-    if isinstance(value, bool) or not possible.least <= number <= possible.most or (
-            possible.above and number == possible.least):
+    if isinstance(value, bool) or not fits or (possible.above and number == possible.least):
         raise TrainError(f"{problem}.")
 
 
 RANGES = {
     "learning_rate": Range(0), "row_power": Range(), "rows_per_step": Range(1, whole=True), "balance": Range(-1, 1),
     "kl_coef": Range(0), "kl_shaping": Range(0), "entropy_coef": Range(), "temperature": Range(0),
-    "max_grad_norm": Range(0, above=True), "weight_decay": Range(0), "tokens_per_batch": Range(1, whole=True),
-    "max_tokens": Range(1, whole=True), "max_length": Range(1, whole=True),
+    "max_grad_norm": Range(0, above=True, finite=False), "weight_decay": Range(0),
+    "tokens_per_batch": Range(1, whole=True), "max_tokens": Range(1, whole=True), "max_length": Range(1, whole=True),
 }
 FLAGS = ("rescored", "share_prefixes", "allow_missing_logprobs")
 USUAL = {       # above it, a value is possible and almost always a mistake
@@ -154,7 +155,7 @@ def try_loss(config: StepConfig) -> None:
     invented = TokenTensors(tokens, tokens, tokens, rows, sampler_E=tokens if config.rescored else None)
     try:
         total_loss(invented, torch.ones(2), config.loss, mismatch=config.mismatch,
-                   mismatch_options=config.mismatch_options, **config.loss_options)
+                   mismatch_options=config.mismatch_options, loss_options=config.loss_options)
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, TrainError):
             raise

@@ -274,8 +274,9 @@ class RunStore:
                 return None
 
     def write_model(self, data: Mapping[str, Any]) -> None:
-        """Write what is trained, without the secrets in the user's config."""
-        atomic_write(self.path / "model.json", json.dumps(redact(plain(data)), indent=2).encode())
+        """Write what is trained, without the secrets in the user's config. Names are never changed."""
+        names = {name: data[name] for name in ("name", "run_name", "project", "entity", "base_model") if name in data}
+        atomic_write(self.path / "model.json", json.dumps(redact(plain(data)) | plain(names), indent=2).encode())
 
     def read_model(self) -> dict[str, Any]:
         """Read what is trained; {} if nothing says so."""

@@ -9,8 +9,6 @@ __all__ = ['ORDERS', 'RANGES', 'runs_at_work', 'end_of_program', 'Run', 'Attache
 import asyncio
 import atexit
 import inspect
-import logging
-import os
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ from weakref import WeakValueDictionary
 from .events import Bus, Failed, StepDone, Warned, from_json
 from .lessons import training_rows
 from .models import Model
-from .progress import Nowhere, Progress, Show, in_notebook, place_of
+from .progress import Nowhere, Progress, Show, place_of
 from .processes import BEAT_S
 from .vitals import OVER, Tail, process_ends, read_record, write_record
 from .steps import Plan, alike, cut_off, rollouts, staleness
@@ -46,16 +44,11 @@ def runs_at_work() -> "list[Run]":
 
 
 def end_of_program() -> None:
-    "Name the runs that a script did not wait for. End it with status 1, unless it is a kernel or has failed anyway."
+    "Name the runs that a script did not wait for."
     left = [run for run in runs_at_work() if run.status in ("running", "pausing") and not run._over.is_set()]
     for run in left:
         print(f"art_nb: the program ended before step {run.step + 1} of {run.plan.steps} of {run.model.name}. Wait for "
               "the run at the end of the script: add run.join() (or `await run`).", file=sys.stderr)
-    if left and not in_notebook() and getattr(sys, "last_value", None) is None:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)                                     # an atexit function has no other way to set the status
 
 
 _STOPPING = dict.fromkeys(("running", "pausing", "paused"), "stopping")

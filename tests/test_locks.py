@@ -92,6 +92,8 @@ def test_another_machine_is_alive_if_the_lock_changes(tmp_path, holder):
     with pytest.raises(StoreError, match=rf"process {holder.pid} on elsewhere"):
         acquire_lock(tmp_path / "run", touch, patience_s=30.0)
     assert "Waiting up to 30 s" in heard[0]
+    holder.kill()
+    holder.wait()
     lock = acquire_lock(tmp_path / "run", silent, patience_s=0.05)
     path.write_text(json.dumps(owner))                  # it comes back
     with pytest.raises(StoreError, match="taken over by process"):

@@ -14,6 +14,7 @@ from art_nb.arguments import CALL, KNOWN
 from art_nb.checks import doctor
 from art_nb.events import GradientStep, RolloutStarted, Warned
 from art_nb.pipeline_trainer import PipelineTrainer
+from art_nb.step_settings import StepConfig, check_step
 from art_nb.trajectories import lacks_prompt
 from art_nb.types import BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError
 
@@ -467,9 +468,23 @@ art.train(model, rollout, [1], steps=3, show=False)
 
 
 @pytest.mark.parametrize(("end", "status", "words"), [
-    ("", 1, "before step 1 of 3 of tiny. Wait for the run"), ("raise SystemError('other')", 1, "SystemError: other")])
+    ("", 0, "before step 1 of 3 of tiny. Wait for the run"), ("raise SystemError('other')", 1, "SystemError: other")])
 def test_a_script_that_ends_before_its_run_says_so(tiny_model_dir, tmp_path, end, status, words):
     command = [sys.executable, "-c", PROGRAM.format(end=end), str(tiny_model_dir), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, words in done.stderr) == (status, True), done.stderr
     assert "run.join()" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"learning_rate": float("inf")}, "learning_rate=inf"), ({"kl_coef": 10**400}, "kl_coef="),
+    ({"rows_per_step": 10**400}, "rows_per_step="), ({"learning_rate": float("nan")}, "learning_rate=nan")])
+def test_numbers_that_are_too_large_for_a_float(options, words):
+    config = StepConfig(**options)
+    with pytest.raises(TrainError, match=words):
+        check_step(config)
+
+
+def test_options_that_a_loss_has_of_its_own_are_possible():
+    check_step(StepConfig(loss="dppo", loss_options={"kl_coef": 1e-3}))
+    check_step(StepConfig(max_grad_norm=float("inf")))

@@ -1,0 +1,31 @@
+"""What is redacted, and what must stay as it is."""
+import pytest
+
+from art_nb.redaction import REDACTED, redact, redact_text, secrets_in
+from art_nb.store import RunStore
+
+
+@pytest.mark.parametrize("name", [
+    "sketch-writer-135m", "/data/sky-models-llama-7b-instruct-v2", "hf-internal-testing/tiny-random-llama-2-layers",
+    "skip_special_tokens_123456789012", "rk4-integrator-step-000012345", "pkg-resources-2024-compatibility-1"])
+def test_names_are_not_taken_for_keys(name):
+    assert redact_text(name) == name
+    assert redact({"name": name}) == {"name": name}
+
+
+@pytest.mark.parametrize("key", ["sk-proj-4f9a8b7c6d5e4f3a2b1c", "hf_AbCdEf0123456789AbCdEf", "AKIA0123456789ABCDEF",
+                                 "ghp_0123456789abcdef0123", "xoxb-0123456789-abcdef"])
+def test_keys_are_redacted_in_any_text(key):
+    assert redact_text(f"failed with {key}.").startswith(f"failed with {REDACTED}")
+
+
+def test_a_model_record_keeps_its_names(tmp_path):
+    store = RunStore(tmp_path)
+    names = {"name": "sk-learner-0123456789abcdef", "project": "p", "base_model": "/models/sk-abcdefgh0123456789"}
+    store.write_model(names | {"config": {"api_key": "abc", "steps": 3}})
+    assert store.read_model() == names | {"config": {"api_key": REDACTED, "steps": 3}}
+
+
+def test_an_address_that_cannot_be_parsed_is_no_error():
+    assert secrets_in({"url": "http://[bad/x"}) == []
+    assert redact_text("http://[bad/x") == "http://[bad/x"
