@@ -55,11 +55,12 @@ async def check_backend(backend: Backend, model, *,
     "Hold a backend to its contract on `model`, and close it; raises ServeError naming the first broken promise."
     await model.register(backend)
     step, best = await model.get_step(), await reply_of(model, temperature=0)
+    likely = await reply_of(model, temperature=0.01, seed=0)       # greedy replies themselves are not trained
     others = await asyncio.gather(*(reply_of(model, seed=seed) for seed in range(1, rollouts)))
-    rewards = [float(read_turn(c).key == read_turn(best).key) for c in (best, *others)]
+    rewards = [1.0, *(float(read_turn(c).key == read_turn(likely).key) for c in others)]
     promised(min(rewards) == 0, f"{rollouts} replies at temperature 1 are all the likeliest one")
     group = TrajectoryGroup(Trajectory(messages_and_choices=[*QUESTION, choice], reward=reward)
-                            for choice, reward in zip((best, *others), rewards, strict=True))
+                            for choice, reward in zip((likely, *others), rewards, strict=True))
     result = await backend.train(model, [group], learning_rate=learning_rate)
     promised(result.step == step + 1 == await model.get_step(), "training does not advance the step by one")
     newest, older = await reply_of(model, temperature=0), await reply_of(model, step=step, temperature=0)
