@@ -9,7 +9,7 @@ __all__ = ['BACKENDS', 'Backend', 'backend', 'LocalBackend']
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -127,7 +127,13 @@ class LocalBackend:
 
     async def _load(self, model, store, directory, sampling: str, learning: str) -> Home:
         "Lock the run directory, clean it up and open the model's home."
-        lock = await asyncio.to_thread(acquire_lock, store.path, self.bus.warn_once)
+        locking = asyncio.ensure_future(asyncio.to_thread(acquire_lock, store.path, self.bus.warn_once))
+        try:
+            lock = await asyncio.shield(locking)
+        except asyncio.CancelledError:                  # the thread takes the lock all the same
+            with suppress(StoreError):
+                (await locking).release()
+            raise
         try:
             await asyncio.to_thread(checkpoints.remove_leftovers, store.path)
             await asyncio.to_thread(move_checkpoints, store.path)

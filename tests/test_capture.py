@@ -705,7 +705,7 @@ async def test_conversations_that_extend_another_merge(client):
     assert t.histories(model="other") == []
     with pytest.raises(ValueError, match="there are 4 histories"):
         t.history()
-    assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 3 * 13       # the three choices are the same
+    assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 5 * 13       # each is a sample of its own
 
 
 async def test_a_copy_made_on_the_way_stays_as_it_is(client):
