@@ -274,10 +274,11 @@ def as_judge(
     if not isinstance(params, Mapping):
         raise JudgeError(f"a judge's parameters are a dict, not {str(params)[:40]!r}; a rubric is passed as rubric=")
     if isinstance(judge, str) and judge:
-        if judge != "local" and (hint := suggest_name(judge, ["local"])):
+        make = next(make for pattern, make in PLACES.items() if re.fullmatch(pattern, judge))
+        if make is by_litellm and (hint := suggest_name(judge, ["local"])):
             raise JudgeError(f"There is no judge {judge!r}.{hint} A judge is 'local', a LiteLLM name such as "
                              "'openai/o3', or an address, model@http://host:port/v1.")
-        return next(make for pattern, make in PLACES.items() if re.fullmatch(pattern, judge))(judge, params)
+        return make(judge, params)
     if isinstance(judge, Model):
         return of_model(judge, params)
     if params:
