@@ -201,7 +201,10 @@ class DeadlineRunner:
             raise self._overrun()
         result: Future = Future()
         thread = threading.Thread(target=self._run, args=(work, result), name="art-nb-template", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:                # no memory for a thread: better without a deadline than not at all
+            return work()
         try:
             return result.result(self.limit_s)
         except TimeoutError:
