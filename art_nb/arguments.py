@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from .checkpoints import first_policy
 from .events import Bus
 from .step_settings import Range, StepConfig, check_number, check_step, unusual_values
 from .store import RunStore
@@ -125,6 +124,7 @@ def reference_of(given: Mapping[str, Any], store: RunStore, step: int) -> str:
     if asked is None and "kl_penalty_step_lag" in given:
         asked = max(0, step - given["kl_penalty_step_lag"])
     if asked is None:
+        from art_nb.checkpoints import first_policy     # loads torch, which a client of `art-nb run` does not need
         asked = first_policy(store)
     if asked is None:
         return ""
