@@ -37,7 +37,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'art_nb.advantages.trajectory_shares': ('advantages.html#trajectory_shares', 'art_nb/advantages.py'),
                                    'art_nb.advantages.unit_tokens': ('advantages.html#unit_tokens', 'art_nb/advantages.py'),
                                    'art_nb.advantages.unscaled': ('advantages.html#unscaled', 'art_nb/advantages.py'),
-                                   'art_nb.advantages.weigh_entries': ('advantages.html#weigh_entries', 'art_nb/advantages.py'),
                                    'art_nb.advantages.weigh_rows': ('advantages.html#weigh_rows', 'art_nb/advantages.py')},
             'art_nb.aliases': { 'art_nb.aliases.Alias': ('aliases.html#alias', 'art_nb/aliases.py'),
                                 'art_nb.aliases.Alias.__dir__': ('aliases.html#alias.__dir__', 'art_nb/aliases.py'),

@@ -6,9 +6,9 @@
 __all__ = ['Option', 'TIE', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'Question', 'choose', 'has_variance', 'centre',
            'by_group', 'by_batch', 'unscaled', 'balanced', 'advantages', 'group_advantages', 'LiveRows', 'unit_tokens',
            'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant', 'as_art',
-           'weigh_entries', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'WeighedRows',
-           'cut_off', 'weigh_rows', 'Case', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes',
-           'cut_lists', 'group_cases', 'equal_rewards', 'questions', 'funnel', 'signal_report']
+           'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'WeighedRows', 'cut_off',
+           'weigh_rows', 'Case', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes', 'cut_lists',
+           'group_cases', 'equal_rewards', 'questions', 'funnel', 'signal_report']
 
 # %% ../nbs/22_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -198,15 +198,19 @@ UNITS = {by_token: lambda rows: rows.tokens_R, by_sequence: trajectory_shares, b
          by_constant: trajectory_shares, as_art: lambda rows: rows.tokens_R * (rows.advantages_R != 0)}
 
 # %% ../nbs/22_advantages.ipynb #07f6e459
-def weigh_entries(
+def entry_weights(
     row_lengths_R: Sequence[int],  # trained tokens of each row
     trajectory_of_row_R: Sequence[int],  # trajectory of each row
     advantages_R: Sequence[float],  # advantage of each row
     reduction: str | Callable = "token",  # a name in REDUCTIONS, or a function of LiveRows
     max_tokens: int | None = None,  # constant length, for reduction="constant"
     group_of_row_R: Sequence[int] | None = None,  # group of each row; None = one group
+    silent: bool = False,  # rows without advantage are trained too, for terms that do not depend on it
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # coef_R, advantages_R, units_R: float64, 0 for rows without tokens
-    """Factor of each trained token of a row, its advantage, and what it adds to the number the reduction divides by."""
+    """Factor of each trained token of a row, its advantage, and its share of the number the reduction divides by.
+
+    With these factors the loss of the step is a plain sum over its tokens.
+    """
     tokens_R, advantages_R = np.asarray(row_lengths_R, np.float64), np.asarray(advantages_R, np.float64)
     group_R = np.zeros(len(tokens_R), np.int64) if group_of_row_R is None else np.asarray(group_of_row_R, np.int64)
     trajectory_R = np.asarray(trajectory_of_row_R, np.int64)
@@ -217,23 +221,8 @@ def weigh_entries(
         reduce = choose(REDUCTIONS, reduction)
         coef_R, out_R = reduce(rows)
         units_R = UNITS[reduce](rows) if reduce in UNITS else rows.tokens_R * coef_R
-        result[:, live_R] = coef_R, out_R, units_R
+        result[:, live_R] = coef_R if silent else coef_R * (out_R != 0), out_R, units_R
     return tuple(result)
-
-
-def entry_weights(
-    row_lengths_R: Sequence[int],  # trained tokens of each row
-    trajectory_of_row_R: Sequence[int],  # trajectory of each row
-    advantages_R: Sequence[float],  # advantage of each row
-    reduction: str | Callable = "token",  # a name in REDUCTIONS, or a function of LiveRows
-    max_tokens: int | None = None,  # constant length, for reduction="constant"
-    group_of_row_R: Sequence[int] | None = None,  # group of each row; None = one group
-    silent: bool = False,  # rows without advantage are trained too, for terms that do not depend on it
-) -> tuple[np.ndarray, np.ndarray]:  # coef_R, advantages_R: float64, 0 where a row is not trained
-    """Factor of each trained token of a row, and its advantage, such that the step's loss is a plain sum."""
-    coef_R, out_R, _ = weigh_entries(row_lengths_R, trajectory_of_row_R, advantages_R, reduction, max_tokens,
-                                     group_of_row_R)
-    return coef_R if silent else np.where(out_R != 0, coef_R, 0.0), out_R
 
 # %% ../nbs/22_advantages.ipynb #77565b1b
 def keep_truncated(truncated_G: np.ndarray, truncated_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -299,8 +288,9 @@ def weigh_rows(
     group_R = np.array([g for g, _, _ in flat], dtype=np.int64)
     advantages_R = [values[g][row.trajectory] for g, row, _ in flat]
     trajectory_R = [row.trajectory for _, row, _ in flat]
-    coef_R, advantages_R, units_R = weigh_entries(lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R)
-    live = np.flatnonzero((coef_R != 0) & (silent | (advantages_R != 0)))
+    coef_R, advantages_R, units_R = entry_weights(
+        lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R, silent)
+    live = np.flatnonzero(coef_R)
     return WeighedRows([flat[i][1] for i in live], coef_R[live], advantages_R[live], group_R[live], units_R[live])
 
 # %% ../nbs/22_advantages.ipynb #9e6af254

@@ -162,7 +162,7 @@ def as_if(stage: Stage, name: str) -> Replay:
     flat_R = np.array([given[g][i] for g, i in zip(group_R, trajectory_R, strict=True)])
     longest = int(record.config.get("max_tokens") or _longest(group_R, trajectory_R, sizes_R))
     weights = entry_weights(sizes_R, trajectory_R, flat_R, setup.reduction, longest, group_R)
-    coef_R, advantages_R = (values[:len(record.size_R)] for values in weights)
+    coef_R, advantages_R = (values[:len(record.size_R)] for values in weights[:2])
     said = f"{setup.reduction}: / {longest} tokens" if setup.reduction == "constant" else setup.reduction
     return _replayed(record, coef_R, np.repeat(advantages_R, record.size_R), name=name, trainer=False, around={},
                      options={}, reduction=said)

@@ -143,7 +143,7 @@ steps = st.lists(
 def test_reductions_equal_plain_means(step, reduction, random):
     lengths, trajectory, group, A = map(list, zip(*step, strict=True))
     losses = [[random.uniform(-1, 1) for _ in range(n)] for n in lengths]
-    coef, _ = entry_weights(lengths, trajectory, A, reduction, 16, group)
+    coef, *_ = entry_weights(lengths, trajectory, A, reduction, 16, group)
     if not any(n and a for n, a in zip(lengths, A, strict=True)):
         assert not coef.any()
         return
@@ -203,7 +203,7 @@ def test_the_constant_needs_its_length():
 
 
 def test_a_step_without_rows():
-    coef, A = entry_weights([], [], [])
+    coef, A, _ = entry_weights([], [], [])
     assert coef.shape == A.shape == (0,)
 
 

@@ -64,7 +64,7 @@ def test_each_optimizer_step_is_the_reduction_of_its_own_rows(reduction, size):
         assert len(portion) == size
         lengths = [int(row.sampled[1:].sum()) for row in portion]
         if reduction in ("token", "sequence", "constant"):
-            expected, _ = entry_weights(lengths, range(size), np.ones(size), reduction, 128)
+            expected, *_ = entry_weights(lengths, range(size), np.ones(size), reduction, 128)
             np.testing.assert_allclose([row.coef for row in portion], expected, rtol=1e-12)
         shares = {by_tokens[id(row.tokens)].coef / row.coef for row in portion}
         assert max(shares) == pytest.approx(min(shares))     # within a portion, the rows weigh as in the whole step
@@ -269,7 +269,7 @@ def our_result(step, peer, ours):
     rows, sizes = torch.nonzero(mask)[:, 0], mask.sum(1).tolist()
     groups = np.arange(len(sizes)) // peer_losses.BATCH
     around = {name: ours[name] for name in ("kl_coef", "entropy_coef", "mismatch", "mismatch_options") if name in ours}
-    coef_R, _ = entry_weights(sizes, range(len(sizes)), A, ours["reduction"], ours["max_tokens"], groups,
+    coef_R, *_ = entry_weights(sizes, range(len(sizes)), A, ours["reduction"], ours["max_tokens"], groups,
                               silent=bool(ours["kl_coef"] or ours["entropy_coef"]))
     moving = [step[name][mask].clone().requires_grad_() for name in ("new", "entropy")]
     t = TokenTensors(moving[0], step["old"][mask], A[rows], rows, step["reference"][mask], moving[1],

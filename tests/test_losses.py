@@ -198,7 +198,7 @@ def test_arts_total_loss(loss, eps, eps_high):
     index = [0, 0, 0, 0, 1, 1, 1, 1]
     theirs = art_loss(LP, OLD, [row_adv[i] / size for i in index], [weight[i] for i in index], mask,
                       loss == "ppo", eps, eps_high)
-    coef, A = entry_weights(lengths, [0, 1], row_adv, "art")
+    coef, A, _ = entry_weights(lengths, [0, 1], row_adv, "art")
     kept = [i for i, m in enumerate(mask) if m]
     t = tensors([LP[i] for i in kept], [OLD[i] for i in kept], [A[index[i]] for i in kept], [index[i] for i in kept])
     coef_E = torch.tensor([coef[index[i]] for i in kept], dtype=torch.float64)
@@ -323,7 +323,8 @@ def random_tokens(rows=6, seed=0):
     lp = [-rng.expovariate(1) for _ in row]
     old = [x + rng.gauss(0, 0.5) if rng.random() < 0.9 else NAN for x in lp]
     signs = [rng.choice([1.0, -0.5]) for _ in range(rows)]
-    coef, A = entry_weights([row.count(r) for r in range(rows)], range(rows), signs, rng.choice(["token", "sequence"]))
+    lengths, reduction = [row.count(r) for r in range(rows)], rng.choice(["token", "sequence"])
+    coef, A, _ = entry_weights(lengths, range(rows), signs, reduction)
     coef_E = torch.tensor([coef[r] for r in row], dtype=torch.float64)
     sampler = [x + rng.gauss(0, 0.3) for x in lp]
     return tensors(lp, old, [A[r] for r in row], row, sampler_E=sampler), coef_E
