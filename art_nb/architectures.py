@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ADVICE', 'LAYER_TYPES', 'FEATURES', 'WRAPPERS', 'WRAPPED_PREFIX', 'KEY_MAPPING', 'OTHER_PARTS', 'NO_FLOAT16',
-           'first_line', 'read_config', 'unsupported_feature', 'is_wrapped', 'check_config', 'usable_dtype',
+           'error_line', 'read_config', 'unsupported_feature', 'is_wrapped', 'check_config', 'usable_dtype',
            'logit_scale', 'context_length', 'model_class']
 
 # %% ../nbs/24_architectures.ipynb #6eb4f2d9
@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from .types import StoreError, TrainError
 
 # %% ../nbs/24_architectures.ipynb #fa54b358
-def first_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     "Return the type and the first line of the message of an error of another library."
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0].rstrip('.')}"
 
@@ -29,11 +29,11 @@ def read_config(path: str | Path) -> PreTrainedConfig:     # a directory of weig
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except OSError as error:
-        raise StoreError(f"{path} cannot be loaded ({first_line(error)}): give a directory of weights, or a "
+        raise StoreError(f"{path} cannot be loaded ({error_line(error)}): give a directory of weights, or a "
                          "hub name that can be reached from here.") from error
     except Exception as error:      # transformers raises errors of many types, and so do the classes of its configs
         raise TrainError(f"The config.json of {path} describes a model that this version of transformers cannot build "
-                         f"({first_line(error)}). {ADVICE}") from error
+                         f"({error_line(error)}). {ADVICE}") from error
 
 
 ADVICE = "Choose a model of the Llama, Mistral, Qwen2, Qwen3 or Gemma 3 architecture, or one that is based on them."

@@ -41,7 +41,7 @@ from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
 from .step_settings import StepConfig, unusual_values
-from .store import keep_events
+from .store import RunStore, keep_events
 from .tokens import Row, common_temperature, comparable, group_rows, temperature_of
 from .trajectories import Trajectory, TrajectoryGroup, check_groups, choices, lacks_prompt
 from .types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
@@ -459,8 +459,16 @@ class LocalBackend:
         if not steps:
             raise StoreError(f"The run {from_model} has no checkpoint to fork" +
                              (f" up to step {not_after_step}." if not_after_step is not None else "."))
-        target = model.store.checkpoint_dir(max(steps))
-        await asyncio.to_thread(checkpoints.fork, source.checkpoint_dir(max(steps)), target)
+        if str(model.store.path.resolve()) in OPEN:
+            raise StoreError(f"{model.store.path} is registered already: fork into it first, then register.")
+        await asyncio.to_thread(self._fork, source.checkpoint_dir(max(steps)), model.store)
+
+    def _fork(self, source: Path, store: RunStore) -> None:
+        lock = acquire_lock(store.path, self.bus.warn_once)
+        try:
+            checkpoints.fork(source, store.checkpoint_dir(int(source.name)))
+        finally:
+            lock.release()
 
     async def _experimental_pull_model_checkpoint(self, model, *, step: int | str | None = None,   # None, "latest"
                                                   local_path: str | None = None, s3_bucket: str | None = None,

@@ -70,7 +70,7 @@ class RunLock:
 
 def _forget_locks() -> None:
     global _holding
-    _holding = threading.Lock()     # another thread of the parent may have held it
+    _holding = threading.RLock()    # another thread of the parent may have held it
     _held.clear()
 
 

@@ -105,7 +105,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     _tracker: Tracker = PrivateAttr(default_factory=Tracker)
     _metrics: MetricsBuilder | None = PrivateAttr(None)    # made when first asked for, from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
-    _unwritten: dict[tuple[str, int], dict[str, Any]] = PrivateAttr(default_factory=dict)    # rows, by split and step
+    _unwritten: dict[tuple, dict[str, Any]] = PrivateAttr(default_factory=dict)    # rows, by what was logged
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         fields = super().__repr_args__()
@@ -275,9 +275,9 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     ) -> dict[str, Any]:
         if write:
             self.store.write_groups(split, step, groups)
-        builder, key = self.metrics_builder(), (split, step)
+        builder, key = self.metrics_builder(), (split, step, groups is None, *sorted(metrics))
         with builder.counted.lock:                  # a row and its sums are on disk before another row's are made
-            row = self._unwritten.get(key)          # counted before, but the disk was full
+            row = self._unwritten.get(key)          # the same call, counted before: the disk was full
             if row is None:
                 row = self._unwritten[key] = self._count(groups, split, metrics, step, recovered)
             if row:

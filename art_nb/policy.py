@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .architectures import (ADVICE, KEY_MAPPING, OTHER_PARTS, WRAPPED_PREFIX, check_config, first_line,
+from .architectures import (ADVICE, KEY_MAPPING, OTHER_PARTS, WRAPPED_PREFIX, check_config, error_line,
                                   is_wrapped, logit_scale, model_class, read_config, usable_dtype)
 from .batches import Segment, TrainRow, micro_batches, tree_attention
 from .keyvalues import KVSlots
@@ -365,7 +365,7 @@ def load_model(path: str | Path, config: PreTrainedConfig,  # of the whole check
     except Exception as error:      # of transformers, safetensors, torch or the file system
         if out_of_memory(error):
             raise
-        raise StoreError(f"The weights of {path} cannot be loaded ({first_line(error)}). Check the files, or download "
+        raise StoreError(f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download "
                          "them again.") from error
     check_complete(report, model, path)
     return model
@@ -376,7 +376,7 @@ def load_tokenizer(path: str | Path):
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:      # transformers raises errors of many types
-        raise StoreError(f"The tokenizer of {path} cannot be loaded ({first_line(error)}). Check that its files are "
+        raise StoreError(f"The tokenizer of {path} cannot be loaded ({error_line(error)}). Check that its files are "
                          "there, and install what the message names.") from error
 
 
@@ -414,7 +414,7 @@ def checked_policy(model, tokenizer, **options) -> Policy:
         if out_of_memory(error):
             raise
         raise TrainError(f"{name} cannot be trained here: it does not run with art_nb's attention "
-                         f"({first_line(error)}). {ADVICE}") from error
+                         f"({error_line(error)}). {ADVICE}") from error
     for path, logprobs in paths.items():
         error = float((logprobs - wanted).square().mean().sqrt() / wanted.std())
         if not error <= TOLERANCE[policy.dtype]:        # also where it is NaN

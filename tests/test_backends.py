@@ -512,7 +512,7 @@ async def test_a_fork_goes_on_as_its_source_would_have(named, local):
         await local.train(model, [group], learning_rate=1e-2)
     assert saved_adapter(source, 4) == saved_adapter(fork, 4) == saved_adapter(early, 4)
     assert len(checkpoints.lineage(fork.store.checkpoint_dir(3))) == 5     # source 0003 … 0000
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(StoreError, match="registered already"):
         await local._experimental_fork_checkpoint(fork, from_model="source", not_after_step=3)
     for options in ({"from_model": "nobody"}, {"from_model": "early", "not_after_step": 0}):
         with pytest.raises(StoreError, match="no checkpoint to fork"):

@@ -136,6 +136,8 @@ async def test_a_run_that_another_process_trains_is_left_as_it_is(tmp_path, tiny
                 await second.register(backend)
             with pytest.raises(ValueError, match="has no backend yet"):
                 art.train(second, rollout, [0])
+            with pytest.raises(StoreError, match=f"process {process.pid} on"):
+                await backend._experimental_fork_checkpoint(second, from_model="tiny", not_after_step=0)
         assert files(model.store.path) == before
         assert art.open_run(model.store.path).steps_saved() == [0, 1]
         assert art.Run.attach(model.store.path).step == 0, "reading needs no lock"

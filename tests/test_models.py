@@ -179,6 +179,21 @@ async def test_a_name_cannot_leave_the_root(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["root"]
 
 
+async def test_a_row_that_was_not_written_hides_no_other_row_of_its_step(tmp_path):
+    model = Model(name="a", project="p", base_path=str(tmp_path))
+    history = model.store.path / "history.jsonl"
+    history.mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"history\.jsonl"):
+            await model.log(metrics={"x": 1}, step=3)
+    history.rmdir()
+    await model.log(metrics={"y": 2}, step=3)
+    await model.log(metrics={"x": 1}, step=3)
+    await model.log(metrics={"x": 5}, step=3)
+    rows = model.store.history()
+    assert [(row.get("val/x"), row.get("val/y")) for row in rows] == [(None, 2), (1, None), (5, None)]
+
+
 async def test_model_json_holds_no_key_and_opens_again(backend):
     model = Model(name="a", project="p", inference_api_key="secret", inference_base_url="http://x")
     await model.register(backend)
