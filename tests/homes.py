@@ -8,7 +8,7 @@ import art_nb as art
 QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 
 
-async def until(truth, timeout_s=30):
+async def until(truth, timeout_s=60):
     """Wait for something to become true."""
     end = time.monotonic() + timeout_s
     while not truth():

@@ -197,7 +197,7 @@ class Front:
         self.client.shell_channel.send(message)
         return number
 
-    def answer(self, number: int, timeout_s: float = 5) -> dict | None:
+    def answer(self, number: int, timeout_s: float = 60) -> dict | None:
         """The answer to a request; None where none comes."""
         found = lambda: next((one for one in self.custom if one.get("id") == number), None)
         self.until(found, timeout_s)

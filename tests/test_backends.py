@@ -606,10 +606,10 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path):
     closing = asyncio.create_task(backend.close())
     await until(lambda: not registered(model, backend))
     go_on.set()
-    await asyncio.wait_for(closing, 20)
-    said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+    await asyncio.wait_for(closing, 60)
+    said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
     assert all(isinstance(x, openai.InternalServerError) and x.status_code == 503 for x in said)
-    results = await asyncio.wait_for(asyncio.gather(*trained, return_exceptions=True), 5)
+    results = await asyncio.wait_for(asyncio.gather(*trained, return_exceptions=True), 60)
     assert all(isinstance(x, (art.LocalTrainResult, ServeError)) for x in results)
     assert any(isinstance(x, ServeError) for x in results)
     done = [x.step for x in results if isinstance(x, art.LocalTrainResult)]

@@ -31,7 +31,7 @@ from art_nb.tokens import group_rows, trajectory_rows
 from art_nb.trajectories import choices as choices_of
 from art_nb.types import TokenError
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("error::UserWarning")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("error::UserWarning")]
 GO, MORE = {"role": "user", "content": "go"}, {"role": "user", "content": "and?"}
 TOOLS = [{"type": "function", "function": {"name": "play", "parameters": {"type": "object"}}}]
 SEEDED = {"model": "ttt@3", "seed": 5, "logprobs": True, "temperature": 0.7}

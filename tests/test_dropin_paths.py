@@ -233,14 +233,17 @@ async def test_a_trained_models_silent_endpoint_is_named(closed):
 
 
 async def test_a_slow_endpoint_is_not_a_silent_one():
+    over = asyncio.Event()
+
     async def never(reader, writer):
-        await asyncio.sleep(5)
+        await over.wait()
 
     server = await asyncio.start_server(never, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     model = TrainableModel(name="a", project="p", base_model="b", inference_base_url=url, inference_api_key="key")
     with pytest.raises(openai.APITimeoutError):
         await asking(model.openai_client().with_options(timeout=0.1))
+    over.set()
     server.close()
 
 

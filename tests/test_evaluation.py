@@ -234,7 +234,7 @@ async def test_a_late_rollout_is_a_failed_one(tmp_path):
         await asyncio.sleep(60 * (scenario == 3))
         return trajectory(1)
 
-    found = await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), rollout, range(10), timeout_s=0.2)
+    found = await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), rollout, range(10), timeout_s=1)
     assert (found.failed, found.mean()) == (1, 1)
 
 
@@ -257,13 +257,13 @@ async def test_only_so_many_at_once_and_waiting_is_not_lateness(tmp_path):
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
         running -= 1
         return trajectory(1)
 
     model = art.Model(**PROMPTED, base_path=str(tmp_path))
-    found = await evaluate(model, rollout, range(12), concurrency=3, timeout_s=0.3)
-    assert (found.failed, len(found.trajectories), most) == (0, 12, 3)
+    found = await evaluate(model, rollout, range(18), concurrency=3, timeout_s=2)
+    assert (found.failed, len(found.trajectories), most) == (0, 18, 3)      # the last three waited for 2 s
 
 
 async def test_nothing_is_written_unless_wanted(tmp_path):

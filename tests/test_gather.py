@@ -138,7 +138,7 @@ async def test_cancelling_the_gather_cancels_the_rollouts():
     sleep, bus, heard = Sleepers(), Bus(), []
     bus.subscribe(heard.append, RolloutDone)
     task = asyncio.create_task(gather_trajectory_groups([TrajectoryGroup([sleep(), sleep()])], bus=bus, **QUIET))
-    await asyncio.sleep(0.02)
+    await until(lambda: sleep.started == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -149,29 +149,33 @@ async def test_cancelling_the_gather_cancels_the_rollouts():
 # bad rollouts
 
 async def test_a_hung_rollout_is_a_failure_with_the_place_it_hung():
-    start_s = time.monotonic()
-    group = TrajectoryGroup([make(1), hang(), make(2, 0.01)])
-    [group] = await gather_trajectory_groups([group], max_exceptions=1, timeout_s=0.1, **QUIET)
-    assert time.monotonic() - start_s < 1
+    """Nothing but the deadline ends `hang`, so the gather returns only if the deadline works."""
+    group = TrajectoryGroup([make(1), hang(), make(2)])
+    gathered = gather_trajectory_groups([group], max_exceptions=1, timeout_s=0.5, **QUIET)
+    [group] = await asyncio.wait_for(gathered, 60)
     assert sorted(t.reward for t in group) == [1, 2]
-    assert "0.1 s" in group.exceptions[0].message
+    assert "0.5 s" in group.exceptions[0].message
     assert "in hang" in group.exceptions[0].traceback
 
 
 async def test_a_rollout_that_swallows_its_cancellation_does_not_hold_the_gather(monkeypatch):
+    free, ended = asyncio.Event(), asyncio.Event()
+
     async def stubborn():
-        for _ in range(50):
+        while not free.is_set():
             try:
-                await asyncio.sleep(0.01)
+                await free.wait()
             except asyncio.CancelledError:
                 pass
+        ended.set()
 
     monkeypatch.setattr(tasks.stop, "__defaults__", (0.05,))
-    start_s = time.monotonic()
-    results = await gather_trajectories([stubborn(), make()], timeout_s=0.05, max_exceptions=1, **QUIET)
-    assert time.monotonic() - start_s < 0.4
-    assert isinstance(results[0], RolloutError)
-    await asyncio.sleep(0.6)
+    gathered = gather_trajectories([stubborn(), make()], timeout_s=0.5, max_exceptions=1, **QUIET)
+    results = await asyncio.wait_for(gathered, 60)
+    assert isinstance(results[0], RolloutError) and isinstance(results[1], Trajectory)
+    assert not ended.is_set()
+    free.set()
+    await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_a_rollout_that_cancels_itself_is_a_failure_not_our_end():
@@ -472,11 +476,18 @@ async def test_fuzz_any_mix_loses_nothing():
         assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_thousand_rollouts_are_quick():
-    start_s = time.monotonic()
-    groups = await gather_trajectory_groups((TrajectoryGroup(make() for _ in range(10)) for _ in range(100)), **QUIET)
-    assert sum(len(g) for g in groups) == 1000
-    assert time.monotonic() - start_s < 2
+async def test_two_thousand_rollouts_cost_no_more_each_than_two_hundred():
+    """CPU time of this thread, the least of several: other processes hardly change it."""
+    async def cost_s(size):
+        times = []
+        for _ in range(3):
+            start_s = time.thread_time()
+            groups = (TrajectoryGroup(make() for _ in range(10)) for _ in range(size))
+            assert sum(map(len, await gather_trajectory_groups(groups, **QUIET))) == 10 * size
+            times.append(time.thread_time() - start_s)
+        return min(times)
+
+    assert await cost_s(200) < 40 * await cost_s(20)        # linear: 10, quadratic: 100
 
 
 # batches
@@ -584,8 +595,9 @@ async def test_retry_gives_up_and_lets_other_errors_through():
         assert len(calls) == times
 
 
-def test_retry_pauses_grow():
-    start_s = time.monotonic()
+def test_retry_pauses_grow(monkeypatch):
+    pauses_s = []
+    monkeypatch.setattr(tasks.time, "sleep", pauses_s.append)
 
     @retry(max_attempts=4, delay=0.01, backoff_factor=2)
     def fails():
@@ -593,7 +605,7 @@ def test_retry_pauses_grow():
 
     with pytest.raises(ValueError, match="x"):
         fails()
-    assert 0.07 <= time.monotonic() - start_s < 0.5
+    assert pauses_s == [0.01, 0.02, 0.04]
 
 
 async def test_limit_concurrency_holds_for_each_key_and_lets_go_on_failure():

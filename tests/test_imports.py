@@ -5,13 +5,12 @@ import sys
 
 import pytest
 
-HEAVY = ["torch", "transformers", "ipywidgets", "anywidget", "vllm", "unsloth", "ray", "weave", "wandb", "litellm"]
 LIGHT = """
-import json, sys, time
-start = time.perf_counter()
+import json, sys
+before = set(sys.modules)
 import art_nb
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, sorted(set(sys.modules) & set(sys.argv[1:]))]))
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(json.dumps(sorted(loaded - sys.stdlib_module_names)))
 """
 NAMES = """
 import importlib, json, pkgutil
@@ -34,10 +33,8 @@ def fresh(source, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_import_is_light():
-    runs = [fresh(LIGHT, *HEAVY) for _ in range(5)]
-    assert runs[0][1] == []
-    assert min(seconds for seconds, _ in runs) < 1.0
+def test_the_import_loads_no_other_package():
+    assert fresh(LIGHT) == ["art_nb"]
 
 
 @pytest.mark.parametrize("heavy", ["torch", "transformers"])

@@ -14,7 +14,7 @@ from art_nb.training import Run
 from art_nb.vitals import Tail
 
 
-def until(truth, timeout_s=10):
+def until(truth, timeout_s=60):
     """Wait for something to become true."""
     end = time.monotonic() + timeout_s
     while not truth():
@@ -39,7 +39,7 @@ def look(cell):
 
 
 def wait_for(page, text):
-    page.wait_for_selector(f".art-panel >> text=/{text}/", timeout=5000)
+    page.wait_for_selector(f".art-panel >> text=/{text}/", timeout=60_000)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def orders(script):
 
 def pressed(orders):
     """The next order."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         found = orders()
         if found:
@@ -355,7 +355,7 @@ def test_a_run_may_wait_for_its_start(page_with, home):
     assert page.locator(".art-state").get_attribute("data-state") == "ready"
     page.locator(".art-panel").focus()
     page.keyboard.press("p")
-    run.join(20)
+    run.join(60)
     until(lambda: run.step == 1)
 
 
@@ -427,7 +427,7 @@ def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeyp
     cell.finish()
     assert frozen
     cell.last_error = None
-    pulse.join(5)
+    pulse.join(60)
 
 
 def test_two_threads_read_a_run_once(cell, script, monkeypatch):

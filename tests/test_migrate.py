@@ -122,7 +122,7 @@ async def test_a_registered_run_has_its_checkpoints_in_one_place(tmp_path, tiny_
         assert RunStore(run).steps_saved() == [7]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.25])
 def test_killed_at_any_moment_it_goes_on(tmp_path, delay_s):
     run = older(tmp_path / "run", range(60))

@@ -469,7 +469,7 @@ async def test_a_lag_counts_for_a_kl_under_our_name_too(home):
     assert references(home[0], 3) == [0, 0, 1]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_on_another_machine_an_evaluation_has_its_step_too(tiny_model_dir, tmp_path):
     server, said = Server(tmp_path / "far"), []
 

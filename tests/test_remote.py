@@ -28,7 +28,7 @@ from art_nb.remote import MOST_BODY, SharedStore, Tenant, checked_url, group_lin
 from art_nb.store import keep_events
 from art_nb.types import ServeError, StoreError, TokenError, TrainError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Line:

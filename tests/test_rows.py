@@ -101,42 +101,67 @@ def test_arts_older_files_are_read_too(tmp_path):
     assert rows.table["reward"].tolist() == [0.5, 1.0]
 
 
-def test_ten_thousand_rows_open_fast(tmp_path):
-    """First paint is 300 ms in all; on a busy machine a test may take three times that."""
+def cpu(work, times=3):
+    """The CPU time this thread needs for some work, in seconds: the least of several, and what it gave.
+
+    Other processes hardly change it; only ratios of it are compared.
+    """
+    best = float("inf")
+    for _ in range(times):
+        start = time.thread_time()
+        result = work()
+        best = min(best, time.thread_time() - start)
+    return best, result
+
+
+def test_ten_thousand_rows_open_without_their_rollouts(tmp_path):
+    """The index of ten steps costs less than reading three of them, a page of it less than a quarter of one."""
     texts = ["What do you see? " * 20, "I see a board. " * 20, "And now? " * 10, "Now I see another one. " * 10]
     groups = [TrajectoryGroup([thread(*texts, reward=i / 8, metrics={"win": i > 4}) for i in range(8)],
                               metadata={"scenario_id": f"s{g}"}) for g in range(125)]
     store = RunStore(tmp_path)
     for step in range(1, 11):
         store.write_groups("train", step, groups)
-    best, first = 9.0, 9.0
-    for _ in range(3):
+
+    def whole():
         rows = open_rows(tmp_path)
-        start = time.perf_counter()
         told, buffers = replies.index_reply(rows)
-        first = min(first, time.perf_counter() - start)
         while not told["done"]:
             told, more = replies.index_reply(rows, len(rows))
             buffers = [a + b for a, b in zip(buffers, more, strict=True)]
-        best = min(best, time.perf_counter() - start)
+        return rows, buffers
+
+    one_step, _ = cpu(lambda: store.read_groups("train", 1))
+    index, (rows, buffers) = cpu(whole)
     assert len(rows) == 10_000
     assert sum(map(len, buffers)) == 320_000
-    assert first < 0.9
-    assert best < 3.0
-    start = time.perf_counter()
-    replies.page_reply(rows, [*range(5000, 5200)])
-    replies.traj_reply(rows, 5100)
-    assert time.perf_counter() - start < 0.6
+    assert index < 3 * one_step
+    page, _ = cpu(lambda: (replies.page_reply(rows, [*range(5000, 5200)]), replies.traj_reply(rows, 5100)))
+    assert page < one_step / 4
 
 
-def test_ten_thousand_in_memory_open_fast():
+def test_the_first_part_of_an_index_does_not_wait_for_the_rest(tmp_path):
+    store, group = RunStore(tmp_path), TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])
+    for step in (1, 2, 3):
+        store.write_groups("train", step, [group])
+    rows = open_rows(tmp_path)
+    assert not rows.load(limit_s=0)
+    told, _ = replies.index_reply(rows)
+    assert (told["rows"], told["done"]) == (2, False)
+
+
+def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
     group = TrajectoryGroup([thread("a" * 500, "b" * 500, reward=i) for i in range(8)])
-    rows, start = open_rows([group] * 1250), time.perf_counter()
-    replies.index_reply(rows)
-    assert time.perf_counter() - start < 0.9
-    assert 0 < len(rows) <= 10_000
-    while not rows.load():
-        pass
+
+    def whole(groups):
+        rows = open_rows([group] * groups)
+        while not replies.index_reply(rows)[0]["done"]:
+            rows.load()
+        return rows
+
+    few, _ = cpu(lambda: whole(125))
+    many, rows = cpu(lambda: whole(1250))
+    assert many < 30 * few
     assert rows.table["id"].tolist() == [*range(10_000)]
     assert rows.group_of(9999) == 1249
 

@@ -1,7 +1,7 @@
 """A run that is watched, paused, resumed and stopped from elsewhere; rollouts that crash, hang and lie."""
 import asyncio
-import gc
 import math
+import random
 import subprocess
 import sys
 import threading
@@ -14,7 +14,7 @@ from homes import at_home, heard
 
 import art_nb as art
 from art_nb.checkpoints import read_adapter
-from art_nb.events import Failed, RolloutDone, SignalReport, StepDone, Warned
+from art_nb.events import Failed, GradientStep, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.policy import load_policy, sequence_logprobs, serve
 from art_nb.steps import scenarios_of_step
 from art_nb.training import Run
@@ -63,7 +63,7 @@ def train(model, rollout=say, scenarios=SCENARIOS, **options):
     return art.train(model, rollout, scenarios, **options)
 
 
-async def until(truth, timeout_s=20):
+async def until(truth, timeout_s=60):
     """Wait for something to become true."""
     end = time.monotonic() + timeout_s
     while not truth():
@@ -75,10 +75,10 @@ async def until(truth, timeout_s=20):
 
 async def test_it_returns_at_once_and_can_be_awaited(home):
     model, backend = home
-    events, start = heard(backend, StepDone), time.perf_counter()
-    run = train(model)
-    assert time.perf_counter() - start < 0.25
-    assert run.status == "running"
+    events, gate = heard(backend, StepDone), Gate()
+    run = train(model, gate)                            # returns although no rollout can finish yet
+    assert (run.status, events) == ("running", [])
+    gate.open.set()
     assert await run is run
     assert (run.status, run.step, await model.get_step()) == ("done", 2, 2)
     assert [row["step"] for row in run.history] == [event.step for event in events] == [1, 2]
@@ -197,13 +197,11 @@ async def test_a_pause_taken_back_is_none(home):
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_buttons_pressed_in_any_order_never_lose_the_stop(home, seed):
-    import random
-
     dice, run = random.Random(seed), train(home[0], steps=1000)
     for _ in range(50):
         dice.choice([run.pause, run.resume])()
         await asyncio.sleep(dice.random() * 0.02)
-    await asyncio.wait_for(asyncio.to_thread(run.stop), 20)
+    await asyncio.wait_for(asyncio.to_thread(run.stop), 60)
     assert run.status == "stopped"
     assert run.step in home[0].store.steps_saved()
 
@@ -213,9 +211,7 @@ async def test_stop_now_drops_the_step(home):
     done, gate = heard(backend, RolloutDone), Gate()
     run = train(model, gate)
     await until(lambda: gate.started == 8)
-    start = time.perf_counter()
-    run.stop()
-    assert time.perf_counter() - start < 2
+    run.stop()                                          # returns although no rollout would ever finish
     assert (run.status, run.step, gate.cancelled, await model.get_step()) == ("stopped", 0, 8, 0)
     assert [event.error.split(":")[0] for event in done] == ["cancelled"] * 8
     assert (await run) is run
@@ -299,14 +295,15 @@ async def test_a_file_stops_it_while_rollouts_hang(home):
     await asyncio.sleep(0.7)
     assert run.status == "running"
     mark.touch()
-    await asyncio.wait_for(run, 5)
+    await asyncio.wait_for(run, 60)
     assert (run.status, run.step, gate.cancelled, mark.exists()) == ("stopped", 0, 8, False)
 
 
 async def test_a_rollout_that_ignores_its_end_does_not_hold_up_the_stop(home):
-    free = threading.Event()
+    begun, free = threading.Event(), threading.Event()
 
     async def deaf(model, scenario):
+        begun.set()
         while not free.is_set():
             try:
                 await asyncio.sleep(0.05)
@@ -314,14 +311,16 @@ async def test_a_rollout_that_ignores_its_end_does_not_hold_up_the_stop(home):
                 continue
 
     async def sleepy(model, scenario):
+        begun.set()
         await asyncio.to_thread(free.wait)
 
     try:
-        for rollout, limit_s in ((sleepy, 4), (deaf, 14)):
+        for rollout in (sleepy, deaf):
+            begun.clear()
             run = train(home[0], rollout, groups_per_step=1, rollouts_per_group=1)
-            await asyncio.sleep(0.2)
-            await asyncio.wait_for(asyncio.to_thread(run.stop), limit_s)
-            assert run.status == "stopped"
+            await until(begun.is_set)
+            await asyncio.wait_for(asyncio.to_thread(run.stop), 60)
+            assert (run.status, free.is_set()) == ("stopped", False)
     finally:
         free.set()
 
@@ -365,7 +364,7 @@ asyncio.run(main())
 
 def test_a_program_can_end_while_a_run_is_paused(tiny_model_dir, tmp_path):
     command = [sys.executable, "-c", PAUSED, str(tiny_model_dir), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "paused"), done.stderr
 
 
@@ -399,7 +398,7 @@ class Slow:
         step = await model.get_step()
         self.begun.append((scenario, step))
         first = await say(model, scenario)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while scenario % 2 and await model.get_step() == step < 2 and time.monotonic() < end:
             await asyncio.sleep(0.01)
         second = await say(model, scenario)
@@ -505,7 +504,7 @@ async def test_a_rollout_that_leaves_the_program_fails_the_run_only(home, leave)
 
     run = train(home[0], rollout)
     with pytest.raises(TrainError, match="from within"):
-        await asyncio.wait_for(run, 20)
+        await asyncio.wait_for(run, 60)
     assert run.status == "failed"
 
 
@@ -522,7 +521,7 @@ async def test_closing_the_backend_fails_the_run(tiny_model_dir, tmp_path):
         await backend.close()
         gate.open.set()
         with pytest.raises(Exception, match="(?i)registered|closed|within|cancelled"):
-            await asyncio.wait_for(run, 30)
+            await asyncio.wait_for(run, 60)
     assert run.status == "failed"
 
 
@@ -581,41 +580,33 @@ def test_scenarios_come_once_an_epoch():
     assert all(sorted(epoch) == SCENARIOS for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert scenarios_of_step("ab", 0, 5) != ["a"] * 5
-    start = time.perf_counter()
+
+
+def test_an_epoch_is_shuffled_once(monkeypatch):
+    shuffled, shuffle = [], random.Random.sample
+    monkeypatch.setattr(random.Random, "sample", lambda self, *args: shuffled.append(args) or shuffle(self, *args))
     for step in range(50):
-        scenarios_of_step(range(100_000), step, 8)
-    assert time.perf_counter() - start < 2
+        scenarios_of_step(range(100_000), step, 8, seed="of this test")
+    assert len(shuffled) == 1
 
 
 # the kernel stays the user's
 
-@pytest.fixture
-def little_to_collect():
-    """A full collection walks through all that the tests have loaded, and stops any loop for a third of a second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+async def test_the_event_loop_stays_responsive(home):
+    """No event of a run is told before this loop has run once more: what happens on this loop would wait for ever."""
+    model, backend = home
+    loop, turns, told = asyncio.get_running_loop(), [], []
 
+    def needs_the_loop(event):
+        turned = threading.Event()
+        loop.call_soon_threadsafe(lambda: (turns.append(event), turned.set()))
+        told.append(turned.wait(60))
 
-async def test_the_event_loop_stays_responsive(home, little_to_collect):
-    gaps, last, over = [], time.perf_counter(), False
-
-    async def pulse():
-        nonlocal last
-        while not over:
-            await asyncio.sleep(0.005)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-
-    beat = asyncio.create_task(pulse())
-    await train(home[0], steps=4, groups_per_step=4)
-    over = True
-    await beat
-    gaps.sort()
-    assert gaps[int(len(gaps) * 0.95)] < 0.05
-    assert gaps[-1] < 0.25
+    for kind in (RolloutDone, GradientStep, StepDone):
+        backend.bus.subscribe(needs_the_loop, kind)
+    await train(model, steps=2, groups_per_step=4)
+    assert {type(event) for event in turns} == {RolloutDone, GradientStep, StepDone}
+    assert told == [True] * len(turns)
 
 
 async def test_nothing_is_left_behind(tiny_model_dir, tmp_path):

@@ -217,7 +217,7 @@ def page_with(browser, bridge):
 
     def open_page(panel, theme="light", width=1100, height=800, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, **options)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
@@ -456,7 +456,7 @@ def lab(browser, lab_server):
         themes = {"light": "JupyterLab Light", "dark": "JupyterLab Dark", "contrast": "JupyterLab Dark High Contrast"}
         lab_server.settings("apputils-extension/themes", {"theme": themes[theme]})
         context = browser.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         contexts.append(context)
         return LabPage(lab_server, context.new_page(), lab_server.write(cells)).open()
 
