@@ -123,6 +123,7 @@ class LocalBackend:
             home = await self._load(model, store, directory, sampling, learning)
         self._homes[home_key(model)] = OPEN[str(store.path.resolve())] = home
         home.forget = keep_events(store, self.bus, home.run)
+        home.save_pending = partial(self._save_pending, home)
         self._introduce(home, who, whom)
 
     async def _load(self, model, store, directory, sampling: str, learning: str) -> Home:
@@ -219,7 +220,6 @@ class LocalBackend:
     async def unregister(self, model) -> None:
         "Finish the requested steps of a model, then free its memory and close its endpoint. The run directory stays."
         if (home := self._homes.pop(home_key(model), None)) is not None and not home.closed:
-            await asyncio.to_thread(self._save_pending, home)
             await asyncio.to_thread(home.retire)
 
     def home(self, model) -> Home:
@@ -507,7 +507,6 @@ class LocalBackend:
         homes, self._homes = list(self._homes.values()), {}
         for home in homes:
             if not home.closed:
-                self._save_pending(home)
                 home.close()
 
     async def close(self) -> None:

@@ -50,6 +50,7 @@ class Home:
     used: dict[str, float] = field(default_factory=dict)    # when the adapter of a name was last asked for
     leased: Counter = field(default_factory=Counter)        # adapters that stay, however long nobody asks
     forget: Callable[[], None] = lambda: None               # end the record of events
+    save_pending: Callable[[], None] = lambda: None         # save the latest step if that failed before
     since: float = field(default_factory=time.perf_counter)     # the end of the step before
     lock: RunLock | None = None                             # of the run directory
     unsaved: dict[str, float] | None = None                 # the figures of the latest step, if it could not be saved
@@ -93,7 +94,8 @@ class Home:
             self.used.pop(key, None)
 
     def close(self) -> None:
-        "Stop serving, end the worker, let go of the weights; the step that has begun is finished."
+        "Stop serving, end the worker, let go of the weights; the step that has begun is finished and saved."
+        self.save_pending()
         self.worker.drop()
         try:
             self.endpoint.stop()

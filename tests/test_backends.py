@@ -370,6 +370,13 @@ async def test_any_error_of_the_disk_is_borne(named, local, monkeypatch):
     assert Path(result.checkpoint_path).name == "0002"
     assert model.store.steps_saved() == [0, 1, 2]
 
+    monkeypatch.setattr(os, "fsync", broken)
+    await local.train(model, [group], learning_rate=1e-2)
+    monkeypatch.setattr(os, "fsync", fsync)
+    async with art.LocalBackend(path=local.path, verbose=False) as other:       # it takes the run over
+        await model.register(other)
+        assert (await model.get_step(), model.store.steps_saved()) == (3, [0, 1, 2, 3])
+
 
 # registering
 
