@@ -2636,6 +2636,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'art_nb/unsloth_learner.py'),
                                         'art_nb.unsloth_learner.UnslothLearner.take_up': ( 'unsloth_learner.html#unslothlearner.take_up',
                                                                                            'art_nb/unsloth_learner.py'),
+                                        'art_nb.unsloth_learner.drop_nothing': ( 'unsloth_learner.html#drop_nothing',
+                                                                                 'art_nb/unsloth_learner.py'),
                                         'art_nb.unsloth_learner.own': ('unsloth_learner.html#own', 'art_nb/unsloth_learner.py'),
                                         'art_nb.unsloth_learner.padded_rows': ( 'unsloth_learner.html#padded_rows',
                                                                                 'art_nb/unsloth_learner.py'),
