@@ -296,6 +296,8 @@ class LocalBackend:
         if left := sum(len(row.tokens) > (config.max_length or len(row.tokens)) for own in rows for row in own):
             self._tell(home, Warned(key=f"too long at step {home.step + 1}", message=f"{left} rows of more than "
                                     f"{config.max_length} tokens are left out of step {home.step + 1}."))
+        for row in training:
+            home.learner.check_length(len(row.tokens), f"A row of groups[{row.group}]")
         def between(i, n, tokens):
             home.worker.check()
             self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
@@ -402,7 +404,7 @@ class LocalBackend:
         home.lock.check()
         home.sampler.forget()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
-            losses = self._pass(home, *sft_batches(home.chat, trajectories, config))
+            losses = self._pass(home, *sft_batches(home.chat, trajectories, config, home.learner.check_length))
         means = {k.replace("loss/train", "loss"): v for k, v in mean_figures(losses).items()}
         figures = {f"sft/{k.rpartition('/')[2]}": v for k, v in means.items()}
         return self._advance(home, figures | {"sft/final_loss": losses[-1]["loss/train"],

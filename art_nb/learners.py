@@ -77,6 +77,9 @@ class Learner:
         "What the optimizer moves, in fp32."
         return self.policy.parameters()
 
+    def check_length(self, length: int, what: str = "A row") -> None:
+        "Raise TrainError for a row of more tokens than the learner takes. This learner has no limit."
+
     def take_up(self) -> None:
         "Compute with the policy's adapter in training, whatever was served since."
         if self.policy.current != "training":
@@ -112,8 +115,12 @@ class Learner:
 
     def batches(self, rows: Sequence[TrainRow], config: StepConfig) -> list[Batch]:
         "The micro-batches of a step, on the policy's device."
-        share = self.shares and config.share_prefixes
-        return [b.to(self.policy.device) for b in micro_batches(rows, config.tokens_per_batch, share)]
+        return self.packed(rows, config.tokens_per_batch, self.shares and config.share_prefixes)
+
+    def packed(self, rows: Sequence[TrainRow], tokens_per_batch: int, share: bool) -> list[Batch]:
+        "Micro-batches on the policy's device; raises TrainError if a row is too long for the learner."
+        self.check_length(max((len(row.tokens) for row in rows), default=0))
+        return [b.to(self.policy.device) for b in micro_batches(rows, tokens_per_batch, share)]
 
     def scored(self, batches: Sequence[Batch], temperature: float, between: Between = unheard) -> list[torch.Tensor]:
         "Logprobs [N] of each batch under the weights in force, without gradient."
@@ -198,8 +205,7 @@ class Learner:
         if not total:
             raise TrainError("No assistant token to learn from: the trajectories hold no assistant message.")
         self.optimizer.zero_grad()
-        for batch in micro_batches(rows, tokens_per_batch, self.shares):
-            batch = batch.to(self.policy.device)
+        for batch in self.packed(rows, tokens_per_batch, self.shares):
             part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
             self.backward(part, total)
             loss += part.item()

@@ -7,7 +7,7 @@ __all__ = ['TURNS', 'sft_rows', 'sft_batches']
 
 # %% ../nbs/28_sft.ipynb #cb8d9bc4
 import math
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 
 import numpy as np
@@ -25,6 +25,7 @@ def sft_rows(chat: ChatFormat,
              trajectories: Iterable[Trajectory],
              assistant_turns: str = "all",          # "all", or "last": only the final reply is learnt
              first: int = 0,                        # number of the first conversation, for the error
+             check_length: Callable[[int, str], None] = lambda length, what: None,  # raises for rows that are too long
              ) -> list[TrainRow]:
     "Training rows of written conversations; raises TokenError where there is no assistant message."
     rows = []
@@ -36,7 +37,9 @@ def sft_rows(chat: ChatFormat,
         if not said:
             raise TokenError(f"Conversation {i} holds no assistant message: there is nothing to learn from it.")
         learnt = TURNS[assistant_turns]([place for place, _, _ in said])
-        rows += [row for row in _rows(said, learnt) if row.sampled.any()]
+        for row in filter(lambda row: row.sampled.any(), _rows(said, learnt)):
+            check_length(len(row.tokens), f"Conversation {i}")
+            rows.append(row)
     return rows
 
 
@@ -56,8 +59,9 @@ def _row(tokens, sampled) -> TrainRow:
     return TrainRow(np.array(tokens, dtype=np.int32), np.array(sampled), unknown, advantage=1.0)
 
 # %% ../nbs/28_sft.ipynb #32efb7cc
-def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory],
-                config: TrainSFTConfig) -> tuple[Iterator[list[TrainRow]], list[float]]:
+def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
+                check_length: Callable[[int, str], None] = lambda length, what: None,   # as for `sft_rows`
+                ) -> tuple[Iterator[list[TrainRow]], list[float]]:
     "The batches of one pass and the learning rate of each; raises TrainError where their numbers differ."
     size, rates = 2 if config.batch_size == "auto" else config.batch_size, config.learning_rate
     if not isinstance(rates, list):
@@ -65,15 +69,16 @@ def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory],
         rates = [rates] * math.ceil(len(trajectories) / size)
     if isinstance(trajectories, Sized):
         _check(math.ceil(len(trajectories) / size), rates)
-    return _batches(chat, trajectories, size, config.assistant_turns, rates), rates
+    return _batches(chat, trajectories, size, config.assistant_turns, rates, check_length), rates
 
 
-def _batches(chat, trajectories, size: int, assistant_turns: str, rates: list) -> Iterator[list[TrainRow]]:
+def _batches(chat, trajectories, size: int, assistant_turns: str, rates: list,
+             check_length: Callable) -> Iterator[list[TrainRow]]:
     number, source = 0, iter(trajectories)
     while part := list(islice(source, size)):
         if number == len(rates):
             _check(number + 1, rates)
-        yield sft_rows(chat, part, assistant_turns, number * size)
+        yield sft_rows(chat, part, assistant_turns, number * size, check_length)
         number += 1
     _check(number, rates)
 

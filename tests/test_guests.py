@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import torch
 from engine_stubs import UNSLOTH, forget_modules, write_package
+from openai.types.chat.chat_completion import Choice
 from tiny import save_tiny_model
 
+import art_nb as art
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
+from art_nb.types import TrainError, TrainSFTConfig
 from art_nb.unsloth_learner import UnslothLearner
 
 
@@ -65,3 +68,63 @@ def test_unsloth_computes_in_training_mode_without_dropout(unsloth, droppy):
     assert figures[0] == pytest.approx(figures[1], rel=1e-3, abs=1e-5)
     assert figures[2] == pytest.approx(figures[4], abs=1e-4)
     assert figures[3] == pytest.approx(figures[5], abs=1e-4)
+
+
+@pytest.fixture
+async def unslothed(unsloth, tiny_model_dir, tmp_path):
+    """A model that Unsloth trains, with a context of 64 tokens."""
+    model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
+    async with art.LocalBackend(path=tmp_path / "runs", learner="unsloth", max_model_len=64, verbose=False) as backend:
+        await model.register(backend)
+        yield model
+
+
+def talk(words, reward=0.0):
+    """A conversation whose reply nobody sampled."""
+    return art.Trajectory(messages_and_choices=[{"role": "user", "content": "move"},
+                                                {"role": "assistant", "content": "B2 " * words}], reward=reward)
+
+
+def replied(tokens, reward):
+    """A conversation with a reply of so many tokens that another program sampled."""
+    choice = Choice(index=0, finish_reason="stop", message={"role": "assistant", "content": "B2"},
+                    prompt_token_ids=[*range(3, 13)], token_ids=[*range(20, 20 + tokens)],
+                    token_logprobs=[-5.5] * tokens)
+    return art.Trajectory(messages_and_choices=[{"role": "user", "content": "move"}, choice], reward=reward)
+
+
+LONG = (r"{} has \d+ tokens, and Unsloth truncates rows to max_seq_length=64\. Pass max_model_len=\d+ or more to "
+        r"LocalBackend")
+
+
+async def test_rows_that_unsloth_would_truncate_are_rejected(unslothed):
+    done = await unslothed.train_sft([talk(4), talk(8)], TrainSFTConfig(learning_rate=1e-3))
+    assert done.step == 1
+    unsloth = sys.modules["unsloth"]
+    unsloth.FORWARDS.clear()
+    with pytest.raises(TrainError, match=LONG.format("Conversation 1")):
+        await unslothed.train_sft([talk(4), talk(60)], TrainSFTConfig(learning_rate=1e-3))
+    with pytest.raises(TrainError, match="Shorten it: the model's context holds 512 tokens"):
+        await unslothed.train_sft([talk(400)], TrainSFTConfig(learning_rate=1e-3))
+    groups = [art.TrajectoryGroup([replied(4, 0.0), replied(tokens, 1.0)]) for tokens in (8, 55)]
+    with pytest.raises(TrainError, match=LONG.format(r"A row of groups\[1\]")):
+        await unslothed.backend().train(unslothed, groups)
+    assert not unsloth.FORWARDS
+    assert (await unslothed.backend().train(unslothed, groups, max_length=64)).step == 2
+
+
+async def test_our_learner_takes_rows_of_any_length(named, tmp_path):
+    model = named()
+    async with art.LocalBackend(path=tmp_path / "runs", max_model_len=64, verbose=False) as backend:
+        await model.register(backend)
+        assert (await model.train_sft([talk(60)], TrainSFTConfig(learning_rate=1e-3))).step == 1
+
+
+def test_a_learner_without_a_backend_rejects_them_too(unsloth, tiny_model_dir):
+    learner = UnslothLearner(load_policy(tiny_model_dir), tiny_model_dir, max_seq_length=64)
+    learner.step([row(64)], StepConfig(learning_rate=1e-3))
+    for step in (lambda: learner.step([row(65)], StepConfig(learning_rate=1e-3)),
+                 lambda: learner.sft_step([row(65)], 1e-3),
+                 lambda: learner.rescored([row(65)], StepConfig(learning_rate=1e-3))):
+        with pytest.raises(TrainError, match="A row has 65 tokens, and Unsloth truncates rows to max_seq_length=64"):
+            step()
