@@ -21,7 +21,7 @@ class Package:
 @pytest.fixture
 def packages(monkeypatch):
     """What is installed, by name."""
-    have = {}
+    have = {"torch": Package(metadata.version("torch"))}
 
     def distribution(name):
         if name not in have:
@@ -46,7 +46,7 @@ async def test_what_is_missing_is_told_before_weights_are_fetched(packages, tmp_
 
 @pytest.mark.parametrize(("package", "said"), [
     (Package("0.19.1"), "vllm 0.19.1 is installed, and art_nb needs 0.32 or newer"),
-    (Package("0.32.1", ["torch==2.9.9"]), "vllm 0.32.1 is built for torch==2.9.9, and torch 2"),
+    (Package("0.32.1", ["torch==2.9.9"]), "vllm 0.32.1 requires torch==2.9.9, and torch 2"),
     (Package("0.32.1", ['torch==2.9.9; python_version < "3"', "torch>=2"]), "vllm 0.32.1")], ids=lambda p: "")
 def test_versions_found_and_wanted_are_named(packages, package, said):
     packages["vllm"] = package

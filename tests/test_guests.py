@@ -13,8 +13,8 @@ import art_nb as art
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
-from art_nb.types import TrainError, TrainSFTConfig
-from art_nb.unsloth_learner import UnslothLearner
+from art_nb.types import BackendMissing, TrainError, TrainSFTConfig
+from art_nb.unsloth_learner import UnslothLearner, unsloth_version
 
 
 @pytest.fixture
@@ -128,3 +128,27 @@ def test_a_learner_without_a_backend_rejects_them_too(unsloth, tiny_model_dir):
                  lambda: learner.rescored([row(65)], StepConfig(learning_rate=1e-3))):
         with pytest.raises(TrainError, match="A row has 65 tokens, and Unsloth truncates rows to max_seq_length=64"):
             step()
+
+
+@pytest.mark.parametrize(("requires", "zoo", "said"), [
+    (("torch>=2", "transformers!=5.0.0,<=5.16.9,>=4.52"), (),
+     r"unsloth 2026\.10\.9 requires transformers<=5\.16\.9, and transformers 5\.\d+\.\d+ is installed\. "
+     r"`pip install unsloth==2026\.10\.9` installs versions that fit it"),
+    (("peft<0.2",), (), "unsloth 2026.10.9 requires peft<0.2, and peft"),
+    (("unsloth_zoo>=2026.10",), ("accelerate<0.2",), "unsloth_zoo 2026.10.9 requires accelerate<0.2, and accelerate"),
+    (("unsloth_zoo[old]>=2026.10",), ("numpy<1; extra == 'old'",), "unsloth_zoo 2026.10.9 requires numpy<1, and numpy"),
+    (("unsloth_zoo>=2027",), (), "unsloth 2026.10.9 requires unsloth_zoo>=2027, and unsloth_zoo 2026.10.9"),
+    (("torch<2",), (), r"unsloth 2026\.10\.9 requires torch<2, and torch 2")])
+def test_an_engine_with_other_versions_than_it_requires_is_refused(engines, requires, zoo, said):
+    write_package(engines, "unsloth", "2026.10.9", {}, requires)
+    write_package(engines, "unsloth_zoo", "2026.10.9", {}, zoo)
+    with pytest.raises(BackendMissing, match=said):
+        unsloth_version()
+
+
+def test_requirements_that_do_not_apply_are_not_checked(engines):
+    write_package(engines, "unsloth", "2026.10.9", {}, (
+        "transformers<5; extra == 'huggingface'", "torch<2; python_version < '3'", "certifi>=9999", "bitsandbytes>=99",
+        "unsloth_zoo>=2026.10"))
+    write_package(engines, "unsloth_zoo", "2026.10.9", {}, ("numpy<1; extra == 'old'",))
+    assert unsloth_version() == "unsloth 2026.10.9"
