@@ -108,8 +108,10 @@ class LocalBackend:
         if not model.trainable:
             return                                      # a prompted model is served elsewhere
         store = model.store
-        sampling, who = choose_sampler(self.sampler, pick_device(self.device).type)
-        learning, whom = choose_learner(self.learner)
+        with self._aloud():
+            device = pick_device(self.device).type
+            sampling, who = await asyncio.to_thread(choose_sampler, self.sampler, device, self.bus.warn_once)
+            learning, whom = await asyncio.to_thread(choose_learner, self.learner)
         directory = await asyncio.to_thread(fetch, model.base_model)
         if isinstance(directory, str):
             await asyncio.to_thread(check_hub, directory)

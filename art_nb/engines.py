@@ -14,8 +14,8 @@ from .learners import Learner
 from .policy import Policy
 from .samplers import Sampler
 from .types import BackendMissing
-from .unsloth_learner import UnslothLearner, unsloth_version
-from .vllm_sampler import VLLMSampler, known_args, vllm_version
+from .unsloth_learner import UnslothLearner, usable_unsloth
+from .vllm_sampler import VLLMSampler, known_args, usable_vllm
 from .worker import Worker
 
 # %% ../nbs/39_engines.ipynb #39e0a005
@@ -48,27 +48,29 @@ LEARNERS: dict[str, Callable[..., Learner]] = {"peft": _peft, "unsloth": _unslot
 
 def choose_sampler(asked: str,              # a name in SAMPLERS, or "auto"
                    device: str,             # "cpu", "cuda", …
+                   warn: Callable[[str, str], None] = lambda key, message: None,    # called if "auto" cannot use vLLM
                    ) -> tuple[str, str]:
-    "A name in SAMPLERS and what to say of it; raises BackendMissing where what was asked for cannot be had."
+    "Return a name in SAMPLERS and how it is described. Raises BackendMissing if the sampler asked for cannot be used."
     if asked == "transformers":
         return asked, "transformers"
     if asked == "vllm":
-        return asked, vllm_version()
+        return asked, usable_vllm(device)
     if asked != "auto":
         raise BackendMissing(f"There is no sampler {asked!r}; there are: auto, {', '.join(SAMPLERS)}.")
     if device != "cuda":
         return "transformers", "transformers"
     try:
-        return "vllm", vllm_version()
+        return "vllm", usable_vllm(device)
     except BackendMissing as error:
-        return "transformers", f"transformers ({error})"
+        warn("auto", f"The embedded sampler is used, which is slower than vLLM on a GPU. {error}")
+        return "transformers", "transformers"
 
 
 def choose_learner(asked: str,              # a name in LEARNERS, or "auto"
                    ) -> tuple[str, str]:
-    "A name in LEARNERS and what to say of it; raises BackendMissing where what was asked for cannot be had."
+    "Return a name in LEARNERS and how it is described. Raises BackendMissing if the learner asked for cannot be used."
     if asked == "unsloth":
-        return asked, unsloth_version()
+        return asked, usable_unsloth()
     if asked not in ("auto", "peft"):
         raise BackendMissing(f"There is no learner {asked!r}; there are: auto, {', '.join(LEARNERS)}.")
     return "peft", "folded LoRA"

