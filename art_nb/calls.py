@@ -442,6 +442,11 @@ class ReplyStream:
         self.content, self.thought, self.calls = self.content + words, self.thought + thought, self.calls + calls
         return {k: v for k, v in {"reasoning_content": thought, "content": words, "tool_calls": new}.items() if v}
 
+    def cut_off(self) -> None:
+        """Read a call that is still open as text: tags, unlike JSON, do not tell whether arguments are missing."""
+        if self._stream and self.form.closing and not self.form.writes_json:
+            self._stream.form = replace(self.form, read=lambda text: ("", []))
+
     def message(self) -> dict:
         """The whole message."""
         found = {"reasoning_content": self.thought, "tool_calls": self.calls}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from .chat import inner_ids
+from .grammars import CallGuide, reads_tokens
 from .keyvalues import BLOCK, KVSlots, Prefixes, block_hashes
 from .memory import give_memory_back, out_of_memory
 from .policy import Policy, serve
@@ -95,6 +96,7 @@ class Slotted(Request):
     hashes: list[int] = field(default_factory=list)     # of the prompt
     cached: int = 0                                     # tokens whose keys and values exist
     choices: list[list[int]] = field(default_factory=list)      # the replies it is held to; none: it is free
+    call: CallGuide | None = None                       # what a call that was begun is held to
 
     @property
     def seeded(self) -> bool:
@@ -121,10 +123,12 @@ def permitted(choices: Sequence[list[int]],             # replies as ids
 
 
 def hold(logits_BV: torch.Tensor, requests: Sequence[Slotted], ends: frozenset[int]) -> None:
-    "In place: minus infinity for what the choices of a request do not permit."
+    "In place: minus infinity for what the choices or the grammar of a request do not permit."
     for i, request in enumerate(requests):
-        if request.choices:
-            ids = permitted(request.choices, request.ids[request.start:], ends)
+        if request.choices or request.call:
+            said = request.ids[request.start:]
+            ids = permitted(request.choices, said, ends) if request.choices else request.call.permitted(said, ends)
+            ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
             kept = logits_BV[i, ids]
             logits_BV[i] = float("-inf")
             logits_BV[i, ids] = kept
@@ -137,6 +141,8 @@ class TransformersSampler(QueuedSampler):
     def __init__(self, policy: Policy, worker: Worker, *, max_model_len: int | None = None, max_running: int = 64,
                  kv_bytes: int = 1 << 30, prefix_bytes: int = 1 << 29, prefill_tokens: int = 2048):
         super().__init__(policy, worker, max_model_len, max_running)
+        if reads_tokens(self.tokenizer):
+            self.guides = self.guides | {"call"}
         self.prefill_tokens = prefill_tokens
         self._slots = KVSlots(policy.model.config, policy.dtype, policy.device, kv_bytes)
         self._prefixes = Prefixes(prefix_bytes)
@@ -227,7 +233,9 @@ class TransformersSampler(QueuedSampler):
         if shared:
             self._slots.put(len(self._running), source)
         request.ids, request.cached = request.ids or list(request.prompt), shared
-        request.choices = [inner_ids(self.tokenizer, text) for text in (request.params.guide or {}).get("choice", [])]
+        guide = request.params.guide or {}
+        request.choices = [inner_ids(self.tokenizer, text) for text in guide.get("choice", [])]
+        request.call = CallGuide(self.tokenizer, guide["call"]) if "call" in guide else None
         self._running.append(request)
         self._counts.update(prompt_tokens=len(request.prompt), cached_tokens=shared)
 

@@ -38,7 +38,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
     ignore_eos: bool = False
-    guide: dict | None = None       # the form the reply is held to: {"choice": […]}, {"json": …}, {"regex": …}
+    guide: dict | None = None       # the form the reply is held to: {"choice": […]}, {"json": …}, {"call": …}
 
 
 @dataclass(slots=True)

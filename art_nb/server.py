@@ -227,7 +227,8 @@ class Service:
         """POST /v1/chat/completions."""
         raw = await read_body(request)
         asked, body = parse(raw, ChatAsked)
-        return await self._answer(request, ChatWriter(self.chat, asked, body, self.texts), len(raw))
+        writer = ChatWriter(self.chat, asked, body, self.texts, self.sampler.guides)
+        return await self._answer(request, writer, len(raw))
 
     async def completions(self, request: Request):
         """POST /v1/completions."""

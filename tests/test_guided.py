@@ -1,4 +1,5 @@
 """A teacher's reply said again by the student: words and calls, in the student's own tokens, trained like others."""
+import json
 from typing import Literal
 
 import openai
@@ -9,7 +10,7 @@ from pydantic import create_model
 from tiny import CHATML
 
 import art_nb as art
-from art_nb.calls import only_arguments
+from art_nb.calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
 from art_nb.guided_completion import freeze_tool_schema, get_guided_completion_params
 from art_nb.policy import sequence_logprobs
 
@@ -84,11 +85,110 @@ async def test_a_call_is_made_again(home, stream):
     assert last.model_extra["cut"]
 
 
-async def test_a_tool_that_is_not_frozen_leaves_the_call_free(home):
+REQUIRED = [{"type": "function", "function": {"name": "play", "parameters": {
+    "type": "object", "required": ["cell", "sure"], "additionalProperties": False,
+    "properties": {"cell": {"enum": ["A1", "B2"]}, "sure": {"type": "boolean"}, "turn": {"type": "integer"}}}}},
+    {"type": "function", "function": {"name": "look"}}]
+
+
+def calls_of(choice):
+    return [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
+
+
+def fits(name, arguments):
+    """Tell whether a call is one of REQUIRED."""
+    if name == "look":
+        return True
+    kinds = {"cell": str, "sure": bool, "turn": int}
+    return (name == "play" and {"cell", "sure"} <= {*arguments} <= {*kinds} and arguments["cell"] in ("A1", "B2")
+            and all(type(value) is kinds[key] for key, value in arguments.items()))
+
+
+@pytest.mark.parametrize("wanted", ["required", "play", "look"])
+async def test_a_call_that_is_asked_for_is_a_call_or_too_long(home, wanted):
     model, _ = home
-    choice, = (await ask(model, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "play"}},
-                         max_tokens=6)).choices
-    assert not choice.model_extra["cut"]
+    choice = wanted if wanted == "required" else {"type": "function", "function": {"name": wanted}}
+    answer = await ask(model, tools=REQUIRED, tool_choice=choice, max_tokens=90, n=24, seed=1, temperature=0.7)
+    finishes = {"tool_calls": 0, "length": 0}
+    for choice in answer.choices:
+        finishes[choice.finish_reason] += 1
+        assert choice.model_extra["cut"]            # its logprobs are those of the permitted tokens
+        assert "warning" not in choice.model_extra
+        if choice.finish_reason == "tool_calls":
+            [(name, arguments)] = calls_of(choice)
+            assert wanted in ("required", name) and fits(name, arguments)
+        else:
+            assert all(fits(*call) for call in calls_of(choice))
+    assert finishes["tool_calls"] > (0 if wanted == "look" else 6)
+
+
+async def test_a_streamed_call_is_whole(home):
+    model, _ = home
+    answer = await ask(model, tools=REQUIRED[:1], tool_choice="required", max_tokens=90, seed=3, stream=True)
+    chunks = [chunk.choices[0] async for chunk in answer]
+    [call] = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert fits(call.function.name, json.loads(call.function.arguments))
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+async def test_a_call_that_max_tokens_ends_is_none(home):
+    model, _ = home
+    tools = [{"type": "function", "function": {"name": "play", "parameters": {
+        "type": "object", "required": ["why"], "properties": {"why": {"enum": ["because it is the middle " * 4]}}}}},
+        REQUIRED[1]]
+    named = {"type": "function", "function": {"name": "play"}}
+    choice, = (await ask(model, tools=tools, tool_choice=named | {}, max_tokens=6)).choices
+    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+
+
+async def test_a_schema_that_cannot_be_followed_is_an_error_of_the_request(home):
+    model, _ = home
+    for parameters in ({"type": "object", "properties": ["cell"]}, {"$ref": "#"},
+                       {"type": "object", "properties": {"cell": {"$ref": "#/properties/cell"}}, "required": ["cell"]}):
+        tools = [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
+        with pytest.raises(openai.BadRequestError, match="tool_choice: the parameters") as caught:
+            await ask(model, tools=tools, tool_choice="required")
+        assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
+def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
+    text = begun_call(FORMATS[style], "play")
+    for cut in (False, True):
+        stream = ReplyStream(FORMATS[style])
+        stream.add(text)
+        if cut:
+            stream.cut_off()
+        stream.add("", last=True)
+        assert bool(stream.calls) != cut
+    assert stream.content == text.strip() or stream.content == text
+
+
+def test_a_whole_call_in_tags_at_the_last_token_is_one():
+    stream = ReplyStream(FORMATS["qwen3_coder"])
+    stream.add(begun_call(FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
+    stream.cut_off()
+    stream.add("", last=True)
+    assert [call["function"]["name"] for call in stream.calls] == ["play"]
+
+
+@pytest.mark.parametrize("style", ["llama3_json", "mistral", "deepseek_v3", "qwen3_coder"])
+async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_model_dir, tmp_path, style):
+    config = {"chat_template": f"{{# {_MARKS[style]} #}}{OFFER}{CHATML}"}
+    assert format_of(config["chat_template"]) == style
+    async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=config) as (model, _):
+        answer = await ask(model, tools=REQUIRED[:1], tool_choice="required", max_tokens=90, n=8, seed=1)
+        for choice in answer.choices:
+            if style == "qwen3_coder":              # no grammar: the call is only begun
+                assert not choice.model_extra["cut"]
+                missed = choice.finish_reason == "stop" and not choice.message.tool_calls
+                assert ("warning" in choice.model_extra) == missed
+            else:
+                assert choice.model_extra["cut"]
+                assert choice.finish_reason in ("tool_calls", "length")
+                assert all(fits(*call) for call in calls_of(choice))
+        if style != "qwen3_coder":
+            assert "tool_calls" in [choice.finish_reason for choice in answer.choices]
 
 
 async def test_the_students_own_words_become_likelier(home):
