@@ -1,5 +1,5 @@
 // The judging panel: a group ranked, the judge's reasons, a person's word above them, and what that does to the advantages.
-import { announcer, fill, h, keys, marked, mount, muted, num } from "./panel.js";
+import { announcer, fill, h, initialize, keys, marked, mount, muted, num } from "./panel.js";
 import { createCards, plus, reading } from "./judging/cards.js";
 import { createSide } from "./judging/side.js";
 import { foldAll, highlight, reveal } from "./viewer/thread.js";
@@ -296,4 +296,4 @@ function build(root, wire, model) {
   return () => { stop(); clearTimeout(saving); CSS.highlights?.delete(name); };
 }
 
-export default { render: (/** @type {any} */ host) => mount(host, build) };
+export default { initialize, render: (/** @type {any} */ host) => mount(host, build) };

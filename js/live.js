@@ -1,5 +1,5 @@
 // The live training cell: where a run is, its curves, its groups as they finish, and its buttons.
-import { announcer, clamp, fill, h, keys, marked, mount, muted, num } from "./panel.js";
+import { announcer, clamp, fill, h, initialize, keepForm, keys, marked, mount, muted, num } from "./panel.js";
 import { createCharts } from "./live/charts.js";
 
 const PHASES = { rollouts: "Rollouts", judging: "Judging", training: "Training", syncing: "Syncing" };
@@ -30,8 +30,8 @@ const span = (s) => (s < 100 ? `${s < 10 ? num(s, 2) : Math.round(s)} s` : s < 6
 /** Bytes for people. @param {number} b */
 const size = (b) => (b >= 1e9 ? `${num(b / 2 ** 30)} GiB` : `${Math.round(b / 2 ** 20)} MiB`);
 
-/** @param {HTMLElement} root @param {any} wire @param {any} model @param {any} output */
-function build(root, wire, model, output) {
+/** @param {HTMLElement} root @param {any} wire @param {any} model */
+function build(root, wire, model) {
   let tick = model.get("tick"), heardAt = Date.now(), columns = /** @type {string[]} */ ([]), charts = /** @type {any} */ (null);
   let asking = false, chosen = -1, follow = true, fresh = 0, opened = "";
   const rows = new Map(), groups = new Map();
@@ -152,7 +152,8 @@ function build(root, wire, model, output) {
   /** What a save writes: the static form, not older than some seconds. */
   async function keep() {
     stale = Date.now() + 5000;
-    output.html = (await ask("static_form"))?.html ?? output.html;
+    const form = (await ask("static_form"))?.html;
+    if (form) keepForm(model, form);
   }
 
   function draw() {
@@ -323,4 +324,4 @@ function build(root, wire, model, output) {
   return () => { clearInterval(clock); unkey(); model.off("msg:custom", ping); charts?.end(); };
 }
 
-export default { render: (host) => mount(host, build) };
+export default { initialize, render: (host) => mount(host, build) };

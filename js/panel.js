@@ -225,55 +225,64 @@ function themed(root) {
 }
 
 const VIEW = "application/vnd.jupyter.widget-view+json",
-  STATE = "application/vnd.jupyter.widget-state+json";
+  SAVERS = Symbol.for("art_nb.savers"), // each panel loads its own copy of this module
+  forms = /** @type {Record<string, string>} */ ({});
+
+/** Save this static form instead of the one that the panel was displayed with. @param {any} model @param {string} html */
+export const keepForm = (model, html) => (forms[model.get("comm_id")] = html);
 
 /**
- * Keep a panel's output readable in JupyterLab and Notebook 7, whose widget manager knows the notebook's document. Each
- * save writes the static form into it, as the state of an HTML widget: a page that opens the notebook without this kernel
- * shows that. A panel that was left is replaced in the document: a page that was reloaded knows no display ids.
- * @param {any} model anywidget's model
+ * The functions that change a document's outputs on their way into the file.
+ * @param {any} doc @returns {Set<(output: any) => any>}
  */
-function keepOutput(model) {
-  const context = model.widget_manager?.context,
-    doc = context?.model,
-    id = model.get("comm_id");
-  const kept = { html: "" }; // what a save writes, if not what the output was displayed with
-  if (!doc?.cells || !id) return kept;
-  const places = () =>
-    [...doc.cells].flatMap(({ outputs }) =>
-      [...Array(outputs?.length ?? 0).keys()]
-        .filter((i) => outputs.get(i).data[VIEW]?.model_id === id)
-        .map((i) => [outputs, i]),
-    );
-  const replace = () => {
-    const html = model.get("static_html");
-    for (const [outputs, i] of html ? places() : [])
-      outputs.set(i, { output_type: "display_data", data: { "text/html": html } });
+function saversOf(doc) {
+  if (doc[SAVERS]) return doc[SAVERS];
+  const savers = (doc[SAVERS] = new Set()),
+    toJSON = doc.toJSON;
+  const saved = (/** @type {any} */ output) => [...savers].reduce((out, save) => save(out), output);
+  doc.toJSON = () => {
+    const json = toJSON.call(doc);
+    return { ...json, cells: json.cells.map((cell) => cell.outputs ? { ...cell, outputs: cell.outputs.map(saved) } : cell) };
   };
-  context.saveState.connect((/** @type {any} */ _, /** @type {string} */ stage) => {
-    const { [id]: old, ...state } = doc.getMetadata("widgets")?.[STATE]?.state ?? {},
-      [place] = places();
-    if (stage !== "started" || !(place || old)) return;
-    if (place)
-      state[id] = {
-        model_name: "HTMLModel",
-        model_module: "@jupyter-widgets/controls",
-        model_module_version: "*",
-        state: { value: kept.html || place[0].get(place[1]).data["text/html"] },
-      };
-    if (Object.keys(state).length)
-      doc.setMetadata("widgets", { [STATE]: { version_major: 2, version_minor: 0, state } });
-    else doc.deleteMetadata("widgets");
-  });
-  model.on("change:static_html", replace);
-  setTimeout(replace); // not while the view is being made
-  return kept;
+  return savers;
+}
+
+/**
+ * Every panel's `initialize`: keep its output readable in JupyterLab and Notebook 7, whose widget manager knows the
+ * notebook's document. A saved notebook holds only the static form, and the panel's ID in the output's metadata. When a
+ * page opens the notebook and the kernel still has the panel, the live panel replaces the static form. A panel that was
+ * left is replaced in the document, because a page that was reloaded knows no display IDs.
+ * @param {{model: any}} host anywidget's model
+ */
+export function initialize({ model }) {
+  const doc = model.widget_manager?.context?.model;
+  if (!doc?.cells) return;
+  const restore = () => {
+    const id = model.get("comm_id"), html = model.get("static_html"), { dirty } = doc;
+    for (const { outputs } of id ? doc.cells : [])
+      for (let i = 0; i < outputs?.length; i++) {
+        const { data, metadata } = outputs.get(i), live = data?.[VIEW]?.model_id === id;
+        if (!live && metadata?.art_nb !== id) continue;
+        const shown = html ? { "text/html": html } : { ...data, [VIEW]: { model_id: id, version_major: 2, version_minor: 0 } };
+        if (html || !live) outputs.set(i, { output_type: "display_data", data: shown, metadata: {} });
+      }
+    if (!html) doc.dirty = dirty; // the file stays as it is
+  };
+  const save = (/** @type {any} */ output) => {
+    const { [VIEW]: view, ...data } = output.data ?? {}, id = view?.model_id;
+    if (!id || id !== model.get("comm_id")) return output;
+    return { ...output, data: { ...data, "text/html": forms[id] ?? data["text/html"] }, metadata: { ...output.metadata, art_nb: id } };
+  };
+  const savers = saversOf(doc).add(save);
+  model.on("change:static_html", restore);
+  setTimeout(restore); // after the manager has registered the model
+  return () => (savers.delete(save), delete forms[model.get("comm_id")]);
 }
 
 /**
  * Common wrapper of a panel's `render`: theme, error strip, wire, disposal.
  * @param {{model: any, el: HTMLElement}} host
- * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any, output: any) => (void | (() => void))} build fills the root
+ * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root
  * @returns {() => void} closes the panel
  */
 export function mount({ model, el }, build) {
@@ -294,7 +303,7 @@ export function mount({ model, el }, build) {
   wire.onChange("last_error_text", say);
   el.append(host);
   say();
-  const done = build(root, wire, model, keepOutput(model));
+  const done = build(root, wire, model);
   return () => {
     done?.();
     unTheme();

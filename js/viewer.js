@@ -1,5 +1,5 @@
 // The rollout viewer: browser, conversation, comparison, tokens, rewards, boards.
-import { announcer, fill, h, keys, marked, mount, signed } from "./panel.js";
+import { announcer, fill, h, initialize, keys, marked, mount, signed } from "./panel.js";
 import { createCompare, createSteps } from "./viewer/compare.js";
 import { createFacts } from "./viewer/facts.js";
 import { createFinding } from "./viewer/finding.js";
@@ -388,4 +388,4 @@ function build(root, wire, model) {
   };
 }
 
-export default { render: (/** @type {any} */ host) => mount(host, build) };
+export default { initialize, render: (/** @type {any} */ host) => mount(host, build) };

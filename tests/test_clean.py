@@ -31,8 +31,9 @@ def test_cleaning_changes_nothing(notebook):
 def test_no_widget_state(notebook):
     nb = read(notebook)
     assert "widgets" not in nb.metadata
-    kinds = {kind for cell in nb.cells for out in cell.get("outputs", []) for kind in out.get("data", {})}
-    assert "application/vnd.jupyter.widget-view+json" not in kinds
+    outputs = [out for cell in nb.cells for out in cell.get("outputs", [])]
+    assert "application/vnd.jupyter.widget-view+json" not in {kind for out in outputs for kind in out.get("data", {})}
+    assert not [out.metadata for out in outputs if "art_nb" in out.get("metadata", {})]
 
 
 @every_notebook

@@ -128,12 +128,10 @@ def test_a_run_that_its_cell_awaits_is_shown_once(lab, tiny_model_dir, tmp_path)
     assert bar.bounding_box()["height"] > 30
 
 
-STATIC = "application/vnd.jupyter.widget-state+json"
-
-
 def kept(saved):
-    """The static forms that a notebook holds for outputs whose kernel may go."""
-    return [one["state"]["value"] for one in saved["metadata"]["widgets"][STATIC]["state"].values()]
+    """The static forms that a notebook holds for live panels."""
+    outputs = [out for cell in saved["cells"] for out in cell.get("outputs", [])]
+    return ["".join(out["data"]["text/html"]) for out in outputs if out.get("metadata", {}).get("art_nb")]
 
 
 def drawn_steps(notebook):
@@ -152,6 +150,7 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     saved = nb.save()
     nbformat.validate(saved)
     assert "Taken while the run was going on" in kept(saved)[0]
+    assert "widgets" not in saved["metadata"] and "widget-view" not in json.dumps(saved["cells"][1]["outputs"])
 
     nb.reload()                                                  # during the run: it is live again
     state(nb, "running", 30)
@@ -162,7 +161,7 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     nb.cell(1).get_by_text("stopped at step").wait_for()
     assert not nb.page.locator(".art-panel").count()
     saved = nb.save()
-    assert "widgets" not in saved["metadata"]
+    assert not kept(saved)
     assert "stopped at step" in json.dumps(saved["cells"][1]["outputs"])
 
     nb.run(2)
@@ -171,12 +170,13 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     nb.save()
     nb.reload()
     state(nb, "running", 30)
+    nb.page.wait_for_selector(".art-panel .art-curve")           # the panel has its history; nothing moves any more
     button(nb, "Stop after step").click()
     nb.page.wait_for_selector(".art-panel", state="detached")    # the page that was reloaded shows the static form
     nb.cell(2).get_by_text("stopped at step").wait_for()
     saved = nb.save()
     nbformat.validate(saved)
-    assert "widgets" not in saved["metadata"]
+    assert not kept(saved)
     assert "widget-view" not in json.dumps([cell["outputs"] for cell in saved["cells"][1:]])
 
     nb.run(1)
@@ -187,4 +187,4 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     nb.open()
     nb.cell(1).get_by_text("Taken while the run was going on").wait_for()
     nb.cell(2).get_by_text("stopped at step").wait_for()
-    assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()
+    assert "Error displaying widget" not in nb.text(1) + nb.text(2)  # cell 0 may hold a progress bar of transformers

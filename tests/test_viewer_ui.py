@@ -943,6 +943,28 @@ def test_in_lab_keys_are_ours_and_a_reload_keeps_the_place(lab, root):
     settled(page, "rollout 1")
 
 
+def test_in_lab_a_saved_panel_is_read_without_its_kernel_and_live_with_it(lab, root):
+    nb = lab([SETUP.format(tests=str(root / "tests"))])
+    nb.run(0)
+    nb.page.wait_for_selector(".art-msg")
+    (output,) = nb.save()["cells"][0]["outputs"]
+    assert sorted(output["data"]) == ["text/html", "text/plain"] and output["metadata"]["art_nb"]
+
+    nb.page.reload()
+    nb.page.wait_for_selector(".art-msg", timeout=30_000)        # the kernel still has it
+    assert not nb.page.locator(".jp-mod-dirty").count()
+    (again,) = nb.save()["cells"][0]["outputs"]
+    assert again == output
+
+    nb.restart_kernel()
+    (again,) = nb.save()["cells"][0]["outputs"]
+    assert again == output
+    nb.page.reload()
+    nb.cell(0).locator(".jp-OutputArea >> text=game 0").first.wait_for()
+    assert not nb.page.locator(".art-panel").count()
+    assert "Error displaying widget" not in nb.text(0)
+
+
 def test_in_lab_a_frozen_panel_outlives_its_kernel(lab, root):
     nb = lab([SETUP.format(tests=str(root / "tests")), "viewer.freeze()", "games(0)", "[games(0), games(1)]"])
     for n in (0, 1):

@@ -398,6 +398,15 @@ class LabPage:
         request = urllib.request.Request(f"{address}/{mine}?token={self.lab.token}", method="DELETE")
         urllib.request.urlopen(request).close()
 
+    def restart_kernel(self) -> None:
+        """Restart the notebook's kernel; the page stays open."""
+        address = f"{self.lab.url}/api/sessions"
+        with urllib.request.urlopen(f"{address}?token={self.lab.token}") as answer:
+            mine = next(one["kernel"]["id"] for one in json.load(answer) if one["path"] == self.name)
+        restart = f"{self.lab.url}/api/kernels/{mine}/restart?token={self.lab.token}"
+        urllib.request.urlopen(urllib.request.Request(restart, method="POST")).close()
+        self.idle()
+
     def cell(self, n: int):
         """The n-th cell."""
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(n)
