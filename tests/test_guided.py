@@ -1,5 +1,6 @@
 """A teacher's reply said again by the student: words and calls, in the student's own tokens, trained like others."""
 import json
+import random
 from typing import Literal
 
 import openai
@@ -11,6 +12,7 @@ from tiny import CHATML
 
 import art_nb as art
 from art_nb.calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
+from art_nb.grammars import Automaton, Rules
 from art_nb.guided_completion import freeze_tool_schema, get_guided_completion_params
 from art_nb.policy import sequence_logprobs
 
@@ -149,6 +151,47 @@ async def test_a_schema_that_cannot_be_followed_is_an_error_of_the_request(home)
         with pytest.raises(openai.BadRequestError, match="tool_choice: the parameters") as caught:
             await ask(model, tools=tools, tool_choice="required")
         assert caught.value.param == "tools"
+
+
+def schema_of(dice, depth=3):
+    """A random JSON schema, of keywords that the grammar follows."""
+    kinds = ["string", "integer", "boolean", "enum"]
+    kind = dice.choice([*kinds, "number", "null", "array", "object", "map", "any", "ref"] if depth else kinds)
+    inner = lambda: schema_of(dice, depth - 1)
+    names = dice.sample(["a", "b", "ü c", 'k"'], dice.randint(1, 4))
+    least = dice.randint(0, 3)
+    made = {
+        "enum": lambda: {"enum": dice.sample(["a", 'q"x', 1, True, None, 2.5, "</tool"], dice.randint(1, 3))},
+        "array": lambda: {"type": "array", "items": inner(), "minItems": least, "maxItems": least + dice.randint(0, 2)},
+        "object": lambda: {"type": "object", "properties": {name: inner() for name in names},
+                           "required": [name for name in names if dice.random() < 0.5], "additionalProperties": False},
+        "map": lambda: {"type": "object", "additionalProperties": inner()},
+        "any": lambda: {"anyOf": [inner(), {"type": ["boolean", "null"]}]}, "ref": lambda: {"$ref": "#/$defs/tree"}}
+    return made.get(kind, lambda: {"type": kind})()
+
+
+TREE = {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
+
+
+def test_what_a_grammar_permits_its_schema_permits():
+    validator, values = pytest.importorskip("jsonschema").Draft202012Validator, 0
+    for seed in range(150):
+        dice = random.Random(seed)
+        schema, rules = schema_of(dice) | {"$defs": {"tree": TREE}}, Rules("</tool_call>")
+        start = rules.schema(schema)
+        assert rules.prune(start)
+        automaton = Automaton(rules, start)
+        state, text = automaton.start, b""
+        while not automaton.can_end(state) and len(text) < 400:
+            bytes_ = sorted(automaton.following(state))
+            bytes_ = [byte for byte in bytes_ if byte < 128] or bytes_
+            ends = [byte for byte in bytes_ if byte in b'"}]']
+            byte = dice.choice(ends if ends and dice.random() < 0.5 else bytes_)
+            state, text = automaton.step(state, byte), text + bytes([byte])
+        if automaton.can_end(state):
+            validator(schema).validate(json.loads(text))
+            values += 1
+    assert values > 100
 
 
 @pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
