@@ -12,6 +12,7 @@ from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, Lengt
 from pydantic import BaseModel
 from server_parts import END, Bytes, Scripted, Tags, endpoint
 
+from art_nb import http_server
 from art_nb.server import MAX_BODY, RequestError, read_body
 from art_nb.types import ServeError
 
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.timeout(300)
 HI = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "play", "parameters": {"type": "object"}}}]
 HELLO = [*b"Hello, world", END]
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """A busy machine may need longer than the limits of test_http_server.py to send or read a request."""
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 300)
+    monkeypatch.setattr(http_server, "EVICT_AFTER_S", 300)
 
 
 @pytest.fixture
