@@ -56,3 +56,129 @@ def forget_modules(monkeypatch, *names: str) -> None:
     """Take packages out of `sys.modules`; the monkeypatch puts them back."""
     for module in [m for m in sys.modules if m.partition(".")[0] in names]:
         monkeypatch.delitem(sys.modules, module)
+
+
+VLLM = {
+    "vllm/__init__.py": '''
+"""vLLM's interface. `FAIL` holds what the next calls raise, by the name of the call."""
+from dataclasses import dataclass
+import json, pathlib
+
+FAIL = {}
+
+
+@dataclass
+class EngineArgs:
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    logprobs_mode: str
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int = 0
+    gpu_memory_utilization: float = 0.9
+    disable_log_stats: bool = False
+    use_tqdm_on_load: bool = True
+    enforce_eager: bool = False
+    enable_chunked_prefill: bool = True
+    max_num_batched_tokens: int = 0
+    enable_lora: bool = False
+    max_lora_rank: int = 8
+    max_loras: int = 1
+    max_cpu_loras: int = 1
+    kv_cache_dtype: str = "auto"
+
+    def create_model_config(self):
+        if "config" in FAIL:
+            raise FAIL["config"]
+        return ModelConfig(json.loads((pathlib.Path(self.model) / "config.json").read_text())["architectures"][0])
+
+
+@dataclass
+class ModelConfig:
+    architecture: str
+
+
+@dataclass
+class SamplingParams:
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    ignore_eos: bool
+    stop_token_ids: list
+    logprobs: int
+    detokenize: bool
+    output_kind: str
+    structured_outputs: object
+    seed: int
+''',
+    "vllm/_C.py": "",
+    "vllm/sampling_params.py": '''
+class RequestOutputKind:
+    DELTA = "delta"
+
+
+class StructuredOutputsParams(dict):
+    pass
+''',
+    "vllm/v1/worker/workspace.py": '''
+_manager = None         # the scratch memory of the engine that runs: of the whole process, as in vLLM
+''',
+    "vllm/v1/engine/llm_engine.py": '''
+import vllm
+from types import SimpleNamespace
+from vllm.v1.worker import workspace
+
+OPEN = []
+
+
+class Executor:
+    def shutdown(self):
+        workspace._manager = None
+        OPEN.remove(self)
+
+
+class Finalizer:
+    def detach(self):
+        return self
+
+
+class LLMEngine:
+    """Answers each request with the token that ends it."""
+
+    @classmethod
+    def from_engine_args(cls, args):
+        if "start" in vllm.FAIL:
+            raise vllm.FAIL["start"]
+        return cls(args)
+
+    def __init__(self, args):
+        self.model_config = args.create_model_config()
+        self.model_executor, self.engine_core = Executor(), SimpleNamespace(_finalizer=Finalizer())
+        OPEN.append(self.model_executor)
+        self.workspace, self.requests = object(), []
+        workspace._manager = self.workspace
+
+    def add_request(self, name, prompt, params, lora_request=None):
+        self.requests.append(name)
+
+    def step(self):
+        assert workspace._manager is self.workspace, "the workspace of another engine"
+        done, self.requests = self.requests, []
+        likely = {2: SimpleNamespace(logprob=-1.0)}
+        output = lambda: SimpleNamespace(token_ids=[2], logprobs=[likely], finish_reason="stop")
+        return [SimpleNamespace(request_id=name, finished=True, num_cached_tokens=0, outputs=[output()])
+                for name in done]
+
+    def abort_request(self, names):
+        self.requests = [name for name in self.requests if name not in names]
+
+    def reset_prefix_cache(self):
+        return True
+
+    def collective_rpc(self, method, kwargs):
+        for _ in kwargs["weights_iterator"]:
+            pass
+'''}

@@ -2,12 +2,14 @@
 import json
 import re
 import sys
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
-from engine_stubs import UNSLOTH, forget_modules, write_package
+from engine_stubs import UNSLOTH, VLLM, forget_modules, write_package
 from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel, field_validator
 from tiny import save_tiny_model
 
 import art_nb as art
@@ -16,7 +18,7 @@ from art_nb.engines import choose_sampler
 from art_nb.guests import load_error
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
-from art_nb.types import BackendMissing, TrainError, TrainSFTConfig
+from art_nb.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.unsloth_learner import UnslothLearner, unsloth_version
 
 
@@ -219,3 +221,76 @@ async def test_an_unsloth_that_cannot_be_imported_is_told_before_weights_are_fet
     async with art.LocalBackend(path=tmp_path / "runs", learner="unsloth", verbose=False) as backend:
         with pytest.raises(BackendMissing, match="unsloth 2026.10.9 cannot be imported .NotImplementedError: Unsloth"):
             await model.register(backend)
+
+
+@pytest.fixture
+def stub_vllm(engines):
+    """The stand-in for vLLM, imported."""
+    write_package(engines, "vllm", "0.32.0", VLLM, ("torch>=2",))
+    import vllm
+
+    assert vllm.FAIL == {}
+    return vllm
+
+
+class Config(BaseModel):
+    """A configuration that pydantic checks, as vLLM's are."""
+    max_lora_rank: Literal[8, 16, 32]
+
+    @field_validator("max_lora_rank", mode="before")
+    @classmethod
+    def even(cls, value):
+        if value % 2:
+            raise ValueError("The model type 'gemma2' does not support float16. Reason: Numerical instability.")
+        return value
+
+
+def pydantics(value):
+    """What pydantic raises for a value."""
+    with pytest.raises(ValueError, match="validation error") as caught:
+        Config(max_lora_rank=value)
+    return caught.value
+
+
+REFUSED = [
+    (ValueError("User-specified max_model_len (4096) is greater than the derived max_model_len (…=512)."),
+     r"vLLM cannot run this model: User-specified max_model_len \(4096\).*\. Pass a smaller max_model_len to "
+     r"LocalBackend \(now 512\)\."),
+    (pydantics(1024), r"max_lora_rank: Input should be 8, 16 or 32\. Lower the rank of the adapter \(now 8\), or pass "
+                      r'sampler="transformers"'),
+    (pydantics(9), r"max_lora_rank: The model type 'gemma2' does not support float16"),
+    (ValueError("The model type 'gemma2' does not support float16. Reason: Numerical instability."),
+     r'Pass another dtype to LocalBackend \(now "\w+"\), or sampler="transformers"'),
+    (NotImplementedError("No kernel for head size 80"),
+     "NotImplementedError: No kernel for head size 80. Change engine_args"),
+    (KeyError("rope_theta"), "KeyError: 'rope_theta'. Change engine_args")]
+
+
+@pytest.mark.parametrize(("error", "said"), REFUSED, ids=lambda value: "")
+async def test_what_vllm_refuses_is_one_sentence(stub_vllm, named, tmp_path, error, said):
+    stub_vllm.FAIL["start"] = error
+    async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
+        with pytest.raises(BackendMissing, match=said) as caught:
+            await named().register(backend)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("message", [
+    "To serve at least one request with the model's max seq len (512), (2.0 GiB KV cache is needed, which is larger "
+    "than the available KV cache memory (1.0 GiB).", "No available memory for the cache blocks. Try increasing it.",
+    "Free memory on device cuda:0 (1/15 GiB) on startup is less than desired GPU memory utilization (0.01, 2 GiB)."])
+async def test_no_room_for_vllm_is_tried_once_more_and_then_told(stub_vllm, named, tmp_path, message):
+    stub_vllm.FAIL["start"] = ValueError(message)
+    async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
+        with pytest.raises(ServeError, match=r"Loading the model ran out of memory: vLLM has no room for the keys and "
+                           r"values of a conversation of 512 tokens .*lower max_running or max_model_len"):
+            await named().register(backend)
+
+
+async def test_the_stand_in_answers(stub_vllm, named, tmp_path):
+    async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
+        model = named()
+        await model.register(backend)
+        answer = await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(), messages=[{"role": "user", "content": "move"}], max_tokens=4)
+    assert answer.usage.completion_tokens == 1
