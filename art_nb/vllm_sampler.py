@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'STEPPING', 'OURS', 'KEPT', 'WAYS', 'NO_ROOM', 'ADVICE', 'FORMS', 'vllm_version',
            'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'checkpoint_weights', 'Folded', 'Swapped', 'cause',
-           'refusals', 'NamedRequest', 'shut_down', 'vllm_params', 'VLLMSampler']
+           'refusals', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'VLLMSampler']
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a004
 import gc
@@ -224,16 +224,47 @@ def refusals(*, max_model_len: int, dtype: torch.dtype, rank: int) -> Iterator[N
         settings = {"max_model_len": max_model_len, "dtype": str(dtype).removeprefix("torch."), "rank": rank}
         raise BackendMissing(f"vLLM cannot run this model: {said}. {advice.format(**settings)}") from error
 
+# %% ../nbs/31_vllm_sampler.ipynb #31b0c005
+class Workspace:
+    "What an engine keeps in vLLM's module `workspace`, for one engine."
+    module = "vllm.v1.worker.workspace"
+
+    def __init__(self):
+        self.manager = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        "Inside, no other engine of this process runs, and vLLM sees the workspace of this one."
+        with STEPPING:
+            others = self._exchange(self.manager)
+            try:
+                yield
+            finally:
+                self.manager = self._exchange(others)
+
+    def _exchange(self, manager):
+        "Put `manager` where vLLM looks for it, and return what was there."
+        module = sys.modules.get(self.module)           # missing before the first engine, and in some versions
+        before = getattr(module, "_manager", None)
+        if hasattr(module, "_manager"):
+            module._manager = manager
+        return before
+
+
+def shut_down(engine) -> None:
+    "End an engine. What the engines of a process share stays for the others."
+    client = getattr(engine, "engine_core", None)
+    if (finalizer := getattr(client, "_finalizer", None)) is not None:
+        finalizer.detach()                              # it would end what they share
+    holders = engine, getattr(client, "engine_core", None)
+    executor = next((found for holder in holders if (found := getattr(holder, "model_executor", None))), None)
+    if executor is not None:
+        executor.shutdown()
+
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a014
 class NamedRequest(Request):
     "A request as vLLM knows it."
     name = ""
-
-
-def shut_down(engine) -> None:
-    "End an engine; what engines of one process share stays, for those that live."
-    engine.engine_core._finalizer.detach()
-    engine.model_executor.shutdown()
 
 
 FORMS = frozenset("choice json json_object regex grammar structural_tag whitespace_pattern disable_any_whitespace"
@@ -265,7 +296,7 @@ class VLLMSampler(QueuedSampler):
                  ):
         vllm_version()
         super().__init__(policy, worker, max_model_len, max_running)
-        self.how = way or ("folded" if policy.device.type == "cpu" else "swapped")
+        self.how, self._workspace = way or ("folded" if policy.device.type == "cpu" else "swapped"), Workspace()
         self._engine = self._start(directory, WAYS[self.how].settings(policy) | (engine_args or {}))
         self._way, self._names, self._asked = WAYS[self.how](self._engine, policy), count(), {}
 
@@ -281,7 +312,8 @@ class VLLMSampler(QueuedSampler):
                  "kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running),
                  "gpu_memory_utilization": 0.01,        # asked of a GPU before it starts, and then not used
                  "disable_log_stats": True, "use_tqdm_on_load": False}
-        with STEPPING, undisturbed(), refusals(max_model_len=self.max_model_len, dtype=policy.dtype, rank=policy.rank):
+        settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
+        with self._workspace.in_use(), undisturbed(), refusals(**settings):
             engine = LLMEngine.from_engine_args(EngineArgs(
                 model=str(directory), dtype=str(policy.dtype).removeprefix("torch."), max_model_len=self.max_model_len,
                 max_num_seqs=self.max_running, logprobs_mode="processed_logprobs", **asked | engine_args))
@@ -293,7 +325,7 @@ class VLLMSampler(QueuedSampler):
         return engine
 
     def _tick(self) -> bool:
-        with STEPPING:
+        with self._workspace.in_use():
             state = torch.get_rng_state()               # on a CPU vLLM draws from it whatever the seeds
             try:
                 return super()._tick()
@@ -350,12 +382,12 @@ class VLLMSampler(QueuedSampler):
 
     def forget(self) -> None:
         "On the worker: keys and values of the weights before are of no use to those after."
-        with STEPPING:
+        with self._workspace.in_use():
             self._engine.reset_prefix_cache()
 
     def close(self) -> None:
         "On the worker: end all requests and the engine; give its memory back."
-        with STEPPING:
+        with self._workspace.in_use():
             super().close()
             self._way.close()
             shut_down(self._engine)

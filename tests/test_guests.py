@@ -2,6 +2,7 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
 from art_nb.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.unsloth_learner import UnslothLearner, unsloth_version
+from art_nb.vllm_sampler import shut_down
 
 
 @pytest.fixture
@@ -287,10 +289,43 @@ async def test_no_room_for_vllm_is_tried_once_more_and_then_told(stub_vllm, name
             await named().register(backend)
 
 
-async def test_the_stand_in_answers(stub_vllm, named, tmp_path):
+async def answered(model):
+    """Whether the endpoint of a model answers."""
+    answer = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=[{"role": "user", "content": "move"}], max_tokens=4)
+    return answer.usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["in the order of opening", "in the other order"])
+async def test_two_engines_run_and_close_in_any_order(stub_vllm, named, tmp_path, first):
+    models = [named("one"), named("two")]
     async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
-        model = named()
-        await model.register(backend)
-        answer = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), messages=[{"role": "user", "content": "move"}], max_tokens=4)
-    assert answer.usage.completion_tokens == 1
+        for model in models:
+            await model.register(backend)
+        for model in models * 2:
+            assert await answered(model)
+        closed, left = models[first], models[1 - first]
+        await backend.unregister(closed)
+        assert await answered(left)
+        await closed.register(backend)                  # a third engine
+        for model in models * 2:
+            assert await answered(model)
+        engine = sys.modules["vllm.v1.engine.llm_engine"]
+        assert len(engine.OPEN) == 2
+    assert engine.OPEN == []
+
+
+class Ended:
+    """An executor that counts how often it was shut down."""
+    times = 0
+
+    def shutdown(self):
+        self.times += 1
+
+
+def test_an_engine_of_any_version_is_shut_down():
+    old, new = Ended(), Ended()
+    shut_down(SimpleNamespace(model_executor=old, engine_core=SimpleNamespace()))           # 0.26
+    shut_down(SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=new))))
+    shut_down(SimpleNamespace())
+    assert (old.times, new.times) == (1, 1)
