@@ -6,8 +6,8 @@
 __all__ = ['NORMS', 'STACKED', 'TARGETS', 'Adapter', 'DTYPES', 'PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLERANCE', 'LoRALinear',
            'Stack', 'adopt', 'Policy', 'coverage_note', 'adapter', 'masters', 'misfit', 'load_adapter', 'serve',
            'sequence_logprobs', 'fingerprint', 'cpu_dtype', 'cuda_dtype', 'pick_device', 'load_model', 'load_tokenizer',
-           'load_policy', 'checked_policy', 'probe_rows', 'short_windows', 'own_logprobs', 'packed_logprobs',
-           'cached_logprobs']
+           'chosen_dtype', 'load_policy', 'checked_policy', 'probe_rows', 'short_windows', 'own_logprobs',
+           'packed_logprobs', 'cached_logprobs']
 
 # %% ../nbs/25_policy.ipynb #6834780f
 import hashlib
@@ -380,6 +380,11 @@ def load_tokenizer(path: str | Path):
                          "there, and install what the message names.") from error
 
 
+def chosen_dtype(config: PreTrainedConfig, device: torch.device, asked: torch.dtype | None) -> torch.dtype:
+    "Return the dtype in which a model is loaded on a device. Raises TrainError if it does not suit the model."
+    return usable_dtype(config, asked, DTYPES.get(device.type, lambda: torch.bfloat16)())
+
+
 def load_policy(path: str | Path,                 # directory of weights, or a hub name
                 *, device: str | None = None,     # "cpu", "mps", "cuda", …; None picks
                 dtype: torch.dtype | None = None, # None: bfloat16 where the device has it, else what comes nearest
@@ -387,8 +392,7 @@ def load_policy(path: str | Path,                 # directory of weights, or a h
     "The model at `path` with a fresh adapter. Raises TrainError if art_nb does not compute the model correctly."
     where, config = pick_device(device), read_config(path)
     check_config(config, path)
-    suggested = DTYPES.get(where.type, lambda: torch.bfloat16)()
-    kind, tokenizer = usable_dtype(config, dtype, suggested), load_tokenizer(path)
+    kind, tokenizer = chosen_dtype(config, where, dtype), load_tokenizer(path)
     model = load_model(path, config, kind, where)
     return checked_policy(model, tokenizer, rank=rank, alpha=alpha, targets=targets, seed=seed,
                           prefix=WRAPPED_PREFIX if is_wrapped(config) else "model.",

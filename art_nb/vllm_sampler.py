@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'STEPPING', 'OURS', 'KEPT', 'WAYS', 'NO_ROOM', 'ADVICE', 'FORMS', 'vllm_version',
            'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'checkpoint_weights', 'Folded', 'Swapped', 'cause',
-           'refusals', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'VLLMSampler']
+           'refusals', 'check_architecture', 'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params',
+           'VLLMSampler']
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a004
 import gc
@@ -25,10 +26,11 @@ from pathlib import Path
 
 import torch
 
+from .architectures import check_config, context_length, is_wrapped, model_class, read_config
 from .checkpoints import peft_files
 from .guests import importable, installed, load_error, undisturbed
 from .memory import first_line, if_full, out_of_memory
-from .policy import LoRALinear, Policy, Stack, masters, serve
+from .policy import LoRALinear, Policy, Stack, chosen_dtype, masters, serve
 from .samplers import LOWER, QueuedSampler, Request, Sampled, SamplingParams
 from .types import ArtError, BackendMissing, ServeError, install_hint
 from .worker import Worker
@@ -224,6 +226,33 @@ def refusals(*, max_model_len: int, dtype: torch.dtype, rank: int) -> Iterator[N
         settings = {"max_model_len": max_model_len, "dtype": str(dtype).removeprefix("torch."), "rank": rank}
         raise BackendMissing(f"vLLM cannot run this model: {said}. {advice.format(**settings)}") from error
 
+# %% ../nbs/31_vllm_sampler.ipynb #31b0c008
+def check_architecture(theirs: str, ours: str) -> None:
+    "Raise BackendMissing if vLLM runs a model as another architecture than the one that is trained."
+    if theirs != ours:
+        raise BackendMissing(f"vLLM runs this model as {theirs}, whose layers have other names than those of {ours}, "
+                             'which is trained: pass sampler="transformers" to LocalBackend.')
+
+
+def check_model(directory: str | Path,                  # of the weights, or a hub name
+                device: torch.device, dtype: torch.dtype | None,    # as for `load_policy`
+                max_model_len: int | None, engine_args: dict) -> None:
+    "Raise BackendMissing or TrainError if a config.json says that its model cannot be sampled or trained."
+    load_vllm()
+    from vllm import EngineArgs
+
+    config = read_config(directory)
+    check_config(config, directory)
+    text, dtype = config.get_text_config(), chosen_dtype(config, device, dtype)
+    longest = min(max_model_len or context_length(text), context_length(text))
+    known = {name: value for name, value in engine_args.items() if name in EngineArgs.__dataclass_fields__}
+    asked = known | {"model": str(directory), "dtype": str(dtype).removeprefix("torch."), "max_model_len": longest,
+                     "logprobs_mode": "processed_logprobs"}
+    with STEPPING, undisturbed(), refusals(max_model_len=longest, dtype=dtype, rank=0):
+        theirs = EngineArgs(**asked).create_model_config().architecture
+    ours = config.architectures[0] if is_wrapped(config) else model_class(text).__name__
+    check_architecture(theirs, ours)
+
 # %% ../nbs/31_vllm_sampler.ipynb #31b0c005
 class Workspace:
     "What an engine keeps in vLLM's module `workspace`, for one engine."
@@ -317,11 +346,11 @@ class VLLMSampler(QueuedSampler):
             engine = LLMEngine.from_engine_args(EngineArgs(
                 model=str(directory), dtype=str(policy.dtype).removeprefix("torch."), max_model_len=self.max_model_len,
                 max_num_seqs=self.max_running, logprobs_mode="processed_logprobs", **asked | engine_args))
-        theirs, ours = engine.model_config.architecture, policy.architecture
-        if theirs != ours:
+        try:
+            check_architecture(engine.model_config.architecture, policy.architecture)
+        except BackendMissing:
             shut_down(engine)
-            raise ServeError(f"vLLM runs this model as {theirs}, whose layers have other names than those of {ours}, "
-                             'which is trained: take sampler="transformers".')
+            raise
         return engine
 
     def _tick(self) -> bool:

@@ -72,8 +72,8 @@ class EngineArgs:
     model: str
     dtype: str
     max_model_len: int
-    max_num_seqs: int
-    logprobs_mode: str
+    max_num_seqs: int = 64
+    logprobs_mode: str = "raw_logprobs"
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int = 0
     gpu_memory_utilization: float = 0.9

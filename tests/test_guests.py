@@ -15,7 +15,7 @@ from tiny import save_tiny_model
 
 import art_nb as art
 from art_nb.batches import TrainRow, micro_batches
-from art_nb.engines import choose_sampler
+from art_nb.engines import choose_sampler, fitting_sampler
 from art_nb.guests import load_error
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
@@ -329,3 +329,43 @@ def test_an_engine_of_any_version_is_shut_down():
     shut_down(SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=new))))
     shut_down(SimpleNamespace())
     assert (old.times, new.times) == (1, 1)
+
+
+@pytest.fixture
+def weightless(tmp_path):
+    """A maker of a directory whose weights cannot be read, and whose config.json differs in some values."""
+    def make(**changes):
+        folder = save_tiny_model(tmp_path / "weightless")
+        (folder / "model.safetensors").write_bytes(b"")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+        return folder
+    return make
+
+
+@pytest.mark.parametrize(("changes", "error", "kind", "said"), [
+    ({}, REFUSED[0][0], BackendMissing, REFUSED[0][1]),
+    ({}, REFUSED[3][0], BackendMissing, REFUSED[3][1]),
+    ({"architectures": ["TransformersForCausalLM"]}, None, BackendMissing,
+     "vLLM runs this model as TransformersForCausalLM, whose layers have other names than those of LlamaForCausalLM"),
+    ({"model_type": "gpt2"}, None, TrainError, "learned position embeddings, which art_nb does not compute")],
+    ids=["length", "dtype", "architecture", "not trainable"])
+async def test_what_config_json_reveals_is_told_before_weights_are_read(stub_vllm, weightless, tmp_path, changes, error,
+                                                                        kind, said):
+    stub_vllm.FAIL |= {"config": error} if error else {}
+    model = art.TrainableModel(name="ttt", project="tests", base_model=str(weightless(**changes)))
+    async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
+        with pytest.raises(kind, match=said):
+            await model.register(backend)
+
+
+def test_auto_takes_the_embedded_sampler_for_a_model_that_vllm_cannot_run(stub_vllm, weightless):
+    heard = []
+    options = {"device": torch.device("cpu"), "dtype": None, "max_model_len": None, "engine_args": {}}
+    folder = weightless(architectures=["TransformersForCausalLM"])
+    warn = lambda key, message: heard.append(message)
+    assert fitting_sampler("auto", "vllm", folder, warn, **options) == "transformers"
+    assert ["vLLM runs this model as TransformersForCausalLM" in message for message in heard] == [True]
+    assert fitting_sampler("auto", "vllm", weightless(), warn, **options) == "vllm"
+    assert fitting_sampler("auto", "transformers", folder, warn, **options) == "transformers"
+    assert len(heard) == 1

@@ -1,6 +1,7 @@
 """vLLM in this process (`make test-vllm`): contract, logprobs, two ways to serve an adapter, a kernel unharmed."""
 import asyncio
 import gc
+import json
 import random
 import re
 import threading
@@ -14,7 +15,7 @@ pytest.importorskip("vllm")
 
 import torch
 from homes import QUESTION
-from tiny import tiny_tokenizer
+from tiny import save_tiny_model, tiny_tokenizer
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -29,7 +30,7 @@ from art_nb import checkpoints
 from art_nb.events import Warned
 from art_nb.policy import adapter, load_adapter, load_policy, sequence_logprobs, serve
 from art_nb.samplers import SamplingParams
-from art_nb.types import ServeError
+from art_nb.types import BackendMissing, ServeError
 from art_nb.vllm_sampler import KEPT, VLLMSampler, vllm_version
 from art_nb.weights import fetch
 from art_nb.worker import Worker
@@ -242,6 +243,18 @@ async def test_settings_pass_through_and_unknown_ones_are_named(tiny_model_dir, 
     assert config.scheduler_config.max_num_batched_tokens == 640
     assert [event.message.split(":")[0] for event in heard] == [
         f"{vllm_version()} has no setting num_scheduler_steps", "max_num_seqs of engine_args are set by the backend"]
+
+
+@pytest.mark.parametrize("architecture", ["NoSuchForCausalLM", "LlamaModel"])
+async def test_what_config_json_reveals_is_told_before_weights_are_read(tmp_path, architecture):
+    folder = save_tiny_model(tmp_path / "weightless")
+    (folder / "model.safetensors").write_bytes(b"")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    model = art.TrainableModel(name="ttt", project="tests", base_model=str(folder))
+    async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", verbose=False) as backend:
+        with pytest.raises(BackendMissing, match="vLLM (cannot run this model|runs this model as)"):
+            await model.register(backend)
 
 
 async def test_the_kernel_is_left_as_it_was(tiny_model_dir, tmp_path):
