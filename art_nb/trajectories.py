@@ -380,13 +380,8 @@ async def collect(
     run: Callable[[Awaitable], Awaitable["Trajectory | BaseException"]],  # runs one rollout; may return its failure
 ) -> "TrajectoryGroup":
     """Run a group's rollouts at once; if `run` raises, cancel the rest and raise."""
-    results: list[Any] = []
-
-    async def keep(item: Awaitable) -> None:
-        results.append(await run(item))
-
     try:
-        await all_or_stop([keep(item) for item in pending.items])
+        results = await all_or_stop([run(item) for item in pending.items])
     finally:
         discard(pending.items)
     failed = [result for result in results if isinstance(result, BaseException)]

@@ -222,12 +222,12 @@ async def test_metrics_that_are_no_numbers_do_not_break_the_gather():
 
 # shapes of input and output
 
-async def test_trajectories_keep_input_order_and_groups_completion_order():
+async def test_trajectories_keep_input_order_in_groups_too():
     results = await gather_trajectories([make(0, 0.03), make(1, 0.02), make(2)], **QUIET)
     assert [t.reward for t in results] == [0, 1, 2]
     groups = [TrajectoryGroup([make(0, 0.03), make(1)]), TrajectoryGroup([make(2)])]
     first, second = await gather_trajectory_groups(groups, **QUIET)
-    assert [t.reward for t in first] == [1, 0]
+    assert [t.reward for t in first] == [0, 1]
     assert [t.reward for t in second] == [2]
 
 

@@ -250,7 +250,7 @@ async def test_a_generator_of_rollouts_is_awaitable_and_knows_its_size():
     assert inspect.isawaitable(pending)
     assert pending._num_trajectories == 3
     group = await pending
-    assert [t.reward for t in group] == [2.0, 1.0, 0.0]
+    assert [t.reward for t in group] == [0.0, 1.0, 2.0]
     assert (group.metadata, group.exceptions[0].message) == ({"a": 1}, "early")
 
 
