@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from re import DOTALL, Match, Pattern, compile as pattern, search
 from typing import Any
 from uuid import uuid4
@@ -408,10 +409,14 @@ class CallStream:
         return (words, []) if words else None
 
 # %% ../nbs/19_calls.ipynb #0a01d4bd
-def call_message(called: Called, form: CallFormat) -> dict:
+def call_message(
+    called: Called,
+    form: CallFormat,
+    name_of_call: str = "",  # the id is derived from it; "": a random id
+) -> dict:
     """Write a call as OpenAI's clients expect it, with an id of its own."""
     name, arguments = called
-    made = uuid4().hex[:form.id_size]
+    made = (blake2b(name_of_call.encode(), digest_size=16).hexdigest() if name_of_call else uuid4().hex)[:form.id_size]
     return {"id": made if form.id_size < 24 else f"call_{made}", "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
@@ -426,6 +431,7 @@ class ReplyStream:
     content: str = ""
     thought: str = ""
     calls: list[dict] = field(default_factory=list)
+    sample_id: str = ""                         # of the reply; ids of calls are derived from it
 
     def __post_init__(self):
         self._held, self._stream = "", CallStream(self.form) if self.form else None
@@ -478,7 +484,8 @@ class ReplyStream:
         if self._stream is None:
             return text, []
         words, called = self._stream.add(text, last)
-        calls = [call_message(call, self.form) for call in called]
+        calls = [call_message(call, self.form, self.sample_id and f"{self.sample_id} {i}")
+                 for i, call in enumerate(called, len(self.calls))]
         return words, calls[:max(0, 1 - len(self.calls))] if self.one else calls
 
 # %% ../nbs/19_calls.ipynb #532220a5

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOG', 'CODES', 'MAX_BODY', 'IN_PROCESS_URL', 'ASIDE_BYTES', 'as_json', 'explain', 'together', 'unless_gone',
-           'EventSender', 'guarded', 'at_once', 'read_body', 'answered', 'refused', 'Job', 'Service', 'Endpoint']
+           'EventSender', 'guarded', 'at_once', 'read_body', 'seed_of', 'answered', 'refused', 'Job', 'Service',
+           'Endpoint']
 
 # %% ../nbs/32_server.ipynb #de899d94
 import asyncio
@@ -32,6 +33,7 @@ from starlette.routing import Route
 from .http_server import HttpServer, bind_socket, mark_authenticated
 from .inprocess import InProcess
 from .samplers import Sampler, TokenTexts
+from .seeds import HEADER
 from .serving import policy_version
 from .types import ServeError
 from art_nb.wire import (
@@ -161,6 +163,16 @@ async def read_body(request: Request, most: int = MAX_BODY) -> bytes:
     return bytes(body)
 
 
+def seed_of(request: Request, asked: Asked) -> int | None:
+    """Return the seed of a request: the one in its body, else the one that its rollout sent as a header."""
+    sent = request.headers.get(HEADER)
+    if asked.seed is not None or sent is None:
+        return asked.seed
+    if not (sent.isdecimal() and len(sent) < 20 and int(sent) < 2**63):
+        raise RequestError(f"Invalid header {HEADER}={sent[:40]!r}: expected a whole number below 2**63.")
+    return int(sent)
+
+
 def answered(handler: Callable[[Request], Awaitable]) -> Callable[[Request], Awaitable]:
     """A handler whose errors become answers."""
     async def endpoint(request: Request):
@@ -227,6 +239,7 @@ class Service:
         """POST /v1/chat/completions."""
         raw = await read_body(request)
         asked, body = parse(raw, ChatAsked)
+        asked.seed = seed_of(request, asked)
         writer = ChatWriter(self.chat, asked, body, self.texts, self.sampler.guides)
         return await self._answer(request, writer, len(raw))
 
@@ -234,6 +247,7 @@ class Service:
         """POST /v1/completions."""
         raw = await read_body(request)
         asked, _ = parse(raw, TextAsked)
+        asked.seed = seed_of(request, asked)
         return await self._answer(request, TextWriter(self.sampler.tokenizer, asked, self.texts), len(raw))
 
     def _adapter(self, name: str) -> str | None:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from .seeds import own_place
 from .types import RolloutError
 
 # %% ../nbs/01_tasks.ipynb #dcc313e0
@@ -37,7 +38,7 @@ async def all_or_stop(
     awaitables: Iterable[Awaitable],
 ) -> list[Any]:  # their results, in order
     """Run awaitables at once; when one fails, or we are cancelled, stop the others and raise."""
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    tasks = [_begun(awaitable) for awaitable in awaitables]
     try:
         done = (await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))[0] if tasks else ()
         for task in done:
@@ -45,6 +46,11 @@ async def all_or_stop(
         return [task.result() for task in tasks]
     finally:
         await stop(tasks)
+
+
+def _begun(awaitable: Awaitable) -> asyncio.Future:
+    with own_place():
+        return asyncio.ensure_future(awaitable)
 
 
 def discard(items: Iterable[Any]) -> None:

@@ -423,8 +423,10 @@ class ChatWriter:
     def _read(self, reply: Reply, last: bool = False) -> dict:
         """What the newest tokens add to the message."""
         if reply.index not in self._streams:
-            self._streams[reply.index] = self.chat.stream(self._prompt, self.tools, not self.asked.parallel_tool_calls)
-            self._streams[reply.index].add(self._begun)
+            stream = self.chat.stream(self._prompt, self.tools, not self.asked.parallel_tool_calls)
+            stream.sample_id = reply.sample_id
+            stream.add(self._begun)
+            self._streams[reply.index] = stream
         return self._streams[reply.index].add(reply.unread(), last)
 
     def _end(self, reply: Reply) -> tuple[dict, dict, str]:
