@@ -37,6 +37,7 @@ from .options import adam_options, chat_options, engine_options, home_key
 from .options import init_options, lora_options, profiled, step_options
 from .policy import coverage_note, load_policy, pick_device, serve
 from .recovery import load_newest, repair_history
+from .samplers import QueuedSampler
 from .server import Endpoint
 from .serving import served_name
 from .sft import sft_batches
@@ -251,6 +252,10 @@ class LocalBackend:
         home, given = self.home(model), {name: value for name, value in options.items() if value is not None}
         with self._aloud():
             return step_config({**options, **step_options(model), **given}, self.bus, home.store, home.step, more)
+
+    def seed_limits(self, model) -> str:
+        "Return why a run with a seed may differ from its repetition, or an empty string if it does not."
+        return getattr(self.home(model).sampler, "seed_limits", QueuedSampler.seed_limits)
 
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], *,
                     learning_rate: float = 5e-6,

@@ -240,6 +240,10 @@ class Backend:
             end()
         return sendable({**options})
 
+    def seed_limits(self, model) -> str:
+        "Return why a run with a seed may differ from its repetition."
+        return "replies are sampled on another machine, and this side does not know whether its engine repeats them"
+
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], **options) -> TrainResult:
         "One optimizer step on the groups; options as for `LocalBackend.train`."
         groups = check_groups(trajectory_groups)

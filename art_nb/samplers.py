@@ -57,6 +57,7 @@ class Sampler(Protocol):
     tokenizer: Any
     guides: frozenset[str]          # forms that it can hold a reply to, keys of SamplingParams.guide
     how: str                        # adapters are served: "folded" into the weights, "swapped" beside them
+    seed_limits: str                # why a reply with a seed may differ in a repetition; "": it does not
 
     def generate(self, prompt_ids: list[int], params: SamplingParams, adapter: str | None) -> AsyncIterator[Sampled]:
         "Stream of tokens; closing the iterator cancels the request."
@@ -156,6 +157,7 @@ def common(a: Sequence, b: Sequence) -> int:
 class QueuedSampler:
     "Requests and adapters of an engine that the worker's thread drives; a subclass says how one tick is made."
     request, guides, how = Request, frozenset(), "folded"
+    seed_limits = "the engine does not say whether it repeats replies with a seed"
 
     def __init__(self, policy: Policy, worker: Worker, max_model_len: int | None, max_running: int):
         self.policy, self.worker, self.tokenizer = policy, worker, policy.tokenizer

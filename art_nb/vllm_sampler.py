@@ -316,6 +316,8 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
 class VLLMSampler(QueuedSampler):
     "vLLM's engine in this process, stepped by the worker's thread."
     request, guides = NamedRequest, FORMS
+    seed_limits = ("vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "
+                   "else is in the batch")
 
     def __init__(self, policy: Policy, worker: Worker,
                  directory: str | Path,                     # of the weights
