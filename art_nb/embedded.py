@@ -159,9 +159,10 @@ class TransformersSampler(QueuedSampler):
 
     @property
     def seed_limits(self) -> str:
-        "Why a reply with a seed may differ in a repetition: never on a CPU."
-        gpu = "the rounding of logits on this device depends on what else is in the batch"
-        return "" if self.policy.device.type == "cpu" else gpu
+        "Why a reply with a seed may differ in a repetition; empty on a CPU with one thread."
+        cpu, threads = self.policy.device.type == "cpu", torch.get_num_threads()
+        where = f"with {threads} threads" if cpu else "on this device"
+        return "" if cpu and threads == 1 else f"{where} the rounding of logits depends on what else is in the batch"
 
     def forget(self) -> None:
         "On the worker: drop what rests, packed weights, and the slots if nothing runs; training needs the room."

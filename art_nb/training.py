@@ -498,7 +498,7 @@ def train(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # asyn
 
     With a `seed` the run is repeatable: the same seed, model, scenarios and options give the same replies, rewards and
     weights, whichever rollout finishes first, and also after a stop and a resume. This holds for the embedded sampler
-    on a CPU with the same number of threads, if the rollouts themselves draw nothing at random. Each request of a
+    on a CPU with one thread, if the rollouts themselves draw nothing at random. Each request of a
     rollout gets a seed of its own; a `seed` that the rollout sets in a request counts more. Where the engine cannot
     repeat replies, one warning says why. Without a seed, scenarios come in the order of seed 0 and replies are random.
 
