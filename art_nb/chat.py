@@ -205,25 +205,36 @@ class DeadlineRunner:
         with self._lock:                    # the deadline begins when the work does
             if self.overruns >= MAX_OVERRUNS:
                 raise self._overrun()
+            if self._thread is None:
+                self._start()
             result: Future = Future()
             self._jobs.put((work, result))
             if not wait([result], self.limit_s).done:
                 self.overruns += 1
-                self._replace_thread()
+                self._end_thread()
                 raise self._overrun()
             self.overruns = 0
             return result.result()
 
-    def _start(self) -> None:
-        self._jobs: SimpleQueue = SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, args=(self._jobs,), name="chat-template", daemon=True)
-        self._thread.start()
-        self._end = finalize(self, self._jobs.put, None)
+    @property
+    def busy(self) -> bool:
+        """Whether a call would have to wait for another one."""
+        return self._lock.locked()
 
-    def _replace_thread(self) -> None:
+    def _start(self) -> None:
+        jobs: SimpleQueue = SimpleQueue()
+        thread = threading.Thread(target=self._serve, args=(jobs,), name="chat-template", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ServeError(f"The chat template cannot be rendered: {error}. This process has too little memory for "
+                             "another thread.", status=503) from error
+        self._jobs, self._thread, self._end = jobs, thread, finalize(self, jobs.put, None)
+
+    def _end_thread(self) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Overdue))
         self._end()
-        self._start()
+        self._thread = None
 
     @staticmethod
     def _serve(jobs: SimpleQueue) -> None:
@@ -297,6 +308,11 @@ class ChatFormat:
             self._check_calls(tool_call_parser)
         elif self._shows_calls and not self._prints(1):
             self._text_arguments = True                 # if it prints no calls at all, this changes nothing
+
+    @property
+    def busy(self) -> bool:
+        """Whether a conversation is being rendered, so that another one would have to wait."""
+        return self._run.busy
 
     def _prints(self, n: int) -> bool:
         """Tell whether the template prints a reply with `n` calls."""

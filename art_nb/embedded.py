@@ -156,11 +156,12 @@ class TransformersSampler(QueuedSampler):
         self._slots = KVSlots(policy.model.config, policy.dtype, policy.device, kv_bytes)
         self._prefixes = Prefixes(prefix_bytes)
         self._generator = np.random.default_rng()       # for requests without a seed
+        self._threads = torch.get_num_threads()         # of the worker's thread; each thread has a setting of its own
 
     @property
     def seed_limits(self) -> str:
         "Why a reply with a seed may differ in a repetition; empty on a CPU with one thread."
-        cpu, threads = self.policy.device.type == "cpu", torch.get_num_threads()
+        cpu, threads = self.policy.device.type == "cpu", self._threads
         where = f"with {threads} threads" if cpu else "on this device"
         return "" if cpu and threads == 1 else f"{where} the rounding of logits depends on what else is in the batch"
 

@@ -258,7 +258,7 @@ class Service:
 
     async def _answer(self, request: Request, writer: ChatWriter | TextWriter, size: int):
         adapter, limit = self._adapter(writer.asked.model), self.sampler.max_model_len
-        aside = asyncio.to_thread if size > ASIDE_BYTES else at_once
+        aside = asyncio.to_thread if size > ASIDE_BYTES or writer.may_wait else at_once
         prompts, asked = await aside(writer.prompts), writer.asked
         form, guide = asked.guide()
         if guide and not guide.keys() <= self.sampler.guides:

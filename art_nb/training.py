@@ -28,7 +28,7 @@ from .models import Model
 from .progress import Nowhere, Progress, Show, place_of
 from .processes import BEAT_S
 from .vitals import OVER, Tail, process_ends, read_record, write_record
-from .steps import Plan, alike, cut_off, rollouts, staleness
+from .steps import Plan, alike, cut_off, rollouts, staleness, tell_once
 from .step_settings import Range, check_number
 from .store import RunStore, WriteError, history_row, open_run, without_undone
 from .tasks import discard, stop
@@ -430,9 +430,8 @@ def check_seed(plan: Plan, model) -> None:
     if plan.max_staleness:
         reasons.append(f"with max_staleness={plan.max_staleness} the time of a request decides which weights answer it")
     if reasons := [reason for reason in reasons if reason]:
-        message = f"`seed={plan.seed}` does not make this run exactly repeatable: {', and '.join(reasons)}."
-        print(message)
-        model.backend().bus.warn_once("seed", message)
+        tell_once(model.backend().bus,
+                  f"`seed={plan.seed}` does not make this run exactly repeatable: {', and '.join(reasons)}.")
 
 # %% ../nbs/50_training.ipynb #7dcaca2c
 RANGES = {
@@ -498,9 +497,10 @@ def train(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # asyn
 
     With a `seed` the run is repeatable: the same seed, model, scenarios and options give the same replies, rewards and
     weights, whichever rollout finishes first, and also after a stop and a resume. This holds for the embedded sampler
-    on a CPU with one thread, if the rollouts themselves draw nothing at random. Each request of a
-    rollout gets a seed of its own; a `seed` that the rollout sets in a request counts more. Where the engine cannot
-    repeat replies, one warning says why. Without a seed, scenarios come in the order of seed 0 and replies are random.
+    on a CPU with one thread (call `torch.set_num_threads(1)` before the model is registered), if the rollouts
+    themselves draw nothing at random. Each request of a rollout gets a seed of its own; a `seed` in the body of a
+    request takes precedence. Where the engine cannot repeat replies, one warning says why.
+    Without a seed, scenarios come in the order of seed 0 and replies are random.
 
     Returns the `Run`. Raises `TrainError` for arguments and options that cannot be trained with.
     """

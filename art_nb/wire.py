@@ -393,6 +393,11 @@ class ChatWriter:
         self.tools = None if asked.tool_choice == "none" else body.get("tools") or None
         self._must_call, self._begun, self._streams = asked.must_call(), "", {}
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether `prompts` may take long: another render goes first, or a grammar is made."""
+        return self._must_call or self.chat.busy
+
     def prompts(self) -> list[list[int]]:
         """The conversation as ids, in a list of one."""
         try:
@@ -467,6 +472,7 @@ class TextWriter:
     """Shapes replies as plain completions."""
 
     kind, chunk_kind, prefix, prompt_param = "text_completion", "text_completion", "cmpl", "prompt"
+    may_wait = False
 
     def __init__(self, tokenizer, asked: TextAsked, texts: TokenTexts):
         self.tokenizer, self.asked, self.texts = tokenizer, asked, _texts(texts, asked)

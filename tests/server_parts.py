@@ -25,7 +25,7 @@ class Bytes:
 
 class Tags:
     "A chat format: a tag before each message."
-    calls = FORMATS["hermes"]
+    calls, busy = FORMATS["hermes"], False
 
     def __init__(self):
         self.known = []

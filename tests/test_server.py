@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import threading
+from functools import partial
 
 import httpx
 import pytest
@@ -360,6 +361,29 @@ async def test_errors_of_a_template_are_the_clients(served):
     assert answer.status_code == 400
     assert "roles must alternate" in answer.text
     assert answer.json()["error"]["param"] == "messages"
+
+
+async def test_a_long_render_holds_no_other_request_up(client):
+    """A small request is rendered on the loop, where it must not wait for another render to end."""
+    began, go_on, chat = threading.Event(), threading.Event(), client.served.service.chat
+    prompt_ids = chat.prompt_ids
+
+    def slow(messages, tools=None):
+        if chat.busy or len(messages[0]["content"]) > 9:
+            chat.busy = True
+            began.set()
+            assert go_on.wait(60)
+        return prompt_ids(messages, tools)
+
+    chat.prompt_ids, ask = slow, partial(client.chat.completions.create, model="base")
+    long = [{"role": "user", "content": "x" * 1000}]
+    asked = [asyncio.create_task(ask(messages=long, extra_body={"user": "y" * (1 << 17)}))]
+    await asyncio.to_thread(began.wait, 60)
+    asked.append(asyncio.create_task(ask(messages=HI)))
+    assert [model.id for model in (await client.models.list()).data]
+    assert not any(task.done() for task in asked)
+    go_on.set()
+    assert [reply.choices[0].message.content for reply in await asyncio.gather(*asked)] == ["Hello, world"] * 2
 
 
 def test_large_bodies(served):
