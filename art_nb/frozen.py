@@ -389,15 +389,17 @@ def frozen_run(
         return frozen_groups(run, limit)
     while not rows.load(0) and not any(part.split == "train" for part in rows.parts):
         pass
-    newest = next(((part.split, part.step) for part in rows.parts if part.split == "train"), None)
-    chosen, images, store = chosen_groups(rows, newest), curves(rows.store), rows.store
+    shown = next((part for part in rows.parts if part.split == "train"), next(iter(rows.parts), None))
+    chosen = chosen_groups(rows, (shown.split, shown.step)) if shown else {}
+    heading = f"groups of step {shown.step}{'' if shown.split == 'train' else f' ({shown.split})'}" if chosen else ""
+    images, store = curves(rows.store), rows.store
     state = f"{run.status} at {step_count(run.step, run.progress.steps)}" if isinstance(run, (Run, Attached)) else ""
     title = [tag("div", tag("b", rows.title), f" · {_about(store)}" if _about(store) else ""),
              facts_line(state, note, lost_line(rows))]
     again = tag("p", tag("code", f'art_nb.view("{store.path}")'), " opens it again")
     return fitted(lambda room: tag(
         "div", *title, steps_table(store, room), images,
-        tag("div", f"groups of step {newest[1]}" if chosen else ""), groups_html(rows, chosen, room), again,
+        tag("div", heading), groups_html(rows, chosen, room), again,
         style=WRAP), limit)
 
 

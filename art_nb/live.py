@@ -305,9 +305,11 @@ class LiveCell(Panel):
             if self.plain is not None:
                 self.plain.update({"text/html": self.html()}, raw=True)
             elif self.comm is not None:                     # it stays open: a page may come back that was closed
-                self._leave(self.html(), close=False)
-                self.send_tick(self.picture())
-                self._ticker.flush()
+                try:
+                    self._leave(self.html(), close=False)
+                finally:                                    # the page hears how it ended, whatever the static form does
+                    self.send_tick(self.picture())
+                    self._ticker.flush()
         except Exception as error:                      # the run has ended well, whatever its picture does
             self._failed(error)
 

@@ -237,7 +237,10 @@ class Panel(anywidget.AnyWidget):
         """Display the panel here too; another one with the same key is frozen where it stands."""
         former = _SHOWN.pop(self.key, None)
         if former not in (None, self):
-            former.freeze()
+            try:
+                former.freeze()
+            except Exception as error:                           # it says so itself; this one is shown all the same
+                former._failed(error)
         if get_ipython() is None:
             return print(f"<{type(self).__name__}: shown in notebooks>")
         if handle is None:

@@ -456,8 +456,10 @@ def check_call(model, rollout, scenarios) -> None:
     if isinstance(scenarios, (str, bytes, Mapping)) or not (
             hasattr(scenarios, "__len__") and hasattr(scenarios, "__getitem__")):
         discard([scenarios])
-        raise TrainError(f"Invalid `scenarios`: expected a list, received a {type(scenarios).__name__}. "
-                         "Write list(…) around it, or [scenario] if there is one.")
+        advice = (f"Pass range({scenarios}) for that many, or [{scenarios}]." if isinstance(scenarios, int) else
+                  "Write [scenario] if there is one." if isinstance(scenarios, (str, bytes, Mapping)) else
+                  "Write list(…) around it.")
+        raise TrainError(f"Invalid `scenarios`: expected a list, received {type(scenarios).__name__}. {advice}")
     if not len(scenarios):
         raise TrainError("There are no scenarios: pass at least one thing to roll out.")
 

@@ -9,12 +9,14 @@ from ui import browser  # noqa: F401
 from art_nb.events import Failed, Warned
 from art_nb.frozen import LIMIT, Html, curves, escaped, facts_line, frozen, frozen_run, tag, told, visible
 from art_nb.frozen import table as html_table
+from art_nb.live import frozen_form
 from art_nb.replies import index_reply
 from art_nb.reports import MOST_BYTES, export, report
 from art_nb.rows import open_rows
 from art_nb.store import RunStore
 from art_nb.training import Run
 from art_nb.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from art_nb.vitals import write_record
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
 CORPUS = [
@@ -225,6 +227,17 @@ def test_a_run_of_another_process_is_a_run_and_a_damaged_step_is_said(tmp_path):
     (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
     shown = frozen(Run.attach(tmp_path))
     assert "<img src=" in shown and "groups of step 2" in shown and "step 3 of train could not be read" in shown
+
+
+def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
+    """A first step in which every rollout failed: the static form itself failed on it, and hid the error."""
+    RunStore(tmp_path).write_groups("val", 0, [TrajectoryGroup([Trajectory(reward=reward) for reward in (0, 1)])])
+    write_record(RunStore(tmp_path), name="x", status="failed", step=0, steps=3, groups=1, rollouts=2)
+    RunStore(tmp_path).append_event(Failed(where="step 1", message="ValueError: the reward is missing"))
+    run = Run.attach(tmp_path)
+    shown = frozen(run)
+    assert "groups of step 0 (val)" in shown and "reward 0.5" in shown
+    assert "the reward is missing" in frozen_form(run)
 
 
 def test_pieces_escape_what_they_are_given():

@@ -166,7 +166,8 @@ def test_swapped_and_missing_arguments(place):
     calls = {
         "swapped": (lambda: art.train(never, model, [1]), ["`model`", "swapped", "art.train(model, rollout,"]),
         "called": (lambda: begin(model, never(model, 1)), ["`rollout`", "without calling it"]),
-        "text": (lambda: begin(model, never, "abc"), ["`scenarios`", "list", "str"]),
+        "text": (lambda: begin(model, never, "abc"), ["`scenarios`", "list", "str", "[scenario]"]),
+        "number": (lambda: begin(model, never, 5), ["`scenarios`", "received int", "range(5)"]),
         "generator": (lambda: begin(model, never, (i for i in range(3))), ["`scenarios`", "list(…)"]),
         "empty": (lambda: begin(model, never, []), ["no scenarios"]),
         "prompted": (lambda: begin(art.Model(name="a", project="b")), ["no weights", "art.TrainableModel"]),
