@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -287,7 +288,10 @@ def shut_down(engine) -> None:
         finalizer.detach()                              # it would end what they share
     holders = engine, getattr(client, "engine_core", None)
     executor = next((found for holder in holders if (found := getattr(holder, "model_executor", None))), None)
-    if executor is not None:
+    if executor is None:
+        warnings.warn("This version of vLLM has no executor that can be ended: the engine's memory is only freed when "
+                      "Python ends.", RuntimeWarning, stacklevel=2)
+    else:
         executor.shutdown()
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a014

@@ -14,6 +14,7 @@ from pydantic import BaseModel, field_validator
 from tiny import save_tiny_model
 
 import art_nb as art
+from art_nb import guests
 from art_nb.batches import TrainRow, micro_batches
 from art_nb.engines import choose_sampler, fitting_sampler
 from art_nb.guests import load_error
@@ -201,10 +202,17 @@ def test_auto_takes_a_vllm_that_can_be_loaded(vllm):
 
 def test_cuda_versions_are_compared(vllm, engines):
     vllm(compiled={})
+    (engines / "vllm" / "_C.pyi").write_text("")            # no module
     (engines / "vllm" / "_C.abi3.so").write_bytes(b"\x7fELF" + bytes(5000) + b"\0libcudart.so.13\0")
     asked = ("vllm", ("_C_stable_libtorch", "_C"), ())
     assert load_error(*asked, "12.8") == f"it is built for CUDA 13, and torch {torch.__version__} for CUDA 12.8"
     assert "built for" not in load_error(*asked, "13.0")
+
+
+def test_a_module_that_does_not_end_its_import_is_not_taken(vllm, monkeypatch):
+    vllm(compiled="import time; time.sleep(600)")
+    monkeypatch.setattr(guests, "PROBE_S", 0.1)
+    assert load_error("vllm", ("_C",), (*sys.path, "other")) == "importing it took more than 0.1 seconds"
 
 
 def test_the_reason_is_printed_once(vllm, capsys):
@@ -327,7 +335,8 @@ def test_an_engine_of_any_version_is_shut_down():
     old, new = Ended(), Ended()
     shut_down(SimpleNamespace(model_executor=old, engine_core=SimpleNamespace()))           # 0.26
     shut_down(SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=new))))
-    shut_down(SimpleNamespace())
+    with pytest.warns(RuntimeWarning, match="memory is only freed when Python ends"):
+        shut_down(SimpleNamespace())
     assert (old.times, new.times) == (1, 1)
 
 
