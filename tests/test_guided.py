@@ -12,9 +12,10 @@ from tiny import CHATML
 
 import art_nb as art
 from art_nb.calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
-from art_nb.grammars import Automaton, Rules
+from art_nb.grammars import _KEPT, _TALL, _WIDE, DEAD, Automaton, Rules, automaton_of, forced_call
 from art_nb.guided_completion import freeze_tool_schema, get_guided_completion_params
 from art_nb.policy import sequence_logprobs
+from art_nb.types import ServeError
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
     "type": "object", "properties": {"cell": {"type": "string"}, "turn": {"type": "integer"}}}}}
@@ -192,6 +193,108 @@ def test_what_a_grammar_permits_its_schema_permits():
             validator(schema).validate(json.loads(text))
             values += 1
     assert values > 100
+
+
+def held(parameters, form="hermes"):
+    """The automaton of a call of `play`, and the text before its arguments."""
+    tools = [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
+    call = forced_call(FORMATS[form], tools, "play")
+    return automaton_of(json.dumps(call)), call
+
+
+def permits(parameters, arguments):
+    automaton, call = held(parameters)
+    [[_, lead, _, end]] = call["options"]
+    state = automaton.read(automaton.start, (lead + arguments + end).encode())
+    return state is not DEAD and automaton.can_end(state)
+
+
+def nested(*parts):
+    """A schema whose property "left" is one of some parts."""
+    return {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}}, "required": ["left"],
+            "$defs": {"node": {"anyOf": [*parts, {"type": "integer"}]}}}
+
+
+def branch(**op):
+    return {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}, **op}, "required": ["left", *op]}
+
+
+@pytest.mark.parametrize("schema", [nested(branch(op={"const": "+"}), branch(op={"const": "-"})), nested(branch())],
+                         ids=["ambiguous", "plain"])
+def test_nesting_is_bounded(schema):
+    automaton, _ = held(schema)
+    state, depth = automaton.start, 0
+    while depth < 40 and (deeper := automaton.read(state, b'{"left": ')) is not DEAD:
+        state, depth = deeper, depth + 1
+        assert len(state.stacks) <= _WIDE and max(map(len, state.stacks)) <= _TALL
+        symbols = sum(len(stack) for known in automaton._states.values() if known for stack in known.stacks)
+        assert symbols <= automaton.kept <= _KEPT
+    assert 32 <= depth < 40 and len(automaton._states) < 1000
+    state, written = automaton.read(state, b"1"), 0
+    while not automaton.can_end(state):             # the reply can close what it has opened
+        byte = min(automaton.following(state) - {*b" 0123456789"})
+        state, written = automaton.step(state, byte), written + 1
+        assert written < 1000
+
+
+def test_what_is_kept_is_dropped_when_it_is_too_much(monkeypatch):
+    automaton, _ = held(nested(branch(op={"const": "+"})) | {"title": "dropped"})
+    monkeypatch.setattr("art_nb.grammars._KEPT", 2000)
+    text, state = b'{"left": ' * 8 + b"1", automaton.start
+    for byte in text + b', "op": "+"}' * 7 + b"}":
+        state = automaton.step(state, byte)
+        assert automaton.kept <= 2000
+    assert state is not DEAD
+    assert automaton.read(automaton.start, text) is not DEAD
+
+
+def test_arguments_are_an_object_with_the_properties_of_the_schema():
+    either = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}}
+    for siblings in ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"allOf": [{"required": ["a"]}]}):
+        for schema in (either | siblings, {"$ref": "#/$defs/x", "$defs": {"x": either | siblings}}):
+            assert permits(schema, '{"a": 1}') and not permits(schema, '{"c": 1}')
+            inner = {"type": "object", "properties": {"x": either | siblings}}
+            assert permits(inner, '{"x": {"a": 1}}') and not permits(inner, '{"x": 12}')
+    for schema in (None, True, {}, {"anyOf": [{"required": ["a"]}]}, {"allOf": [{"title": "x"}]},
+                   {"allOf": [either, {"required": ["a"]}]}, {"type": ["object", "null"]}):
+        assert permits(schema, '{"a": 1}')
+        assert not any(permits(schema, text) for text in ("12", "null", "[]"))
+
+
+@pytest.mark.parametrize("parameters", [
+    {"$ref": "#/$defs/missing"}, {"$ref": "https://example.com/schema.json"}, {"$ref": "#"}, False,
+    {"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer"}}}, {"allOf": [{"type": "string"}]}, {"enum": [1]},
+    {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}},
+    {"type": "object", "properties": {"a": {"type": "array", "minItems": 257}}},
+    {"type": "object", "properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}},
+    {"type": "object", "properties": {"a": {"enum": [*range(2000)]}}},
+    {"type": "object", "properties": {"a": False}, "required": ["a"]},
+    {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False}], ids=str)
+def test_a_schema_that_cannot_be_held_to_is_refused(parameters):
+    with pytest.raises(ServeError, match="tool_choice: the parameters of 'play'") as caught:
+        held(parameters)
+    assert caught.value.param == "tools"
+
+
+def test_limits_of_lists_and_properties_that_are_never_written():
+    many = {"type": "object", "properties": {"a": {"type": "array", "items": {"const": 1}, "maxItems": 1000}}}
+    assert permits(many, json.dumps({"a": [1] * 256})) and not permits(many, json.dumps({"a": [1] * 257}))
+    never = {"type": "object", "properties": {"a": False, "b": {"type": "array", "items": False}}}
+    assert permits(never, '{"b": []}') and not permits(never, '{"a": 1}') and not permits(never, '{"b": [1]}')
+
+
+def test_the_closing_text_in_an_enum_does_not_end_the_call():
+    form, value = FORMATS["hermes"], "see </tool_call>"
+    schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
+    automaton, _ = held(schema)
+    state, text = automaton.start, b""
+    while not automaton.can_end(state):
+        byte = max(automaton.following(state) - {*b" "}, default=32)
+        state, text = automaton.step(state, byte), text + bytes([byte])
+    text = begun_call(form, "play") + text.decode()
+    _, [[name, arguments]] = form.read(text[form.opening.search(text).end():].removesuffix(form.closing))
+    assert (name, arguments) == ("play", {value: value})
+    assert text.count(form.closing) == 1
 
 
 @pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
