@@ -233,6 +233,10 @@ class DeadlineRunner:
 
     def _end_thread(self) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Overdue))
+        self.close()
+
+    def close(self) -> None:
+        """End the thread; a later call begins another one."""
         self._end()
         self._thread = None
 
@@ -313,6 +317,10 @@ class ChatFormat:
     def busy(self) -> bool:
         """Whether a conversation is being rendered, so that another one would have to wait."""
         return self._run.busy
+
+    def close(self) -> None:
+        """End the thread that renders."""
+        self._run.close()
 
     def _prints(self, n: int) -> bool:
         """Tell whether the template prints a reply with `n` calls."""

@@ -101,6 +101,7 @@ class Home:
             self.endpoint.stop()
             self.worker.call(self.sampler.close)
         finally:
+            self.chat.close()
             self.worker.close()
             self.forget()
             self.policy = self.learner = None   # a client of the model still holds the endpoint, and that holds this

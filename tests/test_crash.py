@@ -5,6 +5,7 @@ import random
 import signal
 
 import pytest
+from audit import count
 from nursery import the_job
 from safetensors.numpy import load_file
 
@@ -55,7 +56,8 @@ def test_a_killed_run_goes_on_from_its_last_finished_step(nursery, tmp_path, tin
     rng, job = random.Random(0), the_job("train", "run", tmp_path, tiny_model_dir, steps=10**6)
     store, reached, mid_save = art.RunStore(tmp_path / "crash" / "models" / "run"), 0, 0
     lasting = nursery.live(job | {"name": "timed", "steps": 3}).lasting()
-    for n in range(50):
+    kills = count(50, 16)
+    for n in range(kills):
         moment = MOMENTS[n % len(MOMENTS)]
         often = 1 if moment in ("child", "registered") else rng.randint(1, 6)
         life = nursery.live(job, moment, often, rng.random() * lasting[moment])
@@ -66,11 +68,11 @@ def test_a_killed_run_goes_on_from_its_last_finished_step(nursery, tmp_path, tin
         reached = check_disk(store, rows_lag=1)
         assert reached in (last_said, last_said + 1), "what was said to be saved is saved"
         mid_save += any(path.suffix in (".tmp", ".old") for path in store.path.rglob(".*"))
-    assert mid_save, "some kills came in the middle of writing"
+    assert mid_save or kills < 50, "some kills came in the middle of writing"
     last = nursery.live(job | {"steps": reached + 2})
     assert last.lines[-1] == ["finished"]
     assert last.steps("registered") == [reached]
-    assert check_disk(store) == reached + 2 >= 20
+    assert check_disk(store) == reached + 2 >= kills // 3
     assert raw_rows(store)[1] == b"", "no torn line is left"
     assert [path.name for path in store.path.rglob(".*")] == [], "no half written file is left"
     rows = [row["step"] for row in store.history()]

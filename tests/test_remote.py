@@ -235,7 +235,7 @@ async def test_checkpoints_are_deleted_and_forked_there(named, far):
     await far._experimental_fork_checkpoint(apart, from_model="ttt", from_project=model.project)
     await apart.register(far)
     assert await apart.get_step() == 4
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(StoreError, match="registered already"):
         await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
 
 
