@@ -24,7 +24,7 @@ from .advantages import histories, signal_report
 from .arguments import step_config
 from .batches import TrainRow
 from .chat import ChatFormat
-from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler, fitting_sampler
+from .engines import LEARNERS, SAMPLERS, choose_learner, choose_sampler, sampler_for_model
 from .events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from .homes import OPEN, Home, abandon, retire_home
 from .learners import all_or_nothing, described, mean_figures, optimizer_steps, step_rows
@@ -120,7 +120,7 @@ class LocalBackend:
             with self._aloud():
                 self.bus.warn_once(f"again {home_key(model)}", f"{model.name} was registered with this backend before: "
                                    "its weights are loaded again, and its endpoint gets a new address.")
-        fitting = await asyncio.to_thread(self._fitting_sampler, model, sampling, directory)
+        fitting = await asyncio.to_thread(self._sampler_for_model, model, sampling, directory)
         sampling, who = fitting, who if fitting == sampling else fitting
         await self.unregister(model)                    # its last step must be on disk before it is read from there
         await asyncio.to_thread(retire_home, store.path)        # another backend of this process may have it
@@ -131,14 +131,15 @@ class LocalBackend:
         home.save_pending = partial(self._save_pending, home)
         self._introduce(home, who, whom)
 
-    def _fitting_sampler(self, model, sampling: str, directory: str | Path) -> str:
+    def _sampler_for_model(self, model, sampling: str, directory: str | Path) -> str:
         "Return the sampler that can run a model, as far as its config.json says; raises BackendMissing if none can."
         settings, device = self.settings, pick_device(self.device)
         limit = settings["max_model_len"] or init_options(model, Bus()).get("max_seq_length")
         dtype = settings["dtype"] and getattr(torch, settings["dtype"])
         with self._aloud():
-            return fitting_sampler(self.sampler, sampling, directory, self.bus.warn_once, device=device, dtype=dtype,
-                                   max_model_len=limit, engine_args=settings["engine_args"] | engine_options(model))
+            return sampler_for_model(self.sampler, sampling, directory, self.bus.warn_once, device=device,
+                                     dtype=dtype, max_model_len=limit,
+                                     engine_args=settings["engine_args"] | engine_options(model))
 
     async def _load(self, model, store, directory, sampling: str, learning: str) -> Home:
         "Lock the run directory, clean it up and open the model's home."

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 from weakref import ref
 
-from .seeds import HEADER, Place, current_place
+from .seeds import SEED_HEADER, SeedScope, current_seed_scope
 
 # %% ../nbs/01_interceptors.ipynb #5170c405
 class Scope(Protocol):
@@ -148,26 +148,26 @@ def seeded(
     url: str,
     headers: MutableMapping[str, str] | None,  # of the request, changed in place
 ) -> Iterator[None]:
-    """Give a request the seed of its place, if it goes to the model of a step with a seed."""
-    place = _numbered(method, url, headers)
+    """Add the seed header to a request, if it goes to a registered model in a step with a seed."""
+    scope = _add_seed(method, url, headers)
     try:
         yield
     finally:
-        if place is not None:
-            place.end()
+        if scope is not None:
+            scope.end()
 
 
-def _numbered(method: str, url: str, headers: MutableMapping[str, str] | None) -> Place | None:
-    if (place := current_place()) is None:
+def _add_seed(method: str, url: str, headers: MutableMapping[str, str] | None) -> SeedScope | None:
+    if (scope := current_seed_scope()) is None:
         return None
     try:
-        if HEADER in headers or not asks_model(method, url) or not place.shared.serves(url):
+        if SEED_HEADER in headers or not asks_model(method, url) or not scope.shared.serves(url):
             return None
-        headers[HEADER] = str(place.begin())
+        headers[SEED_HEADER] = str(scope.begin())
     except Exception as error:      # the boundary: the user's request goes on, whatever we fail at
         _say_once("seed", f"a request was sent without a seed: {type(error).__name__}: {str(error)[:500]}")
         return None
-    return place
+    return scope
 
 # %% ../nbs/01_interceptors.ipynb #b22c9e22
 class _Tee:
@@ -355,7 +355,7 @@ def _tap_aiohttp(module: ModuleType) -> None:
     @wraps(request)
     async def requesting(self: Any, method: str, url: Any, **options: Any) -> Any:
         recording = guarded(begin, method, str(url), lambda: _posted(options))
-        if current_place() is not None:
+        if current_seed_scope() is not None:
             options["headers"] = _copied(options.get("headers"))
         with seeded(method, guarded(_absolute, self, url) or "", options.get("headers")):
             if recording is None:

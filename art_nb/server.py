@@ -33,7 +33,7 @@ from starlette.routing import Route
 from .http_server import HttpServer, bind_socket, mark_authenticated
 from .inprocess import InProcess
 from .samplers import Sampler, TokenTexts
-from .seeds import HEADER
+from .seeds import SEED_HEADER
 from .serving import policy_version
 from .types import ServeError
 from art_nb.wire import (
@@ -165,11 +165,11 @@ async def read_body(request: Request, most: int = MAX_BODY) -> bytes:
 
 def seed_of(request: Request, asked: Asked) -> int | None:
     """Return the seed of a request: the one in its body, else the one that its rollout sent as a header."""
-    sent = request.headers.get(HEADER)
+    sent = request.headers.get(SEED_HEADER)
     if asked.seed is not None or sent is None:
         return asked.seed
     if not (sent.isdecimal() and len(sent) < 20 and int(sent) < 2**63):
-        raise RequestError(f"Invalid header {HEADER}={sent[:40]!r}: expected a whole number below 2**63.")
+        raise RequestError(f"Invalid header {SEED_HEADER}={sent[:40]!r}: expected a whole number below 2**63.")
     return int(sent)
 
 

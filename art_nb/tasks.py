@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from .seeds import own_place
+from .seeds import nested_seed_scope
 from .types import RolloutError
 
 # %% ../nbs/01_tasks.ipynb #dcc313e0
@@ -49,7 +49,7 @@ async def all_or_stop(
 
 
 def _begun(awaitable: Awaitable) -> asyncio.Future:
-    with own_place():
+    with nested_seed_scope():
         return asyncio.ensure_future(awaitable)
 
 

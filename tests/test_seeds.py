@@ -14,8 +14,8 @@ from art_nb.checkpoints import read_adapter
 from art_nb.entries import get_messages
 from art_nb.events import Warned
 from art_nb.interceptors import install
-from art_nb.seeds import HEADER, Place, StepSeeds, current_place, placed
-from art_nb.steps import serving
+from art_nb.seeds import SEED_HEADER, SeedScope, StepSeeds, current_seed_scope, seed_scope
+from art_nb.steps import endpoint_matcher
 from art_nb.trajectories import choices
 from art_nb.types import RolloutError
 
@@ -154,7 +154,7 @@ async def test_every_client_sends_the_seed(tiny_model_dir, tmp_path):
     ways += [way for name, way in (("requests", by_requests), ("aiohttp", by_aiohttp)) if find_spec(name)]
 
     async def said(model, way):
-        with placed(Place(StepSeeds(7, 0, serving(model)))):
+        with seed_scope(SeedScope(StepSeeds(7, 0, endpoint_matcher(model)))):
             return said_by(await way(model, [{"role": "user", "content": "free: 1"}]))
 
     install()
@@ -173,14 +173,14 @@ async def test_who_gets_a_seed(tiny_model_dir, tmp_path):
         async def one():
             raw = await create(model=model.get_inference_name(), messages=messages, max_tokens=2)
             headers = raw.http_response.request.headers
-            sent.setdefault(run.plan.seed, []).append(headers.get(HEADER))
+            sent.setdefault(run.plan.seed, []).append(headers.get(SEED_HEADER))
             return art.Trajectory(messages_and_choices=[*messages, raw.parse().choices[0]], reward=random.random())
 
         inside = [await art.gather_trajectories([one(), one()], pbar_desc=None) for _ in range(2)]
         client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200)))
         async with client:
             other = await client.post("https://api.example/v1/chat/completions", json={})
-        assert HEADER not in other.request.headers
+        assert SEED_HEADER not in other.request.headers
         assert len(inside) == 2
         return await one()
 
@@ -193,7 +193,7 @@ async def test_who_gets_a_seed(tiny_model_dir, tmp_path):
     assert {*sent[None]} == {None}
     assert None not in sent[7] and len({*sent[7]}) == len(sent[7]) == 2 * 3 * 5
     assert not [event for event in warned if "seed" in event.message], "nothing to be said here"
-    assert current_place() is None
+    assert current_seed_scope() is None
 
 
 async def test_a_judge_in_this_kernel_is_repeated(tiny_model_dir, tmp_path):
@@ -216,7 +216,7 @@ async def test_a_wrong_header_is_an_error_of_the_request(tiny_model_dir, tmp_pat
     async with at_home(tiny_model_dir, tmp_path) as (model, _):
         for wrong in ("x", "-1", str(2**63), "9" * 5000):
             with pytest.raises(Exception, match="400.*Invalid header"):
-                await ask(model, [{"role": "user", "content": "free"}], extra_headers={HEADER: wrong})
+                await ask(model, [{"role": "user", "content": "free"}], extra_headers={SEED_HEADER: wrong})
 
 
 # what cannot be repeated is said
