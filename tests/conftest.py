@@ -10,6 +10,7 @@ os.environ.pop("WANDB_API_KEY", None)              # whoever has one does not wa
 from pathlib import Path
 
 import pytest
+from audit import FULL
 from hypothesis import HealthCheck, settings
 from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
@@ -25,7 +26,11 @@ if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` r
 
 
 def pytest_collection_modifyitems(items):
-    """Files with slow tests come first: at the end no worker is left alone with a long one."""
+    """Leave out what `make test-full` runs, and begin with slow files: no worker is left alone with a long one."""
+    if not FULL:
+        for item in items:
+            if item.get_closest_marker("full"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: make test-full runs it"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -9,12 +9,18 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+from warm import warm_python
 
 import art_nb as art
 
 ROOT = Path(__file__).parents[1]
-COMMAND = [sys.executable, "-c", "import sys; from art_nb.cli import main; sys.exit(main())"]
+MAIN = "import sys; from art_nb.cli import main; sys.exit(main())"
 CALL = "0" * 32
+
+
+def command(python=None):
+    """`art-nb`, in a warm process unless another Python is given."""
+    return [python or warm_python(), "-c", MAIN]
 
 
 class Server:
@@ -24,7 +30,8 @@ class Server:
         self.folder, self.said = folder, []
         env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         env |= {"ART_NB_API_KEY": key} if key else {}
-        line = [*COMMAND, "run", "--port", str(port), "--path", str(folder), *options]
+        line = [*command(sys.executable if max_files else None), "run",
+                "--port", str(port), "--path", str(folder), *options]
         limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (max_files, max_files)) if max_files else None
         self.process = subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                         preexec_fn=limit)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from remote_parts import MAIN, command
+from warm import warm_python
 
 import art_nb as art
 from art_nb.starter import as_notebook, as_script
 
 ROOT = Path(__file__).parents[1]
-COMMAND = [sys.executable, "-c", "import sys; from art_nb.cli import main; sys.exit(main())"]
 VERBS = ["run", "train", "view", "doctor", "init", "migrate", "help"]
 HEAVY = ["torch", "transformers", "numpy", "openai", "pydantic", "httpx", "starlette", "anywidget", "pyarrow"]
 SMALL = ["--groups-per-step", "2", "--rollouts-per-group", "4"]
@@ -38,9 +39,9 @@ def environment():
     return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
-def call(*words, folder=None, code=COMMAND):
-    return subprocess.run([*code, *map(str, words)], cwd=folder, env=environment(), capture_output=True, text=True,
-                          check=False)
+def call(*words, folder=None, code=None):
+    line = [*(code or command()), *map(str, words)]
+    return subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
 
 
 def refused(done):
@@ -127,7 +128,7 @@ def test_the_script_trains_as_it_stands(tmp_path, tiny_model_dir):
 @pytest.mark.slow
 def test_the_starter_learns(tmp_path, smollm2_dir):
     assert call("init", "toy.py", folder=tmp_path).returncode == 0
-    done = call("toy.py", folder=tmp_path, code=[sys.executable])
+    done = call("toy.py", folder=tmp_path, code=[warm_python()])
     assert done.returncode == 0, done.stderr
     rewards = json.loads(done.stdout.splitlines()[-1])
     assert sum(rewards[-3:]) / 3 > min(sum(rewards[:3]) / 3 + 0.2, 0.95)        # the best reward is 1
@@ -152,7 +153,7 @@ def test_train_goes_on_where_it_ended(script, tiny_model_dir):
 @pytest.mark.skipif(os.name != "posix", reason="a signal")
 def test_ctrl_c_ends_after_the_step(script, tiny_model_dir):
     script.write_text(SCRIPT.replace("    messages =", "    print('rollout', flush=True)\n    messages ="))
-    line = [*COMMAND, "train", str(script), "--base-model", str(tiny_model_dir), *SMALL]
+    line = [*command(), "train", str(script), "--base-model", str(tiny_model_dir), *SMALL]
     process = subprocess.Popen(line, cwd=script.parent, env=environment(), text=True, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     while process.stdout.readline() != "rollout\n":
@@ -227,7 +228,7 @@ def test_doctor():
 
 
 def test_doctor_where_nothing_can_be_trained():
-    without = COMMAND[2].replace("import sys;", "import sys; sys.modules['torch'] = None;")
+    without = MAIN.replace("import sys;", "import sys; sys.modules['torch'] = None;")
     done = call("doctor", "--json", code=[sys.executable, "-c", without])
     told = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert "torch: not installed" in told["training"]["finding"]

@@ -56,7 +56,7 @@ def test_a_killed_run_goes_on_from_its_last_finished_step(nursery, tmp_path, tin
     rng, job = random.Random(0), the_job("train", "run", tmp_path, tiny_model_dir, steps=10**6)
     store, reached, mid_save = art.RunStore(tmp_path / "crash" / "models" / "run"), 0, 0
     lasting = nursery.live(job | {"name": "timed", "steps": 3}).lasting()
-    kills = count(50, 16)
+    kills = count(50, 10)
     for n in range(kills):
         moment = MOMENTS[n % len(MOMENTS)]
         often = 1 if moment in ("child", "registered") else rng.randint(1, 6)
@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_from_its_last_finished_step(nursery, tmp_path, tin
 
 
 def test_a_learner_that_was_killed_ends_with_the_very_same_weights(nursery, tmp_path, tiny_model_dir):
-    steps, rng = 16, random.Random(1)
+    steps, rng = count(16, 8), random.Random(1)
     place = {"path": tmp_path, "base_model": tiny_model_dir, "steps": steps}
     assert nursery.live(the_job("record", "recorder", **place)).lines[-1] == ["finished"]
     place["recorded"] = str(tmp_path / "crash" / "models" / "recorder")
@@ -89,7 +89,7 @@ def test_a_learner_that_was_killed_ends_with_the_very_same_weights(nursery, tmp_
     job = the_job("feed", "killed", **place)
     while nursery.live(job, moments[lives % 4], delay_s=rng.random() * 0.02).status:
         lives += 1
-    assert lives >= 6
+    assert lives >= steps // 2
     whole, killed = (art.RunStore(tmp_path / "crash" / "models" / name) for name in ("whole", "killed"))
     assert whole.steps_saved() == killed.steps_saved() == list(range(steps + 1))
     for step in range(steps + 1):

@@ -12,6 +12,7 @@ import sys
 import httpx
 import openai
 import pytest
+from warm import warm_python
 
 import art_nb as art
 from art_nb.aliases import PATHS, homes
@@ -68,9 +69,9 @@ print(json.dumps([inspect.isfunction(art.rewards.ruler), inspect.isfunction(art.
 """
 
 
-def fresh(source, *arguments):
+def fresh(source, *arguments, python=sys.executable):
     """What a program prints in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", source, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -128,7 +129,7 @@ def test_arts_dictionaries_configure_a_model():
     ["import art_nb.backend"],
 ], ids=["none", "files first", "file then name", "name then file", "backend"])
 def test_no_file_hides_the_function_of_its_name(lines):
-    *functions, _ = fresh(ORDERS, json.dumps(lines))
+    *functions, _ = fresh(ORDERS, json.dumps(lines), python=warm_python())
     assert functions == [True] * 4
 
 

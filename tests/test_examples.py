@@ -2,11 +2,11 @@
 import json
 import shutil
 import subprocess
-import sys
 
 import nbformat
 import pytest
-from kernels import run_notebook
+from kernels import run_notebook, shortened
+from warm import warm_python
 
 
 @pytest.fixture
@@ -20,8 +20,7 @@ def tic_tac_toe(root, tmp_path):
 @pytest.mark.timeout(900)
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
     monkeypatch.setenv("EXAMPLE_STEPS", "2")
-    notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
-    run_notebook(notebook, tic_tac_toe)
+    run_notebook(shortened(tic_tac_toe / "tic-tac-toe.ipynb"), tic_tac_toe)
     assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
 
 
@@ -32,8 +31,7 @@ def test_on_vllm_it_runs_with_one_argument_changed(tic_tac_toe, monkeypatch):
     from art_nb.vllm_sampler import vllm_version
 
     monkeypatch.setenv("EXAMPLE_STEPS", "1")
-    notebook = nbformat.read(tic_tac_toe / "tic-tac-toe.ipynb", as_version=4)
-    changed = 0
+    notebook, changed = shortened(tic_tac_toe / "tic-tac-toe.ipynb"), 0
     for cell in notebook.cells:
         changed += "art.LocalBackend(" in cell.source
         cell.source = cell.source.replace("art.LocalBackend(", 'art.LocalBackend(sampler="vllm", ')
@@ -58,7 +56,7 @@ def test_committed_tutorial_shows_the_curve_rising(root):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
-    command = [sys.executable, "demo.py", "--steps", "1", "--games", "4", "--warm-up", "16"]
+    command = [warm_python(), "demo.py", "--steps", "1", "--groups", "2", "--games", "4", "--warm-up", "16"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])

@@ -2,12 +2,12 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from warm import warm_python
 
 IDIOMS = Path(__file__).parent / "idioms"
 
@@ -47,7 +47,7 @@ def judge():
 @pytest.mark.parametrize("script", sorted(path.name for path in IDIOMS.glob("*.py")))
 def test_it_runs_and_has_trained(script, tiny_model_dir, judge, tmp_path):
     env = os.environ | {"IDIOM_MODEL": str(tiny_model_dir), "IDIOM_JUDGE": judge, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(IDIOMS / script)], cwd=tmp_path, env=env, capture_output=True, text=True,
+    done = subprocess.run([warm_python(), str(IDIOMS / script)], cwd=tmp_path, env=env, capture_output=True, text=True,
                           timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.rstrip().endswith("step 2"), done.stdout

@@ -60,7 +60,7 @@ def test_the_bare_wheel_imports_no_other_package(wheel, install, tmp_path):
     assert call(install(wheel), "-c", IMPORT, cwd=tmp_path).split() == ["art_nb", "[]", "1.0"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_the_local_extra_runs_the_ten_lines_of_the_readme(root, wheel, install, tmp_path):
     """With the newest generation of the OpenAI client, which the judges' LiteLLM keeps out of the developers' own."""
@@ -76,7 +76,8 @@ def test_the_local_extra_runs_the_ten_lines_of_the_readme(root, wheel, install, 
     assert max(rewards[-3:]) > rewards[0]          # briefer than at the start
 
 
-@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(900)
 def test_the_judge_extra_brings_a_litellm_that_judges(root, wheel, install, tmp_path):
     """LiteLLM wants an older OpenAI client than the rest of the tests run with."""
     testing = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]

@@ -8,6 +8,7 @@ import openai
 import pytest
 from homes import QUESTION, a_group, ask, better_and_worse, heard
 from pydantic import ValidationError
+from warm import warm_python
 
 import art_nb as art
 from art_nb.arguments import CALL, KNOWN
@@ -471,7 +472,7 @@ art.train(model, rollout, [1], steps=3, show=False)
 @pytest.mark.parametrize(("end", "status", "words"), [
     ("", 0, "before step 1 of 3 of tiny. Wait for the run"), ("raise SystemError('other')", 1, "SystemError: other")])
 def test_a_script_that_ends_before_its_run_says_so(tiny_model_dir, tmp_path, end, status, words):
-    command = [sys.executable, "-c", PROGRAM.format(end=end), str(tiny_model_dir), str(tmp_path)]
+    command = [warm_python(), "-c", PROGRAM.format(end=end), str(tiny_model_dir), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, words in done.stderr) == (status, True), done.stderr
     assert "run.join()" in done.stderr

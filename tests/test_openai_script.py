@@ -1,8 +1,8 @@
 """A script that knows nothing of art_nb plays a game against the endpoint."""
 import subprocess
-import sys
 
 import pytest
+from warm import warm_python
 
 import art_nb as art
 
@@ -56,7 +56,7 @@ async def test_a_plain_openai_script_plays_a_game(tmp_path, smollm2_dir, monkeyp
         await model.register(backend)
         monkeypatch.setenv("URL", model.inference_base_url)
         monkeypatch.setenv("KEY", model.inference_api_key)
-        command = [sys.executable, "-c", SCRIPT]
+        command = [warm_python(), "-c", SCRIPT]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout == "5 turns\n"

@@ -18,7 +18,8 @@ import numpy as np
 import openai
 import pytest
 from homes import QUESTION, a_group, ask, better_and_worse, heard
-from remote_parts import CALL, COMMAND, ROOT, Server
+from remote_parts import CALL, ROOT, Server, command
+from warm import warm_python
 
 import art_nb as art
 from art_nb.archives import tar_pieces, unpack
@@ -501,7 +502,7 @@ def test_the_key_is_told_nowhere(tmp_path, tiny_model_dir, named):
     (["--port", "99999"], {}, "Cannot serve"),
     (["--host", "203.0.113.7"], {"ART_NB_API_KEY": "x" * 16}, "Cannot serve")])
 def test_what_is_not_served(tmp_path, options, env, said):
-    line, env = [*COMMAND, "run", "--path", str(tmp_path), *options], os.environ | {"PYTHONPATH": str(ROOT)} | env
+    line, env = [*command(), "run", "--path", str(tmp_path), *options], os.environ | {"PYTHONPATH": str(ROOT)} | env
     done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert said in done.stderr
@@ -706,7 +707,7 @@ async def test_a_client_that_is_killed_leaves_its_step_behind(server, named, tmp
     model = named()
     source = CLIENT.format(tests=str(ROOT / "tests"), url=server.url, key=server.key, path=str(tmp_path / "killed"),
                            project=model.project, base=str(tiny_model_dir))
-    client = await asyncio.create_subprocess_exec(sys.executable, "-c", source, stdout=subprocess.PIPE,
+    client = await asyncio.create_subprocess_exec(warm_python(), "-c", source, stdout=subprocess.PIPE,
                                                   env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert await client.stdout.readline() == b"training\n"
     client.kill()

@@ -3,7 +3,6 @@ import asyncio
 import math
 import random
 import subprocess
-import sys
 import threading
 import time
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 import torch
 from homes import at_home, heard
+from warm import warm_python
 
 import art_nb as art
 from art_nb.checkpoints import read_adapter
@@ -363,7 +363,7 @@ asyncio.run(main())
 
 
 def test_a_program_can_end_while_a_run_is_paused(tiny_model_dir, tmp_path):
-    command = [sys.executable, "-c", PAUSED, str(tiny_model_dir), str(tmp_path)]
+    command = [warm_python(), "-c", PAUSED, str(tiny_model_dir), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "paused"), done.stderr
 

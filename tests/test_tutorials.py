@@ -4,7 +4,7 @@ import shutil
 
 import nbformat
 import pytest
-from kernels import run_notebook
+from kernels import run_notebook, shortened
 
 SHORT = {                                               # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),
@@ -30,8 +30,7 @@ def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     steps, left = SHORT[path]
     monkeypatch.setenv("EXAMPLE_STEPS", steps)
     examples = shutil.copytree(root / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns(".art"))
-    notebook = nbformat.read(examples / path, as_version=4)
-    run_notebook(notebook, (examples / path).parent)
+    run_notebook(shortened(examples / path), (examples / path).parent)
     assert ((examples / path).parent / ".art" / left).is_dir()
 
 

@@ -23,6 +23,7 @@ import nbformat
 import pytest
 from comm import get_comm_manager
 from comm.base_comm import BaseComm
+from warm import warm_kernels
 
 PAGE_JS = Path(__file__).with_name("ui_page.js")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>A panel</title>
@@ -291,6 +292,7 @@ class Lab:
     def __init__(self, folder: Path):
         self.folder, self.token, self.port = folder, uuid.uuid4().hex, free_port()
         dirs = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "RUNTIME", "DATA")}
+        warm_kernels()
         self.env = os.environ | dirs | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_PLATFORM_DIRS": "1"}
         self.process = None
 

@@ -23,7 +23,7 @@ def peak_rss_gb() -> float:
     return peak / (1e9 if sys.platform == "darwin" else 1e6)
 
 
-async def main(steps: int, games: int, warm_up: int, path: str) -> None:
+async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> None:
     unseen = range(FIRST_UNSEEN, FIRST_UNSEEN + games)
     model = art.TrainableModel(name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m",
                                lora_config={"rank": 16, "alpha": 32})
@@ -34,7 +34,7 @@ async def main(steps: int, games: int, warm_up: int, path: str) -> None:
         start = time.time()
         if await model.get_step() == 0:
             await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
-        run = art.train(model, practice, range(100_000), steps=1 + steps, groups_per_step=12, rollouts_per_group=8,
+        run = art.train(model, practice, range(100_000), steps=1 + steps, groups_per_step=groups, rollouts_per_group=8,
                         learning_rate=2e-4, entropy_coef=0.02)
         await run
         seconds = time.time() - start
@@ -49,9 +49,10 @@ async def main(steps: int, games: int, warm_up: int, path: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=17)
+    parser.add_argument("--groups", type=int, default=12, help="of eight games, in each step")
     parser.add_argument("--games", type=int, default=500, help="that are played before and after")
     parser.add_argument("--warm-up", type=int, default=144, help="games that are imitated first")
     parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        asyncio.run(main(asked.steps, asked.games, asked.warm_up, asked.path or temporary))
+        asyncio.run(main(asked.steps, asked.groups, asked.games, asked.warm_up, asked.path or temporary))
