@@ -25,6 +25,23 @@ if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` r
     LocalBackend.__init__.__kwdefaults__["sampler"] = sampler
 
 
+class FailuresAtOnce:
+    """Prints a failure when it happens: a run that is cut short never prints its summary."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext[-1500:]}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if terminal := config.pluginmanager.get_plugin("terminalreporter"):      # a worker has none
+        config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
 def pytest_collection_modifyitems(items):
     """Leave out what `make test-full` runs, and begin with slow files: no worker is left alone with a long one."""
     if not FULL:

@@ -15,7 +15,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from traitlets.config import Config
-from warm import warm_kernels
+from warm import warm_kernel
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "art_nb" / "ipykernel"
 
@@ -25,13 +25,12 @@ def sockets_in(folder: Path | str) -> dict[str, str]:
     return {"transport": "ipc", "connection_file": f"{folder}/kernel.json"}
 
 
-def run_notebook(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float = 600) -> None:
-    """Run a notebook in a folder, top to bottom."""
-    warm_kernels()
+def run_notebook(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float = 600, kernel: str = "") -> None:
+    """Run a notebook in a folder, top to bottom, in a warm kernel unless another is named."""
     with tempfile.TemporaryDirectory() as made:
         config = Config(KernelManager=sockets_in(made))
-        NotebookClient(notebook, config=config, timeout=timeout_s, kernel_name="python3", shutdown_kernel="immediate",
-                       resources={"metadata": {"path": str(folder)}}).execute()
+        NotebookClient(notebook, config=config, timeout=timeout_s, kernel_name=kernel or warm_kernel(),
+                       shutdown_kernel="immediate", resources={"metadata": {"path": str(folder)}}).execute()
 
 
 def shortened(path: Path) -> nbformat.NotebookNode:
@@ -82,8 +81,7 @@ class Front:
     def __init__(self, version: str, root: Path, subshells: bool):
         self.version, self.folder = version, tempfile.TemporaryDirectory()
         self.dump = Path(self.folder.name)
-        warm_kernels()
-        self.manager = KernelManager(kernel_name="python3", **sockets_in(self.dump))
+        self.manager = KernelManager(kernel_name=warm_kernel(), **sockets_in(self.dump))
         path = [str(installed(version)), str(root), os.environ.get("PYTHONPATH", "")]
         self.manager.start_kernel(env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}, cwd=str(root))
         self.client = self.manager.blocking_client()

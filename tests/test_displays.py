@@ -32,7 +32,7 @@ Mine(group.trajectories)""",
 def outputs(root):
     """What each cell put out."""
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-    run_notebook(nb, root, 120)
+    run_notebook(nb, root, 120, kernel="python3")
     return [cell.outputs for cell in nb.cells]
 
 

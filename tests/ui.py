@@ -23,7 +23,7 @@ import nbformat
 import pytest
 from comm import get_comm_manager
 from comm.base_comm import BaseComm
-from warm import warm_kernels
+from warm import warm_kernel
 
 PAGE_JS = Path(__file__).with_name("ui_page.js")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>A panel</title>
@@ -54,23 +54,6 @@ def browser():
         launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield launched
         launched.close()
-
-
-PLAIN = """async () => { const took = [];
-  for (let n = 0; n < 5; n++) { const start = performance.now(), box = document.createElement('div');
-    for (let i = 0; i < 4000; i++) { const word = document.createElement('span'); word.textContent = `w${i} `;
-      box.append(word); }
-    document.body.append(box); await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-    took.push(performance.now() - start); box.remove(); }
-  return took.sort((a, b) => a - b)[2]; }"""
-
-
-def plain_ms(page) -> float:
-    """What 4,000 plain words take to appear in an empty page of this browser, just now: the measure of other times."""
-    empty = page.context.browser.new_page()
-    took = empty.evaluate(PLAIN)
-    empty.close()
-    return took
 
 
 CALM = """() => new Promise((done, failed) => { let frames = 0;
@@ -292,7 +275,7 @@ class Lab:
     def __init__(self, folder: Path):
         self.folder, self.token, self.port = folder, uuid.uuid4().hex, free_port()
         dirs = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "RUNTIME", "DATA")}
-        warm_kernels()
+        self.kernel = warm_kernel()
         self.env = os.environ | dirs | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_PLATFORM_DIRS": "1"}
         self.process = None
 
@@ -349,7 +332,7 @@ class Lab:
         """Write a notebook of code cells and give its name."""
         name = f"{uuid.uuid4().hex[:8]}.ipynb"
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata["kernelspec"] = {"name": self.kernel, "display_name": "Python 3", "language": "python"}
         nbformat.write(notebook, self.folder / "notebooks" / name)
         return name
 

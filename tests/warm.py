@@ -50,15 +50,16 @@ def warm_python() -> str:
 
 
 @cache
-def warm_kernels() -> None:
-    """From now on, Jupyter's kernel python3 is a warm one, in this process and in those that it starts."""
+def warm_kernel() -> str:
+    """The name of Jupyter's kernel for this executable, known to this process and to those that it starts."""
     folder = Path(warm_python()).parent
-    spec = folder / "kernels" / "python3" / "kernel.json"
+    spec = folder / "kernels" / "warm" / "kernel.json"
     spec.parent.mkdir(parents=True)
     line = [warm_python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec.write_text(json.dumps({"argv": line, "display_name": "Python 3", "language": "python",
                                 "metadata": {"debugger": True}}))
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("JUPYTER_PATH")]))
+    return "warm"
 
 
 def run(address: str, words: list[str]) -> int:
