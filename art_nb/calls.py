@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Called', 'FORMATS', 'CALL_MARK', 'read_arguments', 'json_values', 'read_json', 'read_mistral', 'read_xml', 'read_glm',
            'read_deepseek', 'read_channels', 'read_python', 'read_gemma', 'typed_argument', 'typed_calls', 'CallFormat',
-           'with_tools', 'format_of', 'begun_call', 'only_arguments', 'rest_of_call', 'call_format', 'CallStream',
-           'call_message', 'ReplyStream', 'in_words', 'has_place']
+           'with_tools', 'format_of', 'begun_call', 'only_arguments', 'rest_of_call', 'call_format', 'in_string',
+           'CallStream', 'call_message', 'ReplyStream', 'in_words', 'has_place']
 
 # %% ../nbs/19_calls.ipynb #e876210a
 import ast
@@ -83,8 +83,9 @@ _FUNCTION = pattern(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", DOTALL
 _PARAMETER = pattern(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", DOTALL)
 _GLM = pattern(r"\s*([^\s<]+)\s*(.*)", DOTALL)
 _GLM_ARGUMENT = pattern(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", DOTALL)
-_DEEPSEEK = pattern(r"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n(.*?)\n?```|"
-                    r"([^<\n]+)<｜tool▁sep｜>(.*?))\s*<｜tool▁call▁end｜>\s*", DOTALL)
+_JSON = r'((?:"(?:[^"\\]|\\.)*+"|[^"])*?)'            # ends outside of strings
+_DEEPSEEK = pattern(rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n{_JSON}\n?```|"
+                    rf"([^<\n]+)<｜tool▁sep｜>{_JSON})\s*<｜tool▁call▁end｜>\s*", DOTALL)
 _CHANNEL = pattern(r"(?:<\|start\|>assistant)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>\w+)?"
                    r"<\|message\|>(.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)", DOTALL)
 _RECIPIENT = pattern(r"to=functions\.([\w.-]+)")
@@ -372,11 +373,25 @@ def _beginning(text: str, marks: tuple[str, ...]) -> int:
     return len(text) - len(text[:len(text) - part].rstrip())
 
 
+def in_string(text: str) -> bool:
+    """Tell whether a text ends within a string of its JSON values."""
+    place, decode = 0, json.JSONDecoder().raw_decode
+    try:
+        while (place := text.find("{", place)) >= 0:
+            _, place = decode(text, place)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
 class CallStream:
     """Tells the calls of one reply from its text."""
 
     def __init__(self, form: CallFormat):
         self.form, self._held, self._said, self._called = form, "", False, False
+        self._inside = 0                            # characters of a call that are known to be followed by its end
 
     def add(self, text: str, last: bool = False) -> tuple[str, list[Called]]:
         """Take more of the reply; give the text and the calls that are certain now."""
@@ -391,14 +406,29 @@ class CallStream:
         opened = self.form.opening.search(self._held) if self._held and self._may_open() else None
         if opened is None:
             return self._words(len(self._held) - (0 if last else _beginning(self._held, self.form.marks)), last)
-        end = self._held.find(self.form.closing, opened.end()) if self.form.closing else -1
+        end = self._closing(opened.end(), last) if self.form.closing else -1
         if end < 0 and not last:
             return self._words(opened.start())
         end, after = (end, end + len(self.form.closing)) if end >= 0 else (len(self._held),) * 2
         words, calls = self.form.read(self._held[opened.end():end])
         words = self._held[:opened.start()] + words if calls or self.form.whole else self._held[:after]
-        self._held = self._held[after:]
+        self._held, self._inside = self._held[after:], 0
         return words, calls
+
+    def _closing(self, start: int, last: bool) -> int:
+        """Return where the call ends that starts at a place; -1 if its end is not known yet."""
+        first = end = self._held.find(self.form.closing, start)
+        if end >= 0 and self.form.writes_json:
+            end = self._held.find(self.form.closing, max(start + self._inside, end))
+            while end >= 0 and in_string(self._held[start:end]):
+                self._inside = end + 1 - start
+                end = self._held.find(self.form.closing, end + 1)
+            if end >= 0 and not self._reads(start, end) or last and end < 0 and not self._reads(start, len(self._held)):
+                end = first                         # it is no call: its text ends at the first closing text
+        return end
+
+    def _reads(self, start: int, end: int) -> bool:
+        return bool(self.form.read(self._held[start:end])[1])
 
     def _may_open(self) -> bool:
         return not (self.form.at_start and self._said)

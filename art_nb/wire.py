@@ -104,9 +104,9 @@ class Asked(Strict):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     structured_outputs: Structured | None = None            # vLLM's newer spelling of the three
-    _call: dict | None = None                               # from `forced_call`: the grammar of a call
+    _call: str | None = None                                # from `forced_call`: the grammar of a call
 
-    def held_to(self, call: dict) -> "Asked":
+    def held_to(self, call: str) -> "Asked":
         """Return a copy of the request whose reply must follow the grammar of a tool call."""
         held = self.model_copy()
         held._call = call
@@ -377,8 +377,9 @@ def _texts(texts: TokenTexts, asked: Asked) -> TokenTexts:
     return TokenNames(texts.tokenizer) if asked.return_tokens_as_token_ids else texts
 
 
-NOT_CALLED = ("tool_choice: the model did not complete the call that was begun for it, and this sampler cannot hold it "
-              "to the format of this model's calls. Check the reply, or send tool_choice=\"auto\".")
+NOT_CALLED = ("tool_choice: the model did not complete the call that was begun for it. This sampler cannot hold it "
+              "to the format of this model's calls, or the schema of the tool exceeded a limit of the grammar. "
+              "Check the reply, or send tool_choice=\"auto\".")
 
 
 class ChatWriter:
@@ -411,7 +412,8 @@ class ChatWriter:
         self._begun, ids = self.chat.begun_ids(self._prompt, self.asked.must_name())
         if rest := rest_of_call(self.chat.calls, self.tools, self.asked.must_name()):
             self.asked = self.asked.model_copy(update={"guided_choice": [rest]})
-        elif "call" in self.guides and (call := forced_call(self.chat.calls, self.tools, self.asked.must_name())):
+        elif "call" in self.guides and (call := forced_call(self.chat.calls, self.tools, self.asked.must_name(),
+                                                                self.chat.tokenizer)):
             self.asked = self.asked.held_to(call)
         return [self._prompt + ids]
 

@@ -33,7 +33,7 @@ def brought(image):
 
 def test_the_image_keeps_what_is_its_own(image, brought):
     assert KEPT <= image.keys()
-    assert {r.name for r in brought} == {"transformers", "gguf", "jupyter-ui-poll"}
+    assert {r.name for r in brought} == {"transformers", "gguf", "jupyter-ui-poll", "llguidance"}
     cell = (ROOT / "docs" / "colab.md").read_text().split("```python\n")[1].split("```")[0]
     kept = cell.split("'^(")[1].split(")==")[0].split("|")
     assert KEPT <= set(kept)

@@ -1,6 +1,7 @@
 """A teacher's reply said again by the student: words and calls, in the student's own tokens, trained like others."""
 import json
 import random
+import time
 from typing import Literal
 
 import openai
@@ -8,11 +9,11 @@ import pytest
 from homes import QUESTION, at_home
 from openai.types.chat import ChatCompletion
 from pydantic import create_model
-from tiny import CHATML
+from tiny import CHATML, spelling_tokenizer
 
 import art_nb as art
 from art_nb.calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
-from art_nb.grammars import _KEPT, _TALL, _WIDE, DEAD, Automaton, Rules, automaton_of, forced_call
+from art_nb.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.guided_completion import freeze_tool_schema, get_guided_completion_params
 from art_nb.policy import sequence_logprobs
 from art_nb.types import ServeError
@@ -174,39 +175,44 @@ def schema_of(dice, depth=3):
 TREE = {"type": "object", "properties": {"below": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
 
 
+def walk(guide, dice, limit=400):
+    """A reply of permitted tokens that prefers to close what it has opened, and whether it came to an end."""
+    said, end = [], frozenset({SPELLER.eos_token_id})
+    while len(said) < limit:
+        ids = [int(token) for token in guide.permitted(said, end)]
+        if end.intersection(ids):
+            return SPELLER.decode(said), True
+        closers = [token for token in ids if SPELLER.decode([token]) in '"}]']
+        said.append(dice.choice(closers if closers and dice.random() < 0.5 else ids))
+    return SPELLER.decode(said), False
+
+
 def test_what_a_grammar_permits_its_schema_permits():
     validator, values = pytest.importorskip("jsonschema").Draft202012Validator, 0
     for seed in range(150):
         dice = random.Random(seed)
-        schema, rules = schema_of(dice) | {"$defs": {"tree": TREE}}, Rules("</tool_call>")
-        start = rules.schema(schema)
-        assert rules.prune(start)
-        automaton = Automaton(rules, start)
-        state, text = automaton.start, b""
-        while not automaton.can_end(state) and len(text) < 400:
-            bytes_ = sorted(automaton.following(state))
-            bytes_ = [byte for byte in bytes_ if byte < 128] or bytes_
-            ends = [byte for byte in bytes_ if byte in b'"}]']
-            byte = dice.choice(ends if ends and dice.random() < 0.5 else bytes_)
-            state, text = automaton.step(state, byte), text + bytes([byte])
-        if automaton.can_end(state):
-            validator(schema).validate(json.loads(text))
+        schema = {"type": "object", "properties": {"a": schema_of(dice)}, "required": ["a"], "$defs": {"tree": TREE}}
+        text, ended = walk(CallGuide(SPELLER, held(schema)), dice)
+        if ended:
+            assert text.endswith(END)
+            validator(schema).validate(json.loads(text.removesuffix(END)))
             values += 1
     assert values > 100
 
 
+SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].end
+
+
 def held(parameters, form="hermes"):
-    """The automaton of a call of `play`, and the text before its arguments."""
+    """The grammar of a call of `play`."""
     tools = [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
-    call = forced_call(FORMATS[form], tools, "play")
-    return automaton_of(json.dumps(call)), call
+    return forced_call(FORMATS[form], tools, "play", SPELLER)
 
 
 def permits(parameters, arguments):
-    automaton, call = held(parameters)
-    [[_, lead, _, end]] = call["options"]
-    state = automaton.read(automaton.start, (lead + arguments + end).encode())
-    return state is not DEAD and automaton.can_end(state)
+    matcher = matcher_of(SPELLER, held(parameters)).deep_copy()
+    ids = SPELLER(arguments + END, add_special_tokens=False)["input_ids"]
+    return matcher.consume_tokens(ids) and matcher.is_accepting()
 
 
 def nested(*parts):
@@ -221,31 +227,68 @@ def branch(**op):
 
 @pytest.mark.parametrize("schema", [nested(branch(op={"const": "+"}), branch(op={"const": "-"})), nested(branch())],
                          ids=["ambiguous", "plain"])
-def test_nesting_is_bounded(schema):
-    automaton, _ = held(schema)
-    state, depth = automaton.start, 0
-    while depth < 40 and (deeper := automaton.read(state, b'{"left": ')) is not DEAD:
-        state, depth = deeper, depth + 1
-        assert len(state.stacks) <= _WIDE and max(map(len, state.stacks)) <= _TALL
-        symbols = sum(len(stack) for known in automaton._states.values() if known for stack in known.stacks)
-        assert symbols <= automaton.kept <= _KEPT
-    assert 32 <= depth < 40 and len(automaton._states) < 1000
-    state, written = automaton.read(state, b"1"), 0
-    while not automaton.can_end(state):             # the reply can close what it has opened
-        byte = min(automaton.following(state) - {*b" 0123456789"})
-        state, written = automaton.step(state, byte), written + 1
-        assert written < 1000
+def test_nesting_is_fast_and_can_be_closed(schema):
+    guide, end, said = CallGuide(SPELLER, held(schema)), frozenset({SPELLER.eos_token_id}), []
+    begun = SPELLER('{"left": ' * 40 + "1", add_special_tokens=False)["input_ids"]
+    started = time.perf_counter()
+    for token in begun:
+        assert token in guide.permitted(said, end)
+        said.append(token)
+    while not end.intersection(ids := guide.permitted(said, end).tolist()):     # the reply can close what it has opened
+        said.append(min(token for token in ids if not SPELLER.decode([token]).isdigit()))
+        assert len(said) < 2000
+    assert time.perf_counter() - started < 30
+    value, depth = json.loads(SPELLER.decode(said).removesuffix(END)), 0
+    while isinstance(value, dict):
+        value, depth = value["left"], depth + 1
+    assert depth == 40
 
 
-def test_what_is_kept_is_dropped_when_it_is_too_much(monkeypatch):
-    automaton, _ = held(nested(branch(op={"const": "+"})) | {"title": "dropped"})
-    monkeypatch.setattr("art_nb.grammars._KEPT", 2000)
-    text, state = b'{"left": ' * 8 + b"1", automaton.start
-    for byte in text + b', "op": "+"}' * 7 + b"}":
-        state = automaton.step(state, byte)
-        assert automaton.kept <= 2000
-    assert state is not DEAD
-    assert automaton.read(automaton.start, text) is not DEAD
+def chain(count, key="anyOf"):
+    """A schema of references that lead from one to the next."""
+    steps = {f"d{i}": {key: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(count)}
+    return {"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": steps | {f"d{count}": {}}}
+
+
+def deep(levels):
+    schema = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+HOSTILE = {
+    "chain": chain(5000), "short chain": chain(150), "exponential anyOf": chain(30),
+    "exponential allOf": chain(30, "allOf"), "exponential oneOf": chain(30, "oneOf"),
+    "deep": deep(60), "deeper": deep(400),
+    "enum": {"properties": {"a": {"enum": [f"value {i * 7919}" for i in range(50_000)]}}, "required": ["a"]},
+    "list": {"properties": {"a": {"type": "array", "maxItems": 10**9}}, "required": ["a"]},
+    "lists": {"properties": {"a": {"type": "array", "minItems": 10**7}}, "required": ["a"]},
+    "pattern": {"properties": {"a": {"type": "string", "pattern": "^(.{0,500}a){0,500}$"}}, "required": ["a"]},
+    "multiple": {"properties": {"a": {"type": "integer", "multipleOf": 999_983}}, "required": ["a"]},
+    "length": {"properties": {"a": {"type": "string", "minLength": 10**7}}, "required": ["a"]}}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_schema_is_answered_within_seconds(name):
+    started = time.perf_counter()
+    try:
+        call = held(HOSTILE[name])
+    except ServeError as error:
+        call, message = None, str(error)
+    if call is None:
+        assert "the parameters of 'play'" in message
+    else:
+        text, ended = walk(CallGuide(SPELLER, call), random.Random(0), 100)
+        assert not ended or isinstance(json.loads(text.removesuffix(END)), dict)
+    assert time.perf_counter() - started < 20
+
+
+def test_a_reply_ends_when_the_grammar_fails():
+    guide, end = CallGuide(SPELLER, held(None)), frozenset({SPELLER.eos_token_id})
+    wrong = SPELLER("no", add_special_tokens=False)["input_ids"]
+    assert {*guide.permitted(wrong, end).tolist()} == end
+    assert {*guide.permitted(wrong * 2, end).tolist()} == end
 
 
 def test_arguments_are_an_object_with_the_properties_of_the_schema():
@@ -267,7 +310,6 @@ def test_arguments_are_an_object_with_the_properties_of_the_schema():
     {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}},
     {"type": "object", "properties": {"a": {"type": "array", "minItems": 257}}},
     {"type": "object", "properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}},
-    {"type": "object", "properties": {"a": {"enum": [*range(2000)]}}},
     {"type": "object", "properties": {"a": False}, "required": ["a"]},
     {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False}], ids=str)
 def test_a_schema_that_cannot_be_held_to_is_refused(parameters):
@@ -283,18 +325,34 @@ def test_limits_of_lists_and_properties_that_are_never_written():
     assert permits(never, '{"b": []}') and not permits(never, '{"a": 1}') and not permits(never, '{"b": [1]}')
 
 
-def test_the_closing_text_in_an_enum_does_not_end_the_call():
-    form, value = FORMATS["hermes"], "see </tool_call>"
+def test_a_large_enum_is_followed():
+    large = {"type": "object", "properties": {"a": {"enum": [*range(2000)]}}}
+    assert permits(large, '{"a": 1999}') and not permits(large, '{"a": 2000}')
+
+
+def test_parts_of_a_schema_that_add_properties_to_each_other_stay_open():
+    parts = [{"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "integer"}}}]
+    schema = {"allOf": parts, "$defs": {"base": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+    assert permits(schema, '{"a": 1, "b": 2}') and not permits(schema, '{"a": "x"}')
+    assert prepare_schema(schema["$defs"]["base"])["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("style", ["hermes", "deepseek_v3", "llama3_json", "mistral"])
+def test_the_closing_text_in_a_string_does_not_end_the_call(style):
+    form = FORMATS[style]
+    value = f"see {form.closing or form.end} and {form.end}"
     schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
-    automaton, _ = held(schema)
-    state, text = automaton.start, b""
-    while not automaton.can_end(state):
-        byte = max(automaton.following(state) - {*b" "}, default=32)
-        state, text = automaton.step(state, byte), text + bytes([byte])
-    text = begun_call(form, "play") + text.decode()
-    _, [[name, arguments]] = form.read(text[form.opening.search(text).end():].removesuffix(form.closing))
-    assert (name, arguments) == ("play", {value: value})
-    assert text.count(form.closing) == 1
+    text, ended = walk(CallGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
+    assert ended
+    text = begun_call(form, "play") + text
+    for size in (1, 7, len(text)):
+        stream = ReplyStream(form)
+        for place in range(0, len(text), size):
+            stream.add(text[place:place + size])
+        stream.add(" Done." * bool(form.closing), last=True)
+        [call] = stream.calls
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("play", {value: value})
+        assert stream.content == " Done." * bool(form.closing)
 
 
 @pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
