@@ -125,7 +125,8 @@ def test_the_script_trains_as_it_stands(tmp_path, tiny_model_dir):
     assert run.steps_saved() == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(900)
 def test_the_starter_learns(tmp_path, smollm2_dir):
     assert call("init", "toy.py", folder=tmp_path).returncode == 0
     done = call("toy.py", folder=tmp_path, code=[warm_python()])

@@ -48,10 +48,10 @@ asyncio.run(main())
 '''
 
 
-async def test_a_plain_openai_script_plays_a_game(tmp_path, smollm2_dir, monkeypatch):
+async def test_a_plain_openai_script_plays_a_game(tmp_path, tiny_model_dir, monkeypatch):
     import asyncio
 
-    model = art.TrainableModel(name="script", project="tests", base_model=str(smollm2_dir))
+    model = art.TrainableModel(name="script", project="tests", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
         await model.register(backend)
         monkeypatch.setenv("URL", model.inference_base_url)

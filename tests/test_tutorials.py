@@ -15,6 +15,7 @@ SHORT = {                                               # steps of the shortened
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
 }
+MINUTES = ["self_play/self-play.ipynb", "rock_paper_tool_use/rock-paper-tool-use.ipynb"]     # even shortened
 LEARNT = {                                              # metric that rose from a run's first evaluation to its last
     "tic_tac_toe/tic-tac-toe.ipynb": "win", "2048/2048.ipynb": "win", "yes_no_maybe/yes-no-maybe.ipynb": "reward",
     "resume_and_fork/resume-and-fork.ipynb": "reward", "sft_then_rl/sft-then-rl.ipynb": "right",
@@ -24,7 +25,7 @@ LEARNT = {                                              # metric that rose from 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", SHORT)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.full] * (path in MINUTES)) for path in SHORT])
 def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     """In a copy, so that its run directory stays out of the repository; one borrows the game of another."""
     steps, left = SHORT[path]
