@@ -83,19 +83,19 @@ async def test_first_and_second_tokens_follow_the_distribution(peaked, way, seed
 
 
 def small():
-    """A random Llama with as many tokens as the embedded model."""
+    """A random Llama in bf16 with as many tokens as the embedded model."""
     config = LlamaConfig(
         vocab_size=49_152, hidden_size=192, intermediate_size=256, num_hidden_layers=3, num_attention_heads=6,
         num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1, bos_token_id=0, eos_token_id=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return Policy(LlamaForCausalLM(config).to(cpu_dtype()), tiny_tokenizer())
+        return Policy(LlamaForCausalLM(config).to(torch.bfloat16), tiny_tokenizer())
 
 
-@pytest.fixture(scope="module")
-def many_tokens(smollm2_dir):
-    """A model of 49,152 tokens, in bf16 where this processor multiplies it: the embedded one under `make audit`."""
-    return load_policy(smollm2_dir, dtype=cpu_dtype()) if FULL else small()
+@pytest.fixture(params=["small", pytest.param("smollm2", marks=pytest.mark.full)])
+def many_tokens(request, smollm2_dir):
+    """A model of 49,152 tokens: a small one in bf16, or the embedded one as this processor loads it."""
+    return small() if request.param == "small" else load_policy(smollm2_dir, dtype=cpu_dtype())
 
 
 TOKENS = count(12, 8)
