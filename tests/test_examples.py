@@ -24,10 +24,10 @@ def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch)
     assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_on_vllm_it_runs_with_one_argument_changed(tic_tac_toe, monkeypatch):
-    pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm runs this")
+    pytest.importorskip("vllm", reason="vLLM is not installed here: ART_NB_TESTS=full make test-vllm runs this")
     from art_nb.vllm_sampler import vllm_version
 
     monkeypatch.setenv("EXAMPLE_STEPS", "1")
