@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 from homes import QUESTION
+from warm import check_threads
 
 import art_nb as art
 from art_nb.events import AdapterServed, CheckpointSaved, GradientStep, RolloutDone, RolloutStarted, StepDone
@@ -97,6 +98,7 @@ def warm():
         importlib.import_module(f"art_nb.{name}")
     for name in ("models.llama.modeling_llama", "generation", "models.auto.tokenization_auto"):
         importlib.import_module(f"transformers.{name}")
+    check_threads()
 
 
 def child(job):

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from warm import ONE_THREAD
+
 HERE = Path(__file__).parent
-ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Nursery:
 
     def __init__(self, log):
         command = [sys.executable, str(HERE / "crash_parts.py")]
-        env = os.environ | ALONE | {"PYTHONPATH": str(HERE.parent)}
+        env = os.environ | ONE_THREAD | {"PYTHONPATH": str(HERE.parent)}
         self.process = subprocess.Popen(command, env=env, text=True, stderr=log, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE)
         self._read()

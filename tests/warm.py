@@ -24,6 +24,8 @@ from types import ModuleType
 
 PACKAGES = ["torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.models.llama",
             "tokenizers", "safetensors.torch", "openai", "pyarrow.parquet", "pyarrow.compute", "httpx", "starlette"]
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false"}        # a process that forks must not have other threads
 FORWARDED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 
@@ -32,8 +34,8 @@ def warm_python() -> str:
     """The path of the executable of this process's own server."""
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     address, command = f"{folder.name}/socket", Path(folder.name, "python")
-    server = subprocess.Popen([sys.executable, __file__, "serve", address], stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE)
+    server = subprocess.Popen([sys.executable, __file__, "serve", address], env=os.environ | ONE_THREAD,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdout.read(1) == b"1", "the server of warm processes did not start"
 
     def end():
@@ -190,11 +192,18 @@ def execute(words: list[str]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def check_threads() -> None:
+    """Raise an error if this process has other threads: a lock that one of them holds is never released in a child."""
+    names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+    assert len(names) <= 1, f"threads before a fork: {names}"
+
+
 def serve(address: str) -> None:
     """Import the packages, and run in each child what was asked for."""
     sys.path.remove(str(Path(__file__).parent))
     for package in PACKAGES:
         import_module(package)
+    check_threads()
     gc.collect()
     gc.freeze()         # the children leave the pages of these objects as they are
     if (words := Server(address).serve()) is not None:
