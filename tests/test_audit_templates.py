@@ -169,11 +169,11 @@ def test_a_template_that_never_ends_is_stopped_and_not_used_again():
 
 def test_renders_share_one_thread_and_wait_for_their_turn():
     """A thread per render failed in a process without memory for another thread."""
-    run, started, seen = DeadlineRunner(60), threading.Event(), []
+    run, started, go_on, seen = DeadlineRunner(60), threading.Event(), threading.Event(), []
 
     def slow():
         started.set()
-        time.sleep(0.2)
+        go_on.wait(60)
         return seen.append(threading.get_ident()) or "slow"
 
     with ThreadPoolExecutor(4) as pool:
@@ -181,6 +181,8 @@ def test_renders_share_one_thread_and_wait_for_their_turn():
         started.wait(60)
         assert run.busy
         others = [pool.submit(run, lambda n=n: seen.append(threading.get_ident()) or str(n)) for n in range(3)]
+        time.sleep(0.2)                                     # they wait
+        go_on.set()
         assert [each.result(60) for each in [first, *others]] == ["slow", "0", "1", "2"]
     assert len(seen) == 4 and len({*seen}) == 1 and not run.busy
 
@@ -207,7 +209,7 @@ def test_the_errors_of_the_work_itself_pass_a_deadline():
     def late():
         raise TimeoutError("its own")
 
-    run = DeadlineRunner(5)
+    run = DeadlineRunner(60)
     with pytest.raises(TimeoutError, match="its own"):
         run(late)
     assert run(lambda: "fine") == "fine" and not run.overruns

@@ -600,12 +600,20 @@ async def local_traffic(model):
     await ask(model)
 
 
-async def test_closing_ends_replies_and_training_that_wait(named, tmp_path):
+async def test_closing_ends_replies_and_training_that_wait(named, tmp_path, monkeypatch):
     model, backend = named(), art.LocalBackend(path=tmp_path, verbose=False)
     await model.register(backend)
     group = await a_group(model)
-    asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
     home, go_on = backend.home(model), threading.Event()
+    advance = home.sampler._advance
+
+    def together():
+        if len(home.sampler._running) == 6:     # before that no reply gets ahead of the others, let alone to its end
+            go_on.wait(60)
+            advance()
+
+    monkeypatch.setattr(home.sampler, "_advance", together)
+    asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
     await until(lambda: home.sampler.stats()["running"] == 6)
     home.worker.submit(go_on.wait, 60)
     trained = [asyncio.create_task(backend.train(model, [group])) for _ in range(8)]

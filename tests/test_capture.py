@@ -37,6 +37,13 @@ TOOLS = [{"type": "function", "function": {"name": "play", "parameters": {"type"
 SEEDED = {"model": "ttt@3", "seed": 5, "logprobs": True, "temperature": 0.7}
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Plain httpx gives up after five seconds, which a busy machine may take."""
+    for what in ("connect", "read", "write", "pool"):
+        monkeypatch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, what, 60)
+
+
 @pytest.fixture(scope="module")
 def served():
     """The endpoint; its replies depend on the seed alone."""

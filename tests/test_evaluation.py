@@ -257,13 +257,13 @@ async def test_only_so_many_at_once_and_waiting_is_not_lateness(tmp_path):
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.1)
         running -= 1
         return trajectory(1)
 
     model = art.Model(**PROMPTED, base_path=str(tmp_path))
-    found = await evaluate(model, rollout, range(18), concurrency=3, timeout_s=2)
-    assert (found.failed, len(found.trajectories), most) == (0, 18, 3)      # the last three waited for 2 s
+    found = await evaluate(model, rollout, range(99), concurrency=3, timeout_s=3)
+    assert (found.failed, len(found.trajectories), most) == (0, 99, 3)      # the last three waited for 3.2 s
 
 
 async def test_nothing_is_written_unless_wanted(tmp_path):

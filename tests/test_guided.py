@@ -230,14 +230,14 @@ def branch(**op):
 def test_nesting_is_fast_and_can_be_closed(schema):
     guide, end, said = CallGuide(SPELLER, held(schema)), frozenset({SPELLER.eos_token_id}), []
     begun = SPELLER('{"left": ' * 40 + "1", add_special_tokens=False)["input_ids"]
-    started = time.perf_counter()
+    started = time.process_time()       # of this process alone: a busy machine hardly changes it
     for token in begun:
         assert token in guide.permitted(said, end)
         said.append(token)
     while not end.intersection(ids := guide.permitted(said, end).tolist()):     # the reply can close what it has opened
         said.append(min(token for token in ids if not SPELLER.decode([token]).isdigit()))
         assert len(said) < 2000
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 30
     value, depth = json.loads(SPELLER.decode(said).removesuffix(END)), 0
     while isinstance(value, dict):
         value, depth = value["left"], depth + 1
@@ -271,7 +271,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_is_answered_within_seconds(name):
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         call = held(HOSTILE[name])
     except ServeError as error:
@@ -281,7 +281,7 @@ def test_a_hostile_schema_is_answered_within_seconds(name):
     else:
         text, ended = walk(CallGuide(SPELLER, call), random.Random(0), 100)
         assert not ended or isinstance(json.loads(text.removesuffix(END)), dict)
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
 
 
 def test_a_reply_ends_when_the_grammar_fails():

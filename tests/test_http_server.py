@@ -138,7 +138,7 @@ async def test_tls(serve, monkeypatch):
     context = ssl.create_default_context(cafile=CERTIFICATE)
     stranger, writer = await send(server, b"\x16\x03\x01")       # a handshake that never continues
     plain, plain_writer = await send(server, WHOLE)
-    async with httpx.AsyncClient(verify=context) as client:
+    async with httpx.AsyncClient(verify=context, timeout=60) as client:
         reply = await client.get(f"https://127.0.0.1:{server.address[1]}/", headers={"Authorization": "Bearer right"})
     assert reply.status_code == 200
     assert await answer(plain) == b""

@@ -170,6 +170,7 @@ def test_a_score_beyond_the_scale_is_not_sent(opened):
     press(page, "o")
     page.keyboard.type("7")
     page.keyboard.press("Enter")
+    page.wait_for_selector(".art-j-number[aria-invalid=true]")
     page.wait_for_timeout(150)
     assert not page.panel.desk.drafts and page.locator(".art-j-number[aria-invalid=true]").count() == 1
 
@@ -570,8 +571,10 @@ def test_in_jupyterlab_an_override_changes_rewards_in_python(lab, root):
     page.get_by_role("button", name="Apply to the rewards").click()
     page.wait_for_selector("text=The scores are the rewards now.")
     nb.run(1)
+    nb.cell(1).locator(".jp-OutputArea >> text=nearer").first.wait_for()     # outputs are drawn after their cells
     assert nb.text(1).strip() == "[0.9, 0.5, 0.7] nearer"
     nb.run(2)
     page.wait_for_selector("text=opens it again")
+    page.wait_for_selector(".art-judging", state="detached")
     assert page.locator(".art-judging").count() == 0 and "nearer" in nb.text(0)
     assert "widgets" not in nb.save()["metadata"]

@@ -67,7 +67,9 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
     button(nb, "Stop after step").click()
     nb.page.wait_for_selector(".art-panel", state="detached")
     nb.run(2)
+    nb.cell(2).locator(".jp-OutputArea >> text=stopped").first.wait_for()    # outputs are drawn after their cells
     assert nb.text(2).startswith("stopped")
+    nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()
     frozen = nb.text(1)
     assert "tiny" in frozen and "stopped" in frozen
 
@@ -95,6 +97,8 @@ def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir,
     nb.run(1)
     state(nb, "running", 30)
     nb.run(2)
+    nb.cell(1).get_by_text("Taken while the run was going on.").wait_for()
+    nb.cell(2).locator(".art-panel").wait_for()
     nb.page.wait_for_function("document.querySelectorAll('.art-panel').length === 1")
     assert "Taken while the run was going on." in nb.text(1)
     assert nb.cell(2).locator(".art-panel").count() == 1
@@ -118,6 +122,7 @@ def test_a_run_that_its_cell_awaits_is_shown_once(lab, tiny_model_dir, tmp_path)
     nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), train, "run", "run.groups[-1]"])
     nb.run(0, 120)
     nb.run(1, 120)
+    nb.cell(1).get_by_text("done at step 2 of 2").first.wait_for()
     assert nb.cell(1).get_by_text("done at step 2 of 2").count() == 1
     assert nb.cell(1).locator(".art-panel").count() == 0         # no live one beside the frozen
     nb.run(2, 60)
@@ -166,7 +171,7 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
 
     nb.run(2)
     state(nb, "running", 30)
-    assert drawn_steps(nb) != "Reward by step: nothing yet"      # those of the session before
+    until(lambda: drawn_steps(nb) != "Reward by step: nothing yet")     # those of the session before
     nb.save()
     nb.reload()
     state(nb, "running", 30)

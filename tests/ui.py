@@ -70,11 +70,10 @@ def calm(page) -> None:
 
 def waits(page, condition):
     """Wait for something in Python."""
-    for _ in range(200):
-        if condition():
-            return
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
         page.wait_for_timeout(20)
-    raise AssertionError("it never came true")
 
 
 class WireComm(BaseComm):
@@ -424,12 +423,17 @@ class LabPage:
         before = path.stat().st_mtime_ns
         self.page.locator(".jp-Notebook").first.click(position={"x": 2, "y": 2})
         self.page.keyboard.press("Control+s")
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while path.stat().st_mtime_ns == before:
             assert time.monotonic() < end, "the notebook was not saved"
             self.page.wait_for_timeout(100)
         self.page.wait_for_timeout(300)
-        return json.loads(path.read_text(encoding="utf-8"))
+        while True:
+            try:
+                return json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:      # the server writes in place: it has not written all of it yet
+                assert time.monotonic() < end, "the notebook was saved in part"
+                self.page.wait_for_timeout(100)
 
 
 @pytest.fixture(scope="session")
