@@ -1,9 +1,11 @@
 """A warm process that forks one child for each job it reads, and tells how the child ended. Children may be killed."""
 import asyncio
 import importlib
+import io
 import json
 import os
 import sys
+import threading
 from functools import partial
 
 from homes import QUESTION
@@ -18,6 +20,19 @@ KINDS = (RolloutStarted, RolloutDone, GradientStep, AdapterServed, CheckpointSav
 def say(*words):
     """One line in one write, so that a kill leaves no half line."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+class WholeLines(io.TextIOBase):
+    """What is printed, said line by line: `print` writes a line and its end apart, and a kill may come in between."""
+
+    def __init__(self):
+        self.begun = threading.local()
+
+    def write(self, text):
+        *lines, self.begun.text = (getattr(self.begun, "text", "") + text).split("\n")
+        for line in filter(str.strip, lines):
+            say(line)
+        return len(text)
 
 
 async def registered(job):
@@ -102,6 +117,8 @@ def warm():
 
 
 def child(job):
+    say("child", os.getpid())       # by itself: its parent might say this later than the child its first words
+    sys.stdout = WholeLines()
     try:
         asyncio.run(JOBS[job["do"]](job))
         say("finished")
@@ -117,7 +134,6 @@ def main():
         pid = os.fork()
         if not pid:
             child(json.loads(line))
-        say("child", pid)
         say("ended", os.waitpid(pid, 0)[1])
 
 

@@ -91,7 +91,7 @@ class Front:
         self.shown: dict[str, dict] = {}       # what stands in each output, by display id
         self.comms: dict[str, dict] = {}       # state by comm
         self.custom: list[dict] = []           # custom messages from the kernel
-        self.times: list[float] = []           # of every comm message from the kernel
+        self.times: list[float] = []           # of every comm message from the kernel, when it was sent
         self.idle, self.subshell, self.views, self.answers_pings = {}, None, 0, True
         self.doors: list = []
         self.run(STACKS.format(folder=str(self.dump)))
@@ -155,7 +155,7 @@ class Front:
     def _take(self, message: dict) -> None:
         kind, content = message["msg_type"], message["content"]
         if kind.startswith("comm_"):
-            self.times.append(time.monotonic())
+            self.times.append(message["header"]["date"].timestamp())
             getattr(self, f"_{kind}")(content, message)
         elif kind == "status" and content["execution_state"] == "idle":
             self.idle[message["parent_header"].get("msg_id", "")] = True

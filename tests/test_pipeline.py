@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 
 import pytest
 from homes import at_home, heard, until
@@ -518,7 +517,7 @@ async def test_a_time_limit_ends_a_rollout_that_hangs(home):
         return await say(model, scenario, config)
 
     await say(home[0], "the first reply takes longest", {})
-    run = await pipeline(home, hangs, range(4), n=3, timeout_s=3).train()
+    run = await pipeline(home, hangs, range(4), n=3, timeout_s=10).train()
     assert (run.status, run.counts["accepted"]) == ("done", 4)
 
 
@@ -678,22 +677,23 @@ async def test_it_goes_on_after_a_kill(nursery, tiny_model_dir, tmp_path, word, 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 async def test_a_second_signal_does_not_wait_for_the_step(home):
     class Slow:
-        """A loss that takes long, a little at a time."""
+        """A loss that takes as long as the second signal."""
 
         def __call__(self, tokens, **options):
             from art_nb.losses import cispo
 
             begun.set()
-            time.sleep(1)
+            told.wait(60)       # a signal that came after the end would be nobody's and kill these tests
             return cispo(tokens)
 
-    begun, before = threading.Event(), signal.getsignal(signal.SIGTERM)
+    begun, told, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGTERM)
     trainer = pipeline(home, scenarios=iter(int, 1), loss_fn=Slow())
     work = asyncio.ensure_future(trainer.train())
     await until(begun.is_set)
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: trainer.run.status == "stopping")
     os.kill(os.getpid(), signal.SIGTERM)
+    told.set()
     run = await work
     assert run.status == "stopped"
     assert signal.getsignal(signal.SIGTERM) is before

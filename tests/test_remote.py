@@ -288,7 +288,7 @@ async def test_a_checkpoint_is_for_the_owner_of_the_key(server, named, far, tmp_
             await other._experimental_pull_model_checkpoint(model)
     assert caught.value.status == 401
     headers = {"Authorization": f"Bearer {model.inference_api_key}"}
-    assert httpx.post(f"{server.url}/checkpoints", headers=headers, content=b"{}").status_code == 401
+    assert httpx.post(f"{server.url}/checkpoints", headers=headers, content=b"{}", timeout=60).status_code == 401
     assert not (tmp_path / "other").exists()
 
 
@@ -471,8 +471,8 @@ async def test_a_wrong_key_opens_nothing(server, named, far, tmp_path):
                      (model.inference_base_url, "x")):
         with pytest.raises(openai.AuthenticationError):
             await openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0).models.list()
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{server.url}/metrics").status_code == 401
+    assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "ok"}
+    assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 401
 
 
 def test_the_key_is_told_nowhere(tmp_path, tiny_model_dir, named):
@@ -579,7 +579,7 @@ def test_garbage_is_refused_in_a_sentence(server, sent):
     ("PUT", f"/calls/{CALL}", 405), ("GET", "/runs/0000000000000000/v1/models", 404),
     ("GET", f"/calls/{'%2e' * 40}", 404)])
 def test_other_paths(server, method, path, status):
-    reply = httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {server.key}"})
+    reply = httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {server.key}"}, timeout=60)
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
 

@@ -514,7 +514,7 @@ async def test_slow_clients_hold_nobody_up(served):
 def test_an_answer_does_not_wait_for_an_acknowledgement(shared):
     """Nagle's algorithm is off: with it, each answer on a connection that is kept takes 40 ms."""
     body = json.dumps({"model": "base", "messages": HI, "max_tokens": 1}).encode()
-    with httpx.Client(headers={"Authorization": f"Bearer {shared.api_key}"}) as http:
+    with httpx.Client(headers={"Authorization": f"Bearer {shared.api_key}"}, timeout=60) as http:
         http.post(shared.base_url + "/chat/completions", content=body).raise_for_status()
         lines = [c.transport.get_extra_info("socket") for c in shared._server.server_state.connections]
         assert lines and all(line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for line in lines)

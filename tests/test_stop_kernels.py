@@ -91,7 +91,7 @@ def stop_file(front):
 
 def test_stop_ends_training_within_a_micro_batch(front):
     front.run("backend, before = model.backend(), await model.get_step()\n"
-              "slow = lambda event: time.sleep(0.25)\n"
+              "slow = lambda event: time.sleep(1)\n"
               "forget = backend.bus.subscribe(slow, GradientStep)")       # each micro-batch takes as long
     front.run(RETURNED.replace("**options", "**options | dict(tokens_per_batch=24, groups_per_step=4)"))
     assert front.until(lambda: front.tick()["micro"][0] >= 1 and front.tick()["phase"] == "training", 60)
@@ -100,7 +100,7 @@ def test_stop_ends_training_within_a_micro_batch(front):
     assert front.answer(front.send("control", action="stop"))["ok"]
     pressed = float(front.text("print(time.monotonic())"))
     assert front.until(lambda: over(front), 60)
-    later = "await asyncio.sleep(0.6); print(sum(t > %r for t in batches), run.status, await model.get_step() - before)"
+    later = "await asyncio.sleep(1.5); print(sum(t > %r for t in batches), run.status, await model.get_step() - before)"
     assert front.text(later % pressed).split() in (["0", "stopped", "0"], ["1", "stopped", "0"])
     front.run("forget()")
 
@@ -125,7 +125,7 @@ def test_what_a_front_end_without_widgets_sees(front):
     front.run(RETURNED)
     html = lambda: " ".join(str(data.get("text/html", "")) for data in front.shown.values())
     assert front.until(lambda: "No live view has answered" in html(), 60)
-    assert front.until(lambda: not [state for state in front.comms.values() if "phase" in state.get("tick", {})], 5)
+    assert front.until(lambda: not [state for state in front.comms.values() if "phase" in state.get("tick", {})], 60)
     before = html()
     assert front.until(lambda: html() != before, 60)                    # it is kept current
     front.run("run.stop()")
@@ -157,11 +157,11 @@ def test_no_more_than_four_messages_a_second_and_no_comm_more(front):
     comms = len(front.comms)
     front.until(lambda: False, 0.5)
     front.times.clear()
-    start, step = time.monotonic(), front.tick()["step"]
-    passed = lambda: time.monotonic() - start
+    start, step = time.time(), front.tick()["step"]
+    passed = lambda: time.time() - start
     assert front.until(lambda: passed() > 5 and front.tick()["step"] > step + 3, 60)
     assert len(front.comms) == comms
-    assert len(front.times) <= 4 * passed() + 2
+    assert sum(sent > start for sent in front.times) <= 4 * passed() + 2       # others arrived late
     front.run("run.stop()")
 
 

@@ -470,12 +470,10 @@ def test_folds(opened):
 def test_expand_and_collapse_all(opened):
     page = opened(games(2, 2, tools=True))
     press(page, "e")
-    page.wait_for_timeout(100)
-    assert page.locator(".art-conversation details:not([open])").count() == 0
+    page.wait_for_function("!document.querySelector('.art-conversation details:not([open])')")
     assert "39. a rule about forks" in page.inner_text(".art-conversation")
     press(page, "x")
-    page.wait_for_timeout(100)
-    assert page.locator(".art-conversation details[open]").count() == 0
+    page.wait_for_function("!document.querySelector('.art-conversation details[open]')")
 
 
 def test_a_reward_is_broken_down(opened):
@@ -649,6 +647,7 @@ def test_a_link_leads_back(opened, page_with):
     press(page, "]", "]", "J")
     settled(page, "rollout 1")
     page.wait_for_timeout(150)
+    calm(page)
     press(page, "j", "j", "y")
     page.wait_for_selector("text=Copied:")
     link = page.evaluate("navigator.clipboard.readText()")
