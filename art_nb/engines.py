@@ -67,8 +67,8 @@ def choose_sampler(asked: str,              # a name in SAMPLERS, or "auto"
         return "transformers", "transformers"
 
 
-def sampler_for_model(asked: str, chosen: str,        # "auto" or a name; a name in SAMPLERS
-                    directory: str | Path, warn: Callable[[str, str], None], **options) -> str:
+def sampler_for_model(asked: str, chosen: str,      # "auto" or a name; a name in SAMPLERS
+                      directory: str | Path, warn: Callable[[str, str], None], **options) -> str:
     "Return the sampler for a model: `chosen`, or the embedded one if \"auto\" chose one that cannot run the model."
     try:
         if chosen == "vllm":

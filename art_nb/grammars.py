@@ -33,7 +33,7 @@ def _parts(schema: Any, depth: int = 0) -> list[tuple[dict, int]]:
     return own + [part for value in inner if isinstance(value, (dict, list)) for part in _parts(value, depth + 1)]
 
 
-def _names(part: Any) -> bool:
+def _can_name_properties(part: Any) -> bool:
     """Tell whether a schema can name properties."""
     return any("properties" in inner or "$ref" in inner for inner, _ in _parts(part))
 
@@ -41,19 +41,19 @@ def _names(part: Any) -> bool:
 def _extends(part: dict) -> bool:
     """Tell whether several parts of a schema name properties of the same object."""
     several = part.get("allOf") if isinstance(part.get("allOf"), list) else []
-    sources = [key in part for key in ("properties", "$ref")] + [*map(_names, several)]
-    return sum(sources + [_names(part.get(key)) for key in ("anyOf", "oneOf")]) > 1
+    sources = [key in part for key in ("properties", "$ref")] + [*map(_can_name_properties, several)]
+    return sum(sources + [_can_name_properties(part.get(key)) for key in ("anyOf", "oneOf")]) > 1
 
 
-def _closed(schema: Any, is_open: bool) -> Any:
+def _close_objects(schema: Any, is_open: bool) -> Any:
     """Return a schema whose objects permit only the properties that they name."""
     if isinstance(schema, list):
-        return [_closed(part, is_open) for part in schema]
+        return [_close_objects(part, is_open) for part in schema]
     if not isinstance(schema, dict):
         return schema
     inner = {key: value if key in _VALUES else
-             {name: _closed(part, is_open) for name, part in value.items()}
-             if key in _MAPS and isinstance(value, dict) else _closed(value, is_open)
+             {name: _close_objects(part, is_open) for name, part in value.items()}
+             if key in _MAPS and isinstance(value, dict) else _close_objects(value, is_open)
              for key, value in schema.items() if key not in _IGNORED and (value is not None or key in _VALUES)}
     if isinstance(limit := inner.get("maxItems"), int):
         inner["maxItems"] = min(limit, _ITEMS)
@@ -73,7 +73,7 @@ def prepare_schema(schema: Any) -> dict:
     references = {str(part["$ref"]) for part, _ in parts if "$ref" in part}
     if len(references) * max((depth for _, depth in parts), default=0) > _REFERENCE_DEPTH:
         raise ValueError(f"it has {len(references)} references, which is too many for its depth")
-    closed = _closed(schema if isinstance(schema, dict) else {}, any(_extends(part) for part, _ in parts))
+    closed = _close_objects(schema if isinstance(schema, dict) else {}, any(_extends(part) for part, _ in parts))
     return closed | {"type": "object", "x-guidance": _STYLE}
 
 # %% ../nbs/22_grammars.ipynb #20183d9a
@@ -98,8 +98,8 @@ def reads_tokens(tokenizer: Any) -> bool:
         return False
 
 
-def _spelled(text: str, tokenizer: Any) -> str:
-    """Return a text as a part of a grammar, in which added tokens stand for themselves."""
+def _terminals(text: str, tokenizer: Any) -> str:
+    """Return the part of a grammar that matches a text, with each added token as one symbol."""
     vocabulary = tokens_of(tokenizer)
     added = {token.content: id for id, token in tokenizer.added_tokens_decoder.items()
              if token.content and vocabulary.is_special_token(id)}
@@ -141,10 +141,10 @@ def forced_call(
     options = []
     for tool in (tool["function"] for tool in tools or [] if name in (None, tool["function"]["name"])):
         called = json.dumps(tool["name"])[1:] if form.quote else tool["name"]
-        lead = "" if name is not None else _spelled(called + form.then, tokenizer)
+        lead = "" if name is not None else _terminals(called + form.then, tokenizer)
         try:
             schema = json.dumps(prepare_schema(tool.get("parameters")))
-            options.append(f"{lead} %json {schema} {_spelled(form.end, tokenizer)}")
+            options.append(f"{lead} %json {schema} {_terminals(form.end, tokenizer)}")
             matcher_of(tokenizer, "start: " + options[-1])
         except (TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ServeError(f"tool_choice: the parameters of {tool['name']!r} are no JSON schema that a reply can be "
@@ -176,6 +176,6 @@ class CallGuide:
         mask, last = matcher.compute_bitmask(), np.array(sorted(ends), dtype=np.int32)
         if matcher.is_stopped():                    # the call is complete, or a limit of llguidance is reached
             return last
-        found = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0].astype(np.int32)
-        found = found[~np.isin(found, last)]
-        return np.union1d(found, last) if matcher.is_accepting() or not len(found) else found
+        token_ids = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0].astype(np.int32)
+        token_ids = token_ids[~np.isin(token_ids, last)]
+        return np.union1d(token_ids, last) if matcher.is_accepting() or not len(token_ids) else token_ids

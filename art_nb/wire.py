@@ -413,7 +413,7 @@ class ChatWriter:
         if rest := rest_of_call(self.chat.calls, self.tools, self.asked.must_name()):
             self.asked = self.asked.model_copy(update={"guided_choice": [rest]})
         elif "call" in self.guides and (call := forced_call(self.chat.calls, self.tools, self.asked.must_name(),
-                                                                self.chat.tokenizer)):
+                                                            self.chat.tokenizer)):
             self.asked = self.asked.held_to(call)
         return [self._prompt + ids]
 

@@ -23,13 +23,13 @@ def say(*words):
 
 
 class WholeLines(io.TextIOBase):
-    """What is printed, said line by line: `print` writes a line and its end apart, and a kill may come in between."""
+    """Writes each printed line at once: `print` can write its end separately, and a kill can come between."""
 
     def __init__(self):
-        self.begun = threading.local()
+        self.partial = threading.local()
 
     def write(self, text):
-        *lines, self.begun.text = (getattr(self.begun, "text", "") + text).split("\n")
+        *lines, self.partial.text = (getattr(self.partial, "text", "") + text).split("\n")
         for line in filter(str.strip, lines):
             say(line)
         return len(text)
@@ -117,7 +117,7 @@ def warm():
 
 
 def child(job):
-    say("child", os.getpid())       # by itself: its parent might say this later than the child its first words
+    say("child", os.getpid())       # here and not in the parent, which can be slower than the first lines of its child
     sys.stdout = WholeLines()
     try:
         asyncio.run(JOBS[job["do"]](job))

@@ -33,8 +33,8 @@ def run_notebook(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float
                        shutdown_kernel="immediate", resources={"metadata": {"path": str(folder)}}).execute()
 
 
-def shortened(path: Path) -> nbformat.NotebookNode:
-    """A tutorial whose steps have two groups. `EXAMPLE_STEPS` says how many steps, and shortens the rest with them."""
+def shorten_tutorial(path: Path) -> nbformat.NotebookNode:
+    """Read a tutorial and give its steps two groups each. `EXAMPLE_STEPS` sets their number and shortens the rest."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.source = re.sub(r"(groups_per_step\"?[=:] ?)\d+", r"\g<1>2", cell.source)

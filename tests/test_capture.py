@@ -38,8 +38,8 @@ SEEDED = {"model": "ttt@3", "seed": 5, "logprobs": True, "temperature": 0.7}
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Plain httpx gives up after five seconds, which a busy machine may take."""
+def long_timeouts(monkeypatch):
+    """Raise the five seconds after which plain httpx gives up: a busy machine can take longer."""
     for what in ("connect", "read", "write", "pool"):
         monkeypatch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, what, 60)
 

@@ -5,7 +5,7 @@ import subprocess
 
 import nbformat
 import pytest
-from kernels import run_notebook, shortened
+from kernels import run_notebook, shorten_tutorial
 from warm import warm_python
 
 
@@ -20,7 +20,7 @@ def tic_tac_toe(root, tmp_path):
 @pytest.mark.timeout(900)
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
     monkeypatch.setenv("EXAMPLE_STEPS", "2")
-    run_notebook(shortened(tic_tac_toe / "tic-tac-toe.ipynb"), tic_tac_toe)
+    run_notebook(shorten_tutorial(tic_tac_toe / "tic-tac-toe.ipynb"), tic_tac_toe)
     assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
 
 
@@ -31,7 +31,7 @@ def test_on_vllm_it_runs_with_one_argument_changed(tic_tac_toe, monkeypatch):
     from art_nb.vllm_sampler import vllm_version
 
     monkeypatch.setenv("EXAMPLE_STEPS", "1")
-    notebook, changed = shortened(tic_tac_toe / "tic-tac-toe.ipynb"), 0
+    notebook, changed = shorten_tutorial(tic_tac_toe / "tic-tac-toe.ipynb"), 0
     for cell in notebook.cells:
         changed += "art.LocalBackend(" in cell.source
         cell.source = cell.source.replace("art.LocalBackend(", 'art.LocalBackend(sampler="vllm", ')

@@ -677,23 +677,23 @@ async def test_it_goes_on_after_a_kill(nursery, tiny_model_dir, tmp_path, word, 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 async def test_a_second_signal_does_not_wait_for_the_step(home):
     class Slow:
-        """A loss that takes as long as the second signal."""
+        """A loss that waits for the second signal."""
 
         def __call__(self, tokens, **options):
             from art_nb.losses import cispo
 
             begun.set()
-            told.wait(60)       # a signal that came after the end would be nobody's and kill these tests
+            signaled.wait(60)       # after the step nothing handles a signal: it would end pytest
             return cispo(tokens)
 
-    begun, told, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGTERM)
+    begun, signaled, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGTERM)
     trainer = pipeline(home, scenarios=iter(int, 1), loss_fn=Slow())
     work = asyncio.ensure_future(trainer.train())
     await until(begun.is_set)
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: trainer.run.status == "stopping")
     os.kill(os.getpid(), signal.SIGTERM)
-    told.set()
+    signaled.set()
     run = await work
     assert run.status == "stopped"
     assert signal.getsignal(signal.SIGTERM) is before

@@ -4,7 +4,7 @@ import shutil
 
 import nbformat
 import pytest
-from kernels import run_notebook, shortened
+from kernels import run_notebook, shorten_tutorial
 
 SHORT = {                                               # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),
@@ -15,7 +15,7 @@ SHORT = {                                               # steps of the shortened
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
 }
-MINUTES = ["self_play/self-play.ipynb", "rock_paper_tool_use/rock-paper-tool-use.ipynb"]     # even shortened
+LONG = ["self_play/self-play.ipynb", "rock_paper_tool_use/rock-paper-tool-use.ipynb"]     # minutes even if shortened
 LEARNT = {                                              # metric that rose from a run's first evaluation to its last
     "tic_tac_toe/tic-tac-toe.ipynb": "win", "2048/2048.ipynb": "win", "yes_no_maybe/yes-no-maybe.ipynb": "reward",
     "resume_and_fork/resume-and-fork.ipynb": "reward", "sft_then_rl/sft-then-rl.ipynb": "right",
@@ -25,13 +25,13 @@ LEARNT = {                                              # metric that rose from 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.full] * (path in MINUTES)) for path in SHORT])
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.full] * (path in LONG)) for path in SHORT])
 def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     """In a copy, so that its run directory stays out of the repository; one borrows the game of another."""
     steps, left = SHORT[path]
     monkeypatch.setenv("EXAMPLE_STEPS", steps)
     examples = shutil.copytree(root / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns(".art"))
-    run_notebook(shortened(examples / path), (examples / path).parent)
+    run_notebook(shorten_tutorial(examples / path), (examples / path).parent)
     assert ((examples / path).parent / ".art" / left).is_dir()
 
 

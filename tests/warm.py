@@ -65,7 +65,7 @@ def warm_kernel() -> str:
 
 
 def run(address: str, words: list[str]) -> int:
-    """The executable: have a child forked, pass signals on to it, and end as it ends."""
+    """Be the executable: ask for a child, forward signals to it, and end with its status."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
@@ -102,7 +102,7 @@ class Server:
         self.selector.register(self.ended, selectors.EVENT_READ, self.reap)
 
     def serve(self):
-        """Until standard input ends."""
+        """Serve until standard input ends. In a child, return its command line."""
         os.write(1, b"1")
         while True:
             for key, _ in self.selector.select():
@@ -121,7 +121,7 @@ class Server:
             request += connection.recv(left - len(request))
         pid = os.fork()
         if pid == 0:
-            return self.become(streams, *json.loads(request))
+            return self.prepare_child(streams, *json.loads(request))
         for stream in streams:
             os.close(stream)
         self.children[pid] = connection
@@ -130,7 +130,7 @@ class Server:
         return None
 
     def drop(self, pid: int):
-        """The executable was killed: so is its child."""
+        """Kill the child of an executable that was killed."""
         if pid in self.children:
             self.selector.unregister(self.children[pid])
             with suppress(ProcessLookupError):
@@ -148,8 +148,8 @@ class Server:
                     connection.sendall(f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
                 connection.close()
 
-    def become(self, streams, words, folder, environment):
-        """In the child: its streams, directory and environment; what is to be run is returned."""
+    def prepare_child(self, streams, words, folder, environment):
+        """Set the streams, directory and environment of the child; return its command line."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -169,8 +169,8 @@ class Server:
 
 
 def execute(words: list[str]) -> None:
-    """What `python` does with these words."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):       # what a new start would make of them
+    """Run a command line as `python` does."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):       # as in a new process
         number = getattr(sys, f"__{name}__").fileno()
         lines = mode == "w" and (name == "stderr" or os.isatty(number) or "PYTHONUNBUFFERED" in os.environ)
         stream = open(number, mode, closefd=False, encoding="utf-8")
@@ -199,13 +199,13 @@ def check_threads() -> None:
 
 
 def serve(address: str) -> None:
-    """Import the packages, and run in each child what was asked for."""
+    """Import the packages and serve; in each child, run its command line."""
     sys.path.remove(str(Path(__file__).parent))
     for package in PACKAGES:
         import_module(package)
     check_threads()
     gc.collect()
-    gc.freeze()         # the children leave the pages of these objects as they are
+    gc.freeze()         # a collection in a child must not copy the pages of these objects
     if (words := Server(address).serve()) is not None:
         execute(words)
 

@@ -49,7 +49,7 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=17)
-    parser.add_argument("--groups", type=int, default=12, help="of eight games, in each step")
+    parser.add_argument("--groups", type=int, default=12, help="groups of eight games in each step")
     parser.add_argument("--games", type=int, default=500, help="that are played before and after")
     parser.add_argument("--warm-up", type=int, default=144, help="games that are imitated first")
     parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
