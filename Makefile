@@ -79,7 +79,7 @@ clean:  ## delete what was built (the environment and the model cache stay)
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 weights: $(STAMP)
-	@$(BIN)/python -c "from art_nb.weights import fetch; fetch('smollm2-135m')"
+	@$(BIN)/python -c "from art_nb.models.weights import fetch; fetch('smollm2-135m')"
 
 $(PANELS): js/package-lock.json $(STAMP)
 	cd js && npm ci --silent --no-audit --no-fund

@@ -16,7 +16,7 @@ import rows
 from machine import CORES, QUIET, machine
 from measuring import Bench
 
-from art_nb.weights import fetch
+from art_nb.models.weights import fetch
 
 MODEL = "smollm2-135m"
 

@@ -14,7 +14,7 @@ import ui
 from view_parts import Talk, crowd
 
 import art_nb as art
-from art_nb.viewer import RolloutViewer
+from art_nb.panels.viewer import RolloutViewer
 
 PAINTED = """new MutationObserver(() => { const bar = document.querySelector('.art-bar')?.textContent ?? '';
   const later = (name) => window[name] ??

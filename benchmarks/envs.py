@@ -6,7 +6,7 @@ from pathlib import Path
 
 from talk import HERE, Failed
 
-from art_nb.weights import cache_directory
+from art_nb.models.weights import cache_directory
 
 VERSIONS = {"trl": "1.16.0", "vllm": "0.32.0", "art": "0.5.18"}
 TORCH = "torch==2.13.0"

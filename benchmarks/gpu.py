@@ -17,17 +17,17 @@ import torch
 from shapes import ids
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from art_nb.batches import TrainRow
-from art_nb.embedded import TransformersSampler
-from art_nb.engines import choose_sampler
-from art_nb.learners import Learner, StepConfig
-from art_nb.policy import Policy, adapter, load_policy, sequence_logprobs, serve
-from art_nb.samplers import SamplingParams
-from art_nb.types import BackendMissing
-from art_nb.unsloth_learner import UnslothLearner, unsloth_version
-from art_nb.vllm_sampler import VLLMSampler, vllm_params, vllm_version
-from art_nb.weights import fetch
-from art_nb.worker import Worker
+from art_nb.backends.runtime import choose_sampler
+from art_nb.core.types import BackendMissing
+from art_nb.learners.base import Learner, StepConfig
+from art_nb.learners.unsloth import UnslothLearner, unsloth_version
+from art_nb.models.weights import fetch
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import Policy, adapter, load_policy, sequence_logprobs, serve
+from art_nb.policy.packing import TrainRow
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.transformers import TransformersSampler
+from art_nb.samplers.vllm import VLLMSampler, vllm_params, vllm_version
 
 CUDA = torch.cuda.is_available()
 SHAPES = {"Qwen3-0.6B": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),

@@ -76,7 +76,7 @@ def tiny_model_dir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The embedded SmolLM2-135M-Instruct, fetched once a machine."""
-    from art_nb.weights import fetch
+    from art_nb.models.weights import fetch
 
     return fetch("smollm2-135m")
 

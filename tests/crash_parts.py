@@ -12,7 +12,7 @@ from homes import QUESTION
 from warm import check_threads
 
 import art_nb as art
-from art_nb.events import AdapterServed, CheckpointSaved, GradientStep, RolloutDone, RolloutStarted, StepDone
+from art_nb.core.events import AdapterServed, CheckpointSaved, GradientStep, RolloutDone, RolloutStarted, StepDone
 
 KINDS = (RolloutStarted, RolloutDone, GradientStep, AdapterServed, CheckpointSaved, StepDone)
 
@@ -88,7 +88,7 @@ async def feed(job):
 
 async def pipeline(job):
     """Rollouts, training and evaluation beside one another, until somebody ends it."""
-    from art_nb.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
+    from art_nb.pipeline.trainer import PipelineTrainer, make_group_rollout_fn
 
     async def play(model, scenario, config):
         trajectory = await rollout(model, scenario)

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from art_nb.policy import Policy
+from art_nb.policy.folded import Policy
 
 VOCABULARY = 320
 SHAPE = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,

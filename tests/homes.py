@@ -38,7 +38,7 @@ async def a_group(model, seed=0, size=6, rewards=None, **options):
 
 def saved_adapter(model, step):
     """What tells the adapter of a step from others."""
-    from art_nb import checkpoints
+    from art_nb.learners import checkpoints
 
     return checkpoints.facts(model.store.checkpoint_dir(step))["adapter"]
 

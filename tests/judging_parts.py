@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from view_parts import games
 
 import art_nb as art
-from art_nb.asking import Sheet
-from art_nb.judging import JudgingPanel, judge
-from art_nb.rubrics import Verdict
+from art_nb.panels.judging_panel import JudgingPanel, judge
+from art_nb.rewards.llm_judges import Sheet
+from art_nb.rewards.rubrics import Verdict
 
 SCORES = (0.9, 0.7, 0.5, 0.1, 0.3, 0.6)
 QUESTION = {"role": "user", "content": "The capital of France?"}

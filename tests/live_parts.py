@@ -6,7 +6,7 @@ import threading
 import time
 
 import art_nb as art
-from art_nb.events import (
+from art_nb.core.events import (
     AdapterServed,
     Failed,
     GradientStep,
@@ -17,8 +17,8 @@ from art_nb.events import (
     SignalReport,
     StepDone,
 )
-from art_nb.store import RunStore
-from art_nb.vitals import write_record
+from art_nb.runs.store import RunStore
+from art_nb.training.heartbeat import write_record
 
 GROUPS, ROLLOUTS, BATCHES = 8, 8, 9
 

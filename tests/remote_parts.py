@@ -14,7 +14,7 @@ from warm import warm_python
 import art_nb as art
 
 ROOT = Path(__file__).parents[1]
-MAIN = "import sys; from art_nb.cli import main; sys.exit(main())"
+MAIN = "import sys; from art_nb.cli.main import main; sys.exit(main())"
 CALL = "0" * 32
 
 

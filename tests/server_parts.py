@@ -2,10 +2,10 @@
 import asyncio
 import random
 
-from art_nb.calls import FORMATS, ReplyStream, begun_call
-from art_nb.samplers import Sampled
-from art_nb.server import Endpoint
-from art_nb.types import ServeError
+from art_nb.core.types import ServeError
+from art_nb.samplers.base import Sampled
+from art_nb.serving.endpoint import Endpoint
+from art_nb.tokens.tool_calls import FORMATS, ReplyStream, begun_call
 
 END = 256
 

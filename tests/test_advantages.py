@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
 
-from art_nb.advantages import (
+from art_nb.core.types import TrainError
+from art_nb.learners.base import StepConfig, train_rows
+from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
+from art_nb.tokens.advantages import (
     REDUCTIONS,
     SCALES,
     TRUNCATED,
@@ -23,10 +26,7 @@ from art_nb.advantages import (
     signal_report,
     weigh_rows,
 )
-from art_nb.learners import StepConfig, train_rows
-from art_nb.tokens import Row
-from art_nb.trajectories import History, Trajectory, TrajectoryGroup
-from art_nb.types import TrainError
+from art_nb.tokens.rows import Row
 
 
 @dataclass

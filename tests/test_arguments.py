@@ -6,15 +6,15 @@ import pytest
 from homes import QUESTION, a_group
 
 import art_nb as art
-from art_nb.arguments import RENAMED
-from art_nb.batches import TrainRow
-from art_nb.events import Warned
-from art_nb.learners import Learner, StepConfig, optimizer_steps
-from art_nb.losses import LEVELS, LOSSES, MISMATCH
-from art_nb.policy import adapter, load_policy
-from art_nb.records import read_record
-from art_nb.tokens import group_rows
-from art_nb.types import StoreError, TrainConfig, TrainError
+from art_nb.backends.options import RENAMED
+from art_nb.core.events import Warned
+from art_nb.core.types import StoreError, TrainConfig, TrainError
+from art_nb.learners.base import Learner, StepConfig, optimizer_steps
+from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH
+from art_nb.policy.folded import adapter, load_policy
+from art_nb.policy.packing import TrainRow
+from art_nb.tokens.learner_records import read_record
+from art_nb.tokens.rows import group_rows
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.migrate import migrate
-from art_nb.policy import TARGETS, load_adapter, load_policy, sequence_logprobs, serve
-from art_nb.readers import read_groups
-from art_nb.rows import open_rows, select
-from art_nb.store import open_run
+from art_nb.learners import checkpoints
+from art_nb.policy.folded import TARGETS, load_adapter, load_policy, sequence_logprobs, serve
+from art_nb.runs.migrate import migrate
+from art_nb.runs.readers import read_groups
+from art_nb.runs.store import open_run
+from art_nb.views.index import open_rows, select
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": '{"to": "B2"}'}}
 TOOL = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}

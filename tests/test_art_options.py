@@ -7,8 +7,8 @@ from homes import QUESTION, a_group, heard
 from tiny import CHATML
 
 import art_nb as art
-from art_nb.events import Bus, Warned
-from art_nb.records import read_record
+from art_nb.core.events import Bus, Warned
+from art_nb.tokens.learner_records import read_record
 
 
 def left_out(events, what):
@@ -115,7 +115,7 @@ def test_results_are_made_as_arts_are():
 
 
 def test_a_further_history_has_both_names():
-    from art_nb.trajectories import History, LegacyHistory
+    from art_nb.rollouts.trajectories import History, LegacyHistory
 
     assert LegacyHistory is History is art.trajectories.LegacyHistory
     messages = [{"role": "user", "content": "hi"}]

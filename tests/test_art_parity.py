@@ -12,12 +12,12 @@ import torch
 from art_parts import as_ours, ask_art, some_groups, told_groups
 from tiny import tiny_tokenizer
 
-from art_nb.arguments import step_config
-from art_nb.events import Bus
-from art_nb.learners import StepConfig, train_rows
-from art_nb.losses import TokenTensors, shaped_advantages, total_loss
-from art_nb.store import RunStore
-from art_nb.tokens import group_rows
+from art_nb.backends.options import step_config
+from art_nb.core.events import Bus
+from art_nb.learners.base import StepConfig, train_rows
+from art_nb.learners.losses import TokenTensors, shaped_advantages, total_loss
+from art_nb.runs.store import RunStore
+from art_nb.tokens.rows import group_rows
 
 LEVELS = ("token", "sequence", "average", "geometric_average")
 BAND = {"epsilon": 0.3, "epsilon_high": 0.5}

@@ -11,13 +11,13 @@ from audit import count
 from families import VOCABULARY, random_adapter, tokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from art_nb.batches import TrainRow, micro_batches
-from art_nb.embedded import TransformersSampler
-from art_nb.learners import Learner
-from art_nb.policy import checked_policy, load_adapter, load_policy, serve
-from art_nb.samplers import SamplingParams
-from art_nb.types import TrainError
-from art_nb.worker import Worker
+from art_nb.core.types import TrainError
+from art_nb.learners.base import Learner
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import checked_policy, load_adapter, load_policy, serve
+from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.transformers import TransformersSampler
 
 CLOSE = 1e-5
 SHAPE = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,

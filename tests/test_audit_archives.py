@@ -5,8 +5,8 @@ import tarfile
 
 import pytest
 
-from art_nb.archives import MAX_FILES, tar_pieces, unpack
-from art_nb.types import ServeError
+from art_nb.backends.remote_protocol import MAX_FILES, tar_pieces, unpack
+from art_nb.core.types import ServeError
 
 HEADER = json.dumps({"x": {"dtype": "U8", "shape": [500], "data_offsets": [0, 500]}}).encode()
 CHECKPOINT = {"adapter_config.json": b"{}", "training.json": b"{}",

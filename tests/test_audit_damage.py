@@ -16,16 +16,16 @@ import pytest
 from audit import count
 from test_store import make_choice
 
-from art_nb.events import StepDone, from_json, to_json
-from art_nb.files import DAMAGED, load_arrays, parse_json, read_file
-from art_nb.formats import READERS, unpack_tokens
-from art_nb.judgements import Journal
-from art_nb.reports import report
-from art_nb.rows import loaded
-from art_nb.store import RunStore, read_lines, whole_checkpoint, whole_safetensors
-from art_nb.training import Run
-from art_nb.trajectories import Trajectory, TrajectoryGroup
-from art_nb.types import StoreError
+from art_nb.core.events import StepDone, from_json, to_json
+from art_nb.core.files import DAMAGED, load_arrays, parse_json, read_file
+from art_nb.core.types import StoreError
+from art_nb.reports.report import report
+from art_nb.rewards.journal import Journal
+from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
+from art_nb.runs.formats import READERS, unpack_tokens
+from art_nb.runs.store import RunStore, read_lines, whole_checkpoint, whole_safetensors
+from art_nb.training.run import Run
+from art_nb.views.index import loaded
 
 DEEP = b"[" * 100_000
 
@@ -62,7 +62,7 @@ def test_yaml_cannot_end_the_process(tmp_path):
     """libyaml overflowed the stack: the kernel died of a file of 100 KB (another case of reliability 5)."""
     for i, text in enumerate((DEEP, b"- " * 100_000 + b"a", b"a: &a [*a]", DEEP + b"]" * 100_000, LAUGHS)):
         (tmp_path / f"{i}.yaml").write_bytes(text)
-    code = ("import sys; from art_nb.formats import read_yaml\nfor path in sys.argv[1:]:\n"
+    code = ("import sys; from art_nb.runs.formats import read_yaml\nfor path in sys.argv[1:]:\n"
             " try: read_yaml(open(path, 'rb'))\n except ValueError: print('refused')")
     paths = sorted(map(str, tmp_path.iterdir()))
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, timeout=120)

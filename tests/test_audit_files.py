@@ -8,15 +8,15 @@ from audit import count
 from test_store import make_choice
 
 import art_nb as art
-from art_nb.events import StepDone, to_json
-from art_nb.frozen import frozen_run
-from art_nb.judgements import Journal, override
-from art_nb.records import read_record
-from art_nb.reports import report
-from art_nb.rows import loaded
-from art_nb.store import RunStore, append_lines
-from art_nb.training import Run
-from art_nb.types import ArtError
+from art_nb.core.events import StepDone, to_json
+from art_nb.core.types import ArtError
+from art_nb.reports.report import report
+from art_nb.reports.static_html import frozen_run
+from art_nb.rewards.journal import Journal, override
+from art_nb.runs.store import RunStore, append_lines
+from art_nb.tokens.learner_records import read_record
+from art_nb.training.run import Run
+from art_nb.views.index import loaded
 
 DEEP = b"[" * 100_000
 WORDS = (b"null", b"[]", b"{}", b'"x"', b"-1", b"1e308", b"NaN", b"9" * 400, DEEP, b"\\ud800", b"true", b"\xff\xfe")

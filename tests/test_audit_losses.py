@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from art_nb.advantages import REDUCTIONS, advantages, entry_weights
-from art_nb.batches import TrainRow
-from art_nb.learners import (
+from art_nb.core.types import TrainError
+from art_nb.learners.base import (
     Learner,
     StepConfig,
     has_gradient,
@@ -19,7 +18,7 @@ from art_nb.learners import (
     step_rows,
     train_rows,
 )
-from art_nb.losses import (
+from art_nb.learners.losses import (
     LOSSES,
     TokenTensors,
     join,
@@ -28,9 +27,10 @@ from art_nb.losses import (
     shaped_advantages,
     total_loss,
 )
-from art_nb.policy import load_policy
-from art_nb.tokens import Row
-from art_nb.types import TrainError
+from art_nb.policy.folded import load_policy
+from art_nb.policy.packing import TrainRow
+from art_nb.tokens.advantages import REDUCTIONS, advantages, entry_weights
+from art_nb.tokens.rows import Row
 
 
 def plain_row(trajectory, tokens, prompt=2):

@@ -14,11 +14,11 @@ from test_samplers import cut_by_hand
 from tiny import tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from art_nb.batches import Segment, tree_attention
-from art_nb.embedded import TransformersSampler
-from art_nb.policy import Policy, cpu_dtype, load_policy
-from art_nb.samplers import SamplingParams
-from art_nb.worker import Worker
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import Policy, cpu_dtype, load_policy
+from art_nb.policy.packing import Segment, tree_attention
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.transformers import TransformersSampler
 
 CUTS = [{}, {"top_p": 0.7}, {"top_k": 12}, {"min_p": 0.1}, {"top_p": 0.7, "top_k": 12, "min_p": 0.1}]
 WAYS = [{"temperature": t} | cut for t, cut in product((0.5, 1.0, 1.5), CUTS)]

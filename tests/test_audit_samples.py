@@ -5,11 +5,11 @@ from homes import QUESTION, a_group, ask
 from openai.types.chat.chat_completion import Choice
 
 import art_nb as art
-from art_nb.checkpoints import first_policy
-from art_nb.events import Warned
-from art_nb.records import turn_spans
-from art_nb.tokens import trajectory_rows
-from art_nb.types import TrainSFTConfig
+from art_nb.core.events import Warned
+from art_nb.core.types import TrainSFTConfig
+from art_nb.learners.checkpoints import first_policy
+from art_nb.tokens.learner_records import turn_spans
+from art_nb.tokens.rows import trajectory_rows
 
 
 @pytest.fixture

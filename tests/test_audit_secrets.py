@@ -7,10 +7,10 @@ import pytest
 from pydantic import BaseModel
 
 import art_nb as art
-from art_nb.frozen import frozen_run
-from art_nb.remote import Backend
-from art_nb.reports import report
-from art_nb.types import ArtError
+from art_nb.backends.remote_client import Backend
+from art_nb.core.types import ArtError
+from art_nb.reports.report import report
+from art_nb.reports.static_html import frozen_run
 
 SECRETS = {name: f"PLANTED{i:02}x9{name[:3]}" for i, name in enumerate((
     "nested", "config", "user", "password", "query", "header", "parameter", "judge", "endpoint", "remote", "wandb",

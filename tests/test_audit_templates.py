@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tiny import tiny_tokenizer
 
-from art_nb.calls import FORMATS
-from art_nb.chat import ChatFormat, DeadlineRunner, clean_messages
-from art_nb.types import ServeError
+from art_nb.core.types import ServeError
+from art_nb.tokens.chat import ChatFormat, DeadlineRunner, clean_messages
+from art_nb.tokens.tool_calls import FORMATS
 
 TOKENIZER = tiny_tokenizer()
 ASK = [{"role": "user", "content": "How is the weather?"}]

@@ -19,11 +19,11 @@ from homes import QUESTION, a_group, ask, heard, saved_adapter, until
 from transformers import PreTrainedModel
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.events import Bus, CheckpointSaved, SignalReport, Warned
-from art_nb.policy import load_adapter, load_policy, sequence_logprobs, serve
-from art_nb.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
-from art_nb.weights import LOADING
+from art_nb.core.events import Bus, CheckpointSaved, SignalReport, Warned
+from art_nb.core.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
+from art_nb.learners import checkpoints
+from art_nb.models.weights import LOADING
+from art_nb.policy.folded import load_adapter, load_policy, sequence_logprobs, serve
 
 NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import one_by_one, spelling_tokenizer
 
-from art_nb.calls import FORMATS, CallStream, ReplyStream, begun_call, format_of
-from art_nb.chat import ChatFormat, TextStream
-from art_nb.types import BackendMissing, ServeError
+from art_nb.core.types import BackendMissing, ServeError
+from art_nb.tokens.chat import ChatFormat, TextStream
+from art_nb.tokens.tool_calls import FORMATS, CallStream, ReplyStream, begun_call, format_of
 
 TOOLS = [{"type": "function", "function": {"name": "play", "parameters": {"type": "object", "properties": {
     "cell": {"type": "string"}}}}}]

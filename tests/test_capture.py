@@ -22,14 +22,15 @@ from hypothesis import strategies as st
 from server_parts import END, Scripted, endpoint
 
 import art_nb as art
-from art_nb import checkpoints, interceptors
-from art_nb.compact import expand
-from art_nb.helpers import strip_logprobs
-from art_nb.rubrics import conversation
-from art_nb.store import RunStore
-from art_nb.tokens import group_rows, trajectory_rows
-from art_nb.trajectories import choices as choices_of
-from art_nb.types import TokenError
+from art_nb.compat.utils import strip_logprobs
+from art_nb.core.jsonable import expand
+from art_nb.core.types import TokenError
+from art_nb.learners import checkpoints
+from art_nb.rewards.rubrics import conversation
+from art_nb.rollouts import http_capture as interceptors
+from art_nb.rollouts.trajectories import choices as choices_of
+from art_nb.runs.store import RunStore
+from art_nb.tokens.rows import group_rows, trajectory_rows
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("error::UserWarning")]
 GO, MORE = {"role": "user", "content": "go"}, {"role": "user", "content": "and?"}

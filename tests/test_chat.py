@@ -11,8 +11,8 @@ from tiny import one_by_one, spelling_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from art_nb.chat import ChatFormat, TextStream, TokenMemory
-from art_nb.types import ServeError
+from art_nb.core.types import ServeError
+from art_nb.tokens.chat import ChatFormat, TextStream, TokenMemory
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -8,7 +8,9 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 import art_nb as art
-from art_nb.checks import (
+from art_nb.core.types import TrainError
+from art_nb.rollouts.trajectories import PydanticException
+from art_nb.training.doctor import (
     Check,
     Diagnosis,
     Probe,
@@ -19,8 +21,6 @@ from art_nb.checks import (
     check_success,
     check_tools,
 )
-from art_nb.trajectories import PydanticException
-from art_nb.types import TrainError
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from remote_parts import MAIN, command
 from warm import warm_python
 
 import art_nb as art
-from art_nb.starter import as_notebook, as_script
+from art_nb.cli.starter import as_notebook, as_script
 
 ROOT = Path(__file__).parents[1]
 VERBS = ["run", "train", "view", "doctor", "init", "migrate", "help"]
@@ -62,7 +62,7 @@ def script(tmp_path):
 # help
 
 def test_help_is_there_at_once():
-    source = ("import sys; from art_nb.cli import parser; parser().format_help(); "
+    source = ("import sys; from art_nb.cli.main import parser; parser().format_help(); "
               "print(sorted({*sys.argv[1:]} & {*sys.modules}))")
     done = call(*HEAVY, code=[sys.executable, "-c", source])
     assert done.stdout == "[]\n", done.stderr
@@ -86,7 +86,7 @@ def test_every_command_is_listed():
 def test_the_console_script_is_installed():
     ini = ConfigParser(delimiters=["="])
     ini.read(ROOT / "settings.ini", encoding="utf-8")
-    assert "art-nb=art_nb.cli:main" in ini["DEFAULT"]["console_scripts"].split()
+    assert "art-nb=art_nb.cli.main:main" in ini["DEFAULT"]["console_scripts"].split()
 
 
 @pytest.mark.parametrize(("words", "instead"), [
@@ -239,7 +239,7 @@ def test_doctor_where_nothing_can_be_trained():
 # migrate
 
 def test_migrate(tmp_path):
-    pytest.importorskip("art_nb.migrate")
+    pytest.importorskip("art_nb.runs.migrate")
     folder = tmp_path / ".art" / "p" / "models" / "m" / "trajectories" / "train"
     folder.mkdir(parents=True)
     told = {"messages_and_choices": [{"role": "user", "content": "hello"}], "reward": 1.0, "metrics": {}, "logs": []}

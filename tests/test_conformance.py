@@ -12,13 +12,13 @@ from families import FAMILIES, SHAPE, VOCABULARY, plain, policy, random_adapter,
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Gemma2Config, Llama4TextConfig
 
-from art_nb.batches import TrainRow, micro_batches
-from art_nb.embedded import TransformersSampler
-from art_nb.learners import Learner, StepConfig, optimizer_steps
-from art_nb.policy import TARGETS, adapter, load_adapter, load_policy, masters, serve
-from art_nb.samplers import SamplingParams
-from art_nb.types import ServeError, TrainError
-from art_nb.worker import Worker
+from art_nb.core.types import ServeError, TrainError
+from art_nb.learners.base import Learner, StepConfig, optimizer_steps
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import TARGETS, adapter, load_adapter, load_policy, masters, serve
+from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.transformers import TransformersSampler
 
 CLOSE = 1e-5
 families = pytest.mark.parametrize("family", FAMILIES)

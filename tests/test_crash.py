@@ -10,9 +10,9 @@ from nursery import the_job
 from safetensors.numpy import load_file
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.policy import fingerprint
-from art_nb.store import whole_checkpoint
+from art_nb.learners import checkpoints
+from art_nb.policy.folded import fingerprint
+from art_nb.runs.store import whole_checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forked from one warm process")
 

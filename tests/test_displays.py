@@ -9,11 +9,11 @@ CELLS = [
     """import sys
 from IPython import get_ipython
 import art_nb as art
-from art_nb.displays import attach_displays
+from art_nb.panels.ipython import attach_displays
 assert attach_displays(get_ipython())
-print(sorted({"anywidget", "ipywidgets", "art_nb.viewer", "torch", "pyarrow"} & set(sys.modules)))""",
+print(sorted({"anywidget", "ipywidgets", "art_nb.panels.viewer", "torch", "pyarrow"} & set(sys.modules)))""",
     "[1, 2, 3]",
-    "print(sorted({'anywidget', 'ipywidgets', 'art_nb.viewer', 'torch'} & set(sys.modules)))",
+    "print(sorted({'anywidget', 'ipywidgets', 'art_nb.panels.viewer', 'torch'} & set(sys.modules)))",
     """group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[
     {"role": "user", "content": "<b>hello</b>"}], reward=r) for r in (0.0, 1.0)], metadata={"scenario_id": "greetings"})
 group""",

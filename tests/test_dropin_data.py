@@ -27,11 +27,11 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.events import GradientStep
-from art_nb.models import Model, TrainableModel
-from art_nb.trajectories import Trajectory, TrajectoryGroup
-from art_nb.types import BackendMissing, ServeError, StoreError, TokenError, TrainError, TrainSFTConfig
+from art_nb.core.events import GradientStep
+from art_nb.core.types import BackendMissing, ServeError, StoreError, TokenError, TrainError, TrainSFTConfig
+from art_nb.learners import checkpoints
+from art_nb.models.model import Model, TrainableModel
+from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 
 
 def talk(answer="the move is B2", *more):
@@ -373,8 +373,8 @@ async def test_a_stream_that_does_not_fit_its_rates_changes_nothing(named, local
 def test_a_batch_is_of_conversations_though_one_becomes_several_rows():
     from tiny import tiny_tokenizer
 
-    from art_nb.chat import ChatFormat
-    from art_nb.sft import sft_batches
+    from art_nb.learners.sft_rows import sft_batches
+    from art_nb.tokens.chat import ChatFormat
 
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (             # forgets what was said before the last message of a user
@@ -501,7 +501,7 @@ async def test_the_charts_of_arts_notebooks(project, pyplot, tmp_path):
 # leases and copies
 
 async def test_a_leased_adapter_stays(named, local, monkeypatch):
-    monkeypatch.setattr("art_nb.homes.KEEP_S", -1)
+    monkeypatch.setattr("art_nb.backends.runtime.KEEP_S", -1)
     model = named()
     await model.register(local)
     group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
@@ -522,7 +522,7 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
 
 
 async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
-    monkeypatch.setattr("art_nb.homes.KEEP_S", 600)
+    monkeypatch.setattr("art_nb.backends.runtime.KEEP_S", 600)
     model = named()
     await local.prune_model_adapters(model, retain_steps=set())         # not registered: there are none
     await model.register(local)

@@ -12,12 +12,12 @@ import sys
 import httpx
 import openai
 import pytest
+from art_nb.types import ArtError, BackendMissing, LocalServingUnavailableError, ServeError
 from warm import warm_python
 
 import art_nb as art
-from art_nb.aliases import PATHS, homes
-from art_nb.models import Model, TrainableModel
-from art_nb.types import ArtError, BackendMissing, LocalServingUnavailableError, ServeError
+from art_nb.compat.import_paths import MOVED, PATHS, sources, whole_modules
+from art_nb.models.model import Model, TrainableModel
 
 LINES = [
     "from art_nb.local import LocalBackend",
@@ -89,8 +89,11 @@ def test_a_line_of_a_script_of_art_runs(line):
 def test_every_name_of_the_table_is_there(path):
     module = importlib.import_module(f"art_nb.{path}")
     assert module.__name__ == f"art_nb.{path}"
-    for name, home in homes(path).items():
+    for name, home in sources(path).items():
         assert getattr(module, name) is getattr(importlib.import_module(f"art_nb.{home}"), name)
+    for home in whole_modules(path):
+        whole = importlib.import_module(f"art_nb.{home}")
+        assert all(getattr(module, name) is getattr(whole, name) for name in whole.__all__)
 
 
 @pytest.mark.parametrize("name", TOP)
@@ -101,12 +104,14 @@ def test_the_names_at_the_top(name):
 
 def test_attributes_are_enough():
     assert art.local.LocalBackend is art.local.backend.LocalBackend is art.LocalBackend
-    assert art.utils.sft.train_sft_from_file.__module__ == "art_nb.finetuning"
+    assert art.utils.sft.train_sft_from_file.__module__ == "art_nb.training.sft"
     assert art.dev.InternalModelConfig(init_args=art.dev.InitArgs(max_seq_length=8192)) == {
         "init_args": {"max_seq_length": 8192}}
-    for asked in (art, art.utils, art.rewards, art.types):
+    for asked in (art, art.utils, art.types):
         with pytest.raises(AttributeError, match=f"module '{asked.__name__}' has no attribute 'nothing'"):
             _ = asked.nothing
+    with pytest.raises(AttributeError, match="No art_nb.rewards attribute nothing"):       # lazy_loader's words
+        _ = art.rewards.nothing
     with pytest.raises(ModuleNotFoundError, match="art_nb.utils.nothing"):
         importlib.import_module("art_nb.utils.nothing")
 
@@ -147,9 +152,18 @@ def test_a_path_is_a_module_like_others():
     assert "iterate_file" in dir(module)
     assert pickle.loads(pickle.dumps(module.SFTChunk)) is art.utils.sft.SFTChunk
     rewards = importlib.import_module("art_nb.rewards")
-    assert inspect.getsource(rewards).startswith('"""RULER')
-    assert inspect.getmodule(rewards.ruler_score_group) is rewards
-    assert importlib.import_module("art_nb.rewards.ruler").ruler is rewards.ruler
+    assert inspect.getsource(rewards).startswith('"""Rewards')
+    ruler = importlib.import_module("art_nb.rewards.ruler")
+    assert inspect.getmodule(rewards.ruler_score_group) is ruler
+    assert ruler.ruler is rewards.ruler
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_a_module_that_has_moved_is_the_same_under_its_old_path(old):
+    sys.modules.pop(f"art_nb.{old}", None)
+    with pytest.warns(DeprecationWarning, match=f"art_nb.{old} has moved to art_nb.{MOVED[old]}"):
+        module = importlib.import_module(f"art_nb.{old}")
+    assert module is importlib.import_module(f"art_nb.{MOVED[old]}")
 
 
 # what cannot exist
@@ -168,7 +182,7 @@ def test_what_cannot_exist_names_the_way_out(name):
     ("utils.deployment", "TogetherDeploymentConfig", "PEFT directory"),
     ("utils.deployment", "WandbDeploymentConfig", "--lora-modules"),
     ("utils.benchmarking.pull_model_trajectories", "pull_model_trajectories", "aws s3 sync"),
-    *(("distributed", name, "art.Backend") for name in homes("distributed"))])
+    *(("distributed", name, "art.Backend") for name in sources("distributed"))])
 async def test_what_has_a_path_of_its_own_names_the_way_out_too(path, name, instead):
     use = getattr(importlib.import_module(f"art_nb.{path}"), name)
     with pytest.raises(BackendMissing, match=instead) as told:

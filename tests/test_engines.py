@@ -4,12 +4,12 @@ from importlib import metadata
 import pytest
 
 import art_nb as art
-from art_nb import guests
-from art_nb.engines import choose_learner, choose_sampler
-from art_nb.events import Bus
-from art_nb.options import init_options
-from art_nb.types import BackendMissing
-from art_nb.vllm_sampler import vllm_version
+from art_nb.backends.options import init_options
+from art_nb.backends.runtime import choose_learner, choose_sampler
+from art_nb.core.events import Bus
+from art_nb.core.types import BackendMissing
+from art_nb.policy import isolation as guests
+from art_nb.samplers.vllm import vllm_version
 
 
 class Package:

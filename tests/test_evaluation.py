@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import art_nb as art
-from art_nb.evaluation import Evaluation, evaluate, evaluate_steps, mean_interval, t95, wilson
-from art_nb.types import RolloutError
+from art_nb.core.types import RolloutError
+from art_nb.training.evaluation import Evaluation, evaluate, evaluate_steps, mean_interval, t95, wilson
 
 Z = 1.959963984540054
 

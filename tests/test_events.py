@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from art_nb.events import EVENTS, Bus, Event, GroupDone, RolloutDone, StepDone, Warned, from_json, plain, to_json
+from art_nb.core.events import EVENTS, Bus, Event, GroupDone, RolloutDone, StepDone, Warned, from_json, to_json
+from art_nb.core.jsonable import plain
 
 SAMPLES = {"str": "x", "int": 3, "float": 0.5, "dict": {"loss": 0.1}, "list": [1.0, 2.0]}
 

@@ -28,7 +28,7 @@ def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch)
 @pytest.mark.timeout(900)
 def test_on_vllm_it_runs_with_one_argument_changed(tic_tac_toe, monkeypatch):
     pytest.importorskip("vllm", reason="vLLM is not installed here: ART_NB_TESTS=full make test-vllm runs this")
-    from art_nb.vllm_sampler import vllm_version
+    from art_nb.samplers.vllm import vllm_version
 
     monkeypatch.setenv("EXAMPLE_STEPS", "1")
     notebook, changed = shorten_tutorial(tic_tac_toe / "tic-tac-toe.ipynb"), 0

@@ -6,17 +6,17 @@ import pytest
 from test_rows import say
 from ui import browser  # noqa: F401
 
-from art_nb.events import Failed, Warned
-from art_nb.frozen import LIMIT, Html, curves, escaped, facts_line, frozen, frozen_run, tag, told, visible
-from art_nb.frozen import table as html_table
-from art_nb.live import frozen_form
-from art_nb.replies import index_reply
-from art_nb.reports import MOST_BYTES, export, report
-from art_nb.rows import open_rows
-from art_nb.store import RunStore
-from art_nb.training import Run
-from art_nb.trajectories import PydanticException, Trajectory, TrajectoryGroup
-from art_nb.vitals import write_record
+from art_nb.core.events import Failed, Warned
+from art_nb.panels.live_cell import frozen_form
+from art_nb.reports.report import MOST_BYTES, export, report
+from art_nb.reports.static_html import LIMIT, Html, curves, escaped, facts_line, frozen, frozen_run, tag, told, visible
+from art_nb.reports.static_html import table as html_table
+from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from art_nb.runs.store import RunStore
+from art_nb.training.heartbeat import write_record
+from art_nb.training.run import Run
+from art_nb.views.index import open_rows
+from art_nb.views.replies import index_reply
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
 CORPUS = [

@@ -12,18 +12,18 @@ import pytest
 from homes import until
 from openai.types.chat.chat_completion import Choice
 
-from art_nb import tasks
-from art_nb.events import Bus, GroupDone, RolloutDone, RolloutStarted
-from art_nb.gather import (
+from art_nb.core import aio as tasks
+from art_nb.core.aio import limit_concurrency, retry
+from art_nb.core.events import Bus, GroupDone, RolloutDone, RolloutStarted
+from art_nb.core.types import RolloutError
+from art_nb.rollouts.gather import (
     Means,
     current_rollout,
     gather_trajectories,
     gather_trajectory_groups,
     trajectory_group_batches,
 )
-from art_nb.tasks import limit_concurrency, retry
-from art_nb.trajectories import History, Trajectory, TrajectoryGroup
-from art_nb.types import RolloutError
+from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 
 pytestmark = pytest.mark.filterwarnings("error")
 QUIET = {"pbar_desc": None}

@@ -14,15 +14,15 @@ from pydantic import BaseModel, field_validator
 from tiny import save_tiny_model
 
 import art_nb as art
-from art_nb import guests
-from art_nb.batches import TrainRow, micro_batches
-from art_nb.engines import choose_sampler, sampler_for_model
-from art_nb.guests import load_error
-from art_nb.learners import Learner, StepConfig
-from art_nb.policy import load_policy
-from art_nb.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
-from art_nb.unsloth_learner import UnslothLearner, unsloth_version
-from art_nb.vllm_sampler import shut_down
+from art_nb.backends.runtime import choose_sampler, sampler_for_model
+from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
+from art_nb.learners.base import Learner, StepConfig
+from art_nb.learners.unsloth import UnslothLearner, unsloth_version
+from art_nb.policy import isolation as guests
+from art_nb.policy.folded import load_policy
+from art_nb.policy.isolation import load_error
+from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.samplers.vllm import shut_down
 
 
 @pytest.fixture

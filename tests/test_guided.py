@@ -12,11 +12,11 @@ from pydantic import create_model
 from tiny import CHATML, spelling_tokenizer
 
 import art_nb as art
-from art_nb.calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
-from art_nb.grammars import CallGuide, forced_call, matcher_of, prepare_schema
-from art_nb.guided_completion import freeze_tool_schema, get_guided_completion_params
-from art_nb.policy import sequence_logprobs
-from art_nb.types import ServeError
+from art_nb.compat.utils import freeze_tool_schema, get_guided_completion_params
+from art_nb.core.types import ServeError
+from art_nb.policy.folded import sequence_logprobs
+from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
+from art_nb.tokens.tool_calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
     "type": "object", "properties": {"cell": {"type": "string"}, "turn": {"type": "integer"}}}}}

@@ -8,11 +8,11 @@ import torch
 from families import plain, tokenizer
 
 import art_nb as art
-from art_nb.batches import TrainRow
-from art_nb.events import Warned
-from art_nb.learners import Learner, StepConfig, optimizer_steps, portioned
-from art_nb.policy import Policy, adapter
-from art_nb.types import TrainError, TrainSFTConfig
+from art_nb.core.events import Warned
+from art_nb.core.types import TrainError, TrainSFTConfig
+from art_nb.learners.base import Learner, StepConfig, optimizer_steps, portioned
+from art_nb.policy.folded import Policy, adapter
+from art_nb.policy.packing import TrainRow
 
 
 def rows(seed=0, n=8, size=40):

@@ -13,11 +13,11 @@ from homes import a_group, ask
 from remote_parts import Server
 
 import art_nb as art
-from art_nb import http_server
-from art_nb.hosting import Host
-from art_nb.http_server import HttpServer, bind_socket, mark_authenticated
-from art_nb.remote_calls import Desk, ModelForm
-from art_nb.types import ServeError
+from art_nb.backends.remote_calls import Desk, ModelForm
+from art_nb.backends.remote_server import Host
+from art_nb.core.types import ServeError
+from art_nb.serving import http_server
+from art_nb.serving.http_server import HttpServer, bind_socket, mark_authenticated
 
 CERTIFICATE = Path(__file__).parent / "certificates" / "localhost.pem"      # self-signed, for tests only; with its key
 HALF = b"POST /calls/x HTTP/1.1\r\nHost: x\r\n"
@@ -249,7 +249,7 @@ async def test_without_free_descriptors_the_server_waits_and_logs_once(serve, mo
             each.close()
     assert (await asyncio.to_thread(client.recv, 100)).split()[1] == b"200"
     client.close()
-    refusals = [r.message for r in caplog.records if r.name == "art_nb.http_server"]
+    refusals = [r.message for r in caplog.records if r.name == "art_nb.serving.http_server"]
     assert len(refusals) == 1
     assert "Too many open files" in refusals[0]
     assert not [r for r in caplog.records if r.exc_info]
@@ -259,7 +259,7 @@ async def test_without_free_descriptors_the_server_waits_and_logs_once(serve, mo
 
 @pytest.mark.timeout(300)
 async def test_the_least_recently_used_model_is_released(tmp_path, named, monkeypatch):
-    monkeypatch.setattr("art_nb.remote_calls.MAX_MODELS", 2)
+    monkeypatch.setattr("art_nb.backends.remote_calls.MAX_MODELS", 2)
     local = art.LocalBackend(path=tmp_path / "far", verbose=False)
     with Host(local, port=0) as host:
         url = f"http://127.0.0.1:{host.port}"
@@ -281,7 +281,7 @@ async def test_the_least_recently_used_model_is_released(tmp_path, named, monkey
 
 @pytest.mark.timeout(300)
 async def test_a_model_in_use_is_not_released(tmp_path, tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("art_nb.remote_calls.MAX_MODELS", 1)
+    monkeypatch.setattr("art_nb.backends.remote_calls.MAX_MODELS", 1)
     busy, other = (ModelForm(name=name, project="p", run_name=name, base_model=str(tiny_model_dir))
                    for name in ("busy", "other"))
     desk = Desk(art.LocalBackend(path=tmp_path, verbose=False))

@@ -14,16 +14,16 @@ from judging_parts import SCORES, Says, answers, judged, numbered
 from ui import HOSTILE
 
 import art_nb as art
-from art_nb.advantages import group_advantages
-from art_nb.desks import Desk, diff_reply, session_reply, state_reply, texts_reply
-from art_nb.events import GroupDone
-from art_nb.judgements import Journal, override
-from art_nb.judges import Person
-from art_nb.judging import ask, judge, questions_panel, table_of
-from art_nb.opinions import home_of, opinion_of, placed, ranking, trained
-from art_nb.rewards import ruler_score_group, score_group
-from art_nb.rubrics import DEFAULT_RUBRIC, rubric_id
-from art_nb.types import JudgeError
+from art_nb.core.events import GroupDone
+from art_nb.core.types import JudgeError
+from art_nb.panels.judging_panel import ask, judge, questions_panel, table_of
+from art_nb.panels.judging_session import Desk, diff_reply, session_reply, state_reply, texts_reply
+from art_nb.panels.rankings import home_of, opinion_of, placed, ranking, trained
+from art_nb.rewards.journal import Journal, override
+from art_nb.rewards.judges import Person
+from art_nb.rewards.rubrics import DEFAULT_RUBRIC, rubric_id
+from art_nb.rewards.ruler import ruler_score_group, score_group
+from art_nb.tokens.advantages import group_advantages
 
 TEXTS = ("Paris", "It is Paris.", "Lyon", "I do not know.", "Marseille", "Paris, France")
 

@@ -7,11 +7,11 @@ import pytest
 from judging_parts import SCORES, Says, answers, judged, now, numbered
 from ui import HOSTILE, axe_faults, calm, waits
 
-from art_nb.advantages import group_advantages
-from art_nb.judgements import Journal
-from art_nb.judges import Person
-from art_nb.judging import questions_panel
-from art_nb.rewards import score_group
+from art_nb.panels.judging_panel import questions_panel
+from art_nb.rewards.journal import Journal
+from art_nb.rewards.judges import Person
+from art_nb.rewards.ruler import score_group
+from art_nb.tokens.advantages import group_advantages
 
 
 @pytest.fixture
@@ -545,7 +545,7 @@ SETUP = """
 import sys
 sys.path.insert(0, {tests!r})
 from judging_parts import Says, answers
-from art_nb.judging import judge
+from art_nb.panels.judging_panel import judge
 group = answers("Paris", "Lyon", "Marseille")
 panel = await judge(group, Says(scores=(0.9, 0.5, 0.1)), journal="journal", cache=None)
 panel

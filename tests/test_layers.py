@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*/[0-9]*.ipynb"))
 EXPORT = re.compile(r"^#\| *exporti? *$", re.MULTILINE)
 MODULE = re.compile(r"^#\| *default_exp +(\S+)", re.MULTILINE)
 
@@ -17,7 +17,8 @@ def code(notebook):
 
 
 def number(notebook):
-    return int(notebook.name.split("_")[0])
+    """The place of a notebook in the order of imports: the number of its folder, then its own."""
+    return tuple(int(part.split("_")[0]) for part in notebook.parts[-2:])
 
 
 def module(notebook):

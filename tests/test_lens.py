@@ -6,19 +6,19 @@ import pytest
 import torch
 
 import art_nb as art
-from art_nb.advantages import weigh_rows
-from art_nb.batches import micro_batches
-from art_nb.channels import tokens_reply
-from art_nb.chat import CHAT_FORMATS
-from art_nb.learners import Learner, StepConfig, by_row, described, drift, optimizer_steps, step_rows, train_rows
-from art_nb.lens import as_trained, lens_reply, lens_tokens_reply, terms_of
-from art_nb.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
-from art_nb.policy import load_policy, serve
-from art_nb.records import read_record, record_of, record_path, row_spans, turn_spans, write_record
-from art_nb.rows import loaded, open_rows
-from art_nb.store import RunStore
-from art_nb.tokens import Row, group_rows
-from art_nb.trajectories import choices
+from art_nb.learners.base import Learner, StepConfig, by_row, described, drift, optimizer_steps, step_rows, train_rows
+from art_nb.learners.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
+from art_nb.policy.folded import load_policy, serve
+from art_nb.policy.packing import micro_batches
+from art_nb.rollouts.trajectories import choices
+from art_nb.runs.store import RunStore
+from art_nb.tokens.advantages import weigh_rows
+from art_nb.tokens.chat import CHAT_FORMATS
+from art_nb.tokens.learner_records import read_record, record_of, record_path, row_spans, turn_spans, write_record
+from art_nb.tokens.rows import Row, group_rows
+from art_nb.views.index import loaded, open_rows
+from art_nb.views.token_objective import as_trained, lens_reply, lens_tokens_reply, terms_of
+from art_nb.views.token_values import tokens_reply
 
 NEAR = {"rtol": 0, "atol": 1e-6}
 
@@ -270,7 +270,7 @@ def test_other_losses_take_their_own_weights(policy):
     config, learner = StepConfig(learning_rate=0.0), Learner(policy)
     learner.step(train_rows(rewards, rows, config), config)
     record = record_of(learner.seen, rows, described(config), step_rows(rewards, rows, config))
-    from art_nb.lens import Stage, as_if
+    from art_nb.views.token_objective import Stage, as_if
 
     stage = Stage(record, 1, [np.asarray(r) for r in rewards], True, None)
     sizes = [sum(int(row.sampled.sum()) for row in own if row.trajectory == i) for own in rows[1:] for i in range(4)]
@@ -311,7 +311,7 @@ def test_a_torn_record_is_none(tmp_path, content):
 
 
 async def test_training_goes_on_where_no_record_can_be_written(tiny_model_dir, tmp_path):
-    from art_nb.events import Warned
+    from art_nb.core.events import Warned
 
     model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
@@ -341,7 +341,7 @@ def test_twins_have_no_tokens_of_their_own():
 
 
 def test_every_loss_and_correction_can_be_looked_at():
-    from art_nb.lens import SETUPS
+    from art_nb.views.token_objective import SETUPS
 
     assert set(SETUPS) == set(LOSSES)
     assert set(MISMATCH) > {"none", "tis"}

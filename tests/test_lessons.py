@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from art_nb.lessons import CHECKS, REMEDIES, lessons
-from art_nb.steps import alike
-from art_nb.trajectories import Trajectory, TrajectoryGroup
+from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
+from art_nb.training.diagnostics import CHECKS, REMEDIES, lessons
+from art_nb.training.steps import alike
 
 
 def healthy(steps=30, seed=0):

@@ -26,13 +26,13 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 
 import art_nb as art
-from art_nb.checkpoints import peft_files
-from art_nb.embedded import TransformersSampler
-from art_nb.operators import bf16_products
-from art_nb.policy import adapter, checked_policy, coverage_note, load_policy, sequence_logprobs
-from art_nb.types import StoreError, TrainError
-from art_nb.weights import load_gguf
-from art_nb.worker import Worker
+from art_nb.core.types import StoreError, TrainError
+from art_nb.learners.checkpoints import peft_files
+from art_nb.models.weights import load_gguf
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import adapter, checked_policy, coverage_note, load_policy, sequence_logprobs
+from art_nb.policy.kernels import bf16_products
+from art_nb.samplers.transformers import TransformersSampler
 
 IDS = list(range(3, 40))
 

@@ -9,14 +9,14 @@ import pytest
 from homes import a_group, at_home
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.locks import LOCK_NAME, acquire_lock, read_lock
-from art_nb.processes import machine_tag, process_start, temporary_path
-from art_nb.types import ServeError, StoreError
+from art_nb.core.machine import machine_tag, process_start, temporary_path
+from art_nb.core.types import ServeError, StoreError
+from art_nb.learners import checkpoints
+from art_nb.runs.locks import LOCK_NAME, acquire_lock, read_lock
 
 HOLD = """
 import sys
-from art_nb.locks import acquire_lock
+from art_nb.runs.locks import acquire_lock
 lock = acquire_lock(sys.argv[1], print)
 print("held", flush=True)
 sys.stdin.read()

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_nb.advantages import entry_weights
-from art_nb.losses import (
+from art_nb.core.types import TrainError
+from art_nb.learners.losses import (
     LEVELS,
     LOSSES,
     MISMATCH,
@@ -25,7 +25,7 @@ from art_nb.losses import (
     shaped_advantages,
     total_loss,
 )
-from art_nb.types import TrainError
+from art_nb.tokens.advantages import entry_weights
 
 NAN = math.nan
 LP = [-1.0, -0.5, -2.0, -0.1, -3.0, -0.7, -0.2, -1.5]

@@ -11,16 +11,16 @@ import torch
 from transformers import LlamaConfig
 
 import art_nb as art
-from art_nb.architectures import model_class
-from art_nb.memory import out_of_memory
-from art_nb.policy import adapter, fingerprint
-from art_nb.types import ServeError, TrainError, TrainSFTConfig
+from art_nb.core.types import ServeError, TrainError, TrainSFTConfig
+from art_nb.policy.architectures import model_class
+from art_nb.policy.device import out_of_memory
+from art_nb.policy.folded import adapter, fingerprint
 
 SCRIPT = """
 import asyncio, resource, sys, tempfile, threading
 import art_nb as art
-from art_nb.policy import adapter, fingerprint
-from art_nb.types import TrainError
+from art_nb.policy.folded import adapter, fingerprint
+from art_nb.core.types import TrainError
 
 async def main(path):
     model = art.TrainableModel(name="full", project="tests", base_model=path)

@@ -13,10 +13,17 @@ import openai
 import pytest
 
 import art_nb as art
-from art_nb.costs import MODEL_PRICING, ModelPricing, as_pricing, build_cost_calculator, get_model_pricing, usage_of
-from art_nb.metrics import MetricsBuilder, cumulative_name, group_metrics, metric_name, track_api_cost
-from art_nb.models import Model
-from art_nb.rewards import ruler_score_group
+from art_nb.models.model import Model
+from art_nb.rewards.ruler import ruler_score_group
+from art_nb.runs.costs import (
+    MODEL_PRICING,
+    ModelPricing,
+    as_pricing,
+    build_cost_calculator,
+    get_model_pricing,
+    usage_of,
+)
+from art_nb.runs.metrics import MetricsBuilder, cumulative_name, group_metrics, metric_name, track_api_cost
 
 MILLION = {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0}}
 
@@ -385,7 +392,7 @@ async def test_own_tokens_are_priced_where_a_calculator_is_set(tmp_path):
 
 SPEND = """
 import asyncio, os, sys
-from art_nb.models import Model
+from art_nb.models.model import Model
 async def main():
     model = Model(name="m", project="p", base_path=sys.argv[1])
     while True:

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 import art_nb as art
-from art_nb.migrate import migrate
-from art_nb.readers import read_groups
-from art_nb.store import RunStore
-from art_nb.trajectories import Trajectory, TrajectoryGroup
+from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
+from art_nb.runs.migrate import migrate
+from art_nb.runs.readers import read_groups
+from art_nb.runs.store import RunStore
 
 
 def told(step):
@@ -127,7 +127,7 @@ async def test_a_registered_run_has_its_checkpoints_in_one_place(tmp_path, tiny_
 def test_killed_at_any_moment_it_goes_on(tmp_path, delay_s):
     run = older(tmp_path / "run", range(60))
     before = held(run)
-    code = f"from art_nb.migrate import migrate; print('ready', flush=True); migrate({str(run)!r})"
+    code = f"from art_nb.runs.migrate import migrate; print('ready', flush=True); migrate({str(run)!r})"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "ready\n"
         time.sleep(delay_s)

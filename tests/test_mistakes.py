@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from warm import warm_python
 
 import art_nb as art
-from art_nb.arguments import CALL, KNOWN
-from art_nb.checks import doctor
-from art_nb.events import GradientStep, RolloutStarted, Warned
-from art_nb.pipeline_trainer import PipelineTrainer
-from art_nb.step_settings import StepConfig, check_step
-from art_nb.trajectories import lacks_prompt
-from art_nb.types import BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError
+from art_nb.backends.options import CALL, KNOWN
+from art_nb.core.events import GradientStep, RolloutStarted, Warned
+from art_nb.core.types import BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError
+from art_nb.learners.settings import StepConfig, check_step
+from art_nb.pipeline.trainer import PipelineTrainer
+from art_nb.rollouts.trajectories import lacks_prompt
+from art_nb.training.doctor import doctor
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ async def test_a_hub_that_cannot_be_reached_is_asked_once(fresh, monkeypatch):
     server.close()                                      # nobody listens there any more
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr("art_nb.backends.load_policy", lambda *_, **__: asked.append(1))
+    monkeypatch.setattr("art_nb.backends.local.load_policy", lambda *_, **__: asked.append(1))
     with pytest.raises(StoreError) as caught:
         await fresh[0].model_copy(update={"base_model": "org/name"}).register(fresh[1])
     assert_words(caught.value, ["'org/name'", address, "cannot be reached", "Check the network", "directory"])

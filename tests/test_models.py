@@ -8,9 +8,9 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from art_nb.models import Model, TrainableModel
-from art_nb.trajectories import Trajectory, TrajectoryGroup
-from art_nb.types import StoreError, TrainConfig, TrainResult
+from art_nb.core.types import StoreError, TrainConfig, TrainResult
+from art_nb.models.model import Model, TrainableModel
+from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 
 GROUP = TrajectoryGroup([Trajectory(reward=1, metrics={"won": True}), Trajectory(reward=0, metrics={"won": False})])
 

@@ -8,11 +8,11 @@ from nbdev.config import get_config
 from nbdev.test import nb_test_cells
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "nbs").rglob("*.ipynb"))
 
 
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.relative_to(ROOT / "nbs").as_posix())
 def test_notebook(notebook, smollm2_dir, monkeypatch):
     """Only cells under a flag of `tst_flags` (slow, gpu, net) are left out."""
     monkeypatch.chdir(ROOT)

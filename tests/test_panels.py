@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ipywidgets.widgets.widget import _instances
 from ui import WireComm, axe_faults
 
-from art_nb import panels
-from art_nb.panels import MAX_TICK, Panel, Ticker, command, sendable
-from art_nb.types import ArtError
+from art_nb.core.types import ArtError
+from art_nb.panels import base as panels
+from art_nb.panels.base import MAX_TICK, Panel, Ticker, command, sendable
 
 ROOT = Path(__file__).parents[1]
 JS = ROOT / "js"

@@ -11,13 +11,13 @@ from nursery import the_job
 from remote_parts import Server
 
 import art_nb as art
-from art_nb.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDone, Warned
-from art_nb.pipeline import PipelineAutotuneConfig, PipelineRuntimeConfig, is_stale, token_ages
-from art_nb.pipeline_trainer import PipelineTrainer, StatusReporter, keep_recent_and_top, make_group_rollout_fn
-from art_nb.progress import Progress
-from art_nb.records import read_record
-from art_nb.training import Attached, Run
-from art_nb.types import TrainError
+from art_nb.core.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDone, Warned
+from art_nb.core.types import TrainError
+from art_nb.pipeline.settings import PipelineAutotuneConfig, PipelineRuntimeConfig, is_stale, token_ages
+from art_nb.pipeline.trainer import PipelineTrainer, StatusReporter, keep_recent_and_top, make_group_rollout_fn
+from art_nb.tokens.learner_records import read_record
+from art_nb.training.progress import Progress
+from art_nb.training.run import Attached, Run
 
 SMALL = {"num_rollout_workers": 2, "min_batch_size": 2, "max_batch_size": 3}
 
@@ -335,7 +335,7 @@ class Bomb:
         self.calls = calls
 
     def __call__(self, tokens, **options):
-        from art_nb.losses import cispo
+        from art_nb.learners.losses import cispo
 
         self.calls -= 1
         if self.calls < 0:
@@ -407,7 +407,7 @@ async def test_an_evaluation_of_a_step_that_was_not_saved_is_said_once(home):
 
 
 async def test_costs_go_to_the_side_that_spent_them(home):
-    from art_nb.metrics import MetricsBuilder
+    from art_nb.runs.metrics import MetricsBuilder
 
     def spend():
         builder = MetricsBuilder.get_active()
@@ -680,7 +680,7 @@ async def test_a_second_signal_does_not_wait_for_the_step(home):
         """A loss that waits for the second signal."""
 
         def __call__(self, tokens, **options):
-            from art_nb.losses import cispo
+            from art_nb.learners.losses import cispo
 
             begun.set()
             signaled.wait(60)       # after the step nothing handles a signal: it would end pytest

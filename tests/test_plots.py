@@ -12,10 +12,10 @@ from homes import a_group  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
 import art_nb as art  # noqa: E402
-from art_nb.evaluation import Evaluation  # noqa: E402
-from art_nb.plots import COLOURS, series, smoothed, stores  # noqa: E402
-from art_nb.records import read_record  # noqa: E402
-from art_nb.types import StoreError  # noqa: E402
+from art_nb.core.types import StoreError  # noqa: E402
+from art_nb.reports.plots import COLOURS, series, smoothed, stores  # noqa: E402
+from art_nb.tokens.learner_records import read_record  # noqa: E402
+from art_nb.training.evaluation import Evaluation  # noqa: E402
 
 REWARDS = [0.0, 0.5, 0.25, 1.0]
 

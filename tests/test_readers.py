@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from art_nb.readers import read_groups
-from art_nb.replies import index_reply, traj_reply
-from art_nb.rows import open_rows, select
-from art_nb.store import RunStore
-from art_nb.trajectories import Trajectory, TrajectoryGroup
-from art_nb.types import StoreError
+from art_nb.core.types import StoreError
+from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
+from art_nb.runs.readers import read_groups
+from art_nb.runs.store import RunStore
+from art_nb.views.index import open_rows, select
+from art_nb.views.replies import index_reply, traj_reply
 
 
 def trl_file(folder, step, mode=None, **more):
@@ -143,11 +143,11 @@ def test_files_that_are_something_else(tmp_path, name, content, says):
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    import art_nb.readers
+    import art_nb.runs.readers
 
     path = tmp_path / "1.jsonl"
     path.write_text('{"input": "a", "output": "b", "score": 1}\n')
-    monkeypatch.setattr(art_nb.readers, "MOST_BYTES", 10)
+    monkeypatch.setattr(art_nb.runs.readers, "MOST_BYTES", 10)
     with pytest.raises(StoreError, match="split it"):
         read_groups(path)
 

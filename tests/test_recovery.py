@@ -6,9 +6,9 @@ import pytest
 from homes import a_group, ask, at_home, better_and_worse, heard, until
 
 import art_nb as art
-from art_nb.events import Warned
-from art_nb.store import read_lines
-from art_nb.types import StoreError
+from art_nb.core.events import Warned
+from art_nb.core.types import StoreError
+from art_nb.runs.store import read_lines
 
 try:
     import resource

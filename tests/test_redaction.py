@@ -1,8 +1,8 @@
 """What is redacted, and what must stay as it is."""
 import pytest
 
-from art_nb.redaction import REDACTED, redact, redact_text, secrets_in
-from art_nb.store import RunStore
+from art_nb.core.redaction import REDACTED, redact, redact_text, secrets_in
+from art_nb.runs.store import RunStore
 
 
 @pytest.mark.parametrize("name", [

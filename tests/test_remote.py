@@ -22,12 +22,21 @@ from remote_parts import CALL, ROOT, Server, command
 from warm import warm_python
 
 import art_nb as art
-from art_nb.archives import tar_pieces, unpack
-from art_nb.events import AdapterServed, CheckpointSaved, Failed, GradientStep, SignalReport, StepDone, Warned, to_json
-from art_nb.exchanges import ChatCompletionsExchange, TrajectoryExchanges
-from art_nb.remote import MOST_BODY, SharedStore, Tenant, checked_url, group_lines
-from art_nb.store import keep_events
-from art_nb.types import ServeError, StoreError, TokenError, TrainError
+from art_nb.backends.remote_client import MOST_BODY, SharedStore, Tenant, checked_url, group_lines
+from art_nb.backends.remote_protocol import tar_pieces, unpack
+from art_nb.core.events import (
+    AdapterServed,
+    CheckpointSaved,
+    Failed,
+    GradientStep,
+    SignalReport,
+    StepDone,
+    Warned,
+    to_json,
+)
+from art_nb.core.types import ServeError, StoreError, TokenError, TrainError
+from art_nb.rollouts.exchanges import ChatCompletionsExchange, TrajectoryExchanges
+from art_nb.runs.store import keep_events
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -598,7 +607,7 @@ async def test_too_much_is_refused_before_it_is_sent(named, far, monkeypatch):
     model = named()
     await model.register(far)
     group = await a_group(model)
-    monkeypatch.setattr("art_nb.remote.MOST_BODY", len(group_lines([group])))
+    monkeypatch.setattr("art_nb.backends.remote_client.MOST_BODY", len(group_lines([group])))
     with pytest.raises(TrainError, match="pass fewer"):
         await far.train(model, [group])
 
@@ -608,7 +617,7 @@ async def test_what_was_trained_is_not_sent_again(named, far, server, monkeypatc
     await model.register(far)
     group = await a_group(model)
     step = (await far.train(model, [group])).step
-    monkeypatch.setattr("art_nb.remote.MOST_BODY", len(group_lines([group])))
+    monkeypatch.setattr("art_nb.backends.remote_client.MOST_BODY", len(group_lines([group])))
     await model.log([group], split="train", step=step)
     with pytest.raises(TrainError, match="pass fewer"):
         await model.log([group], split="val", step=step)
@@ -688,7 +697,7 @@ CLIENT = """
 import asyncio, sys
 sys.path[:0] = [{tests!r}]
 import art_nb as art
-from art_nb.events import GradientStep
+from art_nb.core.events import GradientStep
 from test_remote import LONG, a_long_group
 
 async def main():

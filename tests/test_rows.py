@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from openai.types.chat.chat_completion import Choice
 from test_store import make_conversation
 
-from art_nb import replies
-from art_nb.channels import CHANNELS, tokens_reply
-from art_nb.columns import COLUMNS, FLAGS, part_of_file, part_of_groups
-from art_nb.filters import FIELDS, rows_where
-from art_nb.judgements import Journal
-from art_nb.judges import Judgement
-from art_nb.rows import find_row, link, open_rows, resolve, search, select
-from art_nb.store import RunStore
-from art_nb.threads import PART, parts_of, shared_count, shared_units, thread_of, token_texts
-from art_nb.trajectories import History, Trajectory, TrajectoryGroup, choices
-from art_nb.viewer import _override, view
+from art_nb.panels.viewer import _override, view
+from art_nb.rewards.journal import Journal
+from art_nb.rewards.judges import Judgement
+from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
+from art_nb.runs.store import RunStore
+from art_nb.views import replies
+from art_nb.views.conversation import PART, parts_of, shared_count, shared_units, thread_of, token_texts
+from art_nb.views.index import find_row, link, open_rows, resolve, search, select
+from art_nb.views.query import FIELDS, rows_where
+from art_nb.views.step_table import COLUMNS, FLAGS, part_of_file, part_of_groups
+from art_nb.views.token_values import CHANNELS, tokens_reply
 
 HOSTILE = [
     "<script>window.__pwned=1</script>", "\x1b[31mred\x1b[0m", "‮evil", "\ud800 lone \udfff", "NUL \x00 byte",
@@ -494,6 +494,7 @@ def test_the_index_needs_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, art_nb.replies, art_nb.channels, art_nb.frozen, art_nb.reports; print('torch' in sys.modules)"
+    modules = "art_nb.views.replies, art_nb.views.token_values, art_nb.reports.static_html, art_nb.reports.report"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

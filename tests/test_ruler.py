@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat.chat_completion import Choice
 
-from art_nb import asking, judges
-from art_nb.advantages import advantages, signal_report
-from art_nb.asking import Listwise, Reply, Sheet, grading
-from art_nb.events import Bus, Judged, Warned
-from art_nb.gather import gather_trajectory_groups
-from art_nb.judgements import (
+from art_nb.core.events import Bus, Judged, Warned
+from art_nb.core.types import BackendMissing, JudgeError
+from art_nb.models.model import REGISTERED, Model, TrainableModel
+from art_nb.rewards import judges
+from art_nb.rewards import llm_judges as asking
+from art_nb.rewards.journal import (
     Agreement,
     Journal,
     agreement,
@@ -30,9 +30,19 @@ from art_nb.judgements import (
     preference_pairs,
     with_overrides,
 )
-from art_nb.judges import Judgement, Kept, Person, Recording, Tape, as_judge
-from art_nb.models import REGISTERED, Model, TrainableModel
-from art_nb.rewards import (
+from art_nb.rewards.judges import Judgement, Kept, Person, Recording, Tape, as_judge
+from art_nb.rewards.llm_judges import Listwise, Reply, Sheet, grading
+from art_nb.rewards.rubrics import (
+    DEFAULT_RUBRIC,
+    Question,
+    Verdict,
+    conversation,
+    flags,
+    json_values,
+    judge_messages,
+    read_scores,
+)
+from art_nb.rewards.ruler import (
     Round,
     kendall_tau,
     orders,
@@ -45,19 +55,10 @@ from art_nb.rewards import (
     steadiness,
     with_scores,
 )
-from art_nb.rubrics import (
-    DEFAULT_RUBRIC,
-    Question,
-    Verdict,
-    conversation,
-    flags,
-    json_values,
-    judge_messages,
-    read_scores,
-)
-from art_nb.store import RunStore
-from art_nb.trajectories import History, Trajectory, TrajectoryGroup
-from art_nb.types import BackendMissing, JudgeError
+from art_nb.rollouts.gather import gather_trajectory_groups
+from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
+from art_nb.runs.store import RunStore
+from art_nb.tokens.advantages import advantages, signal_report
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"      # no price list from the network
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("error")]
@@ -497,7 +498,7 @@ def test_no_text_forges_a_grade():
 
 
 async def test_the_real_model_in_the_kernel(smollm2_dir, tmp_path):
-    from art_nb.backends import LocalBackend
+    from art_nb.backends.local import LocalBackend
 
     backend = LocalBackend(path=tmp_path, verbose=False)
     model = TrainableModel(name="real", project="p", base_model="smollm2-135m")

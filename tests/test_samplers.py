@@ -10,10 +10,10 @@ import pytest
 import torch
 from families import FAMILIES, VOCABULARY, logits, merged, plain, policy, random_adapter
 
-from art_nb.embedded import DRAWN, TransformersSampler, choose, noise_size, seeded_noise
-from art_nb.samplers import SamplingParams
-from art_nb.types import ServeError
-from art_nb.worker import Worker
+from art_nb.core.types import ServeError
+from art_nb.policy.device import Worker
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.transformers import DRAWN, TransformersSampler, choose, noise_size, seeded_noise
 
 CLOSE = 1e-4
 SLACKS = 0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5   # a wide one alone takes in two tokens at once
@@ -305,7 +305,7 @@ async def test_a_reply_ends_under_the_weights_it_began_with(made):
 
 
 async def test_a_learner_between_two_tokens_disturbs_no_reply(made):
-    from art_nb.policy import load_adapter, serve
+    from art_nb.policy.folded import load_adapter, serve
 
     sampler, params = made(), SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
     old, new = (random_adapter(sampler.policy, seed) for seed in (1, 2))

@@ -10,14 +10,14 @@ from homes import at_home, heard
 from openai import AsyncOpenAI, OpenAI
 
 import art_nb as art
-from art_nb.checkpoints import read_adapter
-from art_nb.entries import get_messages
-from art_nb.events import Warned
-from art_nb.interceptors import install
-from art_nb.seeds import SEED_HEADER, SeedScope, StepSeeds, current_seed_scope, seed_scope
-from art_nb.steps import endpoint_matcher
-from art_nb.trajectories import choices
-from art_nb.types import RolloutError
+from art_nb.core.events import Warned
+from art_nb.core.seeds import SEED_HEADER, SeedScope, StepSeeds, current_seed_scope, seed_scope
+from art_nb.core.types import RolloutError
+from art_nb.learners.checkpoints import read_adapter
+from art_nb.rollouts.entries import get_messages
+from art_nb.rollouts.http_capture import install
+from art_nb.rollouts.trajectories import choices
+from art_nb.training.steps import endpoint_matcher
 
 SCENARIOS = list(range(5))
 

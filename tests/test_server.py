@@ -13,9 +13,9 @@ from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, Lengt
 from pydantic import BaseModel
 from server_parts import END, Bytes, Scripted, Tags, endpoint
 
-from art_nb import http_server
-from art_nb.server import MAX_BODY, RequestError, read_body
-from art_nb.types import ServeError
+from art_nb.core.types import ServeError
+from art_nb.serving import http_server
+from art_nb.serving.endpoint import MAX_BODY, RequestError, read_body
 
 pytestmark = pytest.mark.timeout(300)
 HI = [{"role": "user", "content": "Hi"}]
@@ -645,7 +645,7 @@ class Spelling(Scripted):
         self.tokenizer = tokenizer
 
     async def _say(self, params, fails):
-        from art_nb.samplers import Sampled
+        from art_nb.samplers.base import Sampled
         for token in ("H", "i", "<e>"):
             yield Sampled(self.tokenizer.convert_tokens_to_ids(token), -0.5, token.strip("<e>"), [],
                           "stop" if token == "<e>" else None)
@@ -655,7 +655,7 @@ async def test_the_next_turn_keeps_the_sampled_ids():
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
-    from art_nb.chat import ChatFormat
+    from art_nb.tokens.chat import ChatFormat
     letters = [chr(i) for i in range(32, 127)] + ["Hi"]
     bpe = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, [("H", "i")]))
     bpe.decoder = decoders.Fuse()

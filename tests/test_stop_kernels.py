@@ -8,8 +8,8 @@ VERSIONS = ("6.31.0", "7.3.0", "7.4.0")
 SETUP = """
 import asyncio, os, sys, time
 import art_nb as art
-import art_nb.live
-from art_nb.events import GradientStep
+import art_nb.panels.live_cell
+from art_nb.core.events import GradientStep
 
 async def rollout(model, scenario):
     messages = [{{"role": "user", "content": f"free: {{scenario}}"}}]

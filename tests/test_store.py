@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-from art_nb.columns import part_of_file
-from art_nb.events import Bus, StepDone, Warned
-from art_nb.formats import group_tokens, pack_tokens, parquet_bytes, unpack_tokens
-from art_nb.store import RunStore, append_lines, atomic_write, find_runs, open_run, read_lines, whole_safetensors
-from art_nb.trajectories import History, Trajectory, TrajectoryGroup
-from art_nb.types import StoreError
+from art_nb.core.events import Bus, StepDone, Warned
+from art_nb.core.types import StoreError
+from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
+from art_nb.runs.formats import group_tokens, pack_tokens, parquet_bytes, unpack_tokens
+from art_nb.runs.store import RunStore, append_lines, atomic_write, find_runs, open_run, read_lines, whole_safetensors
+from art_nb.views.step_table import part_of_file
 
 
 def make_choice(rng, before=(), tokens=True, logprobs=True, named=False):
@@ -201,8 +201,8 @@ WRITER = """
 import random, sys, itertools
 sys.path.insert(0, {tests!r})
 from test_store import make_groups
-from art_nb.store import RunStore
-from art_nb.events import StepDone
+from art_nb.runs.store import RunStore
+from art_nb.core.events import StepDone
 store, groups = RunStore({path!r}), make_groups(random.Random(5))
 print("ready", flush=True)
 for i in itertools.count():
@@ -248,7 +248,7 @@ def test_a_file_in_the_directory_s_place_is_named(tmp_path):
 
 LIMITED = """
 import resource
-from art_nb.store import atomic_write
+from art_nb.runs.store import atomic_write
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 atomic_write({path!r}, b"x" * 9000)
 """

@@ -7,8 +7,8 @@ from tiny import CHATML, tiny_tokenizer
 
 import art_nb as art
 from art_nb import TokenFlag
-from art_nb.chat import ChatFormat
-from art_nb.tokens import trajectory_rows
+from art_nb.tokens.chat import ChatFormat
+from art_nb.tokens.rows import trajectory_rows
 
 GO, MORE = {"role": "user", "content": "go"}, {"role": "user", "content": "and?"}
 EXACT, DRAWN = TokenFlag.EXACT, TokenFlag.EXACT | TokenFlag.SAMPLED | TokenFlag.OUTPUT | TokenFlag.ASSISTANT

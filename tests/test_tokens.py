@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat.chat_completion import Choice
 
-from art_nb.tokens import group_rows, trajectory_rows
-from art_nb.trajectories import History, Trajectory, TrajectoryGroup
-from art_nb.types import TokenError
+from art_nb.core.types import TokenError
+from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
+from art_nb.tokens.rows import group_rows, trajectory_rows
 
 QUICK = settings(max_examples=150, derandomize=True)
 USER = {"role": "user", "content": "go"}

@@ -15,7 +15,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2 as wire
 
 import art_nb as art
-from art_nb.tracking import installed, noted
+from art_nb.runs.trackers import installed, noted
 
 ROOT = Path(__file__).parents[1]
 BLOCK, WHOLE, LAST = 32768, 1, 4            # of the log that a run's file is: whole records, and last parts of others

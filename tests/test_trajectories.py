@@ -13,7 +13,8 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ValidationError
 
-from art_nb.trajectories import (
+from art_nb.core.types import RolloutError
+from art_nb.rollouts.trajectories import (
     History,
     PendingGroup,
     PydanticException,
@@ -23,7 +24,6 @@ from art_nb.trajectories import (
     get_messages,
     is_choice,
 )
-from art_nb.types import RolloutError
 
 pytestmark = pytest.mark.filterwarnings("error")
 USER = {"role": "user", "content": "hi"}

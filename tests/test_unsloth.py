@@ -9,10 +9,10 @@ pytest.importorskip("unsloth")
 
 import torch
 
-from art_nb.batches import TrainRow, micro_batches
-from art_nb.learners import Learner, StepConfig
-from art_nb.policy import adapter, load_policy, masters
-from art_nb.unsloth_learner import UnslothLearner
+from art_nb.learners.base import Learner, StepConfig
+from art_nb.learners.unsloth import UnslothLearner
+from art_nb.policy.folded import adapter, load_policy, masters
+from art_nb.policy.packing import TrainRow, micro_batches
 
 
 def rows(seed=0, groups=3, size=4):
@@ -83,8 +83,8 @@ async def test_unsloth_keeps_the_contract(keeps_contract):
 
 UNLOADED = """
 import sys, torch
-from art_nb.policy import load_policy, sequence_logprobs
-from art_nb.guests import imported
+from art_nb.policy.folded import load_policy, sequence_logprobs
+from art_nb.policy.isolation import imported
 if sys.argv[2] == "with": imported("unsloth")
 print(sequence_logprobs(load_policy(sys.argv[1]), list(range(3, 60))).tolist())
 """

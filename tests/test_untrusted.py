@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 from test_frozen import hostile_run
 from ui import HOSTILE, LabPage
 
-from art_nb.frozen import visible
-from art_nb.vitals import write_record
+from art_nb.reports.static_html import visible
+from art_nb.training.heartbeat import write_record
 
 pytestmark = pytest.mark.timeout(300)
 expect.set_options(timeout=60_000)
@@ -28,7 +28,7 @@ VIEW, RUN, FROZEN, _, FROZEN_RUN, JUDGED = range(1, 7)          # cells
 CELLS = [
     """import sys; sys.path.insert(0, {tests!r})
 import art_nb as art
-from art_nb.viewer import view
+from art_nb.panels.viewer import view
 from judging_parts import Says, answers
 from test_untrusted import TEXTS, WORD
 store = art.RunStore({path!r})

@@ -12,10 +12,10 @@ from ui import HOSTILE, axe_faults, calm, waits
 from view_parts import CALLS, Talk, crowd, games, recorded_run, steps
 
 import art_nb as art
-from art_nb.channels import tokens_reply
-from art_nb.lens import lens_reply
-from art_nb.rows import Rows
-from art_nb.viewer import RolloutViewer, view, write_new
+from art_nb.panels.viewer import RolloutViewer, view, write_new
+from art_nb.views.index import Rows
+from art_nb.views.token_objective import lens_reply
+from art_nb.views.token_values import tokens_reply
 
 COLOUR = "[aria-label='Colour tokens by']"
 
@@ -876,7 +876,7 @@ def test_the_state_is_small(opened):
 SETUP = """import sys; sys.path.insert(0, {tests!r})
 from view_parts import steps, games
 import art_nb as art
-from art_nb.viewer import view
+from art_nb.panels.viewer import view
 viewer = view(steps())
 viewer"""
 

@@ -26,14 +26,14 @@ from transformers import (
 )
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.events import Warned
-from art_nb.policy import adapter, load_adapter, load_policy, sequence_logprobs, serve
-from art_nb.samplers import SamplingParams
-from art_nb.types import BackendMissing, ServeError
-from art_nb.vllm_sampler import KEPT, VLLMSampler, vllm_version
-from art_nb.weights import fetch
-from art_nb.worker import Worker
+from art_nb.core.events import Warned
+from art_nb.core.types import BackendMissing, ServeError
+from art_nb.learners import checkpoints
+from art_nb.models.weights import fetch
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import adapter, load_adapter, load_policy, sequence_logprobs, serve
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.vllm import KEPT, VLLMSampler, vllm_version
 
 NEAR = 0.05             # nats, of two programs that compute in bf16
 SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,

@@ -10,11 +10,11 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 import art_nb as art
-from art_nb import checkpoints
-from art_nb.events import Warned
-from art_nb.policy import sequence_logprobs
-from art_nb.types import StoreError, TrainError
-from art_nb.weights import adapter_shape, base_name, fetch
+from art_nb.core.events import Warned
+from art_nb.core.types import StoreError, TrainError
+from art_nb.learners import checkpoints
+from art_nb.models.weights import adapter_shape, base_name, fetch
+from art_nb.policy.folded import sequence_logprobs
 
 IDS = [1, 40, 41, 42, 2, 1, 77, 78]
 LESSONS = [art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "B2"}])] * 2

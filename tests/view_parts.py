@@ -160,9 +160,9 @@ def recorded_run(path) -> "art.RunStore":
     """A run on disk whose last step has a record of what the loss saw."""
     import numpy as np
 
-    from art_nb.advantages import advantages
-    from art_nb.records import Record, checksum, write_record
-    from art_nb.tokens import group_rows
+    from art_nb.tokens.advantages import advantages
+    from art_nb.tokens.learner_records import Record, checksum, write_record
+    from art_nb.tokens.rows import group_rows
 
     store, rng = art.RunStore(path), np.random.default_rng(0)
     for step, groups in steps().items():

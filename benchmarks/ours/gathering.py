@@ -7,8 +7,8 @@ from stub import BODY
 from talk import serve
 
 import art_nb as art
-from art_nb.events import Bus
-from art_nb.inprocess import InProcess
+from art_nb.core.events import Bus
+from art_nb.serving.asgi import InProcess
 
 
 class Waiting:

@@ -13,10 +13,10 @@ from talk import serve
 from transformers import AutoTokenizer
 
 import art_nb as art
-from art_nb.batches import TrainRow, micro_batches
-from art_nb.learners import Learner, StepConfig, train_rows
-from art_nb.policy import load_policy
-from art_nb.tokens import group_rows
+from art_nb.learners.base import Learner, StepConfig, train_rows
+from art_nb.policy.folded import load_policy
+from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.tokens.rows import group_rows
 
 HELD = {}
 

@@ -12,9 +12,9 @@ from shapes import between, ids, opening
 from talk import HERE, peak_mb, serve
 
 import art_nb as art
-from art_nb.samplers import SamplingParams
-from art_nb.tokens import group_rows
-from art_nb.trajectories import choices, get_messages
+from art_nb.rollouts.trajectories import choices, get_messages
+from art_nb.samplers.base import SamplingParams
+from art_nb.tokens.rows import group_rows
 
 sys.path.insert(0, str(HERE.parent / "examples" / "tic_tac_toe"))
 from tic_tac_toe import random_game

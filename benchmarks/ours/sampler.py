@@ -7,12 +7,12 @@ import torch
 from shapes import ids
 from talk import serve
 
-from art_nb.checkpoints import save
-from art_nb.embedded import TransformersSampler
-from art_nb.learners import Learner
-from art_nb.policy import adapter, load_policy
-from art_nb.samplers import SamplingParams
-from art_nb.worker import Worker
+from art_nb.learners.base import Learner
+from art_nb.learners.checkpoints import save
+from art_nb.policy.device import Worker
+from art_nb.policy.folded import adapter, load_policy
+from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.transformers import TransformersSampler
 
 HELD = {}
 
