@@ -88,7 +88,8 @@ async def feed(job):
 
 async def pipeline(job):
     """Rollouts, training and evaluation beside one another, until somebody ends it."""
-    from art_nb.pipeline.trainer import PipelineTrainer, make_group_rollout_fn
+    from art_nb.pipeline.settings import make_group_rollout_fn
+    from art_nb.pipeline.trainer import PipelineTrainer
 
     async def play(model, scenario, config):
         trajectory = await rollout(model, scenario)

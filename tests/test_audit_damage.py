@@ -17,13 +17,13 @@ from audit import count
 from test_store import make_choice
 
 from art_nb.core.events import StepDone, from_json, to_json
-from art_nb.core.files import DAMAGED, load_arrays, parse_json, read_file
+from art_nb.core.files import DAMAGED, load_arrays, parse_json, read_file, read_lines
 from art_nb.core.types import StoreError
 from art_nb.reports.report import report
 from art_nb.rewards.journal import Journal
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.formats import READERS, unpack_tokens
-from art_nb.runs.store import RunStore, read_lines, whole_checkpoint, whole_safetensors
+from art_nb.runs.store import RunStore, whole_checkpoint, whole_safetensors
 from art_nb.training.run import Run
 from art_nb.views.index import loaded
 

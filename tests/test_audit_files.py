@@ -9,11 +9,12 @@ from test_store import make_choice
 
 import art_nb as art
 from art_nb.core.events import StepDone, to_json
+from art_nb.core.files import append_lines
 from art_nb.core.types import ArtError
 from art_nb.reports.report import report
 from art_nb.reports.static_html import frozen_run
 from art_nb.rewards.journal import Journal, override
-from art_nb.runs.store import RunStore, append_lines
+from art_nb.runs.store import RunStore
 from art_nb.tokens.learner_records import read_record
 from art_nb.training.run import Run
 from art_nb.views.index import loaded

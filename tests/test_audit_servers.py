@@ -12,7 +12,8 @@ from remote_parts import Server
 from test_server_fuzz import GOOD, places
 
 import art_nb as art
-from art_nb.backends.remote_client import described, group_lines
+from art_nb.backends.remote_client import described
+from art_nb.backends.remote_protocol import group_lines
 
 pytestmark = pytest.mark.timeout(7200)
 VALUES = [None, True, False, 0, 1, -1, 2**31, 2**63, -2**63, 10**400, 0.5, 1e308, float("nan"), float("inf"), "",

@@ -22,7 +22,8 @@ import art_nb as art
 from art_nb.core.events import Bus, CheckpointSaved, SignalReport, Warned
 from art_nb.core.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
 from art_nb.learners import checkpoints
-from art_nb.models.weights import LOADING
+from art_nb.models.gguf import LOADING
+from art_nb.policy import folded
 from art_nb.policy.folded import load_adapter, load_policy, sequence_logprobs, serve
 
 NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
@@ -273,7 +274,7 @@ async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_mo
     await model.register(local)
     await local.train(model, [await a_group(model)], learning_rate=5e-2)
     policy = load_policy(tiny_model_dir)
-    load_adapter(policy, checkpoints.read_adapter(model.store.checkpoint_dir(1)))
+    load_adapter(policy, folded.read_adapter(model.store.checkpoint_dir(1)))
     serve(policy)
     choice = await ask(model, seed=3)
     prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]

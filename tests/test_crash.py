@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import art_nb as art
 from art_nb.learners import checkpoints
+from art_nb.policy import folded
 from art_nb.policy.folded import fingerprint
 from art_nb.runs.store import whole_checkpoint
 
@@ -35,7 +36,7 @@ def check_disk(store, rows_lag=0):
         folder = store.checkpoint_dir(step)
         assert whole_checkpoint(folder)
         told = checkpoints.facts(folder)
-        assert (told["step"], told["adapter"]) == (step, fingerprint(checkpoints.read_adapter(folder)))
+        assert (told["step"], told["adapter"]) == (step, fingerprint(folded.read_adapter(folder)))
         assert int(load_file(folder / "optimizer.safetensors")["steps"]) <= step
     rows, _ = raw_rows(store)
     of_rows = [row["step"] for row in filter(of_training, rows)]

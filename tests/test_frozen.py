@@ -8,9 +8,10 @@ from ui import browser  # noqa: F401
 
 from art_nb.core.events import Failed, Warned
 from art_nb.panels.live_cell import frozen_form
+from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible
+from art_nb.reports.html import table as html_table
 from art_nb.reports.report import MOST_BYTES, export, report
-from art_nb.reports.static_html import LIMIT, Html, curves, escaped, facts_line, frozen, frozen_run, tag, told, visible
-from art_nb.reports.static_html import table as html_table
+from art_nb.reports.static_html import curves, frozen, frozen_run, told
 from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
 from art_nb.training.heartbeat import write_record

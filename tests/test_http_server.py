@@ -13,7 +13,8 @@ from homes import a_group, ask
 from remote_parts import Server
 
 import art_nb as art
-from art_nb.backends.remote_calls import Desk, ModelForm
+from art_nb.backends.remote_calls import Desk
+from art_nb.backends.remote_protocol import ModelForm
 from art_nb.backends.remote_server import Host
 from art_nb.core.types import ServeError
 from art_nb.serving import http_server

@@ -9,8 +9,8 @@ from live_parts import Home, Script
 from ui import HOSTILE, axe_faults, calm
 
 import art_nb as art
+from art_nb.core.files import Tail
 from art_nb.panels.live_cell import LiveCell
-from art_nb.training.heartbeat import Tail
 from art_nb.training.run import Run
 
 

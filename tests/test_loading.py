@@ -27,10 +27,9 @@ from transformers.models.llama import modeling_llama
 
 import art_nb as art
 from art_nb.core.types import StoreError, TrainError
-from art_nb.learners.checkpoints import peft_files
-from art_nb.models.weights import load_gguf
+from art_nb.models.gguf import load_gguf
 from art_nb.policy.device import Worker
-from art_nb.policy.folded import adapter, checked_policy, coverage_note, load_policy, sequence_logprobs
+from art_nb.policy.folded import adapter, checked_policy, coverage_note, load_policy, peft_files, sequence_logprobs
 from art_nb.policy.kernels import bf16_products
 from art_nb.samplers.transformers import TransformersSampler
 

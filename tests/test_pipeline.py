@@ -13,8 +13,10 @@ from remote_parts import Server
 import art_nb as art
 from art_nb.core.events import Failed, GroupDone, RolloutDone, RolloutStarted, StepDone, Warned
 from art_nb.core.types import TrainError
-from art_nb.pipeline.settings import PipelineAutotuneConfig, PipelineRuntimeConfig, is_stale, token_ages
-from art_nb.pipeline.trainer import PipelineTrainer, StatusReporter, keep_recent_and_top, make_group_rollout_fn
+from art_nb.pipeline.freshness import is_stale, token_ages
+from art_nb.pipeline.retention import keep_recent_and_top
+from art_nb.pipeline.settings import PipelineAutotuneConfig, PipelineRuntimeConfig, make_group_rollout_fn
+from art_nb.pipeline.trainer import PipelineTrainer, StatusReporter
 from art_nb.tokens.learner_records import read_record
 from art_nb.training.progress import Progress
 from art_nb.training.run import Attached, Run

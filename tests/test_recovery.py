@@ -7,8 +7,8 @@ from homes import a_group, ask, at_home, better_and_worse, heard, until
 
 import art_nb as art
 from art_nb.core.events import Warned
+from art_nb.core.files import read_lines
 from art_nb.core.types import StoreError
-from art_nb.runs.store import read_lines
 
 try:
     import resource

@@ -22,8 +22,8 @@ from remote_parts import CALL, ROOT, Server, command
 from warm import warm_python
 
 import art_nb as art
-from art_nb.backends.remote_client import MOST_BODY, SharedStore, Tenant, checked_url, group_lines
-from art_nb.backends.remote_protocol import tar_pieces, unpack
+from art_nb.backends.remote_client import SharedStore, Tenant, checked_url
+from art_nb.backends.remote_protocol import MOST_BODY, group_lines, tar_pieces, unpack
 from art_nb.core.events import (
     AdapterServed,
     CheckpointSaved,

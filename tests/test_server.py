@@ -15,7 +15,8 @@ from server_parts import END, Bytes, Scripted, Tags, endpoint
 
 from art_nb.core.types import ServeError
 from art_nb.serving import http_server
-from art_nb.serving.endpoint import MAX_BODY, RequestError, read_body
+from art_nb.serving.asgi import MAX_BODY, read_body
+from art_nb.serving.endpoint import RequestError
 
 pytestmark = pytest.mark.timeout(300)
 HI = [{"role": "user", "content": "Hi"}]

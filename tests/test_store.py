@@ -18,10 +18,11 @@ import pytest
 from openai.types.chat.chat_completion import Choice
 
 from art_nb.core.events import Bus, StepDone, Warned
+from art_nb.core.files import append_lines, atomic_write, read_lines
 from art_nb.core.types import StoreError
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.runs.formats import group_tokens, pack_tokens, parquet_bytes, unpack_tokens
-from art_nb.runs.store import RunStore, append_lines, atomic_write, find_runs, open_run, read_lines, whole_safetensors
+from art_nb.runs.store import RunStore, find_runs, open_run, whole_safetensors
 from art_nb.views.step_table import part_of_file
 
 
@@ -248,7 +249,7 @@ def test_a_file_in_the_directory_s_place_is_named(tmp_path):
 
 LIMITED = """
 import resource
-from art_nb.runs.store import atomic_write
+from art_nb.core.files import atomic_write
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 atomic_write({path!r}, b"x" * 9000)
 """

@@ -15,8 +15,7 @@ from warm import warm_python
 import art_nb as art
 from art_nb.core.events import Failed, GradientStep, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.core.types import RolloutError, TrainError
-from art_nb.learners.checkpoints import read_adapter
-from art_nb.policy.folded import load_policy, sequence_logprobs, serve
+from art_nb.policy.folded import load_policy, read_adapter, sequence_logprobs, serve
 from art_nb.rollouts.scenarios import scenarios_of_step
 from art_nb.training.heartbeat import read_record
 from art_nb.training.run import Run

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from test_frozen import hostile_run
 from ui import HOSTILE, LabPage
 
-from art_nb.reports.static_html import visible
+from art_nb.reports.html import visible
 from art_nb.training.heartbeat import write_record
 
 pytestmark = pytest.mark.timeout(300)

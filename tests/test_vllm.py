@@ -28,8 +28,8 @@ from transformers import (
 import art_nb as art
 from art_nb.core.events import Warned
 from art_nb.core.types import BackendMissing, ServeError
-from art_nb.learners import checkpoints
 from art_nb.models.weights import fetch
+from art_nb.policy import folded
 from art_nb.policy.device import Worker
 from art_nb.policy.folded import adapter, load_adapter, load_policy, sequence_logprobs, serve
 from art_nb.samplers.base import SamplingParams
@@ -301,7 +301,7 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
     policy, fits = load_policy(smollm2_dir), {}
     choices = [t.messages_and_choices[-1] for t in groups[-1]]
     for step in (0, 1):
-        load_adapter(policy, checkpoints.read_adapter(store.checkpoint_dir(step)))
+        load_adapter(policy, folded.read_adapter(store.checkpoint_dir(step)))
         serve(policy)
         fits[step] = np.concatenate([
             np.array(c.model_extra["token_logprobs"]) - sequence_logprobs(

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art_nb.core.types import StoreError
 from art_nb.models import weights
-from art_nb.models.weights import EMBEDDED, Embedded, Wheel, end_ids, fetch, file_sha256
+from art_nb.models.gguf import end_ids
+from art_nb.models.weights import EMBEDDED, Embedded, Wheel, fetch, file_sha256
 
 PARTS = 2
 

@@ -12,10 +12,10 @@ from openai import OpenAIError
 from openai.types.chat.chat_completion import Choice
 
 from .local import Backend
+from ..core.types import ServeError
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..samplers.base import common
 from ..tokens.rows import read_turn
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup
-from ..core.types import ServeError
 
 # %% ../../nbs/50_backends/60_contract.ipynb #b4edada6
 QUESTION = [{"role": "user", "content": "Name an animal."}]

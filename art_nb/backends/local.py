@@ -19,37 +19,55 @@ import httpx
 import numpy as np
 import torch
 
-from ..learners import checkpoints
-from ..tokens import learner_records as records
-from ..tokens.advantages import histories, signal_report
-from .options import step_config
-from ..policy.packing import TrainRow
-from ..tokens.chat import ChatFormat
-from .runtime import LEARNERS, SAMPLERS, choose_learner, choose_sampler, sampler_for_model
-from ..core.events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
-from .runtime import OPEN, Home, abandon, retire_home
-from ..learners.base import all_or_nothing, described, mean_figures, optimizer_steps, step_rows
-from .runtime import copied, lease
-from ..runs.locks import acquire_lock
-from ..policy.device import give_memory_back, if_full, retry_if_full
-from ..runs.migrate import move_checkpoints
-from ..models.model import Backend as Place
-from .options import adam_options, chat_options, engine_options, home_key
-from .options import init_options, lora_options, profiled, step_options
-from ..policy.folded import coverage_note, load_policy, pick_device, serve
+from .deployment import deploy_model, no_s3, without_bucket
+from art_nb.backends.options import (
+    adam_options,
+    chat_options,
+    engine_options,
+    home_key,
+    init_options,
+    lora_options,
+    profiled,
+    step_config,
+    step_options,
+)
 from .recovery import load_newest, repair_history
+from art_nb.backends.runtime import (
+    LEARNERS,
+    OPEN,
+    SAMPLERS,
+    Home,
+    abandon,
+    choose_learner,
+    choose_sampler,
+    copied,
+    lease,
+    retire_home,
+    sampler_for_model,
+)
+from ..core.events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
+from ..core.types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
+from ..learners import checkpoints
+from ..learners.base import all_or_nothing, described, mean_figures, optimizer_steps, step_rows
+from ..learners.settings import StepConfig, unusual_values
+from ..learners.sft_rows import sft_batches
+from ..models.clients import served_name
+from ..models.gguf import LOADING
+from ..models.model import Backend as Place
+from ..models.weights import adapter_directory, base_name, check_hub, fetch
+from ..policy.device import Worker, give_memory_back, if_full, retry_if_full
+from ..policy.folded import coverage_note, load_policy, pick_device, serve
+from ..policy.packing import TrainRow
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, choices, lacks_prompt
+from ..runs.locks import acquire_lock
+from ..runs.migrate import move_checkpoints
+from ..runs.store import RunStore, keep_events
 from ..samplers.base import QueuedSampler
 from ..serving.endpoint import Endpoint
-from ..models.clients import served_name
-from ..learners.sft_rows import sft_batches
-from ..learners.settings import StepConfig, unusual_values
-from ..runs.store import RunStore, keep_events
+from ..tokens import learner_records as records
+from ..tokens.advantages import histories, signal_report
+from ..tokens.chat import ChatFormat
 from ..tokens.rows import Row, common_temperature, comparable, group_rows, temperature_of
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, choices, lacks_prompt
-from ..core.types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
-from .deployment import deploy_model, no_s3, without_bucket
-from ..models.weights import LOADING, adapter_directory, base_name, check_hub, fetch
-from ..policy.device import Worker
 
 # %% ../../nbs/50_backends/40_local.ipynb #a84be1b6
 class Backend(Place, Protocol):

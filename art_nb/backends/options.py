@@ -9,18 +9,16 @@ __all__ = ['LORA', 'ANYWAY', 'INSTEAD', 'INIT', 'INTERNAL', 'STEP', 'ADAM', 'PRO
            'announce', 'in_our_names', 'loss_of', 'mismatch_of', 'reference_of', 'checked_options', 'step_config']
 
 # %% ../../nbs/50_backends/20_options.ipynb #be4aeb1e
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..core.events import Bus
-from ..core.types import StoreError
-from ..models.weights import adapter_directory, adapter_shape
-from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
-
+from ..core.types import StoreError, TrainError, suggest_name
 from ..learners.settings import Range, StepConfig, check_number, check_step, unusual_values
+from ..models.weights import adapter_directory, adapter_shape
 from ..runs.store import RunStore
-from ..core.types import TrainError, suggest_name
 
 # %% ../../nbs/50_backends/20_options.ipynb #55b52c66
 LORA = {"rank": "rank", "alpha": "alpha", "target_modules": "targets", "random_state": "seed"}

@@ -12,10 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..core.types import StoreError
 from ..learners import checkpoints
 from ..learners.base import Learner
+from ..policy import folded
 from ..runs.store import RunStore, whole_checkpoint
-from ..core.types import StoreError
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #b1fbcfea
 def load_newest(
@@ -31,9 +32,9 @@ def load_newest(
             continue                        # an empty directory
         try:
             if not whole_checkpoint(places[step]) or not checkpoints.is_complete(places[step]):
-                raise checkpoints.DamagedCheckpoint("a file is missing or incomplete")
+                raise folded.DamagedCheckpoint("a file is missing or incomplete")
             checkpoints.load(places[step], learner, base_model)
-        except checkpoints.DamagedCheckpoint as error:
+        except folded.DamagedCheckpoint as error:
             damaged[step] = error
             continue
         for bad, reason in damaged.items():

@@ -14,7 +14,6 @@ import secrets
 import ssl
 import threading
 import time
-
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,20 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from .local import LocalBackend
-from .remote_protocol import tar_pieces
-from .remote_calls import FORMS, MOST_EVENTS, Call, Desk, Pulling, call_of
-from .remote_client import KEY_NAME, MOST_BODY, STEP_NAME, error_data, is_loopback
-from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
-from ..serving.endpoint import as_json, read_body, refused, unless_gone
+from .remote_calls import FORMS, MOST_EVENTS, Call, Desk
+from art_nb.backends.remote_protocol import (
+    KEY_NAME,
+    MOST_BODY,
+    STEP_NAME,
+    Pulling,
+    call_of,
+    error_data,
+    is_loopback,
+    tar_pieces,
+)
 from ..core.types import ServeError
+from ..serving.asgi import as_json, read_body, refused, unless_gone
+from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #03b31c77
 WAIT_S = 15.0

@@ -7,37 +7,31 @@ __all__ = ['KEEP_S', 'OPEN', 'SAMPLERS', 'LEARNERS', 'FALLBACK', 'Home', 'retire
            'choose_sampler', 'sampler_for_model', 'choose_learner']
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #8aa40081
+import asyncio
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Future, wait
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from ..learners import checkpoints
-from ..tokens.chat import ChatFormat
+from ..core.types import BackendMissing, ServeError, StoreError
 from ..learners.base import Learner
-from ..policy.device import if_full
-from ..runs.locks import RunLock
-from ..policy.folded import Policy, adapter
-from ..samplers.base import LOWER, Sampler
-from ..serving.endpoint import Endpoint
-from ..runs.store import RunStore
-from ..core.types import ServeError
-from ..policy.device import Worker
-import asyncio
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
-from ..models.clients import at_step
-from ..core.types import StoreError
-
-from ..samplers.transformers import TransformersSampler
-from ..core.types import BackendMissing
 from ..learners.unsloth import UnslothLearner, usable_unsloth
+from ..models.clients import at_step
+from ..policy import folded
+from ..policy.device import Worker, if_full
+from ..policy.folded import Policy, adapter
+from ..runs.locks import RunLock
+from ..runs.store import RunStore
+from ..samplers.base import LOWER, Sampler
+from ..samplers.transformers import TransformersSampler
 from ..samplers.vllm import VLLMSampler, check_model, known_args, usable_vllm
+from ..serving.endpoint import Endpoint
+from ..tokens.chat import ChatFormat
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #2c42dd55
 KEEP_S = 10                     # adapters that nobody asked for in so many seconds go when a step ends
@@ -90,7 +84,7 @@ class Home:
         if not loaded:
             step = int(key.rpartition("@")[2])
             with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
-                self.sampler.load(key, checkpoints.read_adapter(self.store.checkpoint_dir(step)))
+                self.sampler.load(key, folded.read_adapter(self.store.checkpoint_dir(step)))
         return key
 
     def publish(self, step: int) -> None:

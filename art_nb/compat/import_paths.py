@@ -49,9 +49,10 @@ PATHS: dict[str, dict[str, str]] = {
     "megatron": _MEGATRON, "megatron.backend": _MEGATRON,
     "metrics": {"runs.metrics": "*"},
     "model": {"models.model": "Model TrainableModel"},
-    "pipeline_trainer": {"pipeline.settings": "CheckpointInfo CheckpointRetentionContext CheckpointRetentionStrategy"
-                                              " PipelineAutotuneConfig PipelineRuntimeConfig RolloutFn"
-                                              " keep_recent_and_top make_group_rollout_fn",
+    "pipeline_trainer": {"pipeline.settings": "PipelineAutotuneConfig PipelineRuntimeConfig RolloutFn"
+                                              " make_group_rollout_fn",
+                         "pipeline.retention": "CheckpointInfo CheckpointRetentionContext"
+                                               " CheckpointRetentionStrategy keep_recent_and_top",
                          "pipeline.workers": "StatusReporter", "pipeline.trainer": "*"},
     "serverless": {"compat.unavailable": "ServerlessBackend"},
     "serverless.backend": {"compat.unavailable": "ServerlessBackend ServerlessTrainResult"},

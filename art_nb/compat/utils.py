@@ -30,11 +30,11 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
-from ..rollouts.gather import gather_trajectories
-from ..models.model import Model
-from ..runs.store import RunStore
-from ..rollouts.entries import as_entry, content_texts, get_messages
 from ..core.types import BackendMissing, Message, install_hint
+from ..models.model import Model
+from ..rollouts.entries import as_entry, content_texts, get_messages
+from ..rollouts.gather import gather_trajectories
+from ..runs.store import RunStore
 
 Thing = TypeVar("Thing")
 

@@ -16,9 +16,8 @@ from threading import RLock
 from time import time as now
 from typing import Any, TypeAlias
 
-
-from .redaction import redact_text
 from .jsonable import plain
+from .redaction import redact_text
 
 # %% ../../nbs/00_core/40_events.ipynb #cc383441
 @dataclass(slots=True, kw_only=True)

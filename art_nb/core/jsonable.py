@@ -6,15 +6,15 @@
 __all__ = ['MAX_PLAIN_DEPTH', 'compact', 'expand', 'plain', 'finite', 'clean', 'cleaned', 'known', 'as_json', 'one_line']
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #f21215a3
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-from pydantic import BaseModel
-from typing import SupportsFloat
-import math
+from typing import Any, SupportsFloat
+
 import numpy as np
-import json
+from pydantic import BaseModel
 
 _REFERENCE = re.compile(r"\$\d+")
 

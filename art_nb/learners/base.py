@@ -14,15 +14,22 @@ from dataclasses import fields, replace
 import numpy as np
 import torch
 
-from ..tokens.advantages import weigh_rows
-from ..policy.packing import Batch, TrainRow, micro_batches, packing_ratio, tree_attention
-from art_nb.learners.losses import (
-    LOSSES, TokenTensors, join, mismatch_metrics, ratio_metrics, reference_log_ratio, shaped_advantages, total_loss
-)
-from ..policy.folded import Adapter, Policy, adapter, load_adapter, serve
-from .settings import StepConfig
-from ..tokens.rows import Row
 from ..core.types import TrainError
+from art_nb.learners.losses import (
+    LOSSES,
+    TokenTensors,
+    join,
+    mismatch_metrics,
+    ratio_metrics,
+    reference_log_ratio,
+    shaped_advantages,
+    total_loss,
+)
+from .settings import StepConfig
+from ..policy.folded import Adapter, Policy, adapter, load_adapter, serve
+from ..policy.packing import Batch, TrainRow, micro_batches, packing_ratio, tree_attention
+from ..tokens.advantages import weigh_rows
+from ..tokens.rows import Row
 
 # %% ../../nbs/35_learners/20_base.ipynb #991a3d66
 def step_rows(groups_rewards: Sequence[Sequence[float]],    # rewards [G] of each group

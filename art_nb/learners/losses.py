@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tokens.advantages import choose
 from ..core.types import TrainError
+from ..tokens.advantages import choose
 
 # %% ../../nbs/35_learners/00_losses.ipynb #951cbfb4
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..tokens.advantages import REDUCTIONS, SCALES, TRUNCATED
 from ..core.types import TrainError, suggest_name
+from ..tokens.advantages import REDUCTIONS, SCALES, TRUNCATED
 
 # %% ../../nbs/35_learners/10_settings.ipynb #710d27d5
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +142,7 @@ def _known_options() -> frozenset[str]:
 def try_loss(config: StepConfig) -> None:
     "Compute a named loss on two invented tokens; raises TrainError if it does not take its options."
     import torch
+
     from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH, TokenTensors, total_loss
     loss, mismatch = LOSSES.get(config.loss, config.loss), MISMATCH.get(config.mismatch, config.mismatch)
     known = _known_options()

@@ -12,10 +12,10 @@ from itertools import islice
 
 import numpy as np
 
-from ..policy.packing import TrainRow
-from ..tokens.chat import ChatFormat
-from ..rollouts.trajectories import Trajectory
 from ..core.types import TokenError, TrainError, TrainSFTConfig
+from ..policy.packing import TrainRow
+from ..rollouts.trajectories import Trajectory
+from ..tokens.chat import ChatFormat
 
 # %% ../../nbs/35_learners/40_sft_rows.ipynb #25f75db6
 TURNS = {"all": lambda places: set(places), "last": lambda places: set(places[-1:])}

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..policy.architectures import context_length
-from ..policy.packing import Batch, Segment
-from ..policy.isolation import importable, imported, installed, undisturbed
-from .base import Learner
-from ..policy.folded import Adapter, Policy, masters, serve
 from ..core.types import TrainError, install_hint
+from .base import Learner
+from ..policy.architectures import context_length
+from ..policy.folded import Adapter, Policy, masters, serve
+from ..policy.isolation import importable, imported, installed, undisturbed
+from ..policy.packing import Batch, Segment
 
 # %% ../../nbs/35_learners/50_unsloth.ipynb #28b0a006
 def unsloth_version() -> str:

@@ -26,8 +26,7 @@ from IPython.display import display
 from pydantic import ConfigDict, ValidationError, validate_call
 from traitlets import Dict, Unicode
 
-from ..core.jsonable import plain
-from ..core.jsonable import clean
+from ..core.jsonable import clean, plain
 from ..core.types import ArtError
 
 # %% ../../nbs/85_panels/30_base.ipynb #7beb4f89

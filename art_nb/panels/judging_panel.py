@@ -17,19 +17,27 @@ from typing import Any
 from IPython import get_ipython
 from traitlets import Dict
 
-from ..rewards.llm_judges import Judge
-from .judging_session import Desk, diff_reply, index_of, laid_out
-from .judging_session import session_reply, state_reply, texts_reply, title_of
+from ..core.types import BackendMissing, JudgeError
+from ..models.model import REGISTERED, Model
+from .base import Panel, command, static
+from art_nb.panels.judging_session import (
+    Desk,
+    diff_reply,
+    index_of,
+    laid_out,
+    session_reply,
+    state_reply,
+    texts_reply,
+    title_of,
+)
+from .rankings import Home, Opinion, failed, home_of, opinion_of
+from .viewer import write_new
 from ..rewards.journal import Journal, Pick, every_pair, preference_pairs, write_pairs
 from ..rewards.judges import Person, as_judge
-from ..models.model import REGISTERED, Model
-from .rankings import Home, Opinion, failed, home_of, opinion_of
-from .base import Panel, command, static
-from ..rewards.ruler import CACHE, score_group
+from ..rewards.llm_judges import Judge
 from ..rewards.rubrics import DEFAULT_RUBRIC, Question
+from ..rewards.ruler import CACHE, score_group
 from ..rollouts.trajectories import TrajectoryGroup
-from ..core.types import BackendMissing, JudgeError
-from .viewer import write_new
 
 # %% ../../nbs/85_panels/60_judging_panel.ipynb #2b483d1d
 def judges_at_hand(
@@ -86,7 +94,8 @@ def frozen_desk(
     room: Any,  # of `frozen`
 ) -> str:
     """Freeze a desk."""
-    from art_nb.reports.static_html import WRAP, facts_line, fold, messages_html, table, tag
+    from art_nb.reports.html import WRAP, facts_line, fold, table, tag
+    from art_nb.reports.static_html import messages_html
 
     told, (shared, rests, _) = state_reply(desk), laid_out(desk.group)
     cells = [_cells(row, told["blind"]) for row in told["rows"][:room.lines]]
@@ -167,7 +176,7 @@ class JudgingPanel(Panel):
 
     def html(self) -> str:
         """Give the frozen form."""
-        from art_nb.reports.static_html import LIMIT, Html, fitted, tag
+        from art_nb.reports.html import LIMIT, Html, fitted, tag
         again = tag("p", tag("code", "await art_nb.judge(group)"), " opens it again")
         return fitted(lambda room: tag("div", *(Html(frozen_desk(desk, room)) for desk in self.desks), again), LIMIT)
 

@@ -16,18 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from ..tokens.advantages import group_advantages, has_variance
+from ..core.jsonable import clean, known
+from ..core.types import JudgeError
+from art_nb.panels.rankings import (
+    Home,
+    Opinion,
+    earlier,
+    evenly,
+    own,
+    placed,
+    ranking,
+    settled,
+    trained,
+    within,
+    write_rewards,
+)
 from ..rewards.journal import Current, agreement, compare, current, disagreements, override
 from ..rewards.judges import Judgement, group_id
-from art_nb.panels.rankings import (
-    Home, Opinion, earlier, evenly, own, placed, ranking, settled, trained, within, write_rewards
-)
-from ..rewards.ruler import GroupScores, Round, judgements_of, moved, position_bias, ranks, spread, steadiness
 from ..rewards.rubrics import DEFAULT_RUBRIC, Verdict, flags, rubric_id
-from ..views.conversation import parts_of, shared_count, shared_units, thread_of
-from ..core.jsonable import clean, known
+from ..rewards.ruler import GroupScores, Round, judgements_of, moved, position_bias, ranks, spread, steadiness
 from ..rollouts.trajectories import TrajectoryGroup
-from ..core.types import JudgeError
+from ..tokens.advantages import group_advantages, has_variance
+from ..views.conversation import parts_of, shared_count, shared_units, thread_of
 
 # %% ../../nbs/85_panels/10_judging_session.ipynb #7f23151d
 _ROUNDS: dict[tuple[str, str], dict[tuple[str, int], list[Round]]] = {}    # of this session, by judge and rubric

@@ -4,24 +4,20 @@
 
 # %% auto #0
 __all__ = ['CURVES', 'KL', 'COLUMNS', 'POINTS', 'SHOWN_REWARDS', 'rounded', 'point', 'points', 'group_entry', 'named',
-           'group_entries', 'memory', 'own_memory', 'failure_card', 'phase_times', 'tick_of']
+           'group_entries', 'failure_card', 'phase_times', 'tick_of']
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #7e82de90
 import math
-import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 from ..core.events import Failed
+from ..rollouts.trajectories import TrajectoryGroup
 from ..training.diagnostics import lessons, remedy
 from ..training.progress import PHASES, GroupSeen, Progress, eta, speeds, stall, step_line, told
-from ..rollouts.trajectories import TrajectoryGroup
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #55401a87
 CURVES = {"step": "step", "reward": "train/reward", "std": "train/reward_std_dev", "entropy": "loss/entropy",
@@ -85,33 +81,6 @@ def group_entries(p: Progress,
     chosen = [pair for pair in numbered if before is None or pair[0] < before][-last:]
     rewards = {id: [t.reward for t in at_hand[id]] for _, group in chosen if (id := group.id) in at_hand}
     return [group_entry(i, group, rewards.get(group.id)) for i, group in chosen]
-
-# %% ../../nbs/85_panels/20_live_state.ipynb #ef26aca2
-def memory() -> dict[str, Any]:                         # {} where nobody knows
-    "Bytes used, in all and at the most, of the device that trains."
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        free, total = torch.cuda.mem_get_info()
-        return {"device": torch.cuda.get_device_name(), "used": total - free, "total": total,
-                "peak": torch.cuda.max_memory_reserved()}
-    if torch is not None and torch.backends.mps.is_available():
-        return {"device": "MPS", "used": torch.mps.driver_allocated_memory(),
-                "total": torch.mps.recommended_max_memory()}
-    return own_memory()
-
-
-def own_memory() -> dict[str, Any]:
-    "What this process takes of the machine's memory."
-    import platform
-    with suppress(OSError, ValueError, AttributeError):
-        page = os.sysconf("SC_PAGE_SIZE")
-        totals, used = [page * os.sysconf("SC_PHYS_PAGES")], page * int(Path("/proc/self/statm").read_text().split()[1])
-        with suppress(OSError, ValueError):
-            totals.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-        import resource
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
-        return {"device": "CPU", "used": used, "total": min(totals), "peak": peak}
-    return {}
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #22a5bac3
 def failure_card(p: Progress, letters: int = 1500) -> dict[str, Any] | None:    # of the traceback

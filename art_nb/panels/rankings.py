@@ -18,12 +18,12 @@ from typing import Any, TypeAlias
 from ..core.events import GroupDone
 from ..rewards.journal import Current, Journal, with_overrides
 from ..rewards.judges import Judgement, group_id
-from ..rewards.ruler import GroupScores, distinct, with_scores
-from ..views.index import open_rows
 from ..rewards.rubrics import Verdict, conversation, rubric_id
+from ..rewards.ruler import GroupScores, distinct, with_scores
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore
 from ..training.run import Run, runs_at_work
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup
+from ..views.index import open_rows
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #4e891a8f
 Scores: TypeAlias = Mapping[int, float]    # by index of the trajectory

@@ -15,14 +15,21 @@ from typing import Any
 
 from traitlets import Dict
 
-from ..views.token_values import tokens_reply
-from ..rewards.journal import Journal, override
-from .base import Panel, command, static
-from art_nb.views.replies import (
-    board_reply, compare_reply, index_reply, page_reply, search_reply, select_reply, step_diff_reply, traj_reply
-)
-from ..views.index import Rows, index_in_group, open_rows, resolve
 from ..core.types import ArtError
+from .base import Panel, command, static
+from ..rewards.journal import Journal, override
+from ..views.index import Rows, index_in_group, open_rows, resolve
+from art_nb.views.replies import (
+    board_reply,
+    compare_reply,
+    index_reply,
+    page_reply,
+    search_reply,
+    select_reply,
+    step_diff_reply,
+    traj_reply,
+)
+from ..views.token_values import tokens_reply
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #8a22e58b
 class ViewError(ArtError, ValueError):
@@ -133,7 +140,7 @@ class RolloutViewer(Panel):
     @_asked
     def lens(self, id: int, turn: int, token: int, losses: list[str] | None = None) -> Any:
         """Take the objective of one token apart."""
-        from art_nb.views.token_objective import lens_reply                       # loads torch
+        from art_nb.views.token_objective import lens_reply  # loads torch
         return lens_reply(self.rows, id, turn, token, losses)
 
     @command(thread=True)

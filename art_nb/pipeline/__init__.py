@@ -10,7 +10,8 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     "trainer": ["PipelineTrainer"],
-    "settings": ["PipelineRuntimeConfig", "PipelineAutotuneConfig", "make_group_rollout_fn", "keep_recent_and_top",
+    "retention": ["keep_recent_and_top"],
+    "settings": ["PipelineRuntimeConfig", "PipelineAutotuneConfig", "make_group_rollout_fn",
                  "MetricDefinition", "PIPELINE_RL_METRIC_DEFINITIONS", "PIPELINE_RL_SCORE_METRICS",
                  "PIPELINE_RL_DASHBOARD_DEFAULT_METRICS"],
 })

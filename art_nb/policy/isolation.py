@@ -30,8 +30,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from .device import first_line
 from ..core.types import BackendMissing
+from .device import first_line
 
 # %% ../../nbs/30_policy/50_isolation.ipynb #25a0a006
 CHECKED = frozenset("torch transformers peft trl accelerate tokenizers huggingface-hub safetensors datasets numpy "

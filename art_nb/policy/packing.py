@@ -16,7 +16,6 @@ import torch
 
 from .kernels import Gather, alike, attention, causal_bias
 
-
 # %% ../../nbs/30_policy/10_packing.ipynb #d3048ec7
 @dataclass(slots=True)
 class TrainRow:

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..tokens.advantages import has_variance
-from ..training.evaluation import Evaluation
-from ..models.model import Model
-from ..tokens.learner_records import Record, read_record, recorded_steps
-from ..runs.store import RunStore, find_runs, is_run, open_run
-from ..training.run import Run
-from ..rollouts.trajectories import TrajectoryGroup
 from ..core.types import BackendMissing, StoreError, install_hint
+from ..models.model import Model
+from ..rollouts.trajectories import TrajectoryGroup
+from ..runs.store import RunStore, find_runs, is_run, open_run
+from ..tokens.advantages import has_variance
+from ..tokens.learner_records import Record, read_record, recorded_steps
+from ..training.evaluation import Evaluation
+from ..training.run import Run
 
 # %% ../../nbs/80_reports/00_plots.ipynb #ecde7787
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..core.events import fits
+from ..core.files import append_lines, atomic_write, read_lines
 from ..core.jsonable import plain
 from .judges import Judgement, group_id
-from .ruler import kendall_tau
 from .rubrics import conversation, rubric_id, shared_prefix
-from ..runs.store import append_lines, atomic_write, read_lines
+from .ruler import kendall_tau
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #f08ca087

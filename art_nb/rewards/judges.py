@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from .llm_judges import Judge, Sheet, at_address, by_litellm, local, of_model
-from ..core.files import DAMAGED
-from ..models.model import Model
-from .rubrics import Question, Verdict, as_score, clamped
-from ..runs.store import append_lines, read_lines
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup
+from ..core.files import DAMAGED, append_lines, read_lines
 from ..core.types import JudgeError, suggest_name
+from ..models.model import Model
+from .llm_judges import Judge, Sheet, at_address, by_litellm, local, of_model
+from .rubrics import Question, Verdict, as_score, clamped
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #e160a465
 @dataclass(slots=True)

@@ -21,13 +21,13 @@ from typing import Any, Protocol, TypeAlias
 
 import openai
 
-from ..rollouts.http_capture import no_capture
-from ..models.model import REGISTERED, Model
 from ..core.redaction import redact, redact_text, redact_url, secrets_in
-from .rubrics import Question, Verdict, conversation, correction, judge_messages, read_scores
-from ..rollouts.trajectories import Trajectory
 from ..core.types import BackendMissing, JudgeError, install_hint
+from ..models.model import REGISTERED, Model
 from ..models.weights import base_name
+from .rubrics import Question, Verdict, conversation, correction, judge_messages, read_scores
+from ..rollouts.http_capture import no_capture
+from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #7e1bb810
 @dataclass(slots=True)

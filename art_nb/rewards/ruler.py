@@ -22,17 +22,17 @@ from typing import Any, Protocol
 import numpy as np
 from pydantic import BaseModel
 
-from .llm_judges import Judge, Sheet
+from ..core.aio import limit_concurrency
 from ..core.events import Bus, Judged, Warned
 from ..core.jsonable import plain
-from ..rollouts.gather import gathering
-from ..runs.metrics import count_cost
-from .judges import Judgement, Kept, as_judge, group_id, tape
 from ..core.redaction import redact_text
-from .rubrics import DEFAULT_RUBRIC, Question, Verdict, conversation, flags, rubric_id
-from ..core.aio import limit_concurrency
-from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from ..core.types import BackendMissing, JudgeError, Messages, Tools
+from .judges import Judgement, Kept, as_judge, group_id, tape
+from .llm_judges import Judge, Sheet
+from .rubrics import DEFAULT_RUBRIC, Question, Verdict, conversation, flags, rubric_id
+from ..rollouts.gather import gathering
+from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from ..runs.metrics import count_cost
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #e3c5e8bb
 def orders(

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import Any
 
-from .http_capture import innermost, no_capture
 from ..core.aio import all_or_stop, discard
+from .http_capture import innermost, no_capture
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup, check_trajectory
 
 # %% ../../nbs/05_rollouts/40_capture.ipynb #c8786520

@@ -22,13 +22,20 @@ from uuid import uuid4
 
 from openai.types.chat.chat_completion import Choice
 
-from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.aio import all_or_stop, discard, in_order, within
-from art_nb.rollouts.trajectories import (
-    PendingGroup, PydanticException, Trajectory, TrajectoryGroup, check_trajectory, choices, collect, collecting,
-    listed
-)
+from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.types import RolloutError
+from art_nb.rollouts.trajectories import (
+    PendingGroup,
+    PydanticException,
+    Trajectory,
+    TrajectoryGroup,
+    check_trajectory,
+    choices,
+    collect,
+    collecting,
+    listed,
+)
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #bba6429c
 _rollout: ContextVar[str | None] = ContextVar("rollout", default=None)

@@ -369,7 +369,7 @@ def _tap_aiohttp(module: ModuleType) -> None:
 
 
 def _copied(headers: Any) -> MutableMapping[str, str]:
-    from multidict import CIMultiDict       # what aiohttp keeps headers in
+    from multidict import CIMultiDict  # what aiohttp keeps headers in
 
     return CIMultiDict(headers or {})
 

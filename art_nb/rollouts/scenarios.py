@@ -6,16 +6,13 @@
 __all__ = ['Item', 'DatasetBatch', 'iterate_dataset', 'shuffled', 'scenarios_of_step', 'scenario_facts']
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #d45f1cce
+import hashlib
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
-from collections.abc import Mapping
-import hashlib
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 

@@ -22,19 +22,31 @@ from typing import Annotated, Any, Self
 
 from openai.types.chat.chat_completion import Choice
 from pydantic import (
-    BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, SerializeAsAny, field_serializer, model_validator
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializeAsAny,
+    field_serializer,
+    model_validator,
 )
 
-from ..core.jsonable import compact
+from ..core.aio import all_or_stop, discard
+from ..core.jsonable import compact, finite, plain
+from ..core.redaction import redact_text
+from ..core.types import Messages, MessagesAndChoices, RolloutError
 from .entries import Entries, History, Number, ToolList, get_messages, is_choice, scalar
-from ..core.jsonable import finite, plain
 from art_nb.rollouts.exchanges import (
-    Conversation, TrajectoryExchanges, conversations_of, go_on, read_exchange, string_history, token_history
+    Conversation,
+    TrajectoryExchanges,
+    conversations_of,
+    go_on,
+    read_exchange,
+    string_history,
+    token_history,
 )
 from .http_capture import enter, leave
-from ..core.redaction import redact_text
-from ..core.aio import all_or_stop, discard
-from ..core.types import Messages, MessagesAndChoices, RolloutError
 
 # %% ../../nbs/05_rollouts/30_trajectories.ipynb #934f0c59
 def _history(conversation: Conversation) -> History:

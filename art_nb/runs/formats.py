@@ -21,11 +21,11 @@ from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 from pydantic import ValidationError
 
-from ..core.jsonable import plain
 from ..core.files import MAX_FILE_BYTES, open_parquet, parse_json, parse_yaml
+from ..core.jsonable import plain
+from ..core.types import BackendMissing
 from ..rollouts.exchanges import TrajectoryExchanges
 from ..rollouts.trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
-from ..core.types import BackendMissing
 
 # %% ../../nbs/10_runs/10_formats.ipynb #5b7a3256
 NONE, SAME = -1, -2

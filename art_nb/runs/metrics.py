@@ -22,11 +22,17 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
-from art_nb.runs.costs import (
-    CostCalculator, ModelPricing, as_pricing, get_model_pricing, told_cost, usage_cost, usage_of
-)
 from ..rollouts.gather import completion_tokens
 from ..rollouts.trajectories import TrajectoryGroup, choices
+from art_nb.runs.costs import (
+    CostCalculator,
+    ModelPricing,
+    as_pricing,
+    get_model_pricing,
+    told_cost,
+    usage_cost,
+    usage_of,
+)
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #c8d9bb0c
 SECTIONS = frozenset(

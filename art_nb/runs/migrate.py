@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ..core.jsonable import plain
 from ..core.files import DAMAGED, describe_damage, open_file
+from ..core.jsonable import plain
+from ..core.types import StoreError
+from ..rollouts.trajectories import TrajectoryGroup
 from .formats import READERS, pack_tokens
 from .store import RunStore, find_runs, is_run, step_number, whole_checkpoint
-from ..rollouts.trajectories import TrajectoryGroup
-from ..core.types import StoreError
 
 # %% ../../nbs/10_runs/60_migrate.ipynb #d698e790
 @dataclass(slots=True)

@@ -17,11 +17,11 @@ import pyarrow as pa
 from openai.types.chat.chat_completion import Choice
 from pydantic import ValidationError
 
+from ..core.files import DAMAGED, describe_damage, open_parquet, read_lines
 from ..core.jsonable import plain
-from ..core.files import DAMAGED, describe_damage, open_parquet
-from .store import is_run, open_run, read_lines
-from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from ..core.types import StoreError
+from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from .store import is_run, open_run
 
 # %% ../../nbs/10_runs/70_readers.ipynb #543778c5
 def _choice(message: Mapping[str, Any], cut: bool) -> Any:

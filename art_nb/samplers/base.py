@@ -18,12 +18,11 @@ from typing import Any, Protocol
 
 import torch
 
-from ..policy.architectures import context_length
-from ..tokens.chat import TextStream
-from ..policy.device import first_line, out_of_memory, retry_if_full
-from ..policy.folded import Adapter, Policy, misfit
 from ..core.types import ServeError
-from ..policy.device import Worker
+from ..policy.architectures import context_length
+from ..policy.device import Worker, first_line, out_of_memory, retry_if_full
+from ..policy.folded import Adapter, Policy, misfit
+from ..tokens.chat import TextStream
 
 # %% ../../nbs/40_samplers/00_base.ipynb #352877e0
 @dataclass(slots=True)

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from ..core.types import ServeError
+from ..policy.device import Worker, give_memory_back, out_of_memory
+from ..policy.folded import Policy, serve
+from ..policy.kv_cache import BLOCK, KVSlots, Prefixes, block_hashes
+from .base import QueuedSampler, Request, Sampled, SamplingParams, common
 from ..tokens.chat import inner_ids
 from ..tokens.grammars import CallGuide, reads_tokens
-from ..policy.kv_cache import BLOCK, KVSlots, Prefixes, block_hashes
-from ..policy.device import give_memory_back, out_of_memory
-from ..policy.folded import Policy, serve
-from .base import QueuedSampler, Request, Sampled, SamplingParams, common
-from ..core.types import ServeError
-from ..policy.device import Worker
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #9ca180d3
 DRAWN = 256         # tokens in a block: a draw picks a block, then a token in it

@@ -27,14 +27,12 @@ from pathlib import Path
 
 import torch
 
-from ..policy.architectures import check_config, context_length, is_wrapped, model_class, read_config
-from ..learners.checkpoints import peft_files
-from ..policy.isolation import importable, installed, load_error, undisturbed
-from ..policy.device import first_line, if_full, out_of_memory
-from ..policy.folded import LoRALinear, Policy, Stack, chosen_dtype, masters, serve
-from .base import LOWER, QueuedSampler, Request, Sampled, SamplingParams
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
-from ..policy.device import Worker
+from ..policy.architectures import check_config, context_length, is_wrapped, model_class, read_config
+from ..policy.device import Worker, first_line, if_full, out_of_memory
+from ..policy.folded import LoRALinear, Policy, Stack, chosen_dtype, masters, peft_files, serve
+from ..policy.isolation import importable, installed, load_error, undisturbed
+from .base import LOWER, QueuedSampler, Request, Sampled, SamplingParams
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a006
 def vllm_version() -> str:
@@ -79,7 +77,7 @@ def kv_bytes(policy: Policy, max_model_len: int, max_running: int) -> int:
     if policy.device.type == "cuda":
         free = torch.cuda.mem_get_info(policy.device)[0]
     else:
-        import psutil       # a dependency of vLLM
+        import psutil  # a dependency of vLLM
 
         free = psutil.virtual_memory().available
     return max(min(token * max_running * min(max_model_len, 2048), free // 4), token * (max_model_len + 128))

@@ -19,9 +19,9 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from ..core.events import SignalReport
-from .rows import temperature_of
-from ..rollouts.trajectories import is_choice
 from ..core.types import TrainError
+from ..rollouts.trajectories import is_choice
+from .rows import temperature_of
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #ac3c0a8d
 Option = TypeVar("Option", bound=Callable[..., Any])

@@ -28,11 +28,19 @@ from weakref import WeakSet, finalize
 import numpy as np
 from jinja2 import TemplateError
 
+from ..core.types import Message, Messages, ServeError, Tools
 from art_nb.tokens.tool_calls import (
-    CALL_MARK, FORMATS, ReplyStream, begun_call, call_format, format_of, has_place, in_words, read_arguments,
+    CALL_MARK,
+    FORMATS,
+    ReplyStream,
+    begun_call,
+    call_format,
+    format_of,
+    has_place,
+    in_words,
+    read_arguments,
     with_tools,
 )
-from ..core.types import Message, Messages, ServeError, Tools
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #9b0d2152
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from .tool_calls import CallFormat
-from .chat import inner_ids
 from ..core.types import ServeError, Tools
+from .chat import inner_ids
+from .tool_calls import CallFormat
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #1340ef66
 _IGNORED = frozenset("$schema $id $anchor pattern patternProperties multipleOf minProperties maxProperties".split())
@@ -83,7 +83,7 @@ _SAMPLE = '{"name": "é 🙂", "arguments": {"a b": [1.5, null]}}\n'
 @lru_cache(maxsize=4)
 def tokens_of(tokenizer: Any) -> LLTokenizer:
     """Return the vocabulary of a fast tokenizer of transformers, made once."""
-    from llguidance.hf import from_tokenizer        # imports transformers
+    from llguidance.hf import from_tokenizer  # imports transformers
 
     return from_tokenizer(tokenizer)
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..core.events import Bus
-from ..core.files import DAMAGED, load_arrays, parse_json
-from ..runs.store import RunStore, atomic_write, step_number
-from .rows import Row, Turn, read_turn, trained_turns, trajectory_rows
-from ..rollouts.trajectories import Trajectory, is_choice
+from ..core.files import DAMAGED, atomic_write, load_arrays, parse_json
 from ..core.types import StoreError, TokenError
+from ..rollouts.trajectories import Trajectory, is_choice
+from ..runs.store import RunStore, step_number
+from .rows import Row, Turn, read_turn, trained_turns, trajectory_rows
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #b8a0b185
 @dataclass(slots=True)

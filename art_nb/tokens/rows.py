@@ -15,9 +15,9 @@ from typing import Any, Self
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
+from ..core.types import TokenError
 from ..rollouts.exchanges import policy_name
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, is_choice
-from ..core.types import TokenError
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #87fd5ee0
 @dataclass(slots=True)

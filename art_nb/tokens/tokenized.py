@@ -15,10 +15,10 @@ from enum import IntFlag
 from math import isfinite
 from typing import Any, Self
 
-from .rows import read_turn
-from ..rollouts.trajectories import History, Trajectory, TrajectoryGroup, is_choice
 from ..core.types import BackendMissing, install_hint
 from ..models.weights import fetch
+from ..rollouts.trajectories import History, Trajectory, TrajectoryGroup, is_choice
+from .rows import read_turn
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #6037ad58
 class TokenFlag(IntFlag):

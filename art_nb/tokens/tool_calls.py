@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from re import DOTALL, Match, Pattern, compile as pattern, search
+from re import DOTALL, Match, Pattern, search
+from re import compile as pattern
 from typing import Any
 from uuid import uuid4
 

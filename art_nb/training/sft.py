@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from ..rollouts.scenarios import shuffled
 from ..core.files import parse_json
-from ..models.model import TrainableModel
-from ..rollouts.trajectories import Trajectory
 from ..core.types import TokenError, TrainResult, TrainSFTConfig
+from ..models.model import TrainableModel
+from ..rollouts.scenarios import shuffled
+from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/65_training/00_sft.ipynb #c7cce7a5
 Schedule: TypeAlias = Literal["linear", "cosine", "constant"]

@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
-from ..core.jsonable import plain
-from ..rewards.rubrics import shared_prefix
-from ..rollouts.trajectories import Trajectory, get_messages, is_choice
+from ..core.jsonable import clean, plain
 from ..core.types import ArtError
 from ..models.weights import EMBEDDED, base_name, cache_directory, converted, fetch, is_model
-from ..core.jsonable import clean
+from ..rewards.rubrics import shared_prefix
+from ..rollouts.trajectories import Trajectory, get_messages, is_choice
 
 # %% ../../nbs/75_views/40_conversation.ipynb #c3bae348
 PIECE, PART = 16_000, 256_000

@@ -17,17 +17,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .step_table import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups
-from ..core.files import DAMAGED, describe_damage
-from .query import PRESETS, most_varied, order_of, rows_where
-from ..rewards.journal import Journal, current
-from ..models.model import Model
-from ..runs.readers import Steps, read_groups
-from ..tokens.learner_records import Record, read_record
-from ..runs.store import RunStore, find_runs, is_run, stamp_of
-from ..training.run import Attached, Run
-from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from ..core.files import DAMAGED, describe_damage, stamp_of
 from ..core.types import ArtError, StoreError
+from ..models.model import Model
+from ..rewards.journal import Journal, current
+from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from ..runs.readers import Steps, read_groups
+from ..runs.store import RunStore, find_runs, is_run
+from ..tokens.learner_records import Record, read_record
+from ..training.run import Attached, Run
+from .query import PRESETS, most_varied, order_of, rows_where
+from .step_table import COLUMNS, FLAGS, Part, Rule, part_of_file, part_of_groups
 
 # %% ../../nbs/75_views/30_index.ipynb #9581a405
 Waiting: TypeAlias = tuple[str, int, Callable[[], Part]]

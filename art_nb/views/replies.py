@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from .boards import board_of
-from .step_table import COLUMNS, FLAGS, STATUS
-from ..rewards.journal import Journal
-from .index import Reply, Rows, index_in_group, link, search, select
-from .conversation import PIECE, parts_of
 from ..core.jsonable import as_json, clean, cleaned, known
-from .conversation import shared_count, shared_units, thread_of
+from ..rewards.journal import Journal
 from ..rollouts.trajectories import PydanticException, Trajectory, get_messages, is_choice
+from .boards import board_of
+from .conversation import PIECE, parts_of, shared_count, shared_units, thread_of
+from .index import Reply, Rows, index_in_group, link, search, select
+from .step_table import COLUMNS, FLAGS, STATUS
 
 # %% ../../nbs/75_views/70_replies.ipynb #3555b946
 def index_reply(

@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..tokens.advantages import advantages, has_variance
-from ..rollouts.entries import content_texts, is_choice
-from ..core.files import DAMAGED, load_arrays, open_parquet, parse_json
-from ..runs.formats import TOKEN_ARRAYS, TOKENS, group_tokens, read_rows, unpack_tokens
-from ..rollouts.gather import completion_tokens
-from ..rewards.judges import group_id
-from ..runs.store import RunStore, stamp_of
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
-from ..core.types import TrainError
+from ..core.files import DAMAGED, load_arrays, open_parquet, parse_json, stamp_of
 from ..core.jsonable import one_line
+from ..core.types import TrainError
+from ..rewards.judges import group_id
+from ..rollouts.entries import content_texts, is_choice
+from ..rollouts.gather import completion_tokens
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
+from ..runs.formats import TOKEN_ARRAYS, TOKENS, group_tokens, read_rows, unpack_tokens
+from ..runs.store import RunStore
+from ..tokens.advantages import advantages, has_variance
 
 # %% ../../nbs/75_views/20_step_table.ipynb #223f3a83
 COLUMNS = np.dtype([

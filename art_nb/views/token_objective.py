@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..tokens.advantages import advantages, choose, entry_weights, weigh_rows
-from art_nb.learners.losses import (
-    LOSSES, MISMATCH, TokenTensors, clip_band, k3, log_ratio, loss_ratio, total_loss
-)
-from ..tokens.learner_records import Record, checksum, row_spans, turn_spans
-from .index import Reply, Rows, base_model_of, index_in_group, step_record
-from .conversation import token_texts
 from ..core.jsonable import clean
-from ..tokens.rows import Row, group_rows
-from ..rollouts.trajectories import Trajectory, choices
 from ..core.types import TokenError, TrainError
+from ..learners.losses import LOSSES, MISMATCH, TokenTensors, clip_band, k3, log_ratio, loss_ratio, total_loss
+from ..rollouts.trajectories import Trajectory, choices
+from ..tokens.advantages import advantages, choose, entry_weights, weigh_rows
+from ..tokens.learner_records import Record, checksum, row_spans, turn_spans
+from ..tokens.rows import Row, group_rows
+from .conversation import token_texts
+from .index import Reply, Rows, base_model_of, index_in_group, step_record
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #3446a02b
 @dataclass(slots=True, frozen=True)

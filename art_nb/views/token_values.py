@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
-from ..tokens.learner_records import Record, learner_tokens, turn_spans
-from .index import Reply, Rows, base_model_of, index_in_group, step_record
-from .conversation import offsets_of, shown_message, token_texts
 from ..core.jsonable import clean
-from ..rollouts.trajectories import Trajectory, choices
 from ..core.types import TokenError
+from ..rollouts.trajectories import Trajectory, choices
+from ..tokens.learner_records import Record, learner_tokens, turn_spans
+from .conversation import offsets_of, shown_message, token_texts
+from .index import Reply, Rows, base_model_of, index_in_group, step_record
 
 # %% ../../nbs/75_views/50_token_values.ipynb #d9799d5c
 CHANNELS = {"logprob": (-5.0, 0.0), "entropy": (0.0, 3.0), "advantage": (-2.0, 2.0), "ratio": (0.5, 1.5),
