@@ -15,13 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import httpx
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from ..core.events import to_json
 from ..core.types import ServeError
-from ..samplers.base import Request
 from .http_server import mark_authenticated
 from .openai_requests import RequestError
 

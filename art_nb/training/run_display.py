@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from html import escape
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
 from ..core.events import Bus, Event, Failed, StepDone
-from ..rollouts.exchanges import Protocol
 from .diagnostics import lessons, remedy
 from .progress import Progress, eta, step_line
 
