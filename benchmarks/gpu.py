@@ -22,9 +22,9 @@ from art_nb.core.types import BackendMissing
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.models.weights import fetch
-from art_nb.policy.device import Worker
-from art_nb.policy.folded import Policy, adapter, load_policy, sequence_logprobs, serve
-from art_nb.policy.packing import TrainRow
+from art_nb.policy.device import DeviceThread
+from art_nb.policy.folded import Policy, adapter, fold_adapter, load_policy, sequence_logprobs
+from art_nb.policy.packing import WeightedRow
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
 from art_nb.samplers.vllm import VLLMSampler, vllm_params, vllm_version
@@ -61,7 +61,7 @@ def device(asked) -> dict:
 class Sampling:
     "A sampler of one kind with an adapter that changes something, and the policy that it is held against."
     def __init__(self, kind: str, directory: Path):
-        self.worker, self.policy = Worker(), load_policy(directory)
+        self.worker, self.policy = DeviceThread(), load_policy(directory)
         with torch.no_grad():
             for layer in self.policy.layers.values():
                 layer.B.normal_(0, 1e-3)
@@ -127,7 +127,7 @@ def parity(asked) -> dict:
     "By how many nats the logprobs of sampled tokens differ from the policy's own, with an adapter: mean and largest."
     def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
-        side.worker.call(serve, side.policy)
+        side.worker.call(fold_adapter, side.policy)
         found = [np.array([s.logprob for s in reply]) -
                  side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply]
                                   )[len(prompt) - 1:].cpu().numpy() for prompt, reply in pairs]
@@ -153,11 +153,11 @@ def rates(asked) -> dict:
     return of_each(asked, measured)
 
 
-def rows(count: int, length: int, seed: int = 0) -> list[TrainRow]:
+def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
     "Rows of one length, half of each trained."
     sampled = np.arange(length) >= length // 2
     logprobs = np.where(sampled, -8.0, np.nan).astype(np.float32)
-    return [TrainRow(np.array(ids(seed + i, length), np.int32), sampled, logprobs, group=i,
+    return [WeightedRow(np.array(ids(seed + i, length), np.int32), sampled, logprobs, group=i,
                      advantage=float(i % 2) * 2 - 1, coef=2 / (count * length)) for i in range(count)]
 
 

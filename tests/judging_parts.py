@@ -6,7 +6,7 @@ from view_parts import games
 
 import art_nb as art
 from art_nb.panels.judging_panel import JudgingPanel, judge
-from art_nb.rewards.llm_judges import Sheet
+from art_nb.rewards.llm_judges import JudgeReply
 from art_nb.rewards.rubrics import Verdict
 
 SCORES = (0.9, 0.7, 0.5, 0.1, 0.3, 0.6)
@@ -23,7 +23,7 @@ class Says:
 
     async def judge(self, question, repeat=0):
         self.rubrics.append(question.rubric)
-        return Sheet([self._verdict(place, t) for place, t in enumerate(question.trajectories)], self.cost, 600)
+        return JudgeReply([self._verdict(place, t) for place, t in enumerate(question.trajectories)], self.cost, 600)
 
     def _verdict(self, place, trajectory):
         number = trajectory.metadata["number"]

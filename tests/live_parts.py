@@ -18,7 +18,7 @@ from art_nb.core.events import (
     StepDone,
 )
 from art_nb.runs.store import RunStore
-from art_nb.training.heartbeat import write_record
+from art_nb.training.heartbeat import write_run_record
 
 GROUPS, ROLLOUTS, BATCHES = 8, 8, 9
 
@@ -33,7 +33,7 @@ class Script:
         self.record("running")
 
     def record(self, status):
-        write_record(self.store, name=self.name, status=status, step=self.step, steps=self.steps, groups=GROUPS,
+        write_run_record(self.store, name=self.name, status=status, step=self.step, steps=self.steps, groups=GROUPS,
                      rollouts=GROUPS * ROLLOUTS)
 
     def emit(self, seconds, event):

@@ -3,9 +3,9 @@ import asyncio
 import random
 
 from art_nb.core.types import ServeError
-from art_nb.samplers.base import Sampled
+from art_nb.samplers.base import SampledToken
 from art_nb.serving.endpoint import Endpoint
-from art_nb.tokens.tool_calls import FORMATS, ReplyStream, begun_call
+from art_nb.tokens.tool_calls import FORMATS, ReplyStream, call_prefix
 
 END = 256
 
@@ -44,7 +44,7 @@ class Tags:
         return ReplyStream(FORMATS["hermes"] if tools else None, one=one)
 
     def begun_ids(self, prompt_ids, name):
-        text = begun_call(FORMATS["hermes"], name)
+        text = call_prefix(FORMATS["hermes"], name)
         return text, list(text.encode())
 
     def remember(self, messages, tools, prompt_ids, token_ids, reply):
@@ -84,7 +84,7 @@ class Scripted:
             await asyncio.sleep(self.delay_s)
             finish = "stop" if i == END else "length" if n + 1 == params.max_tokens else None
             text = "" if i == END else chr(i)
-            yield Sampled(i, -draw.random(), text, [(i, -0.1), (65, float("-inf"))][:params.top_logprobs], finish)
+            yield SampledToken(i, -draw.random(), text, [(i, -0.1), (65, float("-inf"))][:params.top_logprobs], finish)
 
     def stats(self):
         return {"running": self.open, "waiting": 0, "how": "scripted"}

@@ -19,14 +19,14 @@ from art_nb.tokens.advantages import (
     SCALES,
     TRUNCATED,
     advantages,
-    choose,
     entry_weights,
+    find_option,
     group_advantages,
     has_variance,
     signal_report,
     weigh_rows,
 )
-from art_nb.tokens.rows import Row
+from art_nb.tokens.rows import TokenRow
 
 
 @dataclass
@@ -109,7 +109,7 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(groups, scale):
 def test_unknown_names_say_what_exists():
     with pytest.raises(TrainError, match="group, batch, none"):
         advantages([[1.0, 0.0]], "std")
-    assert choose(SCALES, max) is max
+    assert find_option(SCALES, max) is max
 
 
 # reductions
@@ -191,7 +191,7 @@ def test_a_term_that_trains_silent_rows_leaves_the_other_factors_alone(reduction
 
 def test_an_entropy_or_kl_term_wants_the_rows_of_equal_groups():
     tokens, sampled = np.arange(4, dtype=np.int32), np.array([False, True, True, True])
-    rows = [[Row(tokens, sampled, np.zeros(4, np.float32), i, False) for i in range(2)] for _ in range(2)]
+    rows = [[TokenRow(tokens, sampled, np.zeros(4, np.float32), i, False) for i in range(2)] for _ in range(2)]
     kept = [len(train_rows([[0.0, 1.0], [1.0, 1.0]], rows, StepConfig(**options)))
             for options in ({}, {"entropy_coef": 0.01}, {"kl_coef": 0.1}, {"kl_shaping": 0.1})]
     assert kept == [2, 4, 4, 2]

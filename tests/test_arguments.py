@@ -12,7 +12,7 @@ from art_nb.core.types import StoreError, TrainConfig, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
 from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH
 from art_nb.policy.folded import adapter, load_policy
-from art_nb.policy.packing import TrainRow
+from art_nb.policy.packing import WeightedRow
 from art_nb.tokens.learner_records import read_record
 from art_nb.tokens.rows import group_rows
 
@@ -195,7 +195,7 @@ def some_rows(count=4):
     made = []
     for i in range(count):
         tokens = rng.integers(3, 200, 12).astype(np.int32)
-        made.append(TrainRow(tokens, np.arange(12) >= 6, np.full(12, -5.0, np.float32), i, 1.0 - 2 * (i % 2), 1 / 24))
+        made.append(WeightedRow(tokens, np.arange(12) >= 6, np.full(12, -5.0, np.float32), i, 1.0 - 2 * (i % 2), 1 / 24))
     return made
 
 

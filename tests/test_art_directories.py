@@ -13,12 +13,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import art_nb as art
-from art_nb.learners import checkpoints
-from art_nb.policy.folded import TARGETS, load_adapter, load_policy, sequence_logprobs, serve
+from art_nb.policy import folded
+from art_nb.policy.folded import TARGETS, fold_adapter, load_adapter, load_policy, sequence_logprobs
 from art_nb.runs.migrate import migrate
 from art_nb.runs.readers import read_groups
 from art_nb.runs.store import open_run
-from art_nb.views.index import open_rows, select
+from art_nb.views.index import open_rollouts, select
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": '{"to": "B2"}'}}
 TOOL = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}
@@ -84,7 +84,7 @@ def test_a_run_of_arts_opens_in_the_viewer(arts):
     assert trajectory.metrics == {"won": 1.0, "moves": 3.0}
     assert (trajectory.logs, trajectory.tools) == (["ein Zug: ü"], [TOOL])
     assert trajectory.metadata == {"scenario_id": "s1", "seed": 7, "easy": True}
-    rows = open_rows(path)
+    rows = open_rollouts(path)
     while not rows.load():
         pass
     assert sorted(rows.table["reward"].tolist()) == sorted(REWARDS * 3)
@@ -99,8 +99,8 @@ def test_its_checkpoint_means_here_what_it_means_there(arts, tiny_model_dir):
         expected = theirs(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
     policy = load_policy(tiny_model_dir, device="cpu", dtype=torch.float32)
     before = sequence_logprobs(policy, tokens)
-    load_adapter(policy, checkpoints.fitting(directory, policy))
-    serve(policy)
+    load_adapter(policy, folded.read_matching_adapter(directory, policy))
+    fold_adapter(policy)
     ours = sequence_logprobs(policy, tokens)
     torch.testing.assert_close(ours, expected[range(5), tokens[1:]], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(ours, before, atol=1e-2)
@@ -122,7 +122,7 @@ async def test_a_run_of_arts_goes_on(arts, tiny_model_dir):
         assert result.step == 3
     store = open_run(arts / "p/models/agent")
     assert store.steps_saved() == [2, 3]
-    assert checkpoints.facts(store.checkpoint_dir(3))["parent"] == str(store.checkpoint_dir(2))
+    assert folded.read_training_json(store.checkpoint_dir(3))["parent"] == str(store.checkpoint_dir(2))
     assert {"train/reward", "loss/train"} <= store.history()[-1].keys()
 
 

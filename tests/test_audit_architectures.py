@@ -13,9 +13,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from art_nb.core.types import TrainError
 from art_nb.learners.base import Learner
-from art_nb.policy.device import Worker
-from art_nb.policy.folded import checked_policy, load_adapter, load_policy, serve
-from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.policy.device import DeviceThread
+from art_nb.policy.folded import checked_policy, fold_adapter, load_adapter, load_policy
+from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
 
@@ -132,7 +132,7 @@ def some_rows(seed=0):
 def learner_error(policy, model, rows):
     """The largest difference of the learner's logprobs of packed rows."""
     unknown = np.full(100, np.nan, np.float32)
-    made = [TrainRow(np.array(row, np.int32), np.arange(len(row)) > 0, unknown[:len(row)]) for row in rows]
+    made = [WeightedRow(np.array(row, np.int32), np.arange(len(row)) > 0, unknown[:len(row)]) for row in rows]
     worst = 0.0
     for batch in micro_batches(made, 96):
         logprobs = Learner(policy).logprobs(batch)[0].detach()[batch.node_E]
@@ -143,7 +143,7 @@ def learner_error(policy, model, rows):
 
 def sampler_error(policy, model, adapter, rows):
     """The largest difference of the logprobs that the sampler reports, over two turns that reuse the cache."""
-    worker = Worker()
+    worker = DeviceThread()
     sampler = TransformersSampler(policy, worker, max_running=8)
     sampler.load("m@1", adapter)
 
@@ -186,7 +186,7 @@ def test_sampler_and_learner_compute_it_to_1e_5(tmp_path, kind):
     policy = load_policy(saved(tmp_path, model), device="cpu", dtype=torch.float32)
     adapter = random_adapter(policy, 1, 0.05)
     load_adapter(policy, adapter)
-    serve(policy)
+    fold_adapter(policy)
     add_adapter(model, policy, adapter)
     errors = learner_error(policy, model, some_rows()), sampler_error(policy, model, adapter, some_rows())
     print(f"{kind}: learner {errors[0]:.1e}, sampler {errors[1]:.1e}")

@@ -23,9 +23,9 @@ from art_nb.reports.report import report
 from art_nb.rewards.journal import Journal
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.formats import READERS, unpack_tokens
-from art_nb.runs.store import RunStore, whole_checkpoint, whole_safetensors
+from art_nb.runs.store import RunStore, is_complete_checkpoint, is_complete_safetensors
 from art_nb.training.run import Run
-from art_nb.views.index import loaded
+from art_nb.views.index import load_all
 
 DEEP = b"[" * 100_000
 
@@ -76,7 +76,7 @@ def test_a_header_that_lies_is_not_read(tmp_path, length):
         file.write(length.to_bytes(8, "little"))
         file.truncate(4 << 30)
     tracemalloc.start()
-    assert not whole_safetensors(path)
+    assert not is_complete_safetensors(path)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -85,7 +85,7 @@ def test_a_header_that_lies_is_not_read(tmp_path, length):
 def test_a_header_of_another_shape_is_not_whole(tmp_path, header):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    assert not whole_checkpoint(tmp_path)
+    assert not is_complete_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -134,7 +134,7 @@ def test_one_flipped_byte_in_the_tokens_hides_nothing(tmp_path):
     tokens.write_bytes(whole[:4] + b"\xc6" + whole[5:])
     for place in (4, whole.index(b"PK\x01\x02") + 6):
         tokens.write_bytes(whole[:place] + b"\xc6" + whole[place + 1:])
-        rows = loaded(store.path)
+        rows = load_all(store.path)
         assert sorted(rows.steps()) == [("train", 1), ("train", 2), ("train", 3)]
         assert not rows.lost
         assert len(store.read_groups("train", 2)[0]) == 4
@@ -159,12 +159,12 @@ def test_any_file_may_be_anything(tmp_path, name, content):
         os.mkfifo(path)
     else:
         path.write_bytes(content)
-    for what in (lambda: loaded(store.path), lambda: report(store.path, tmp_path / "report.html"), store.history,
+    for what in (lambda: load_all(store.path), lambda: report(store.path, tmp_path / "report.html"), store.history,
                  lambda: Run.attach(store.path).refresh(), lambda: Journal(store.path).read(),
                  lambda: list(store.events()), store.read_state, lambda: store.read_groups("train", 2)):
         with suppress(StoreError):
             what()
-    rows = loaded(store.path)
+    rows = load_all(store.path)
     assert {("train", 1), ("train", 3)} <= {*rows.steps()}
 
 
@@ -193,7 +193,7 @@ def test_names_that_are_no_steps(tmp_path):
         (store.path / "trajectories" / "train" / f"{name}.learner.npz").write_bytes(b"")
     assert store.steps("train") == [1, 2, 3]
     assert store.steps_saved() == []
-    assert len(loaded(store.path)) == 6
+    assert len(load_all(store.path)) == 6
 
 
 def test_every_reader_of_trajectories_raises_what_counts_as_damage():

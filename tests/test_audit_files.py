@@ -12,12 +12,12 @@ from art_nb.core.events import StepDone, to_json
 from art_nb.core.files import append_lines
 from art_nb.core.types import ArtError
 from art_nb.reports.report import report
-from art_nb.reports.static_html import frozen_run
+from art_nb.reports.static_html import static_run
 from art_nb.rewards.journal import Journal, override
 from art_nb.runs.store import RunStore
 from art_nb.tokens.learner_records import read_record
 from art_nb.training.run import Run
-from art_nb.views.index import loaded
+from art_nb.views.index import load_all
 
 DEEP = b"[" * 100_000
 WORDS = (b"null", b"[]", b"{}", b'"x"', b"-1", b"1e308", b"NaN", b"9" * 400, DEEP, b"\\ud800", b"true", b"\xff\xfe")
@@ -107,7 +107,7 @@ def state_of(folder):
 
 
 def view(folder):
-    rows = loaded(folder)
+    rows = load_all(folder)
     for number in range(rows.groups):
         rows.group(number)
         rows.key_of(number)
@@ -125,7 +125,7 @@ def attach(folder):
 
 READERS = {
     "view": view, "report": lambda folder: report(folder, folder.parent / "report.html"), "attach": attach,
-    "journal": journal, "frozen": frozen_run,
+    "journal": journal, "frozen": static_run,
     "history": lambda folder: RunStore(folder).history(), "events": lambda folder: [*RunStore(folder).events()],
     "state": lambda folder: (RunStore(folder).read_state(), RunStore(folder).read_own_state("_pipeline_trainer")),
     "model": lambda folder: RunStore(folder).read_model(), "saved": lambda folder: RunStore(folder).steps_saved(),
@@ -216,5 +216,5 @@ def check_stored(folder, trajectory):
     store.write_model({"name": "a\ud800b"})
     store.write_groups("train", 1, [art.TrajectoryGroup([trajectory])])
     assert len(store.read_groups("train", 1)[0]) == 1
-    assert not loaded(folder).lost
+    assert not load_all(folder).lost
     report(folder, folder / "report.html")

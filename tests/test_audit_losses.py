@@ -12,9 +12,9 @@ from art_nb.learners.base import (
     Learner,
     StepConfig,
     has_gradient,
-    mean_figures,
+    mean_metrics,
     optimizer_steps,
-    portioned,
+    split_optimizer_steps,
     step_rows,
     train_rows,
 )
@@ -28,16 +28,16 @@ from art_nb.learners.losses import (
     total_loss,
 )
 from art_nb.policy.folded import load_policy
-from art_nb.policy.packing import TrainRow
+from art_nb.policy.packing import WeightedRow
 from art_nb.tokens.advantages import REDUCTIONS, advantages, entry_weights
-from art_nb.tokens.rows import Row
+from art_nb.tokens.rows import TokenRow
 
 
 def plain_row(trajectory, tokens, prompt=2):
     """A row of `tokens` trained tokens."""
     size = prompt + tokens
     logprobs = np.where(np.arange(size) >= prompt, -1.0, np.nan).astype(np.float32)
-    return Row(np.arange(size, dtype=np.int32), np.arange(size) >= prompt, logprobs, trajectory, False)
+    return TokenRow(np.arange(size, dtype=np.int32), np.arange(size) >= prompt, logprobs, trajectory, False)
 
 
 LENGTHS = [10, 120, 30, 55, 17, 80, 64, 41]
@@ -60,7 +60,7 @@ def test_each_optimizer_step_is_the_reduction_of_its_own_rows(reduction, size):
     config = StepConfig(reduction=reduction, max_tokens=128)
     rows = eight_rows(config)
     by_tokens = {id(row.tokens): row for row in rows}
-    for portion in portioned(rows, size, lot=3):
+    for portion in split_optimizer_steps(rows, size, lot=3):
         assert len(portion) == size
         lengths = [int(row.sampled[1:].sum()) for row in portion]
         if reduction in ("token", "sequence", "constant"):
@@ -74,19 +74,19 @@ def test_each_optimizer_step_is_the_reduction_of_its_own_rows(reduction, size):
 
 def test_rows_of_a_sequence_mean_weigh_alike_in_portions():
     config = StepConfig(reduction="sequence")
-    assert [weight(row) for p in portioned(eight_rows(config), 2, lot=0) for row in p] == pytest.approx([0.5] * 8)
+    assert [weight(row) for p in split_optimizer_steps(eight_rows(config), 2, lot=0) for row in p] == pytest.approx([0.5] * 8)
 
 
 def test_a_constant_stays_a_constant_in_portions():
     config = StepConfig(reduction="constant", max_tokens=128)
-    coefs = {row.coef for portion in portioned(eight_rows(config), 2, lot=0) for row in portion}
+    coefs = {row.coef for portion in split_optimizer_steps(eight_rows(config), 2, lot=0) for row in portion}
     assert max(coefs) == pytest.approx(min(coefs)) == pytest.approx(1 / (2 * 128))
 
 
 def test_art_divides_each_optimizer_step_by_its_tokens():
     config = StepConfig(reduction="art")
     rows = eight_rows(config)
-    for portion in portioned(rows, 2, lot=1):
+    for portion in split_optimizer_steps(rows, 2, lot=1):
         tokens = sum(int(row.sampled[1:].sum()) for row in portion)
         whole = {id(row.tokens): row.coef * sum(LENGTHS) for row in rows}      # ART's weight of each row
         assert [row.coef * tokens for row in portion] == pytest.approx([whole[id(row.tokens)] for row in portion])
@@ -97,7 +97,7 @@ def test_half_a_trajectory_counts_half():
     groups = [[plain_row(0, 30), plain_row(0, 10), plain_row(1, 20), plain_row(2, 5)]]
     rows = step_rows([[1.0, 0.0, 0.4]], groups, StepConfig(reduction="sequence"))
     assert [row.units for row in rows] == pytest.approx([0.75, 0.25, 1.0, 1.0])
-    for portion in portioned(rows, 2, lot=0):
+    for portion in split_optimizer_steps(rows, 2, lot=0):
         weights = [weight(row) for row in portion]
         assert sum(weights) == pytest.approx(1.0)
         assert weights[0] / weights[1] == pytest.approx(portion[0].units / portion[1].units)
@@ -126,7 +126,7 @@ def test_a_kl_or_entropy_term_leaves_the_policy_gradient_alone(reduction, term):
 @pytest.mark.parametrize("reduction", [name for name in REDUCTIONS if name != "art"])
 def test_rows_without_advantage_fill_portions_as_in_trl_and_verl(reduction):
     options = {"reduction": reduction, "max_tokens": 32, "rows_per_step": 2}
-    plain, with_kl = (portioned(flat_rows(StepConfig(**options, **extra), False), 2, lot=0)
+    plain, with_kl = (split_optimizer_steps(flat_rows(StepConfig(**options, **extra), False), 2, lot=0)
                       for extra in ({}, {"kl_coef": 0.1}))
     assert len(plain) == 3
     assert [[row.coef for row in portion] for portion in plain] == [[row.coef for row in p] for p in with_kl]
@@ -175,7 +175,7 @@ def test_a_mismatch_correction_switches_rescored_on(mismatch):
 
 
 def test_only_rows_with_a_gradient_are_computed():
-    silent = TrainRow(np.arange(3), np.ones(3, bool), np.zeros(3, np.float32))
+    silent = WeightedRow(np.arange(3), np.ones(3, bool), np.zeros(3, np.float32))
     for config, computed in ((StepConfig(), False), (StepConfig(kl_coef=0.1), True),
                              (StepConfig(entropy_coef=0.1), True), (StepConfig(kl_shaping=0.1), False)):
         assert has_gradient(silent, config) == computed
@@ -249,7 +249,7 @@ def test_a_step_with_a_kl_term_reports_the_divergence(term, tiny_model_dir):
     assert told["loss/kl_policy_ref"] != 0
     assert told["offpolicy/mismatch_weight_mean"] > 0
     assert {"loss/clipped_low_fraction", "loss/clipped_high_fraction", "loss/clipped_token_fraction"} <= told.keys()
-    assert mean_figures([{"offpolicy/logprob_diff_max": x} for x in (0.1, 0.7, 0.2)]) == {
+    assert mean_metrics([{"offpolicy/logprob_diff_max": x} for x in (0.1, 0.7, 0.2)]) == {
         "offpolicy/logprob_diff_max": 0.7}
 
 

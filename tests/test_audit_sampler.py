@@ -14,7 +14,7 @@ from test_samplers import cut_by_hand
 from tiny import tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from art_nb.policy.device import Worker
+from art_nb.policy.device import DeviceThread
 from art_nb.policy.folded import Policy, cpu_dtype, load_policy
 from art_nb.policy.packing import Segment, tree_attention
 from art_nb.samplers.base import SamplingParams
@@ -27,7 +27,7 @@ PROMPT = list(range(40, 60))
 
 
 def sampler_of(made, **options):
-    return TransformersSampler(made, Worker(), **options)
+    return TransformersSampler(made, DeviceThread(), **options)
 
 
 async def ask(sampler, prompt, **params):

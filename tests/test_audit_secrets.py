@@ -10,7 +10,7 @@ import art_nb as art
 from art_nb.backends.remote_client import Backend
 from art_nb.core.types import ArtError
 from art_nb.reports.report import report
-from art_nb.reports.static_html import frozen_run
+from art_nb.reports.static_html import static_run
 
 SECRETS = {name: f"PLANTED{i:02}x9{name[:3]}" for i, name in enumerate((
     "nested", "config", "user", "password", "query", "header", "parameter", "judge", "endpoint", "remote", "wandb",
@@ -75,7 +75,7 @@ async def train(named, folder, said):
         run = art.train(model, rollout, [{"fails": 0}, {"fails": 1}], steps=1, groups_per_step=2, rollouts_per_group=2,
                         show=False)
         await run
-        said += [repr(model), repr(run), str(run.groups), frozen_run(run)]
+        said += [repr(model), repr(run), str(run.groups), static_run(run)]
     return model, endpoint
 
 

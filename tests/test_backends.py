@@ -24,7 +24,7 @@ from art_nb.core.types import ServeError, StoreError, TrainConfig, TrainError, T
 from art_nb.learners import checkpoints
 from art_nb.models.gguf import LOADING
 from art_nb.policy import folded
-from art_nb.policy.folded import load_adapter, load_policy, sequence_logprobs, serve
+from art_nb.policy.folded import fold_adapter, load_adapter, load_policy, sequence_logprobs
 
 NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
 
@@ -191,9 +191,9 @@ async def test_alpha_and_seed_of_the_adapter_are_the_models(named, local):
         assert policy.alpha == alpha
         assert {layer.scale for layer in policy.layers.values()} == {alpha / 8}
     assert saved_adapter(older, 0) == saved_adapter(newer, 0) != saved_adapter(plain, 0)
-    assert checkpoints.fitting(newer.store.checkpoint_dir(0), local.home(newer).policy)
+    assert folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.home(newer).policy)
     with pytest.raises(StoreError, match="lora_alpha 32"):
-        checkpoints.fitting(newer.store.checkpoint_dir(0), local.home(plain).policy)
+        folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.home(plain).policy)
 
 
 @pytest.mark.parametrize("how", ["chat_template", "chat_template_path"])
@@ -275,7 +275,7 @@ async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_mo
     await local.train(model, [await a_group(model)], learning_rate=5e-2)
     policy = load_policy(tiny_model_dir)
     load_adapter(policy, folded.read_adapter(model.store.checkpoint_dir(1)))
-    serve(policy)
+    fold_adapter(policy)
     choice = await ask(model, seed=3)
     prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
     exact = sequence_logprobs(policy, prompt + ids)[len(prompt) - 1:]

@@ -9,7 +9,7 @@ from tiny import one_by_one, spelling_tokenizer
 
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.tokens.chat import ChatFormat, TextStream
-from art_nb.tokens.tool_calls import FORMATS, CallStream, ReplyStream, begun_call, format_of
+from art_nb.tokens.tool_calls import FORMATS, CallStream, ReplyStream, call_prefix, format_of
 
 TOOLS = [{"type": "function", "function": {"name": "play", "parameters": {"type": "object", "properties": {
     "cell": {"type": "string"}}}}}]
@@ -164,7 +164,7 @@ def test_a_reply_of_white_space_is_read_in_no_time():
 
 def test_half_a_character_is_no_call_in_any_form():
     for form in (form for form in FORMATS.values() if form.begin and form.writes_json):
-        text = f'{begun_call(form, "play")}{{"a": "\\ud800"}}'
+        text = f'{call_prefix(form, "play")}{{"a": "\\ud800"}}'
         assert CallStream(form).add(text, last=True)[1] == []
     assert CallStream(FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
 
@@ -251,5 +251,5 @@ def test_our_reading_is_vllms(name, words):
 def test_begun_calls_are_json():
     for form in (form for form in FORMATS.values() if form.quote and form.begin):
         name = 'a"b'
-        begun = begun_call(form, name)
+        begun = call_prefix(form, name)
         assert json.dumps(name) in begun

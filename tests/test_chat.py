@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from art_nb.core.types import ServeError
-from art_nb.tokens.chat import ChatFormat, TextStream, TokenMemory
+from art_nb.tokens.chat import ChatFormat, SampledTokenCache, TextStream
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -459,7 +459,7 @@ def test_memory_keeps_what_was_used_last():
     for one in messages[:2]:
         say(chat, one, one_by_one(BYTES, "the move") + [END], "the move")
     entries = list(chat._memory._entries.items())
-    memory = TokenMemory(sum(said[0].size for _, said in entries))
+    memory = SampledTokenCache(sum(said[0].size for _, said in entries))
     for key, said in entries:
         memory.add(key, said[0])
     memory.find(entries[0][0])

@@ -14,12 +14,12 @@ from art_nb.training.doctor import (
     Check,
     Diagnosis,
     Probe,
-    blame,
     check_context,
     check_cost,
     check_rows,
     check_success,
     check_tools,
+    failure_cause,
 )
 
 
@@ -224,13 +224,13 @@ def test_blame_prefers_the_rollouts_own_line():
         deep()
     except ValueError as error:
         record = PydanticException.of(error)
-    assert blame(record, __file__).endswith('in deep: return int("x")')
-    assert blame(record).endswith('in deep: return int("x")')
+    assert failure_cause(record, __file__).endswith('in deep: return int("x")')
+    assert failure_cause(record).endswith('in deep: return int("x")')
     elsewhere = 'T:\n  File "mine.py", line 3, in rollout\n    play()\n  File "lib.py", line 9, in play\n    boom()\n'
     record = PydanticException(type="E", message="m", traceback=elsewhere)
-    assert blame(record, "mine.py") == "line 3, in rollout: play()"
-    assert blame(record) == "line 9, in play: boom()"
-    assert blame(PydanticException(type="E", message="m", traceback="")) == ""
+    assert failure_cause(record, "mine.py") == "line 3, in rollout: play()"
+    assert failure_cause(record) == "line 9, in play: boom()"
+    assert failure_cause(PydanticException(type="E", message="m", traceback="")) == ""
 
 
 def test_a_ratio_at_the_border():

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Llama4TextConfig
 
 from art_nb.core.types import ServeError, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
-from art_nb.policy.device import Worker
-from art_nb.policy.folded import TARGETS, adapter, load_adapter, load_policy, masters, serve
-from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.policy.device import DeviceThread
+from art_nb.policy.folded import TARGETS, adapter, fold_adapter, load_adapter, load_policy, masters
+from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
 
@@ -57,7 +57,7 @@ def some_rows(seed, groups=3, size=6):
             sampled[:3], sampled[-1] = False, True
             old = np.where(sampled & (rng.random(len(tokens)) < 0.9), -rng.random(len(tokens)) * 3 - 4, np.nan)
             advantage, coef = rng.normal(), rng.random() / 9
-            rows.append(TrainRow(tokens.astype(np.int32), sampled, old.astype(np.float32), group, advantage, coef))
+            rows.append(WeightedRow(tokens.astype(np.int32), sampled, old.astype(np.float32), group, advantage, coef))
         rows.append(replace(rows[-1], advantage=-rows[-1].advantage))
     return rows
 
@@ -123,7 +123,7 @@ def worst(ours, theirs):
 def test_packed_logprobs_are_those_of_each_row_alone(family, tokens, share):
     made, rows = learner(family), some_rows(0)
     model = peft_model(family, adapter(made.policy))
-    serve(made.policy)
+    fold_adapter(made.policy)
     seen = 0
     for batch in micro_batches(rows, tokens, share):
         with torch.no_grad():
@@ -271,7 +271,7 @@ def test_a_learning_rate_that_makes_the_weights_infinite_undoes_the_step():
 
 
 async def test_an_adapter_that_computes_nan_is_an_error_of_the_request():
-    policy, worker = learner("llama").policy, Worker()
+    policy, worker = learner("llama").policy, DeviceThread()
     sampler = TransformersSampler(policy, worker, max_running=8)
     sampler.load("m@1", adapter(policy))
     sampler.load("m@2", {name: torch.full_like(value, 1e30) for name, value in adapter(policy).items()})
@@ -285,7 +285,7 @@ async def test_an_adapter_that_computes_nan_is_an_error_of_the_request():
 @families
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampler_and_learner_give_a_token_the_same_logprob(family, temperature):
-    made, worker, rng = learner(family), Worker(), random.Random(8)
+    made, worker, rng = learner(family), DeviceThread(), random.Random(8)
     sampler = TransformersSampler(made.policy, worker, max_running=8)
     sampler.load("m@1", adapter(made.policy))
     start = [rng.randrange(3, VOCABULARY) for _ in range(40)]
@@ -299,7 +299,7 @@ def test_sampler_and_learner_give_a_token_the_same_logprob(family, temperature):
             sampled += [True] * len(said) + [False] * 3
             logprobs += [*(s.logprob for s in said), *[math.nan] * 3]
         old = np.array(logprobs, np.float32)
-        return TrainRow(np.array(tokens, np.int32), np.array(sampled), old, 0, rng.random(), 1e-3)
+        return WeightedRow(np.array(tokens, np.int32), np.array(sampled), old, 0, rng.random(), 1e-3)
 
     async def all_of_them():
         return await asyncio.gather(*(roll(i) for i in range(24)))

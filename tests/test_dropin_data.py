@@ -501,7 +501,7 @@ async def test_the_charts_of_arts_notebooks(project, pyplot, tmp_path):
 # leases and copies
 
 async def test_a_leased_adapter_stays(named, local, monkeypatch):
-    monkeypatch.setattr("art_nb.backends.runtime.KEEP_S", -1)
+    monkeypatch.setattr("art_nb.backends.runtime.KEEP_ADAPTER_S", -1)
     model = named()
     await model.register(local)
     group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
@@ -522,7 +522,7 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
 
 
 async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
-    monkeypatch.setattr("art_nb.backends.runtime.KEEP_S", 600)
+    monkeypatch.setattr("art_nb.backends.runtime.KEEP_ADAPTER_S", 600)
     model = named()
     await local.prune_model_adapters(model, retain_steps=set())         # not registered: there are none
     await model.register(local)

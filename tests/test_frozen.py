@@ -7,16 +7,16 @@ from test_rows import say
 from ui import browser  # noqa: F401
 
 from art_nb.core.events import Failed, Warned
-from art_nb.panels.live_cell import frozen_form
-from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible
+from art_nb.panels.live_cell import static_form
+from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible_text
 from art_nb.reports.html import table as html_table
-from art_nb.reports.report import MOST_BYTES, export, report
-from art_nb.reports.static_html import curves, frozen, frozen_run, told
+from art_nb.reports.report import MAX_BYTES, export, report
+from art_nb.reports.static_html import curves, describe_curve, static_html, static_run
 from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
-from art_nb.training.heartbeat import write_record
+from art_nb.training.heartbeat import write_run_record
 from art_nb.training.run import Run
-from art_nb.views.index import open_rows
+from art_nb.views.index import open_rollouts
 from art_nb.views.replies import index_reply
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
@@ -128,16 +128,16 @@ def check_inert(text, more_tags=frozenset(), more_attributes=frozenset(), source
 @pytest.mark.parametrize("text", CORPUS, ids=range(len(CORPUS)))
 def test_what_was_said_is_only_text(text):
     for what in (hostile_trajectory(text), hostile_group(text), [hostile_group(text), hostile_group("x")]):
-        shown = frozen(what)
+        shown = static_html(what)
         page = check_inert(shown)
-        said = visible(text.encode("utf-8", "backslashreplace").decode()).replace("\\\\", "\\")
+        said = visible_text(text.encode("utf-8", "backslashreplace").decode()).replace("\\\\", "\\")
         assert said in page.text.replace("\\\\", "\\")
         assert len(shown.encode()) <= LIMIT
 
 
 def test_a_run_of_the_whole_corpus_is_inert(tmp_path):
     store = hostile_run(tmp_path)
-    shown = frozen_run(store, note=CORPUS[0])
+    shown = static_run(store, note=CORPUS[0])
     page = check_inert(shown)
     assert len(shown.encode()) <= LIMIT
     assert "train/reward over 3 steps: 0.3333 at step 1, 1 at step 3" in page.text
@@ -154,7 +154,7 @@ def test_a_run_of_the_whole_corpus_is_inert(tmp_path):
 
 
 def test_five_megabytes_on_a_line_fit():
-    shown = frozen(TrajectoryGroup([hostile_trajectory("<b>" * 1_700_000), hostile_trajectory("x" * 5_000_000)]))
+    shown = static_html(TrajectoryGroup([hostile_trajectory("<b>" * 1_700_000), hostile_trajectory("x" * 5_000_000)]))
     assert len(shown.encode()) <= LIMIT
     assert "characters left out" in shown
     check_inert(shown)
@@ -162,26 +162,26 @@ def test_five_megabytes_on_a_line_fit():
 
 def test_many_of_everything_fit(tmp_path):
     long = Trajectory(messages_and_choices=[{"role": "user", "content": f"<{i}>" * 50} for i in range(3000)])
-    assert "messages left out" in frozen(long)
+    assert "messages left out" in static_html(long)
     many = TrajectoryGroup([Trajectory(messages_and_choices=[say("&" * 900)], reward=i) for i in range(300)])
     for what in (long, many, [many] * 400, {step: [many] for step in range(30)}):
-        shown = frozen(what)
+        shown = static_html(what)
         assert len(shown.encode()) <= LIMIT
         check_inert(shown)
-    assert len(frozen(many, limit=20_000).encode()) <= 20_000
-    assert len(frozen(many, limit=500).encode()) <= 500
+    assert len(static_html(many, limit=20_000).encode()) <= 20_000
+    assert len(static_html(many, limit=500).encode()) <= 500
     store = RunStore(tmp_path)
     for step in range(2000):
         store.append_history({"step": step, "train/reward": step / 2000, "loss/grad_norm": 1.0, "loss/entropy": 2.0})
     store.write_groups("train", 2000, [many] * 20)
-    shown = frozen(store)
+    shown = static_html(store)
     assert len(shown.encode()) <= LIMIT
     assert "50 of 2000 steps" in shown
 
 
 def test_the_room_is_used():
     text = "word " * 400
-    shown = frozen(TrajectoryGroup([Trajectory(messages_and_choices=[say(text + str(i))], reward=i) for i in range(4)]))
+    shown = static_html(TrajectoryGroup([Trajectory(messages_and_choices=[say(text + str(i))], reward=i) for i in range(4)]))
     assert shown.count(text.strip()) == 4
     assert "left out" not in shown
 
@@ -191,21 +191,21 @@ def test_roles_are_words_and_the_rest_is_folded():
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."},
         say(f"<think>hm</think>{i}")], reward=i)
         for i in range(3)], metadata={"scenario_id": "s"})
-    page = Page(frozen(group))
+    page = Page(static_html(group))
     assert "what they share: 2 messages" in page.text
     assert page.text.count("Be brief.") == 2            # in the title of the fold, and inside
     assert "assistant (trained)" in page.text
     assert "thinking" in page.text
     assert "reward 1 ± 0.816" in page.text
-    same = Page(frozen(TrajectoryGroup([Trajectory(reward=1.0)] * 2)))
+    same = Page(static_html(TrajectoryGroup([Trajectory(reward=1.0)] * 2)))
     assert "all rewards equal: nothing to learn here" in same.text
 
 
 def test_nothing_to_show():
-    assert "no rollouts" in frozen(TrajectoryGroup([]))
-    assert "0 rollouts" in frozen([])
-    assert "reward: no values" in told([], [], "reward")
-    broke = frozen(TrajectoryGroup([ValueError("<x>")]))
+    assert "no rollouts" in static_html(TrajectoryGroup([]))
+    assert "0 rollouts" in static_html([])
+    assert "reward: no values" in describe_curve([], [], "reward")
+    broke = static_html(TrajectoryGroup([ValueError("<x>")]))
     assert "failed: ValueError: &lt;x&gt;" in broke
 
 
@@ -226,19 +226,19 @@ def test_a_run_of_another_process_is_a_run_and_a_damaged_step_is_said(tmp_path):
         store.write_groups("train", step, [TrajectoryGroup([Trajectory(reward=step)])])
         store.append_history({"train/reward": step / 4, "step": step})
     (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
-    shown = frozen(Run.attach(tmp_path))
+    shown = static_html(Run.attach(tmp_path))
     assert "<img src=" in shown and "groups of step 2" in shown and "step 3 of train could not be read" in shown
 
 
 def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
     """A first step in which every rollout failed: the static form itself failed on it, and hid the error."""
     RunStore(tmp_path).write_groups("val", 0, [TrajectoryGroup([Trajectory(reward=reward) for reward in (0, 1)])])
-    write_record(RunStore(tmp_path), name="x", status="failed", step=0, steps=3, groups=1, rollouts=2)
+    write_run_record(RunStore(tmp_path), name="x", status="failed", step=0, steps=3, groups=1, rollouts=2)
     RunStore(tmp_path).append_event(Failed(where="step 1", message="ValueError: the reward is missing"))
     run = Run.attach(tmp_path)
-    shown = frozen(run)
+    shown = static_html(run)
     assert "groups of step 0 (val)" in shown and "reward 0.5" in shown
-    assert "the reward is missing" in frozen_form(run)
+    assert "the reward is missing" in static_form(run)
 
 
 def test_pieces_escape_what_they_are_given():
@@ -265,7 +265,7 @@ def test_a_report_is_complete(tmp_path):
     assert "the reward is flat" in text
     assert "for you" in text
     assert "answer 4.1" in report(store, tmp_path / "r.html", groups=[1]).read_text()
-    rows = open_rows(store)
+    rows = open_rollouts(store)
     index_reply(rows)
     text = export(rows, [4, 4], tmp_path / "one.html").read_text()
     assert text.count("<section") == 1
@@ -276,15 +276,15 @@ def test_a_report_is_complete(tmp_path):
 def test_a_report_stays_below_its_limit(tmp_path):
     long = [say("<" * 200_000) for _ in range(30)]
     big = TrajectoryGroup([Trajectory(messages_and_choices=long, reward=i) for i in range(8)])
-    path = report(open_rows([big] * 3), tmp_path / "big.html", groups=[0, 1, 2])
-    assert path.stat().st_size <= MOST_BYTES
+    path = report(open_rollouts([big] * 3), tmp_path / "big.html", groups=[0, 1, 2])
+    assert path.stat().st_size <= MAX_BYTES
     with pytest.raises(ValueError, match="at most 200"):
-        export(open_rows([Trajectory() for _ in range(300)]), range(201), tmp_path / "x.html")
+        export(open_rollouts([Trajectory() for _ in range(300)]), range(201), tmp_path / "x.html")
 
 
 def test_a_browser_runs_nothing_of_it(browser, tmp_path):  # noqa: F811
     store = hostile_run(tmp_path)
-    shown = {"run.html": frozen_run(store, note=CORPUS[0]), "list.html": frozen([*map(hostile_group, CORPUS)])}
+    shown = {"run.html": static_run(store, note=CORPUS[0]), "list.html": static_html([*map(hostile_group, CORPUS)])}
     for name, text in shown.items():
         (tmp_path / name).write_text(f"<!doctype html><meta charset=utf-8><div>{text}</div>")
     report(store, tmp_path / "report.html")

@@ -169,7 +169,7 @@ async def test_a_rollout_that_swallows_its_cancellation_does_not_hold_the_gather
                 pass
         ended.set()
 
-    monkeypatch.setattr(tasks.stop, "__defaults__", (0.05,))
+    monkeypatch.setattr(tasks.cancel_and_wait, "__defaults__", (0.05,))
     gathered = gather_trajectories([stubborn(), make()], timeout_s=0.5, max_exceptions=1, **QUIET)
     results = await asyncio.wait_for(gathered, 60)
     assert isinstance(results[0], RolloutError) and isinstance(results[1], Trajectory)

@@ -21,7 +21,7 @@ from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.policy import isolation as guests
 from art_nb.policy.folded import load_policy
 from art_nb.policy.isolation import load_error
-from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.vllm import shut_down
 
 
@@ -48,7 +48,7 @@ def row(length, seed=0):
     """A row whose second half was sampled."""
     tokens = np.random.default_rng(seed).integers(3, 200, length).astype(np.int32)
     sampled = np.arange(length) >= length // 2
-    return TrainRow(tokens, sampled, np.where(sampled, -5.5, np.nan).astype(np.float32), advantage=1.0, coef=1 / length)
+    return WeightedRow(tokens, sampled, np.where(sampled, -5.5, np.nan).astype(np.float32), advantage=1.0, coef=1 / length)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from art_nb.compat.utils import freeze_tool_schema, get_guided_completion_params
 from art_nb.core.types import ServeError
 from art_nb.policy.folded import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
-from art_nb.tokens.tool_calls import _MARKS, FORMATS, ReplyStream, begun_call, format_of, only_arguments
+from art_nb.tokens.tool_calls import _MARKS, FORMATS, ReplyStream, call_prefix, format_of, only_arguments
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
     "type": "object", "properties": {"cell": {"type": "string"}, "turn": {"type": "integer"}}}}}
@@ -344,7 +344,7 @@ def test_the_closing_text_in_a_string_does_not_end_the_call(style):
     schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
     text, ended = walk(CallGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
     assert ended
-    text = begun_call(form, "play") + text
+    text = call_prefix(form, "play") + text
     for size in (1, 7, len(text)):
         stream = ReplyStream(form)
         for place in range(0, len(text), size):
@@ -357,7 +357,7 @@ def test_the_closing_text_in_a_string_does_not_end_the_call(style):
 
 @pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
 def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
-    text = begun_call(FORMATS[style], "play")
+    text = call_prefix(FORMATS[style], "play")
     for cut in (False, True):
         stream = ReplyStream(FORMATS[style])
         stream.add(text)
@@ -370,7 +370,7 @@ def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
 
 def test_a_whole_call_in_tags_at_the_last_token_is_one():
     stream = ReplyStream(FORMATS["qwen3_coder"])
-    stream.add(begun_call(FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
+    stream.add(call_prefix(FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
     stream.cut_off()
     stream.add("", last=True)
     assert [call["function"]["name"] for call in stream.calls] == ["play"]

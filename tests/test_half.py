@@ -10,9 +10,9 @@ from families import plain, tokenizer
 import art_nb as art
 from art_nb.core.events import Warned
 from art_nb.core.types import TrainError, TrainSFTConfig
-from art_nb.learners.base import Learner, StepConfig, optimizer_steps, portioned
+from art_nb.learners.base import Learner, StepConfig, optimizer_steps, split_optimizer_steps
 from art_nb.policy.folded import Policy, adapter
-from art_nb.policy.packing import TrainRow
+from art_nb.policy.packing import WeightedRow
 
 
 def rows(seed=0, n=8, size=40):
@@ -21,7 +21,7 @@ def rows(seed=0, n=8, size=40):
     for group in range(n):
         tokens = draw.integers(3, 300, size).astype(np.int32)
         sampled = np.arange(size) > 10
-        made.append(TrainRow(tokens, sampled, np.where(sampled, -5.0, np.nan).astype(np.float32), group,
+        made.append(WeightedRow(tokens, sampled, np.where(sampled, -5.0, np.nan).astype(np.float32), group,
                              advantage=1e-4 * float(draw.normal())))
     return made
 
@@ -92,7 +92,7 @@ def overflowing(dtype, bad):
 
 def test_a_step_that_overflows_float16_is_skipped_and_counted():
     learner, config = overflowing(torch.float16, [1]), StepConfig(learning_rate=1e-4, rows_per_step=4)
-    [first, _], before = portioned(rows(), 4, 0), adapter(learner.policy)
+    [first, _], before = split_optimizer_steps(rows(), 4, 0), adapter(learner.policy)
     told = optimizer_steps(learner, rows(), config)
     assert (told["data/step_num_gradient_steps"], told["data/step_num_overflows"]) == (1, 1)
     assert np.isfinite(told["loss/grad_norm"])

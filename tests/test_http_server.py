@@ -13,9 +13,9 @@ from homes import a_group, ask
 from remote_parts import Server
 
 import art_nb as art
-from art_nb.backends.remote_calls import Desk
+from art_nb.backends.remote_calls import CallRegistry
 from art_nb.backends.remote_protocol import ModelForm
-from art_nb.backends.remote_server import Host
+from art_nb.backends.remote_server import BackendServer
 from art_nb.core.types import ServeError
 from art_nb.serving import http_server
 from art_nb.serving.http_server import HttpServer, bind_socket, mark_authenticated
@@ -156,13 +156,13 @@ async def test_tls(serve, monkeypatch):
     (__file__, None, "PEM"), (CERTIFICATE, __file__, "belong together")])
 def test_a_certificate_that_cannot_be_used_is_an_error_before_serving(tmp_path, certfile, keyfile, message):
     with pytest.raises(ServeError, match=message):
-        Host(art.LocalBackend(path=tmp_path), port=0, certfile=certfile, keyfile=keyfile)
+        BackendServer(art.LocalBackend(path=tmp_path), port=0, certfile=certfile, keyfile=keyfile)
 
 
 @pytest.mark.timeout(300)
 async def test_a_model_is_trained_over_tls(tmp_path, named, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
-    with Host(art.LocalBackend(path=tmp_path / "far", verbose=False), port=0, certfile=CERTIFICATE) as host:
+    with BackendServer(art.LocalBackend(path=tmp_path / "far", verbose=False), port=0, certfile=CERTIFICATE) as host:
         assert host.line.startswith('backend = art.Backend(base_url="https://127.0.0.1:')
         url = f"https://127.0.0.1:{host.port}"
         async with art.Backend(base_url=url, api_key=host.api_key, path=tmp_path / "near", verbose=False) as backend:
@@ -262,7 +262,7 @@ async def test_without_free_descriptors_the_server_waits_and_logs_once(serve, mo
 async def test_the_least_recently_used_model_is_released(tmp_path, named, monkeypatch):
     monkeypatch.setattr("art_nb.backends.remote_calls.MAX_MODELS", 2)
     local = art.LocalBackend(path=tmp_path / "far", verbose=False)
-    with Host(local, port=0) as host:
+    with BackendServer(local, port=0) as host:
         url = f"http://127.0.0.1:{host.port}"
         async with art.Backend(base_url=url, api_key=host.api_key, path=tmp_path / "near", verbose=False) as backend:
             first, second, third = (named(name) for name in ("first", "second", "third"))
@@ -285,7 +285,7 @@ async def test_a_model_in_use_is_not_released(tmp_path, tiny_model_dir, monkeypa
     monkeypatch.setattr("art_nb.backends.remote_calls.MAX_MODELS", 1)
     busy, other = (ModelForm(name=name, project="p", run_name=name, base_model=str(tiny_model_dir))
                    for name in ("busy", "other"))
-    desk = Desk(art.LocalBackend(path=tmp_path, verbose=False))
+    desk = CallRegistry(art.LocalBackend(path=tmp_path, verbose=False))
     await desk.load(busy)
     async with desk.locks[busy.run]:                        # as a step that is being trained holds it
         with pytest.raises(ServeError, match="1 models are in use") as caught:

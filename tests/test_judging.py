@@ -16,9 +16,15 @@ from ui import HOSTILE
 import art_nb as art
 from art_nb.core.events import GroupDone
 from art_nb.core.types import JudgeError
-from art_nb.panels.judging_panel import ask, judge, questions_panel, table_of
-from art_nb.panels.judging_session import Desk, diff_reply, session_reply, state_reply, texts_reply
-from art_nb.panels.rankings import home_of, opinion_of, placed, ranking, trained
+from art_nb.panels.judging_panel import add_ranking, judge, questions_panel, ranking_table
+from art_nb.panels.judging_session import JudgingSession, diff_reply, session_reply, state_reply, texts_reply
+from art_nb.panels.rankings import (
+    already_trained_notice,
+    find_context,
+    rank_order,
+    ranking_of_judgement,
+    scores_for_move,
+)
 from art_nb.rewards.journal import Journal, override
 from art_nb.rewards.judges import Person
 from art_nb.rewards.rubrics import DEFAULT_RUBRIC, rubric_id
@@ -74,7 +80,7 @@ async def test_an_opinion_of_a_group_that_is_changing_is_refused(tmp_path):
 async def test_judges_that_are_asked_at_once_are_read_again_as_asked(tmp_path):
     panel = await paneled(tmp_path)
     await asyncio.gather(*[panel.ask(Says(f"judge {i}")) for i in range(8)])
-    again = Desk(panel.group, home_of(panel.group, journal=tmp_path))
+    again = JudgingSession(panel.group, find_context(panel.group, journal=tmp_path))
     told = lambda desk: sorted((one.said.judge, *one.said.scores()) for one in desk.opinions)
     assert told(again) == told(panel.desk)
 
@@ -86,11 +92,11 @@ values = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0, 0.99, 0.01])
 
 @given(st.lists(values, min_size=2, max_size=8), st.data())
 def test_a_dragged_rollout_lands_where_it_was_dropped(scores, data):
-    before = ranking(scores)
+    before = rank_order(scores)
     moved, to = data.draw(st.sampled_from(before)), data.draw(st.integers(0, len(scores) - 1))
     order = [i for i in before if i != moved]
     order.insert(to, moved)
-    changes = placed({i: s for i, s in enumerate(scores) if i != moved}, order, moved)
+    changes = scores_for_move({i: s for i, s in enumerate(scores) if i != moved}, order, moved)
     after = [changes.get(i, s) for i, s in enumerate(scores)]
     assert all(0 <= s <= 1 for s in after)
     place = order.index(moved)
@@ -101,7 +107,7 @@ def test_a_dragged_rollout_lands_where_it_was_dropped(scores, data):
 
 
 def test_a_drag_between_two_changes_nobody_else():
-    assert placed({0: 0.8, 1: 0.4, 3: 0.1}, [0, 2, 1, 3], 2) == {2: 0.6}
+    assert scores_for_move({0: 0.8, 1: 0.4, 3: 0.1}, [0, 2, 1, 3], 2) == {2: 0.6}
 
 
 # drafts and what applying writes --------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ async def test_who_has_no_score_leaves_and_the_journal_follows(tmp_path):
     said = Journal(tmp_path).current(panel.group)
     assert {i: (said[i].score, said[i].by) for i in range(5)} == {
         0: (0.9, "judge"), 1: (0.5, "judge"), 2: (0.4, "human"), 3: (0.3, "judge"), 4: (0.2, "human")}
-    again = Desk(panel.group, home_of(panel.group, journal=tmp_path))
+    again = JudgingSession(panel.group, find_context(panel.group, journal=tmp_path))
     assert again.counting() == [0.9, 0.5, 0.4, 0.3, 0.2] and not again.waiting()
 
 
@@ -218,8 +224,8 @@ async def test_a_group_of_a_run_knows_its_step_and_journal(tmp_path):
     for step in (1, 2, 3):
         store.write_groups("train", step, [answers(f"{step} a", f"{step} b", scenario_id="s")])
     group = store.read_groups("train", 2)[0]
-    home = home_of(group, tmp_path)
-    assert home.step == 2 and home.journal.path == tmp_path / "judgements.jsonl" and "step 2" in trained(group, home)
+    home = find_context(group, tmp_path)
+    assert home.step == 2 and home.journal.path == tmp_path / "judgements.jsonl" and "step 2" in already_trained_notice(group, home)
     panel = await judge(group, run=store, show=False)
     panel.desk.score(0, 1.0)
     panel.apply()
@@ -232,10 +238,10 @@ async def test_a_group_still_waiting_for_its_step_may_change(tmp_path):
     store.write_groups("train", 1, [answers("x", "y", group_id="old")])
     store.append_event(GroupDone(run="r", group="fresh", step=1, rewards=[0.0, 0.0]))
     group = answers("a", "b", group_id="fresh")
-    home = home_of(group, store)
-    assert home.step == 2 and not trained(group, home)
+    home = find_context(group, store)
+    assert home.step == 2 and not already_trained_notice(group, home)
     store.write_groups("train", 2, [group])
-    assert trained(group, home)
+    assert already_trained_notice(group, home)
 
 
 async def test_the_backend_marks_what_it_trained(tiny_model_dir, tmp_path):
@@ -244,7 +250,7 @@ async def test_the_backend_marks_what_it_trained(tiny_model_dir, tmp_path):
     await model.register(backend)
     group = answers("a", "b", rewards=(0.0, 1.0))
     result = await backend.train(model, [group])
-    assert trained(group, home_of(group, journal=tmp_path)) and group.metadata["trained_step"] == result.step
+    assert already_trained_notice(group, find_context(group, journal=tmp_path)) and group.metadata["trained_step"] == result.step
     await backend.close()
 
 
@@ -256,7 +262,7 @@ async def test_blind_judging_tells_nothing(tmp_path):
     panel = await paneled(tmp_path, group, Says(name="the strict one"), blind=True)
     page = Page(panel)
     told = [await page("state"), *[await page("texts", key=key) for key in range(-1, 6)], await page("session")]
-    text = json.dumps(told) + panel.html() + table_of(panel.desk)
+    text = json.dumps(told) + panel.html() + ranking_table(panel.desk)
     for secret in ("the strict one", "strict of", "0.11", "0.44", "0.9", "own reward", "#0", "#3"):
         assert secret not in text, secret
     assert sorted(row["label"] for row in told[0]["rows"]) == list("ABCDEF")
@@ -336,7 +342,7 @@ async def test_a_judge_that_fails_is_seen_and_changes_nothing(tmp_path):
     told = await page("rejudge", judge=1, rubric="r")
     assert told["using"] == 0 and told["opinions"][1]["failure"].startswith("mute scored none of 6")
     assert {line.judge for line in Journal(tmp_path).read()} == {"strict"}
-    assert "mute failed: mute scored none" in table_of(panel.desk) and "mute failed" in panel.html()
+    assert "mute failed: mute scored none" in ranking_table(panel.desk) and "mute failed" in panel.html()
     assert "no such ranking" in await page.refused("use", opinion=1)
 
 
@@ -379,7 +385,7 @@ async def test_what_a_training_judge_said_is_found_in_the_group(tmp_path):
 async def test_opening_again_brings_everything_back(tmp_path):
     group = answers(*TEXTS)
     panel = await paneled(tmp_path, group, judges=[Says("lenient", SCORES[::-1])])
-    await ask(panel.desk, panel.judges[1], "Another rubric.", cache=None)
+    await add_ranking(panel.desk, panel.judges[1], "Another rubric.", cache=None)
     panel.desk.using = 0
     panel.desk.score(3, 1.0, "mine")
     panel.apply()
@@ -399,7 +405,7 @@ async def test_the_rule_of_the_run_makes_the_advantages(tmp_path):
 
 async def test_a_group_that_changed_while_the_judge_thought_is_not_confused(tmp_path):
     panel = await paneled(tmp_path)
-    said = opinion_of(await score_group(panel.group, Says(), cache=None), panel.group)
+    said = ranking_of_judgement(await score_group(panel.group, Says(), cache=None), panel.group)
     panel.group.trajectories.pop()
     with pytest.raises(JudgeError, match="changed"):
         panel.desk.add(said)
@@ -424,7 +430,7 @@ async def test_a_persons_questions_are_answered_in_the_panel():
     await page("reason", key=2, reason="the best")
     assert (await page("apply"))["said"] == "Your scores were handed in."
     said = await waiting
-    assert ranking(said.scores()) == [2, 0, 1] and said.verdicts[2].explanation == "the best"
+    assert rank_order(said.scores()) == [2, 0, 1] and said.verdicts[2].explanation == "the best"
     assert "no question" in await page.refused("apply")
 
 

@@ -6,18 +6,27 @@ import pytest
 import torch
 
 import art_nb as art
-from art_nb.learners.base import Learner, StepConfig, by_row, described, drift, optimizer_steps, step_rows, train_rows
+from art_nb.learners.base import (
+    Learner,
+    StepConfig,
+    by_row,
+    config_to_json,
+    mean_logprob_drift,
+    optimizer_steps,
+    step_rows,
+    train_rows,
+)
 from art_nb.learners.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
-from art_nb.policy.folded import load_policy, serve
+from art_nb.policy.folded import fold_adapter, load_policy
 from art_nb.policy.packing import micro_batches
 from art_nb.rollouts.trajectories import choices
 from art_nb.runs.store import RunStore
 from art_nb.tokens.advantages import weigh_rows
 from art_nb.tokens.chat import CHAT_FORMATS
-from art_nb.tokens.learner_records import read_record, record_of, record_path, row_spans, turn_spans, write_record
-from art_nb.tokens.rows import Row, group_rows
-from art_nb.views.index import loaded, open_rows
-from art_nb.views.token_objective import as_trained, lens_reply, lens_tokens_reply, terms_of
+from art_nb.tokens.learner_records import make_record, read_record, record_path, row_spans, turn_spans, write_record
+from art_nb.tokens.rows import TokenRow, group_rows
+from art_nb.views.index import load_all, open_rollouts
+from art_nb.views.token_objective import objective_reply, objective_tokens_reply, replay_as_trained, terms_of
 from art_nb.views.token_values import tokens_reply
 
 NEAR = {"rtol": 0, "atol": 1e-6}
@@ -31,7 +40,7 @@ def policy(tiny_model_dir):
     with torch.no_grad():
         for layer in policy.layers.values():
             layer.B.add_(0.05 * torch.randn(layer.B.shape, generator=rng))
-    serve(policy)
+    fold_adapter(policy)
     return policy
 
 
@@ -42,7 +51,7 @@ def random_rows(rng, trajectory, prompt, count=2):
         sampled = np.arange(len(tokens)) >= len(prompt)
         logprobs = np.where(sampled, -rng.uniform(3, 8, len(tokens)), np.nan).astype(np.float32)
         logprobs[sampled] = np.where(rng.random(sampled.sum()) < 0.1, np.nan, logprobs[sampled])
-        yield Row(tokens, sampled, logprobs, trajectory, False)
+        yield TokenRow(tokens, sampled, logprobs, trajectory, False)
 
 
 def a_step(seed=0, groups=3, size=4):
@@ -60,7 +69,7 @@ def by_the_learner(learner, training, config):
     wants = config.kl_coef or config.kl_shaping
     references = learner.reference(batches, config.temperature) if wants else [None] * len(batches)
     own = learner.scored(batches, config.temperature)
-    mean = drift(batches, references, own, config.kl_source) if config.kl_shaping else 0.0
+    mean = mean_logprob_drift(batches, references, own, config.kl_source) if config.kl_shaping else 0.0
     loss, gradients = 0.0, {}
     for batch, reference in zip(batches, references, strict=True):
         t = learner.tensors(batch, config.temperature, reference)
@@ -97,8 +106,8 @@ def test_a_replay_is_what_the_learner_did(policy, name):
     loss, gradients = by_the_learner(learner, training, config)
     metrics = learner.step(training, config)
     assert metrics["loss/train"] == pytest.approx(loss, abs=1e-6)
-    record = record_of(learner.seen, rows, described(config), step_rows(rewards, rows, config))
-    replay = as_trained(record)
+    record = make_record(learner.seen, rows, config_to_json(config), step_rows(rewards, rows, config))
+    replay = replay_as_trained(record)
     assert float(replay.loss_E.sum()) == pytest.approx(metrics["loss/train"], abs=1e-6)
     assert len(record.size_R) == len(training) == len(gradients)
     for g, own in enumerate(rows):
@@ -132,10 +141,10 @@ def test_a_loss_of_ones_own_is_named_and_not_replayed(policy):
             "level": lambda log_E, row_E: log_E.exp()}}):
         config, learner = StepConfig(learning_rate=0.0, **own), Learner(policy)
         learner.step(train_rows(rewards, rows, config), config)
-        record = record_of(learner.seen, rows, described(config))
+        record = make_record(learner.seen, rows, config_to_json(config))
         with pytest.raises(art.TrainError, match="its name, not its code"):
-            as_trained(record)
-    assert described(StepConfig(loss=ppo))["loss"] == "ppo"
+            replay_as_trained(record)
+    assert config_to_json(StepConfig(loss=ppo))["loss"] == "ppo"
 
 
 def test_a_rescored_step_is_replayed_with_its_mismatch_options(policy):
@@ -143,8 +152,8 @@ def test_a_rescored_step_is_replayed_with_its_mismatch_options(policy):
     for options in ({"mismatch": "none"}, {"mismatch": "tis", "mismatch_options": {"is_max": 1.1}}):
         config, learner = StepConfig(learning_rate=0.0, rescored=True, **options), Learner(policy)
         told = optimizer_steps(learner, train_rows(rewards, rows, config), config)
-        record = record_of(learner.seen, rows, described(config))
-        replay = as_trained(record)
+        record = make_record(learner.seen, rows, config_to_json(config))
+        replay = replay_as_trained(record)
         assert float(replay.loss_E.sum()) == pytest.approx(told["loss/train"], abs=1e-6)
         np.testing.assert_allclose(record.old_E, record.new_E, atol=1e-6)
         highest = max(term["value"] for e in range(len(record.old_E)) for term in terms_of(replay, e)
@@ -156,10 +165,10 @@ def test_an_old_record_without_the_samplers_logprobs_is_not_replayed(policy):
     rewards, rows = a_step()
     config, learner = StepConfig(learning_rate=0.0, mismatch="tis"), Learner(policy)
     optimizer_steps(learner, train_rows(rewards, rows, config), config)
-    record = record_of(learner.seen, rows, described(config))
+    record = make_record(learner.seen, rows, config_to_json(config))
     record.sampler_E = np.zeros(0, "f4")
     with pytest.raises(art.TrainError, match="the record holds the learner's"):
-        as_trained(record)
+        replay_as_trained(record)
 
 
 async def trained(directory, path, steps=2, **options):
@@ -188,27 +197,27 @@ async def a_group(model, seed, **asked):
 
 async def test_the_record_of_a_real_step(tiny_model_dir, tmp_path):
     model, groups, result = await trained(tiny_model_dir, tmp_path, loss_fn="ppo", reduction="sequence")
-    rows = open_rows(model)
+    rows = open_rollouts(model)
     while not rows.load():
         pass
     assert record_path(model.store, result.step).exists()
     total = 0.0
     for row in range(len(rows.table[rows.table["step"] == result.step])):
-        told, buffers = lens_tokens_reply(rows, row, 0)
+        told, buffers = objective_tokens_reply(rows, row, 0)
         assert told["recorded"]
         assert told["losses"][0] == "ppo"
         assert np.frombuffer(buffers[0], "<f4").any() == (rows.table["advantage"][row] != 0)
-    told, _ = lens_reply(rows, 0, 0, 0)
+    told, _ = objective_reply(rows, 0, 0, 0)
     first = told["losses"][0]
     assert first["trainer"]
     assert first["step_loss"] == pytest.approx(result.metrics["loss/train"], abs=1e-6)
-    total = sum(lens_reply(rows, row, 0, 0)[0]["losses"][0]["group_loss"] for row in (0, 4))
+    total = sum(objective_reply(rows, row, 0, 0)[0]["losses"][0]["group_loss"] for row in (0, 4))
     assert total == pytest.approx(result.metrics["loss/train"], abs=1e-6)
 
 
 async def test_the_channels_of_a_real_step(tiny_model_dir, tmp_path):
     model, groups, result = await trained(tiny_model_dir, tmp_path)
-    rows = open_rows(model)
+    rows = open_rollouts(model)
     while not rows.load():
         pass
     seen = 0
@@ -238,14 +247,14 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
     record = read_record(model.store, result.step)
     record.new_E = record.old_E - np.float32(0.5)
     write_record(model.store, result.step, record)
-    rows = open_rows(model)
+    rows = open_rollouts(model)
     rows.load()
     row = int(np.flatnonzero(rows.table["advantage"])[0])
     told, (_, *halves) = tokens_reply(rows, row, 0, ["ratio"])
     np.testing.assert_allclose(np.frombuffer(halves[0], "<f2"), np.exp(-0.5), rtol=1e-3)
-    terms = {term["name"]: term["value"] for term in lens_reply(rows, row, 0, 0)[0]["losses"][0]["terms"]}
+    terms = {term["name"]: term["value"] for term in objective_reply(rows, row, 0, 0)[0]["losses"][0]["terms"]}
     assert terms["ratio"] == pytest.approx(np.exp(-0.5), rel=1e-5)
-    clipped = lens_reply(rows, row, 0, 0, ["ppo"])[0]["losses"]
+    clipped = objective_reply(rows, row, 0, 0, ["ppo"])[0]["losses"]
     cut = {term["name"]: term["value"] for term in clipped[1]["terms"]}["clipped"]
     assert cut == float(rows.table["advantage"][row] < 0)    # 0.61 is below 0.8
     assert (clipped[1]["gradient"] == 0) == bool(cut)
@@ -253,10 +262,10 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
 
 async def test_terms_multiply_to_the_loss(tiny_model_dir, tmp_path):
     model, _, _ = await trained(tiny_model_dir, tmp_path, steps=1)
-    rows = open_rows(model)
+    rows = open_rollouts(model)
     rows.load()
     row = int(np.flatnonzero(rows.table["advantage"])[0])
-    told, _ = lens_reply(rows, row, 0, 1, list(LOSSES))
+    told, _ = objective_reply(rows, row, 0, 1, list(LOSSES))
     assert [one["name"] for one in told["losses"]] == list(LOSSES)
     for one in told["losses"]:
         value = {term["name"]: term["value"] for term in one["terms"]}
@@ -269,14 +278,14 @@ def test_other_losses_take_their_own_weights(policy):
     rewards, rows = a_step(seed=5)
     config, learner = StepConfig(learning_rate=0.0), Learner(policy)
     learner.step(train_rows(rewards, rows, config), config)
-    record = record_of(learner.seen, rows, described(config), step_rows(rewards, rows, config))
-    from art_nb.views.token_objective import Stage, as_if
+    record = make_record(learner.seen, rows, config_to_json(config), step_rows(rewards, rows, config))
+    from art_nb.views.token_objective import StepContext, replay_with
 
-    stage = Stage(record, 1, [np.asarray(r) for r in rewards], True, None)
+    stage = StepContext(record, 1, [np.asarray(r) for r in rewards], True, None)
     sizes = [sum(int(row.sampled.sum()) for row in own if row.trajectory == i) for own in rows[1:] for i in range(4)]
     cases = ("ppo", "sequence", "group"), ("dr_grpo", "constant", "none"), ("dapo", "token", "group")
     for name, reduction, scale in cases:
-        replay, longest = as_if(stage, name), max(sizes)
+        replay, longest = replay_with(stage, name), max(sizes)
         weighed = weigh_rows(rewards, rows, scale=scale, reduction=reduction, max_tokens=longest)
         mine = {id(row.tokens): (coef, a) for row, coef, a in
                 zip(weighed.rows, weighed.coef_R, weighed.advantages_R, strict=True)}
@@ -292,9 +301,9 @@ async def test_a_record_of_other_rollouts_is_not_laid_over(tiny_model_dir, tmp_p
     model, groups, result = await trained(tiny_model_dir, tmp_path, steps=1)
     store = RunStore(model.store.path)
     store.write_groups("train", result.step, groups[::-1])
-    rows = open_rows(store)
+    rows = open_rollouts(store)
     rows.load()
-    told, _ = lens_reply(rows, 0, 0, 0)
+    told, _ = objective_reply(rows, 0, 0, 0)
     assert told["recorded"] is False
     assert "ratio is 1" in told["assumed"]
     told, _ = tokens_reply(rows, 0, 0)
@@ -360,17 +369,17 @@ async def test_tokens_have_texts_and_logprobs_that_no_request_asked_for(tiny_mod
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
         await model.register(backend)
         groups = [await a_group(model, g, logprobs=None) for g in range(2)]
-        in_memory = read_tokens(loaded(groups[0]), 3)           # a list of groups: no run directory says the base model
+        in_memory = read_tokens(load_all(groups[0]), 3)           # a list of groups: no run directory says the base model
         await backend.train(model, groups, learning_rate=3e-2)
         await model.log(groups, step=1, split="train")
     del model, backend
     CHAT_FORMATS.clear()                                        # as in another process
-    rows = loaded(str(next(tmp_path.rglob("model.json")).parent))
+    rows = load_all(str(next(tmp_path.rglob("model.json")).parent))
     from_disk, choice = read_tokens(rows, 3), groups[0].trajectories[3].messages_and_choices[1]
     for texts, values in (in_memory, from_disk):
         assert len(texts) == len(choice.token_ids)
         assert choice.message.content in "".join(texts)
         np.testing.assert_allclose(values["logprob"], choice.token_logprobs, atol=2e-3)
     assert from_disk[1]["ratio"].shape == from_disk[1]["logprob"].shape
-    lens, _ = lens_reply(rows, 3, 0, 1)
+    lens, _ = objective_reply(rows, 3, 0, 1)
     assert lens["text"] == from_disk[0][1]

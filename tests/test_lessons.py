@@ -5,8 +5,8 @@ import random
 import pytest
 
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
-from art_nb.training.diagnostics import CHECKS, REMEDIES, lessons
-from art_nb.training.steps import alike
+from art_nb.training.diagnostics import ADVICE, CHECKS, diagnose
+from art_nb.training.steps import identical_share
 
 
 def healthy(steps=30, seed=0):
@@ -66,7 +66,7 @@ def test_there_is_a_history_for_every_lesson():
 
 @pytest.mark.parametrize("key", HISTORIES)
 def test_a_lesson_fires_where_it_should(key):
-    seen = {lesson.key: lesson for lesson in lessons(HISTORIES[key])}
+    seen = {lesson.key: lesson for lesson in diagnose(HISTORIES[key])}
     assert key in seen
     assert seen[key].step == HISTORIES[key][-1]["step"]
 
@@ -74,20 +74,20 @@ def test_a_lesson_fires_where_it_should(key):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_is_left_alone_at_every_step(seed):
     rows = healthy(seed=seed)
-    assert [lesson for n in range(1, len(rows) + 1) for lesson in lessons(rows[:n])] == []
+    assert [lesson for n in range(1, len(rows) + 1) for lesson in diagnose(rows[:n])] == []
 
 
 def test_the_kl_of_the_sampler_is_watched_too():
-    assert "kl_blow_up" in {x.key for x in lessons(changed(healthy(), 1, offpolicy__kl_sampler=0.8))}
+    assert "kl_blow_up" in {x.key for x in diagnose(changed(healthy(), 1, offpolicy__kl_sampler=0.8))}
 
 
 def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone():
     rows = changed(healthy(), 5, train__alike=0.85, loss__entropy=1.3, train__reward=0.41)
-    assert "entropy_collapse" in {lesson.key for lesson in lessons(rows)}
+    assert "entropy_collapse" in {lesson.key for lesson in diagnose(rows)}
 
 
 def test_a_constant_reward_is_not_called_too_hard_a_task():
-    said = lessons(HISTORIES["constant_reward"])
+    said = diagnose(HISTORIES["constant_reward"])
     assert [lesson.key for lesson in said] == ["constant_reward"]
     assert said[0].finding == "Every reward of this run was 0: does the rollout compute it?"
 
@@ -97,21 +97,21 @@ def test_a_constant_reward_is_not_called_too_hard_a_task():
 def test_a_run_that_its_learning_rate_ruined_is_not_told_to_raise_it(steps, entropy):
     rows = changed(healthy(2), 2, train__reward=0.1) + changed(healthy(steps), steps, loss__entropy=entropy, **DEAD)
     rows = [row | {"step": i + 1} for i, row in enumerate(rows)]
-    said = lessons(rows)
+    said = diagnose(rows)
     assert "ruined" in {lesson.key for lesson in said}
     assert not [lesson for lesson in said if "three times the learning_rate" in lesson.advice]
 
 
 def test_nothing_is_masked_where_nothing_would_be_left():
     for share in (0.8, 0.97, 1.0):
-        said = lessons(changed(healthy(), 3, train__truncated=share))
+        said = diagnose(changed(healthy(), 3, train__truncated=share))
         assert [lesson.key for lesson in said] == ["mostly_truncated"]
         assert "mask" not in said[0].advice
-    assert "mask" in lessons(HISTORIES["truncation"])[0].advice
+    assert "mask" in diagnose(HISTORIES["truncation"])[0].advice
 
 
 def test_parameters_are_named_as_a_user_types_them():
-    texts = [advice for _, _, advice in CHECKS] + [advice for _, advice in REMEDIES]
+    texts = [advice for _, _, advice in CHECKS] + [advice for _, advice in ADVICE]
     assert not [text for text in texts if " max_tokens" in text or "learning rate" in text]
 
 
@@ -122,6 +122,6 @@ def test_replies_alike_are_counted_by_their_beginning():
 
     long = "This word consists of four letters, and it is "
     group = TrajectoryGroup([say(long + "blue"), say(long + "rain"), say("Sun"), say("Sun")])
-    assert alike([group]) == {"train/alike": 0.5}
-    assert alike([TrajectoryGroup([say("Sun")] * 4)]) == {"train/alike": 0.0}      # short answers are alike anyway
-    assert alike([]) == {}
+    assert identical_share([group]) == {"train/alike": 0.5}
+    assert identical_share([TrajectoryGroup([say("Sun")] * 4)]) == {"train/alike": 0.0}      # short answers are alike anyway
+    assert identical_share([]) == {}

@@ -9,7 +9,7 @@ from live_parts import Home, Script
 from ui import HOSTILE, axe_faults, calm
 
 import art_nb as art
-from art_nb.core.files import Tail
+from art_nb.core.files import JsonLinesTail
 from art_nb.panels.live_cell import LiveCell
 from art_nb.training.run import Run
 
@@ -431,7 +431,7 @@ def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeyp
 
 def test_two_threads_read_a_run_once(cell, script, monkeypatch):
     script.whole(1)
-    read, busy, most = Tail.new, [], []
+    read, busy, most = JsonLinesTail.new, [], []
 
     def new(tail):
         busy.append(tail)
@@ -440,7 +440,7 @@ def test_two_threads_read_a_run_once(cell, script, monkeypatch):
         busy.pop()
         return read(tail)
 
-    monkeypatch.setattr(Tail, "new", new)
+    monkeypatch.setattr(JsonLinesTail, "new", new)
     threads = [threading.Thread(target=cell.run.refresh) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -28,7 +28,7 @@ from transformers.models.llama import modeling_llama
 import art_nb as art
 from art_nb.core.types import StoreError, TrainError
 from art_nb.models.gguf import load_gguf
-from art_nb.policy.device import Worker
+from art_nb.policy.device import DeviceThread
 from art_nb.policy.folded import adapter, checked_policy, coverage_note, load_policy, peft_files, sequence_logprobs
 from art_nb.policy.kernels import bf16_products
 from art_nb.samplers.transformers import TransformersSampler
@@ -304,7 +304,7 @@ def test_the_context_ends_where_position_embeddings_would_change():
     rope = {"rope_type": "longrope", "rope_theta": 1e4} | factors
     config = LlamaConfig(num_hidden_layers=1, head_dim=32, rope_parameters=rope, **SHAPE)
     made = checked_policy(LlamaForCausalLM(config), tokenizer())
-    worker = Worker()
+    worker = DeviceThread()
     try:
         assert TransformersSampler(made, worker).max_model_len == 64
         assert TransformersSampler(policy("llama"), worker).max_model_len == 512

@@ -19,7 +19,7 @@ from art_nb.pipeline.settings import PipelineAutotuneConfig, PipelineRuntimeConf
 from art_nb.pipeline.trainer import PipelineTrainer, StatusReporter
 from art_nb.tokens.learner_records import read_record
 from art_nb.training.progress import Progress
-from art_nb.training.run import Attached, Run
+from art_nb.training.run import AttachedRun, Run
 
 SMALL = {"num_rollout_workers": 2, "min_batch_size": 2, "max_batch_size": 3}
 
@@ -99,7 +99,7 @@ async def test_its_figures_are_those_of_the_taxonomy(home):
 async def test_the_store_shows_it_as_any_run(home):
     model = home[0]
     run = await pipeline(home, max_steps=2).train()
-    seen = Attached(model.store)
+    seen = AttachedRun(model.store)
     assert (seen.status, seen.step, seen.progress.steps) == ("done", 2, 2)
     assert [row["step"] for row in seen.progress.rows] == [1, 2]
     ids = {group.metadata["group_id"] for group in run.recent}

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 import art_nb as art  # noqa: E402
 from art_nb.core.types import StoreError  # noqa: E402
-from art_nb.reports.plots import COLOURS, series, smoothed, stores  # noqa: E402
+from art_nb.reports.plots import COLORS, series, smoothed, stores_of  # noqa: E402
 from art_nb.tokens.learner_records import read_record  # noqa: E402
 from art_nb.training.evaluation import Evaluation  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_everything_that_names_a_run(root):
         ax = art.learning_curve(source)
         assert lines(ax) == [([1, 2, 3, 4], REWARDS)]
         assert ax.get_legend() is None
-    assert [store.path.name for store in stores([root, path])] == ["a", "b", "a"]
+    assert [store.path.name for store in stores_of([root, path])] == ["a", "b", "a"]
     with pytest.raises(TypeError, match="int is no run"):
         art.learning_curve(3)
     with pytest.raises(StoreError, match="not a run"):
@@ -80,7 +80,7 @@ def test_a_run_directory_is_not_mistaken_for_its_checkpoints(root, tmp_path):
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text("{}")
     save_file({"x": np.zeros(1)}, folder / "adapter_model.safetensors")
-    assert [store.path for store in stores(path)] == [path]
+    assert [store.path for store in stores_of(path)] == [path]
 
 
 async def test_a_run_in_progress(tiny_model_dir, tmp_path):
@@ -136,7 +136,7 @@ def test_evaluations_stand_on_the_curve(root):
     ax = art.learning_curve(root, evaluations=evaluations)
     [mine, others] = ax.containers
     assert list(mine.lines[0].get_xdata()) == [1, 4]
-    assert mine.lines[0].get_color() == COLOURS[0]
+    assert mine.lines[0].get_color() == COLORS[0]
     [[low, high], _] = [bar[:, 1] for bar in mine.lines[2][0].get_segments()]
     assert (low, high) == pytest.approx(evaluations[1].ci95())
     assert [c.get_label() for c in (mine, others)] == ["a: reward, 95 %", "other: reward, 95 %"]

@@ -10,7 +10,7 @@ from art_nb.core.types import StoreError
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.readers import read_groups
 from art_nb.runs.store import RunStore
-from art_nb.views.index import open_rows, select
+from art_nb.views.index import open_rollouts, select
 from art_nb.views.replies import index_reply, traj_reply
 
 
@@ -30,7 +30,7 @@ def trl_file(folder, step, mode=None, **more):
 def test_trl(tmp_path):
     for step in (2, 10):
         trl_file(tmp_path, step, notes=["a", None, "b", "c"], length=[1, 2, 3, 4])
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     assert index_reply(rows)[0]["done"]
     assert rows.table["step"].tolist() == [10] * 4 + [2] * 4
     assert rows.table["reward"].tolist() == [1.5, 0.5, 1.0, 0.25] * 2
@@ -72,7 +72,7 @@ def test_verl(tmp_path, with_gts):
                  | ({"gts": "4"} if with_gts else {}) for q, a, s in said]
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
         (tmp_path / f"{step}.jsonl").write_text(text + "\n")
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     while not rows.load():
         pass
     assert rows.table["step"].tolist() == [7, 7, 7, 1, 1, 1]
@@ -101,7 +101,7 @@ def test_verifiers(tmp_path):
              verifiers_line(1, 0.0, prompt=None, completion=None, error=error), verifiers_line(1, None)]
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"example_id": 3, "torn')
     (tmp_path / "metadata.json").write_text("{}")
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     assert rows.table["group"].tolist() == [0, 0, 1, 1, 1]
     assert rows.table["status"].tolist() == [0, 0, 0, 0, 1]

@@ -22,8 +22,8 @@ from remote_parts import CALL, ROOT, Server, command
 from warm import warm_python
 
 import art_nb as art
-from art_nb.backends.remote_client import SharedStore, Tenant, checked_url
-from art_nb.backends.remote_protocol import MOST_BODY, group_lines, tar_pieces, unpack
+from art_nb.backends.remote_client import RegisteredModel, SharedStore, checked_url
+from art_nb.backends.remote_protocol import MAX_BODY_BYTES, group_lines, tar_pieces, unpack
 from art_nb.core.events import (
     AdapterServed,
     CheckpointSaved,
@@ -36,7 +36,7 @@ from art_nb.core.events import (
 )
 from art_nb.core.types import ServeError, StoreError, TokenError, TrainError
 from art_nb.rollouts.exchanges import ChatCompletionsExchange, TrajectoryExchanges
-from art_nb.runs.store import keep_events
+from art_nb.runs.store import record_events
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -375,7 +375,7 @@ async def test_what_two_calls_tell_at_once_is_written_by_one_side(tmp_path):
     async with art.Backend(path=tmp_path, verbose=False) as backend:
         store = SharedStore(tmp_path / "run", backend.bus)
         backend.bus.subscribe(lambda event: time.sleep(0.001))
-        backend._tenants["run"] = Tenant("run", "key", keep_events(store, backend.bus, "run"), store)
+        backend._tenants["run"] = RegisteredModel("run", "key", record_events(store, backend.bus, "run"), store)
         said = [to_json(StepDone(step=step, run="run")) for step in range(100)]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(backend._hear, said))
@@ -599,7 +599,7 @@ def test_a_giant_body_is_not_read(server, key):
     key = server.key if key == "right" else key
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
         line.sendall(f"POST /calls/{CALL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
-                     f"Content-Length: {MOST_BODY + 1}\r\n\r\n".encode() + b"x" * 4096)
+                     f"Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode() + b"x" * 4096)
         assert line.recv(4096).split()[1] == (b"413" if key == server.key else b"401")
 
 
@@ -607,7 +607,7 @@ async def test_too_much_is_refused_before_it_is_sent(named, far, monkeypatch):
     model = named()
     await model.register(far)
     group = await a_group(model)
-    monkeypatch.setattr("art_nb.backends.remote_client.MOST_BODY", len(group_lines([group])))
+    monkeypatch.setattr("art_nb.backends.remote_client.MAX_BODY_BYTES", len(group_lines([group])))
     with pytest.raises(TrainError, match="pass fewer"):
         await far.train(model, [group])
 
@@ -617,7 +617,7 @@ async def test_what_was_trained_is_not_sent_again(named, far, server, monkeypatc
     await model.register(far)
     group = await a_group(model)
     step = (await far.train(model, [group])).step
-    monkeypatch.setattr("art_nb.backends.remote_client.MOST_BODY", len(group_lines([group])))
+    monkeypatch.setattr("art_nb.backends.remote_client.MAX_BODY_BYTES", len(group_lines([group])))
     await model.log([group], split="train", step=step)
     with pytest.raises(TrainError, match="pass fewer"):
         await model.log([group], split="val", step=step)

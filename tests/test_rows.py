@@ -18,10 +18,10 @@ from art_nb.rewards.judges import Judgement
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
 from art_nb.runs.store import RunStore
 from art_nb.views import replies
-from art_nb.views.conversation import PART, parts_of, shared_count, shared_units, thread_of, token_texts
-from art_nb.views.index import find_row, link, open_rows, resolve, search, select
+from art_nb.views.conversation import PART, conversation_of, paginate, shared_count, shared_units, token_texts
+from art_nb.views.index import find_row, link, open_rollouts, resolve, search, select
 from art_nb.views.query import FIELDS, rows_where
-from art_nb.views.step_table import COLUMNS, FLAGS, part_of_file, part_of_groups
+from art_nb.views.step_table import COLUMNS, FLAGS, table_of_file, table_of_groups
 from art_nb.views.token_values import CHANNELS, tokens_reply
 
 HOSTILE = [
@@ -73,7 +73,7 @@ def random_groups(seed):
 def test_a_file_gives_what_its_objects_give(seed, tmp_path):
     groups, store = random_groups(seed), RunStore(tmp_path)
     store.write_groups("train", 5, groups)
-    read, made = part_of_file(store, "train", 5), part_of_groups("train", 5, groups)
+    read, made = table_of_file(store, "train", 5), table_of_groups("train", 5, groups)
     for name in COLUMNS.names:
         np.testing.assert_array_equal(read.table[name], made.table[name], err_msg=name)
     assert (read.names, read.keys, read.metrics) == (made.names, made.keys, json.loads(json.dumps(made.metrics)))
@@ -96,7 +96,7 @@ def test_arts_older_files_are_read_too(tmp_path):
     path.parent.mkdir(parents=True)
     one = {"messages": [{"role": "user", "content": "hi"}], "reward": 0.5, "metrics": {}, "metadata": {}, "logs": []}
     path.write_text(json.dumps({"trajectories": [one, one | {"reward": 1}], "exceptions": []}) + "\n")
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     assert rows.load()
     assert rows.table["reward"].tolist() == [0.5, 1.0]
 
@@ -124,7 +124,7 @@ def test_ten_thousand_rows_open_without_their_rollouts(tmp_path):
         store.write_groups("train", step, groups)
 
     def whole():
-        rows = open_rows(tmp_path)
+        rows = open_rollouts(tmp_path)
         told, buffers = replies.index_reply(rows)
         while not told["done"]:
             told, more = replies.index_reply(rows, len(rows))
@@ -144,7 +144,7 @@ def test_the_first_part_of_an_index_does_not_wait_for_the_rest(tmp_path):
     store, group = RunStore(tmp_path), TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])
     for step in (1, 2, 3):
         store.write_groups("train", step, [group])
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     assert not rows.load(limit_s=0)
     told, _ = replies.index_reply(rows)
     assert (told["rows"], told["done"]) == (2, False)
@@ -154,7 +154,7 @@ def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
     group = TrajectoryGroup([thread("a" * 500, "b" * 500, reward=i) for i in range(8)])
 
     def whole(groups):
-        rows = open_rows([group] * groups)
+        rows = open_rollouts([group] * groups)
         while not replies.index_reply(rows)[0]["done"]:
             rows.load()
         return rows
@@ -169,7 +169,7 @@ def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
 def test_rows_of_a_run_that_goes_on(tmp_path):
     store, live = RunStore(tmp_path), [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])]
     store.write_groups("train", 1, live)
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     store.write_groups("train", 2, [*live, TrajectoryGroup([thread("?", "y"), OSError("gone")])])
     assert rows.refresh()
@@ -189,7 +189,7 @@ def test_rows_of_a_run_that_goes_on(tmp_path):
 def test_a_step_that_was_written_anew(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])])
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     version = replies.index_reply(rows)[0]["version"]
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=5 * i) for i in range(2)])])
@@ -207,7 +207,7 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
     group = TrajectoryGroup([thread("?", "x", metrics={"ruler_score": 0.2}) for _ in range(2)],
                             metadata={"scenario_id": "s"})
     store.write_groups("train", 3, [group])
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.2])
     said = {"group": "s", "step": 3, "trajectory": 1, "rubric": "r"}
@@ -221,7 +221,7 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
     said["step"] = 4                            # a step that comes with its judgements leaves the older ones marked
     store.write_groups("train", 4, [group])
     Journal(tmp_path).append([Judgement(**said, score=0.1, judge="j"), Judgement(**said | {"step": 3}, score=0.7)])
-    rows.waiting.append(("train", 4, lambda: part_of_file(store, "train", 4)))
+    rows.waiting.append(("train", 4, lambda: table_of_file(store, "train", 4)))
     rows.load()
     assert rows.refresh()
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.9, 0.2, 0.1])
@@ -231,7 +231,7 @@ def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
     store = RunStore(tmp_path)
     for split in ("train", "val"):
         store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     _override(rows, 1, 0.75, "mine")
     assert rows.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
@@ -243,7 +243,7 @@ def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, groups)
     Journal(tmp_path).append([Judgement("s", 0, 0.5, 1)])
-    for rows in (open_rows(groups), open_rows(tmp_path)):
+    for rows in (open_rollouts(groups), open_rollouts(tmp_path)):
         rows.load()
         assert select(rows, "scenario=s").tolist() == [0]
         assert find_row(rows, "train", rows.parts[0].step, 1, 0) == 0
@@ -255,7 +255,7 @@ def test_a_damaged_step_hides_no_other(tmp_path):
     for step in (1, 2, 3):
         store.write_groups("train", step, [TrajectoryGroup([thread("?", f"x {step}")])])
     (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     assert search(rows, "x").tolist() == [0, 1]
     told, _ = replies.index_reply(rows)
     assert (told["total"], len(told["lost"]), told["lost"][0][:16]) == (2, 1, "step 3 of train:")
@@ -266,7 +266,7 @@ def test_a_filter_sees_one_index_while_others_load(tmp_path):
     store = RunStore(tmp_path)
     for step in range(1, 60):
         store.write_groups("train", step, [TrajectoryGroup([thread("?", "x", metrics={"win": 1})])])
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load(0)
     loading = threading.Thread(target=lambda: all(not rows.load(0) for _ in range(60)))
     loading.start()
@@ -285,13 +285,13 @@ def test_what_is_read_once_is_kept_for_the_frozen_form():
 def test_what_all_share_is_what_a_reader_sees_of_it():
     trained, given = thread("?", "Hi\U0001f642 a"), thread("?", "Hi\U0001f642 b")
     given.messages_and_choices[1] = {"role": "assistant", "content": "Hi\U0001f642 a"}
-    threads = [thread_of(trained), thread_of(given)]
+    threads = [conversation_of(trained), conversation_of(given)]
     assert (shared_count(threads), shared_count(threads[:1])) == (2, 0)
-    assert shared_units([thread_of(one)[1:] for one in (trained, thread("?", "Hi\U0001f642 b"))]) == 5
+    assert shared_units([conversation_of(one)[1:] for one in (trained, thread("?", "Hi\U0001f642 b"))]) == 5
 
 
 def test_rewards_are_sums_of_their_parts_or_it_is_said():
-    rows = open_rows([thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
+    rows = open_rollouts([thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
                       thread("?", "x", reward=2, metrics={"reward/right": 1}), thread("?", "x", reward=2)])
     rows.load()
     told = [replies.traj_reply(rows, row)[0]["breakdown"] for row in range(3)]
@@ -315,7 +315,7 @@ def test_the_whole_filter_language(tmp_path):
                               metadata={"scenario_id": "red one"}), TrajectoryGroup([thread("?", "b"), KeyError("k")])]
     store = RunStore(tmp_path)
     store.write_groups("train", 4, groups)
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     cases = {"reward<2 and not win": [0, 1, 3], "failed": [4], "exception and not failed": [3],
              "len/chars=7.5": [0, 1, 2], "scenario~red & reward>=1": [1, 2], "judged": [],
@@ -335,7 +335,7 @@ def test_a_newer_search_ends_an_older_one(tmp_path):
     store = RunStore(tmp_path)
     for step in range(1, 30):
         store.write_groups("train", step, [TrajectoryGroup([thread("?", f"needle {step}")])])
-    rows, found = open_rows(tmp_path), {}
+    rows, found = open_rollouts(tmp_path), {}
     slow = threading.Thread(target=lambda: found.update(old=search(rows, "needle", 1)))
     rows.newest_search = 2
     slow.start()
@@ -370,7 +370,7 @@ def test_every_reply_can_be_sent(text):
         tools=[{"type": "function", "function": {"name": text}}])
     group = TrajectoryGroup([one, one.model_copy(update={"reward": 0.0}), ValueError(text)],
                             metadata={"scenario_id": text})
-    rows = open_rows(group)
+    rows = open_rollouts(group)
     rows.load()
     for reply in (replies.index_reply(rows), replies.page_reply(rows, [0, 1, 2]), replies.traj_reply(rows, 0),
                   replies.traj_reply(rows, 2), replies.compare_reply(rows, [0, 1]), replies.step_diff_reply(rows, 0),
@@ -380,7 +380,7 @@ def test_every_reply_can_be_sent(text):
 
 
 def test_a_line_of_five_megabytes_comes_in_parts():
-    rows = open_rows(thread("?", "\x00" + "x" * 5_000_000))
+    rows = open_rollouts(thread("?", "\x00" + "x" * 5_000_000))
     rows.load()
     first = sendable(replies.traj_reply(rows, 0))
     parts = [first, *(sendable(replies.traj_reply(rows, 0, part)) for part in range(1, first["parts"]))]
@@ -394,9 +394,9 @@ def test_a_line_of_five_megabytes_comes_in_parts():
 @settings(max_examples=60)
 @given(st.lists(st.text(max_size=60_000), max_size=4))
 def test_parts_put_together_are_the_thread(texts):
-    messages = thread_of(Trajectory(messages_and_choices=[{"role": "user", "content": text} for text in texts]))
+    messages = conversation_of(Trajectory(messages_and_choices=[{"role": "user", "content": text} for text in texts]))
     joined = {}
-    for part in parts_of(messages):
+    for part in paginate(messages):
         for message in part:
             joined[message["i"]] = joined.get(message["i"], "") + message["content"]
     assert [joined[m["i"]] for m in messages] == [m["content"] for m in messages]
@@ -407,7 +407,7 @@ def test_thinking_and_calls_are_laid_apart():
     one = Trajectory(messages_and_choices=[
         say("<think>first</think>\nthen", tool_calls=[call]), {"role": "tool", "content": "seen", "tool_call_id": "c"},
         say("done", reasoning="quietly")], additional_histories=[History(messages_and_choices=[say("apart")])])
-    messages = thread_of(one)
+    messages = conversation_of(one)
     assert [m.get("thinking") for m in messages] == ["first", None, "quietly", None]
     assert [m["turn"] for m in messages] == [0, None, 1, 2]
     assert [m["history"] for m in messages] == [0, 0, 0, 1]
@@ -416,7 +416,7 @@ def test_thinking_and_calls_are_laid_apart():
 
 def test_comparing_marks_the_first_difference():
     ends = ["q2", "🙂 one"], ["q2", "🙂 two"], []
-    rows = open_rows(TrajectoryGroup(thread("q", "same", *end) for end in ends))
+    rows = open_rollouts(TrajectoryGroup(thread("q", "same", *end) for end in ends))
     rows.load()
     told = sendable(replies.compare_reply(rows, [0, 1]))
     assert told["prefix"] == 3
@@ -436,7 +436,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
         groups = [TrajectoryGroup([thread(f"solve {s}", f"try {step}", reward=i * step) for i in range(2)],
                                   metadata={"scenario_id": s} if named else {}) for s in ("a", "b")]
         store.write_groups("train", step, groups)
-    rows = open_rows(tmp_path)
+    rows = open_rollouts(tmp_path)
     rows.load()
     told = sendable(replies.step_diff_reply(rows, 1))
     assert [place["step"] for place in told["places"]] == [1, 2, 5]
@@ -448,7 +448,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
 
 def test_tokens_of_texts_in_any_script():
     text = "é🙂日本\x00"
-    rows = open_rows([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
+    rows = open_rollouts([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
     rows.load()
     told, (offsets, *halves) = tokens_reply(rows, 1, 0)
     ends = np.frombuffer(offsets, "<u4").tolist()
@@ -465,7 +465,7 @@ def test_tokens_of_texts_in_any_script():
 
 
 def test_what_is_asked_wrongly_is_refused():
-    rows = open_rows(thread("?", "x"))
+    rows = open_rollouts(thread("?", "x"))
     rows.load()
     asked = [
         lambda: replies.traj_reply(rows, 9), lambda: replies.traj_reply(rows, -1), lambda: tokens_reply(rows, 0, 5),
@@ -475,13 +475,13 @@ def test_what_is_asked_wrongly_is_refused():
         with pytest.raises(ValueError, match="there is no|at most 200"):
             ask()
     with pytest.raises(TypeError, match="no rollouts"):
-        open_rows(3)
+        open_rollouts(3)
     with pytest.raises(TypeError, match="neither"):
-        open_rows([thread("?", "x"), 3])
+        open_rollouts([thread("?", "x"), 3])
 
 
 def test_an_empty_group_is_nothing_to_see():
-    rows = open_rows(TrajectoryGroup([]))
+    rows = open_rollouts(TrajectoryGroup([]))
     told, buffers = replies.index_reply(rows)
     assert told["total"] == 0
     assert told["done"]

@@ -11,9 +11,9 @@ import torch
 from families import FAMILIES, VOCABULARY, logits, merged, plain, policy, random_adapter
 
 from art_nb.core.types import ServeError
-from art_nb.policy.device import Worker
+from art_nb.policy.device import DeviceThread
 from art_nb.samplers.base import SamplingParams
-from art_nb.samplers.transformers import DRAWN, TransformersSampler, choose, noise_size, seeded_noise
+from art_nb.samplers.transformers import DRAWN, TransformersSampler, noise_size, sample_tokens, seeded_noise
 
 CLOSE = 1e-4
 SLACKS = 0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5   # a wide one alone takes in two tokens at once
@@ -26,7 +26,7 @@ def made():
     workers = []
 
     def make(family="llama", **options):
-        workers.append(Worker())
+        workers.append(DeviceThread())
         return TransformersSampler(policy(family), workers[-1], **options)
 
     yield make
@@ -185,7 +185,7 @@ def test_draws_follow_the_distribution(params):
     torch.manual_seed(0)
     row, n = torch.randn(40) * 2, 40_000
     noise = torch.from_numpy(np.stack([seeded_noise(5, position, noise_size(40)) for position in range(n)]))
-    ids, logprobs, _ = choose(row.expand(n, -1).clone(), [params] * n, noise)
+    ids, logprobs, _ = sample_tokens(row.expand(n, -1).clone(), [params] * n, noise)
     p = cut_by_hand((row / params.temperature).log_softmax(-1).numpy(), params)
     counts = np.bincount(ids.numpy(), minlength=40)
     assert counts[p == 0].sum() == 0
@@ -202,7 +202,7 @@ def test_no_random_number_draws_a_token_that_was_cut(edge):
     noise = torch.ones(64, noise_size(5000))
     noise[:, -DRAWN:] = edge
     noise[::2, 1:] = edge
-    ids, logprobs, _ = choose(rows, [SamplingParams(top_k=50)] * 32 + [SamplingParams()] * 32, noise)
+    ids, logprobs, _ = sample_tokens(rows, [SamplingParams(top_k=50)] * 32 + [SamplingParams()] * 32, noise)
     assert torch.isfinite(logprobs).all()
     assert (ids < 4000).all()
 
@@ -305,7 +305,7 @@ async def test_a_reply_ends_under_the_weights_it_began_with(made):
 
 
 async def test_a_learner_between_two_tokens_disturbs_no_reply(made):
-    from art_nb.policy.folded import load_adapter, serve
+    from art_nb.policy.folded import fold_adapter, load_adapter
 
     sampler, params = made(), SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
     old, new = (random_adapter(sampler.policy, seed) for seed in (1, 2))
@@ -313,7 +313,7 @@ async def test_a_learner_between_two_tokens_disturbs_no_reply(made):
 
     def learn():
         load_adapter(sampler.policy, new)
-        serve(sampler.policy)
+        fold_adapter(sampler.policy)
         sampler.policy.current = sampler.load("m@1", new)
 
     replies = [asyncio.create_task(ask(sampler, [5 + i, 6], params, "m@0")) for i in range(4)]

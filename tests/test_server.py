@@ -15,7 +15,7 @@ from server_parts import END, Bytes, Scripted, Tags, endpoint
 
 from art_nb.core.types import ServeError
 from art_nb.serving import http_server
-from art_nb.serving.asgi import MAX_BODY, read_body
+from art_nb.serving.asgi import MAX_BODY_BYTES, read_body
 from art_nb.serving.endpoint import RequestError
 
 pytestmark = pytest.mark.timeout(300)
@@ -414,7 +414,7 @@ async def test_a_large_body_is_not_read_to_its_end():
     sent = Sent()
     with pytest.raises(RequestError):
         await read_body(sent)
-    assert sent.taken == (MAX_BODY >> 20) + 1
+    assert sent.taken == (MAX_BODY_BYTES >> 20) + 1
 
 
 # ---- what fails in here
@@ -646,9 +646,9 @@ class Spelling(Scripted):
         self.tokenizer = tokenizer
 
     async def _say(self, params, fails):
-        from art_nb.samplers.base import Sampled
+        from art_nb.samplers.base import SampledToken
         for token in ("H", "i", "<e>"):
-            yield Sampled(self.tokenizer.convert_tokens_to_ids(token), -0.5, token.strip("<e>"), [],
+            yield SampledToken(self.tokenizer.convert_tokens_to_ids(token), -0.5, token.strip("<e>"), [],
                           "stop" if token == "<e>" else None)
 
 

@@ -22,8 +22,8 @@ from art_nb.core.files import append_lines, atomic_write, read_lines
 from art_nb.core.types import StoreError
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.runs.formats import group_tokens, pack_tokens, parquet_bytes, unpack_tokens
-from art_nb.runs.store import RunStore, find_runs, open_run, whole_safetensors
-from art_nb.views.step_table import part_of_file
+from art_nb.runs.store import RunStore, find_runs, is_complete_safetensors, open_run
+from art_nb.views.step_table import table_of_file
 
 
 def make_choice(rng, before=(), tokens=True, logprobs=True, named=False):
@@ -310,7 +310,7 @@ def test_only_whole_checkpoints_count(tmp_path):
     content = whole.read_bytes()
     for cut in range(len(content)):
         whole.write_bytes(content[:cut])
-        assert not whole_safetensors(whole)
+        assert not is_complete_safetensors(whole)
 
 
 def test_arts_older_layout(tmp_path):
@@ -392,7 +392,7 @@ def test_logprobs_that_nobody_asked_for_are_stored(tmp_path):
     found = [entry for group in back for t in group for entry in t.messages_and_choices]
     assert [entry.model_extra.get("token_logprobs") for entry in found] == [[-0.5, -2.0], None, None, [-1.5]]
     assert [entry.logprobs for entry in found] == [None] * 4
-    alone = part_of_file(store, "train", 1).group(1)
+    alone = table_of_file(store, "train", 1).group(1)
     assert alone.trajectories[0].messages_and_choices[0].token_logprobs == [-1.5]
 
 

@@ -15,7 +15,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2 as wire
 
 import art_nb as art
-from art_nb.runs.trackers import installed, noted
+from art_nb.runs.trackers import is_installed, note_metrics
 
 ROOT = Path(__file__).parents[1]
 BLOCK, WHOLE, LAST = 32768, 1, 4            # of the log that a run's file is: whole records, and last parts of others
@@ -284,15 +284,15 @@ def test_a_name_that_is_not_known_is_said(without_wandb, recwarn):
 
 
 def test_a_folder_of_runs_is_no_package(monkeypatch, tmp_path):
-    assert installed()
+    assert is_installed()
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert not installed()
+    assert not is_installed()
 
 
 def test_a_nested_setting_cannot_change():
-    config = noted({"game": {"size": 3}}, {"game": {"dice": 2}})
+    config = note_metrics({"game": {"size": 3}}, {"game": {"dice": 2}})
     assert config == {"game": {"size": 3, "dice": 2}}
     with pytest.raises(ValueError, match=r"game\.size is noted as 3 .* begin another model"):
-        noted(config, {"seed": 1, "game": {"size": 4}})
+        note_metrics(config, {"seed": 1, "game": {"size": 4}})

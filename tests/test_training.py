@@ -15,9 +15,9 @@ from warm import warm_python
 import art_nb as art
 from art_nb.core.events import Failed, GradientStep, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.core.types import RolloutError, TrainError
-from art_nb.policy.folded import load_policy, read_adapter, sequence_logprobs, serve
+from art_nb.policy.folded import fold_adapter, load_policy, read_adapter, sequence_logprobs
 from art_nb.rollouts.scenarios import scenarios_of_step
-from art_nb.training.heartbeat import read_record
+from art_nb.training.heartbeat import read_run_record
 from art_nb.training.run import Run
 
 SCENARIOS = list(range(12))
@@ -97,7 +97,7 @@ async def test_the_record_of_a_run_ends_with_its_last_status(home):
         run.status = "done"
         run._record()
         beat.join()
-        assert read_record(home[0].store)["status"] == "done"
+        assert read_run_record(home[0].store)["status"] == "done"
 
 
 async def test_a_script_joins_it(home):
@@ -425,7 +425,7 @@ async def test_rollouts_begin_a_step_early_and_go_on_over_it(home, tiny_model_di
     for trajectory in steps[2][:2]:                     # each logprob is that of the policy that it names
         for choice in trajectory.messages_and_choices[1::2]:
             extra = choice.model_extra
-            serve(policy, read_adapter(model.store.checkpoint_dir(extra["policy_version"])))
+            fold_adapter(policy, read_adapter(model.store.checkpoint_dir(extra["policy_version"])))
             ids = extra["prompt_token_ids"] + extra["token_ids"]
             told = [entry.logprob for entry in choice.logprobs.content]
             assert sequence_logprobs(policy, ids)[-len(told):].tolist() == pytest.approx(told, abs=0.01)

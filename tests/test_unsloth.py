@@ -12,7 +12,7 @@ import torch
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner
 from art_nb.policy.folded import adapter, load_policy, masters
-from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.policy.packing import WeightedRow, micro_batches
 
 
 def rows(seed=0, groups=3, size=4):
@@ -25,7 +25,7 @@ def rows(seed=0, groups=3, size=4):
             tokens = np.concatenate([start, draw.integers(3, 200, 3 + 4 * i)]).astype(np.int32)
             sampled = np.arange(len(tokens)) >= len(start)
             logprobs = np.where(sampled, -5.5, np.nan).astype(np.float32)
-            made.append(TrainRow(tokens, sampled, logprobs, group=group, advantage=float(i) - 1.5, coef=1 / 30))
+            made.append(WeightedRow(tokens, sampled, logprobs, group=group, advantage=float(i) - 1.5, coef=1 / 30))
     return made
 
 

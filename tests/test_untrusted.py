@@ -14,8 +14,8 @@ from playwright.sync_api import expect
 from test_frozen import hostile_run
 from ui import HOSTILE, LabPage
 
-from art_nb.reports.html import visible
-from art_nb.training.heartbeat import write_record
+from art_nb.reports.html import visible_text
+from art_nb.training.heartbeat import write_run_record
 
 pytestmark = pytest.mark.timeout(300)
 expect.set_options(timeout=60_000)
@@ -100,7 +100,7 @@ def walk(nb):
 def saved(browser, lab_server, root, tmp_path_factory):
     """The notebook as it was saved: two panels live, three frozen; and what happened in the page."""
     store = hostile_run(tmp_path_factory.mktemp("attacks"), TEXTS)
-    write_record(store, name="x", status="failed", step=3, steps=3, groups=1, rollouts=3)
+    write_run_record(store, name="x", status="failed", step=3, steps=3, groups=1, rollouts=3)
     cells = [source.format(path=str(store.path), tests=str(root / "tests")) for source in CELLS]
     context = browser.new_context(viewport={"width": 1300, "height": 900})
     page, seen = watched(context)
@@ -136,7 +136,7 @@ def check_readable(areas, page):
     """Every text, and what the panels say of a run and of a judgement, is there for the eye."""
     page.evaluate(ALL_OPEN)
     for message, text in zip(areas[FROZEN].locator("pre").all(), TEXTS, strict=True):
-        expect(message).to_have_text(visible(text))
+        expect(message).to_have_text(visible_text(text))
         message.scroll_into_view_if_needed()
         expect(message).to_be_visible()
     for n in (VIEW, RUN, FROZEN_RUN):
@@ -148,7 +148,7 @@ def check_readable(areas, page):
     judged.scroll_into_view_if_needed()
     expect(judged).to_be_visible()
     for text in TEXTS[:16]:                                      # as many as a frozen group shows in full
-        expect(areas[JUDGED]).to_contain_text(visible(text))
+        expect(areas[JUDGED]).to_contain_text(visible_text(text))
 
 
 # reopened in JupyterLab ----------------------------------------------------------------------------------------------

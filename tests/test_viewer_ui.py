@@ -13,8 +13,8 @@ from view_parts import CALLS, Talk, crowd, games, recorded_run, steps
 
 import art_nb as art
 from art_nb.panels.viewer import RolloutViewer, view, write_new
-from art_nb.views.index import Rows
-from art_nb.views.token_objective import lens_reply
+from art_nb.views.index import RolloutIndex
+from art_nb.views.token_objective import objective_reply
 from art_nb.views.token_values import tokens_reply
 
 COLOUR = "[aria-label='Colour tokens by']"
@@ -411,7 +411,7 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
     page.locator("[data-turn='1'] [data-k='1']").click()
     page.click("text=Loss lens")
     page.wait_for_selector(".art-terms")
-    told, _ = lens_reply(page.panel.rows, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
+    told, _ = objective_reply(page.panel.rows, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
     heads = [
         head.removesuffix("trained with").strip() for head in page.locator(".art-terms thead th").all_inner_texts()[1:]
     ]
@@ -607,7 +607,7 @@ def test_o_overrides_the_score(opened, tmp_path):
 
 
 def test_what_is_read_stays_open_while_more_is_loaded(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(Rows.load, "__defaults__", (0.0,))           # one step a request
+    monkeypatch.setattr(RolloutIndex.load, "__defaults__", (0.0,))           # one step a request
     page = opened(recorded_run(tmp_path / "run"))
     page.wait_for_function("document.querySelectorAll('.art-row-step').length === 3")
     assert page.locator(".art-row-rollout.art-is-selected").is_visible()

@@ -30,10 +30,10 @@ from art_nb.core.events import Warned
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.models.weights import fetch
 from art_nb.policy import folded
-from art_nb.policy.device import Worker
-from art_nb.policy.folded import adapter, load_adapter, load_policy, sequence_logprobs, serve
+from art_nb.policy.device import DeviceThread
+from art_nb.policy.folded import adapter, fold_adapter, load_adapter, load_policy, sequence_logprobs
 from art_nb.samplers.base import SamplingParams
-from art_nb.samplers.vllm import KEPT, VLLMSampler, vllm_version
+from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
 
 NEAR = 0.05             # nats, of two programs that compute in bf16
 SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
@@ -43,7 +43,7 @@ SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention
 @pytest.fixture(scope="module", params=["folded", "swapped"])
 def made(request, tiny_model_dir):
     """A policy and vLLM beside it."""
-    policy, worker = load_policy(tiny_model_dir), Worker()
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
     sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=8, way=request.param)
     yield policy, sampler
     worker.call(sampler.close)
@@ -77,7 +77,7 @@ async def test_each_step_answers_with_its_own_weights(made):
     replies = await asyncio.gather(*(said(sampler, prompts[i % 6], key, max_tokens=6 + i, seed=i, ignore_eos=True)
                                      for i, key in enumerate(keys)))
     for i, (key, reply) in enumerate(zip(keys, replies, strict=True)):
-        serve(policy, versions[key], key or "base")
+        fold_adapter(policy, versions[key], key or "base")
         assert [s.finish for s in reply] == [None] * (5 + i) + ["length"]
         np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompts[i % 6], reply), atol=NEAR)
     assert sampler.stats()["running"] == sampler.stats()["waiting"] == 0
@@ -138,24 +138,24 @@ async def test_a_reply_nobody_waits_for_is_dropped(made):
 
 
 async def test_more_versions_than_are_kept(tiny_model_dir):
-    policy, worker = load_policy(tiny_model_dir), Worker()
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
     sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped")
-    versions = {f"ttt@{i}": shaken(policy, i) for i in range(KEPT + 3)}
+    versions = {f"ttt@{i}": shaken(policy, i) for i in range(KEPT_ADAPTERS + 3)}
     for key, weights in versions.items():
         sampler.load(key, weights)
     for key in [*versions, "ttt@0"]:
         reply = await said(sampler, [1, 40, 41], key, max_tokens=3, seed=1, ignore_eos=True)
-        serve(policy, versions[key], key)
+        fold_adapter(policy, versions[key], key)
         np.testing.assert_allclose([s.logprob for s in reply], exact(policy, [1, 40, 41], reply), atol=NEAR)
     kept = Path(sampler._way.files.name)
-    assert len(list(kept.iterdir())) <= KEPT
+    assert len(list(kept.iterdir())) <= KEPT_ADAPTERS
     worker.call(sampler.close)
     worker.close()
     assert not kept.exists()
 
 
 async def test_a_broken_step_fails_the_requests_at_hand_and_no_others(tiny_model_dir, monkeypatch):
-    policy, worker = load_policy(tiny_model_dir), Worker()
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
     sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4)
     with monkeypatch.context() as broken:
         broken.setattr(sampler._engine, "step", lambda: 1 / 0)
@@ -202,13 +202,13 @@ async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
             p.data += torch.randn_like(p) * (0.3 if "norm" in name else 0.05)
     plain.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    policy, worker = load_policy(tmp_path), Worker()
+    policy, worker = load_policy(tmp_path), DeviceThread()
     sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4)
     sampler.load("ttt@1", weights := shaken(policy, 1))
     prompt = [1, 40, 41, 42] * 6
     for key in (None, "ttt@1"):
         reply = await said(sampler, prompt, key, max_tokens=12, seed=1, ignore_eos=True)
-        serve(policy, weights if key else None, key or "base")
+        fold_adapter(policy, weights if key else None, key or "base")
         np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=2 * NEAR)
     worker.call(sampler.close)
     worker.close()
@@ -218,13 +218,13 @@ async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
 @pytest.mark.timeout(900)                               # the first time, the weights are fetched and converted
 async def test_real_gemma_is_sampled_as_it_is_trained():
     where = fetch("gemma3-270m")
-    policy, worker = load_policy(where), Worker()
+    policy, worker = load_policy(where), DeviceThread()
     sampler = worker.call(VLLMSampler, policy, worker, where, max_running=2, max_model_len=256)
     sampler.load("ttt@1", {name: t / 50 for name, t in shaken(policy, 1).items()})
     prompt = policy.tokenizer("The capital of France is")["input_ids"]
     for key in (None, "ttt@1"):
         reply = await said(sampler, prompt, key, max_tokens=8, seed=1, ignore_eos=True)
-        worker.call(serve, policy, key and sampler._adapters[key][1], key or "base")
+        worker.call(fold_adapter, policy, key and sampler._adapters[key][1], key or "base")
         np.testing.assert_allclose([s.logprob for s in reply], worker.call(exact, policy, prompt, reply), atol=6 * NEAR)
     worker.call(sampler.close)
     worker.close()
@@ -302,7 +302,7 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
     choices = [t.messages_and_choices[-1] for t in groups[-1]]
     for step in (0, 1):
         load_adapter(policy, folded.read_adapter(store.checkpoint_dir(step)))
-        serve(policy)
+        fold_adapter(policy)
         fits[step] = np.concatenate([
             np.array(c.model_extra["token_logprobs"]) - sequence_logprobs(
                 policy, c.model_extra["prompt_token_ids"] + c.model_extra["token_ids"]).numpy()[

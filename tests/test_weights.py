@@ -239,7 +239,7 @@ def test_threads_of_one_process_make_it_once(tmp_path):
         (folder / "model.safetensors").write_bytes(b"")
 
     def work():
-        results.append(weights.made_once(tmp_path / "model", make, quiet))
+        results.append(weights.build_once(tmp_path / "model", make, quiet))
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:

@@ -24,50 +24,51 @@ from art_nb.backends.options import (
     adam_options,
     chat_options,
     engine_options,
-    home_key,
+    runtime_key,
     init_options,
     lora_options,
-    profiled,
+    with_profile,
     step_config,
     step_options,
 )
 from .recovery import load_newest, repair_history
 from art_nb.backends.runtime import (
     LEARNERS,
-    OPEN,
+    OPEN_RUNTIMES,
     SAMPLERS,
-    Home,
-    abandon,
+    ModelRuntime,
+    close_when_open,
     choose_learner,
     choose_sampler,
-    copied,
-    lease,
-    retire_home,
+    export_checkpoint,
+    hold_adapter,
+    retire_runtime,
     sampler_for_model,
 )
 from ..core.events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from ..learners import checkpoints
-from ..learners.base import all_or_nothing, described, mean_figures, optimizer_steps, step_rows
+from ..policy import folded
+from ..learners.base import restore_on_error, config_to_json, mean_metrics, optimizer_steps, step_rows
 from ..learners.settings import StepConfig, unusual_values
 from ..learners.sft_rows import sft_batches
 from ..models.clients import served_name
 from ..models.gguf import LOADING
 from ..models.model import Backend as Place
 from ..models.weights import adapter_directory, base_name, check_hub, fetch
-from ..policy.device import Worker, give_memory_back, if_full, retry_if_full
-from ..policy.folded import coverage_note, load_policy, pick_device, serve
-from ..policy.packing import TrainRow
+from ..policy.device import DeviceThread, give_memory_back, if_full, retry_if_full
+from ..policy.folded import coverage_note, load_policy, pick_device, fold_adapter
+from ..policy.packing import WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, choices, lacks_prompt
 from ..runs.locks import acquire_lock
 from ..runs.migrate import move_checkpoints
-from ..runs.store import RunStore, keep_events
+from ..runs.store import RunStore, record_events
 from ..samplers.base import QueuedSampler
 from ..serving.endpoint import Endpoint
 from ..tokens import learner_records as records
 from ..tokens.advantages import histories, signal_report
 from ..tokens.chat import ChatFormat
-from ..tokens.rows import Row, common_temperature, comparable, group_rows, temperature_of
+from ..tokens.rows import TokenRow, common_temperature, comparable, group_rows, temperature_of
 
 # %% ../../nbs/50_backends/40_local.ipynb #a84be1b6
 class Backend(Place, Protocol):
@@ -109,10 +110,10 @@ class LocalBackend:
                  "max_model_len": max_model_len}
         self.path, self.device, self.sampler, self.learner = Path(path or ".art"), device, sampler, learner
         self.settings = {"engine_args": {}, "init_args": {}, "dtype": None, "max_running": 64, "max_model_len": None}
-        self.settings |= profiled(profile, asked)
+        self.settings |= with_profile(profile, asked)
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
-        self._homes: dict[str, Home] = {}
+        self._homes: dict[str, ModelRuntime] = {}
         self._closed: set[str] = set()                  # models that were registered when the backend was closed
         with self._aloud():
             if not in_process:
@@ -135,18 +136,18 @@ class LocalBackend:
         directory = await asyncio.to_thread(fetch, model.base_model)
         if isinstance(directory, str):
             await asyncio.to_thread(check_hub, directory)
-        if home_key(model) in self._homes:
+        if runtime_key(model) in self._homes:
             with self._aloud():
-                self.bus.warn_once(f"again {home_key(model)}", f"{model.name} was registered with this backend before: "
+                self.bus.warn_once(f"again {runtime_key(model)}", f"{model.name} was registered with this backend before: "
                                    "its weights are loaded again, and its endpoint gets a new address.")
         fitting = await asyncio.to_thread(self._sampler_for_model, model, sampling, directory)
         sampling, who = fitting, who if fitting == sampling else fitting
         await self.unregister(model)                    # its last step must be on disk before it is read from there
-        await asyncio.to_thread(retire_home, store.path)        # another backend of this process may have it
+        await asyncio.to_thread(retire_runtime, store.path)        # another backend of this process may have it
         with self._aloud():
             home = await self._load(model, store, directory, sampling, learning)
-        self._homes[home_key(model)] = OPEN[str(store.path.resolve())] = home
-        home.forget = keep_events(store, self.bus, home.run)
+        self._homes[runtime_key(model)] = OPEN_RUNTIMES[str(store.path.resolve())] = home
+        home.forget = record_events(store, self.bus, home.run)
         home.save_pending = partial(self._save_pending, home)
         self._introduce(home, who, whom)
 
@@ -160,7 +161,7 @@ class LocalBackend:
                                      dtype=dtype, max_model_len=limit,
                                      engine_args=settings["engine_args"] | engine_options(model))
 
-    async def _load(self, model, store, directory, sampling: str, learning: str) -> Home:
+    async def _load(self, model, store, directory, sampling: str, learning: str) -> ModelRuntime:
         "Lock the run directory, clean it up and open the model's home."
         locking = asyncio.ensure_future(asyncio.to_thread(acquire_lock, store.path, self.bus.warn_once))
         try:
@@ -172,13 +173,13 @@ class LocalBackend:
         try:
             await asyncio.to_thread(checkpoints.remove_leftovers, store.path)
             await asyncio.to_thread(move_checkpoints, store.path)
-            worker = Worker(f"art-nb-{model.name}")
+            worker = DeviceThread(f"art-nb-{model.name}")
             opened = worker.submit(self._open, model, store, worker, directory, sampling, learning)
             try:
                 home = await asyncio.wrap_future(opened)
                 await asyncio.to_thread(repair_history, model, home.step)
             except BaseException:
-                await asyncio.to_thread(abandon, opened, worker)
+                await asyncio.to_thread(close_when_open, opened, worker)
                 raise
         except BaseException:
             lock.release()
@@ -186,7 +187,7 @@ class LocalBackend:
         home.lock = lock
         return home
 
-    def _introduce(self, home: Home, who: str, whom: str) -> None:
+    def _introduce(self, home: ModelRuntime, who: str, whom: str) -> None:
         policy = home.policy
         if self.verbose:
             print(f"{home.name}: {home.base_model} on {policy.device} in {str(policy.dtype)[6:]}, sampled by {who}, "
@@ -201,7 +202,7 @@ class LocalBackend:
         finally:
             end()
 
-    def _open(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
+    def _open(self, model, store, worker, directory, sampling: str, learning: str) -> ModelRuntime:
         "On the worker: load a model; if memory is full, release the caches of the others and try once more."
         load = partial(self._build, model, store, worker, directory, sampling, learning)
         with if_full(ServeError, "Loading the model", "Take a smaller one, or lower max_running or max_model_len."):
@@ -212,7 +213,7 @@ class LocalBackend:
         for home in [*self._homes.values()]:
             home.worker.call(home.sampler.release)
 
-    def _build(self, model, store, worker, directory, sampling: str, learning: str) -> Home:
+    def _build(self, model, store, worker, directory, sampling: str, learning: str) -> ModelRuntime:
         "On the worker; what fails half-way leaves nothing behind."
         settings, warn = self.settings, self.bus.warn_once
         engine_args = settings["engine_args"] | engine_options(model)
@@ -235,17 +236,17 @@ class LocalBackend:
             undo.pop_all()
         return home
 
-    def _furnish(self, model, store, worker, policy, learner, sampler) -> Home:
+    def _furnish(self, model, store, worker, policy, learner, sampler) -> ModelRuntime:
         "On the worker: the newest checkpoint, served."
         chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
         base, begun = base_name(model.base_model), adapter_directory(model.base_model)
-        home = Home(model.name, base, store, worker, policy, learner, sampler, None, chat, model.run_name)
+        home = ModelRuntime(model.name, base, store, worker, policy, learner, sampler, None, chat, model.run_name)
         latest = load_newest(store, learner, base, self.bus.warn_once)
         if latest is None:
             if begun:
                 checkpoints.load(begun, learner)
-            checkpoints.save(store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun))
-        serve(policy)
+            checkpoints.save_checkpoint(store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun))
+        fold_adapter(policy)
         home.publish(latest or 0)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)
         home.endpoint.start()
@@ -253,14 +254,14 @@ class LocalBackend:
 
     async def unregister(self, model) -> None:
         "Finish the requested steps of a model, then free its memory and close its endpoint. The run directory stays."
-        if (home := self._homes.pop(home_key(model), None)) is not None and not home.closed:
+        if (home := self._homes.pop(runtime_key(model), None)) is not None and not home.closed:
             await asyncio.to_thread(home.retire)
 
-    def home(self, model) -> Home:
+    def home(self, model) -> ModelRuntime:
         "What a registered model has here; raises ServeError for others."
-        home = self._homes.get(home_key(model))
+        home = self._homes.get(runtime_key(model))
         if home is None or home.closed:
-            if home_key(model) in self._closed:
+            if runtime_key(model) in self._closed:
                 raise ServeError(f"{model.name} cannot be used: its backend was closed. Make a new backend, "
                                  "`await model.register(backend)`, and it continues from its last checkpoint.")
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")
@@ -301,7 +302,7 @@ class LocalBackend:
             group.metadata["trained_step"] = result.step      # whoever judges it later knows
         return result
 
-    def _train(self, home: Home, groups, config, save_checkpoint) -> LocalTrainResult:
+    def _train(self, home: ModelRuntime, groups, config, save_checkpoint) -> LocalTrainResult:
         "On the worker."
         start = time.perf_counter()
         self._save(home)                                # at most one step is only in memory
@@ -327,7 +328,7 @@ class LocalBackend:
                     "time/step_backend_train_s": time.perf_counter() - start}
         return self._advance(home, figures, save_checkpoint)
 
-    def _learn(self, home: Home, groups, rows, config: StepConfig) -> dict[str, float]:
+    def _learn(self, home: ModelRuntime, groups, rows, config: StepConfig) -> dict[str, float]:
         "On the worker: the optimizer steps of a train call."
         training = step_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
         self._match_temperature(rows, training, config)
@@ -341,14 +342,14 @@ class LocalBackend:
             self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
         with if_full(TrainError, "The learner", "The adapter is as it was: lower tokens_per_batch (now "
                      f"{config.tokens_per_batch}) and train on the same groups again."):
-            weights = checkpoints.fitting(config.kl_reference, home.policy) if config.kl_reference else None
+            weights = folded.read_matching_adapter(config.kl_reference, home.policy) if config.kl_reference else None
             steps = lambda: optimizer_steps(home.learner, training, config, between, weights)
             figures = retry_if_full(steps, home.sampler.release)
-        records.keep(home.store, home.step + 1, home.learner.seen, rows, described(config), self.bus,
+        records.save_record(home.store, home.step + 1, home.learner.seen, rows, config_to_json(config), self.bus,
                      training)
         return figures
 
-    def _match_temperature(self, rows: Sequence[Sequence[Row]], training: Sequence[TrainRow], config) -> None:
+    def _match_temperature(self, rows: Sequence[Sequence[TokenRow]], training: Sequence[WeightedRow], config) -> None:
         "Score at the temperature of most tokens. Tokens that were sampled in another way lose their ratio, no others."
         config.temperature = common_temperature([row for own in rows for row in own])
         known = {id(row.tokens): comparable(row, config.temperature) for own in rows for row in own}
@@ -370,11 +371,11 @@ class LocalBackend:
                                "alternatives. Set temperature=1 in the requests of your rollout.")
         return greedy
 
-    def _tell(self, home: Home, event: Event) -> None:
+    def _tell(self, home: ModelRuntime, event: Event) -> None:
         event.run = home.run
         self.bus.emit(event)
 
-    def _advance(self, home: Home, figures: dict[str, float], save_checkpoint: bool) -> LocalTrainResult:
+    def _advance(self, home: ModelRuntime, figures: dict[str, float], save_checkpoint: bool) -> LocalTrainResult:
         "On the worker: the step is over; serve it and save it."
         start = time.perf_counter()
         give_memory_back()
@@ -396,19 +397,19 @@ class LocalBackend:
         figures |= self._spent(home)
         return LocalTrainResult(step=home.step, metrics=figures, checkpoint_path=path)
 
-    def _save(self, home: Home) -> None:
+    def _save(self, home: ModelRuntime) -> None:
         "On the worker: save the latest step unless it is saved; raises StoreError, and the step stays in memory."
         if home.unsaved is None:
             return
         home.lock.check()
         path = home.store.checkpoint_dir(home.step)
-        save = partial(checkpoints.save, path, home.learner, step=home.step, base_model=home.base_model,
+        save = partial(checkpoints.save_checkpoint, path, home.learner, step=home.step, base_model=home.base_model,
                        metrics=home.unsaved, parent=str(home.store.checkpoint_dir(home.step - 1)))
         size = retry_if_full(save, home.sampler.release)
         home.unsaved = None
         self._tell(home, CheckpointSaved(step=home.step, path=str(path), bytes=size))
 
-    def _save_pending(self, home: Home) -> None:
+    def _save_pending(self, home: ModelRuntime) -> None:
         "Save the latest step if that failed before. Print a warning if it is lost."
         if home.unsaved is not None:
             try:
@@ -421,7 +422,7 @@ class LocalBackend:
         home = self.home(model)
         await home.worker.result(self._save, home)
 
-    def _spent(self, home: Home) -> dict[str, float]:
+    def _spent(self, home: ModelRuntime) -> dict[str, float]:
         "Seconds from the step before, or from the registration, to now; and what the machine cost in them."
         before, home.since = home.since, time.perf_counter()
         wall_s, price = home.since - before, self.gpu_cost_per_hour_usd
@@ -435,7 +436,7 @@ class LocalBackend:
                 self.bus.warn_once(message, message)
         return await home.worker.result(self._sft, home, trajectories, config)
 
-    def _sft(self, home: Home, trajectories, config) -> LocalTrainResult:
+    def _sft(self, home: ModelRuntime, trajectories, config) -> LocalTrainResult:
         "On the worker: one pass; each batch is an optimizer step, the pass is a training step."
         start = time.perf_counter()
         self._save(home)
@@ -443,18 +444,18 @@ class LocalBackend:
         home.sampler.forget()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
             losses = self._pass(home, *sft_batches(home.chat, trajectories, config, home.learner.check_length))
-        means = {k.replace("loss/train", "loss"): v for k, v in mean_figures(losses).items()}
+        means = {k.replace("loss/train", "loss"): v for k, v in mean_metrics(losses).items()}
         figures = {f"sft/{k.rpartition('/')[2]}": v for k, v in means.items()}
         return self._advance(home, figures | {"sft/final_loss": losses[-1]["loss/train"],
                                               "time/step_backend_train_s": time.perf_counter() - start}, True)
 
-    def _pass(self, home: Home, batches: Iterable[list], rates: list[float]) -> list[dict[str, float]]:
+    def _pass(self, home: ModelRuntime, batches: Iterable[list], rates: list[float]) -> list[dict[str, float]]:
         "Figures of each batch; where one fails, the adapter and the optimizer are as they were."
         learner, losses = home.learner, []
         def step(batch, rate):
-            with all_or_nothing(learner):
+            with restore_on_error(learner):
                 return learner.sft_step(batch, rate)
-        with all_or_nothing(learner):
+        with restore_on_error(learner):
             learner.reset_optimizer()
             for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
                 home.worker.check()
@@ -469,7 +470,7 @@ class LocalBackend:
 
     async def _delete_checkpoint_files(self, model, steps_to_keep: list[int]) -> None:
         home = self.home(model)
-        gone = await asyncio.to_thread(checkpoints.prune, home.store.checkpoint_dir(0).parent,
+        gone = await asyncio.to_thread(checkpoints.delete_old_checkpoints, home.store.checkpoint_dir(0).parent,
                                        {*steps_to_keep, checkpoints.first_policy(home.store)})
         home.unload(home.key(step) for step in gone)
 
@@ -499,7 +500,7 @@ class LocalBackend:
         if not steps:
             raise StoreError(f"The run {from_model} has no checkpoint to fork" +
                              (f" up to step {not_after_step}." if not_after_step is not None else "."))
-        if str(model.store.path.resolve()) in OPEN:
+        if str(model.store.path.resolve()) in OPEN_RUNTIMES:
             raise StoreError(f"{model.store.path} is registered already: fork into it first, then register.")
         await asyncio.to_thread(self._fork, source.checkpoint_dir(max(steps)), model.store)
 
@@ -516,7 +517,7 @@ class LocalBackend:
         "Where the checkpoint of a step lies, or `local_path` with a copy of it."
         model.base_path = str(self.path)
         with without_bucket(s3_bucket):
-            path = await asyncio.to_thread(copied, model.store, step, local_path)
+            path = await asyncio.to_thread(export_checkpoint, model.store, step, local_path)
         if verbose:
             print(path)
         return path
@@ -529,13 +530,13 @@ class LocalBackend:
 
     def adapter_lease(self, model, step: int) -> AbstractAsyncContextManager[None]:
         "Code inside talks to this step of `model`, whose adapter stays loaded."
-        return lease(self.home(model), step)
+        return hold_adapter(self.home(model), step)
 
     exact_adapter_lease = adapter_lease
 
     async def prune_model_adapters(self, model, *, retain_steps: Iterable[int]) -> None:
         "Let go of the other steps' adapters, the newest and the leased excepted; asked for again, they are read again."
-        if (home := self._homes.get(home_key(model))) is not None:
+        if (home := self._homes.get(runtime_key(model))) is not None:
             home.unload({*home.sampler.loaded()} - {*map(home.key, retain_steps)})
 
     async def _experimental_deploy(self, deploy_to: Any, model, step: int | None = None, **options) -> None:

@@ -16,7 +16,7 @@ from ..core.types import StoreError
 from ..learners import checkpoints
 from ..learners.base import Learner
 from ..policy import folded
-from ..runs.store import RunStore, whole_checkpoint
+from ..runs.store import RunStore, is_complete_checkpoint
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #b1fbcfea
 def load_newest(
@@ -31,7 +31,7 @@ def load_newest(
         if not any(places[step].iterdir()):
             continue                        # an empty directory
         try:
-            if not whole_checkpoint(places[step]) or not checkpoints.is_complete(places[step]):
+            if not is_complete_checkpoint(places[step]) or not checkpoints.is_complete(places[step]):
                 raise folded.DamagedCheckpoint("a file is missing or incomplete")
             checkpoints.load(places[step], learner, base_model)
         except folded.DamagedCheckpoint as error:
@@ -101,7 +101,7 @@ def _has_row(rows: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> bool:
 def _own_figures(store: RunStore, step: int) -> dict[str, float]:
     "The figures of a step that was trained in this run; {} for a forked checkpoint and one without figures."
     try:
-        facts = checkpoints.facts(store.checkpoint_dir(step))
+        facts = folded.read_training_json(store.checkpoint_dir(step))
     except StoreError:
         return {}
     parent, figures = facts.get("parent"), facts.get("metrics")

@@ -24,11 +24,11 @@ def check_machine() -> list:
     "Python, cores, memory and disk."
     import platform
 
-    from art_nb.core.machine import own_memory
+    from art_nb.core.machine import process_memory
     from art_nb.training.doctor import Check
     system = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    size, free = own_memory().get("total"), shutil.disk_usage(".").free
+    size, free = process_memory().get("total"), shutil.disk_usage(".").free
     small = size is not None and size < 5.7e9           # one of "6 GB" reports a little less
     return [Check("python", "ok", system), Check("cores", "ok", f"{cores}."),
             Check("memory", "warn" if small else "ok", f"{gigabytes(size)}." if size else "Unknown here.",

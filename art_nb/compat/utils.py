@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from ..core.types import BackendMissing, Message, install_hint
 from ..models.model import Model
-from ..rollouts.entries import as_entry, content_texts, get_messages
+from ..rollouts.entries import entry_of, content_texts, get_messages
 from ..rollouts.gather import gather_trajectories
 from ..runs.store import RunStore
 
@@ -43,7 +43,7 @@ def format_message(
     message: Message | Choice,
 ) -> str:  # role, text, and a line for each tool call
     "One message as text, for a log."
-    message = get_messages([as_entry(message)])[0]
+    message = get_messages([entry_of(message)])[0]
     calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
     said = [" ".join(content_texts(message)), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
     return f"{message['role']}: " + "\n".join(part for part in said if part)

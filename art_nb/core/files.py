@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['DAMAGED', 'MAX_FILE_BYTES', 'MAX_DEPTH', 'MAX_UNPACKED_BYTES', 'Writer', 'describe_damage', 'reading', 'open_file',
            'read_file', 'parse_json', 'read_json', 'parse_yaml', 'load_arrays', 'open_parquet', 'WriteError',
-           'atomic_write', 'flush_names', 'write_error', 'append_lines', 'read_lines', 'stamp_of', 'Tail', 'parsed']
+           'atomic_write', 'flush_names', 'write_error', 'append_lines', 'read_lines', 'file_stamp', 'JsonLinesTail',
+           'parsed']
 
 # %% ../../nbs/00_core/70_files.ipynb #dee1e91c
 import errno
@@ -352,7 +353,7 @@ def read_lines(
     return [row for row in rows if row is not None]
 
 # %% ../../nbs/00_core/70_files.ipynb #5ac0de02
-def stamp_of(
+def file_stamp(
     path: Path,
 ) -> tuple[int, int, int]:  # its time in nanoseconds, its number and its bytes; zeros where there is no file
     """Tell the states of a file apart that is replaced or appended to, however coarse the clock."""
@@ -363,7 +364,7 @@ def stamp_of(
     return state.st_mtime_ns, state.st_ino, state.st_size
 
 # %% ../../nbs/00_core/70_files.ipynb #b8c1f7f7
-class Tail:
+class JsonLinesTail:
     "The lines of a growing file, each once."
     def __init__(self, path: Path, limit: int = 2_000_000):
         self.path, self.at = path, max(0, path.stat().st_size - limit) if path.is_file() else 0

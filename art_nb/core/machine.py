@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BEAT_S', 'DEAD_S', 'machine_tag', 'process_start', 'process_runs', 'temporary_path', 'parse_temporary', 'owner_runs',
-           'memory', 'own_memory', 'process_ends']
+           'machine_memory', 'process_memory', 'process_has_ended']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import hashlib
@@ -109,7 +109,7 @@ def owner_runs(
     return process_runs(pid, int(parts["start"]))
 
 # %% ../../nbs/00_core/60_machine.ipynb #ef26aca2
-def memory() -> dict[str, Any]:                         # {} where nobody knows
+def machine_memory() -> dict[str, Any]:                         # {} where nobody knows
     "Bytes used, in all and at the most, of the device that trains."
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -119,10 +119,10 @@ def memory() -> dict[str, Any]:                         # {} where nobody knows
     if torch is not None and torch.backends.mps.is_available():
         return {"device": "MPS", "used": torch.mps.driver_allocated_memory(),
                 "total": torch.mps.recommended_max_memory()}
-    return own_memory()
+    return process_memory()
 
 
-def own_memory() -> dict[str, Any]:
+def process_memory() -> dict[str, Any]:
     "What this process takes of the machine's memory."
     import platform
     with suppress(OSError, ValueError, AttributeError):
@@ -136,6 +136,6 @@ def own_memory() -> dict[str, Any]:
     return {}
 
 # %% ../../nbs/00_core/60_machine.ipynb #5b175cde
-def process_ends() -> bool:
+def process_has_ended() -> bool:
     "Whether the interpreter is on its way out: it takes no more work for threads then."
     return bool(getattr(thread_pools, "_shutdown", False))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core.types import TrainError
-from ..tokens.advantages import choose
+from ..tokens.advantages import find_option
 
 # %% ../../nbs/35_learners/00_losses.ipynb #951cbfb4
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ def ratio_and_advantages(
 ) -> tuple[Tensor, Tensor]:  # ratio_E with gradient, advantages_E
     """Importance ratio and advantage of each token, with ART's options applied."""
     log_E = log_ratio(t.logprobs_E, t.old_E)
-    ratio_E = choose(LEVELS, level)(log_E, t.row_E)
+    ratio_E = find_option(LEVELS, level)(log_E, t.row_E)
     if max_negative_advantage_importance_sampling_weight is not None:
         ratio_E = ratio_E.clamp(max=max_negative_advantage_importance_sampling_weight)
     if mask_prob_ratio:
@@ -304,7 +304,7 @@ def reference_log_ratio(
     source: str | Callable = "current_learner",  # a name in KL_SOURCES; ART's kl_penalty_source
 ) -> Tensor:  # [E], without gradient
     """How far the source has drifted from the reference model."""
-    return log_ratio(choose(KL_SOURCES, source)(t), reference(t))
+    return log_ratio(find_option(KL_SOURCES, source)(t), reference(t))
 
 
 def shaped_advantages(
@@ -342,8 +342,8 @@ def total_loss(
 
     The loss itself applies to tokens with an advantage only, whatever other terms are on.
     """
-    loss_E = choose(LOSSES, loss)(t, **(loss_options or {}), **options)
-    loss_E = loss_E * choose(MISMATCH, mismatch)(t, **(mismatch_options or {}))
+    loss_E = find_option(LOSSES, loss)(t, **(loss_options or {}), **options)
+    loss_E = loss_E * find_option(MISMATCH, mismatch)(t, **(mismatch_options or {}))
     loss_E = torch.where(t.advantages_E != 0, loss_E, 0.0)
     if kl_coef:
         loss_E = loss_E + kl_coef * k3(t.logprobs_E, reference(t))
@@ -392,7 +392,7 @@ def clip_band(
     options: Mapping[str, Any],  # its options
 ) -> tuple[float, float] | None:  # None for a loss that does not clip its ratio
     """Return the lowest and the highest ratio that a loss does not clip."""
-    loss = choose(LOSSES, loss)
+    loss = find_option(LOSSES, loss)
     if loss is cispo:
         return options.get("is_min", 0.0), options.get("is_max", 5.0)
     if loss not in EDGES:
@@ -407,7 +407,7 @@ def loss_ratio(
     options: Mapping[str, Any],  # its options
 ) -> tuple[Tensor, Tensor]:  # ratio_E before clipping and masking, advantages_E
     """Return the ratio of a loss at its own level, with the advantages it multiplies. Other losses: of each token."""
-    loss = choose(LOSSES, loss)
+    loss = find_option(LOSSES, loss)
     if loss not in (cispo, reinforce, *EDGES):
         return token_ratio(log_ratio(t.logprobs_E, t.old_E), t.row_E), t.advantages_E
     named = ("level", "max_negative_advantage_importance_sampling_weight", "kimi_k2_tau")
@@ -423,7 +423,7 @@ def clip_metrics(
 ) -> dict[str, float]:  # empty for a loss that clips nothing
     """Return the shares of the tokens that the loss clips: below (A < 0) and above (A > 0) as TRL counts, and all."""
     options, band = options or {}, clip_band(loss, options or {})
-    if choose(LOSSES, loss) is dppo:
+    if find_option(LOSSES, loss) is dppo:
         gained_E = t.logprobs_E.exp() - torch.where(torch.isfinite(t.old_E), t.old_E, t.logprobs_E).exp()
         threshold, advantages_E = options.get("threshold", 0.2), t.advantages_E
         below_E, above_E = gained_E < -threshold, gained_E > threshold
@@ -433,7 +433,7 @@ def clip_metrics(
     else:
         return {}
     low_E, high_E, clipped_E = below_E & (advantages_E < 0), above_E & (advantages_E > 0), below_E | above_E
-    signless = choose(LOSSES, loss) is cispo or options.get("mask_prob_ratio")     # these cut a weight, whatever A says
+    signless = find_option(LOSSES, loss) is cispo or options.get("mask_prob_ratio")     # these cut a weight, whatever A says
     clipped_E = clipped_E & (advantages_E != 0) if signless else low_E | high_E
     shares = {"clipped": clipped_E, "clipped_low": low_E, "clipped_high": high_E}
     return {name: share_E.float().mean().item() for name, share_E in shares.items()}
@@ -479,5 +479,5 @@ def mismatch_metrics(
     """Return the mean weight of the mismatch correction, and the share of tokens that it drops."""
     if mismatch == "none" or not len(t.logprobs_E):
         return {}
-    weight_E = torch.as_tensor(choose(MISMATCH, mismatch)(t, **(options or {})))
+    weight_E = torch.as_tensor(find_option(MISMATCH, mismatch)(t, **(options or {})))
     return {"mismatch_mean": weight_E.float().mean().item(), "mismatch_dropped": (weight_E == 0).float().mean().item()}

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from ..core.types import TokenError, TrainError, TrainSFTConfig
-from ..policy.packing import TrainRow
+from ..policy.packing import WeightedRow
 from ..rollouts.trajectories import Trajectory
 from ..tokens.chat import ChatFormat
 
@@ -26,7 +26,7 @@ def sft_rows(chat: ChatFormat,
              assistant_turns: str = "all",          # "all", or "last": only the final reply is learnt
              first: int = 0,                        # number of the first conversation, for the error
              check_length: Callable[[int, str], None] = lambda length, what: None,  # raises for rows that are too long
-             ) -> list[TrainRow]:
+             ) -> list[WeightedRow]:
     "Training rows of written conversations; raises TokenError where there is no assistant message."
     rows = []
     for i, trajectory in enumerate(trajectories, first):
@@ -43,7 +43,7 @@ def sft_rows(chat: ChatFormat,
     return rows
 
 
-def _rows(said, learnt: set[int]) -> Iterator[TrainRow]:
+def _rows(said, learnt: set[int]) -> Iterator[WeightedRow]:
     tokens, sampled = [], []
     for place, prompt, reply in said:
         if prompt[:len(tokens)] != tokens:          # the template rewrote what came before: a row of its own
@@ -54,14 +54,14 @@ def _rows(said, learnt: set[int]) -> Iterator[TrainRow]:
     yield _row(tokens, sampled)
 
 
-def _row(tokens, sampled) -> TrainRow:
+def _row(tokens, sampled) -> WeightedRow:
     unknown = np.full(len(tokens), np.nan, dtype=np.float32)
-    return TrainRow(np.array(tokens, dtype=np.int32), np.array(sampled), unknown, advantage=1.0)
+    return WeightedRow(np.array(tokens, dtype=np.int32), np.array(sampled), unknown, advantage=1.0)
 
 # %% ../../nbs/35_learners/40_sft_rows.ipynb #32efb7cc
 def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
                 check_length: Callable[[int, str], None] = lambda length, what: None,   # as for `sft_rows`
-                ) -> tuple[Iterator[list[TrainRow]], list[float]]:
+                ) -> tuple[Iterator[list[WeightedRow]], list[float]]:
     "The batches of one pass and the learning rate of each; raises TrainError where their numbers differ."
     size, rates = 2 if config.batch_size == "auto" else config.batch_size, config.learning_rate
     if not isinstance(rates, list):
@@ -73,7 +73,7 @@ def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory], config: Tr
 
 
 def _batches(chat, trajectories, size: int, assistant_turns: str, rates: list,
-             check_length: Callable) -> Iterator[list[TrainRow]]:
+             check_length: Callable) -> Iterator[list[WeightedRow]]:
     number, source = 0, iter(trajectories)
     while part := list(islice(source, size)):
         if number == len(rates):

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 'TEMPLATES', 'TURN_ENDS', 'LOADING', 'gguf_facts', 'cut_digits',
-           'default_template', 'end_ids', 'mend_tokenizer', 'parsed_once', 'check_complete', 'load_gguf',
-           'convert_gguf']
+           'default_template', 'end_ids', 'fix_tokenizer', 'parse_once', 'check_complete', 'load_gguf', 'convert_gguf']
 
 # %% ../../nbs/15_models/00_gguf.ipynb #e7d51142
 import os
@@ -67,7 +66,7 @@ def end_ids(tokenizer) -> list[int]:
     return sorted({*ends, tokenizer.eos_token_id} - {None})
 
 
-def mend_tokenizer(tokenizer, facts: dict, context: int) -> None:
+def fix_tokenizer(tokenizer, facts: dict, context: int) -> None:
     """Put back what the GGUF file says about reading text."""
     if mend := PRE_TOKENIZERS.get(facts.get("pre", "")):
         mend(tokenizer)
@@ -84,7 +83,7 @@ LOADING = Lock()        # transformers patches itself and torch while it loads a
 
 
 @contextmanager
-def parsed_once() -> Iterator[None]:
+def parse_once() -> Iterator[None]:
     """Inside, a GGUF file is parsed once; transformers alone does so three times."""
     import gguf
 
@@ -118,7 +117,7 @@ def load_gguf(file: Path) -> tuple:
     file = file.absolute()      # as transformers spells it, so that all parse the same name
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = GgufConfig(dequantize=True)
-    with parsed_once():
+    with parse_once():
         model, report = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain,
                                                              output_loading_info=True)
         check_complete(report, model, file)
@@ -132,7 +131,7 @@ def convert_gguf(
 ) -> None:
     """Write a GGUF model as transformers keeps one: config, safetensors, tokenizer, chat template."""
     model, tokenizer, facts = load_gguf(gguf)
-    mend_tokenizer(tokenizer, facts, model.config.max_position_embeddings)
+    fix_tokenizer(tokenizer, facts, model.config.max_position_embeddings)
     vars(model.config).pop("_model_name_or_path", None)
     model.config.name_or_path = name
     ends = end_ids(tokenizer)

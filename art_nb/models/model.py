@@ -32,7 +32,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, l
 from ..runs.costs import CostCalculator
 from ..runs.metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from ..runs.store import RunStore
-from ..runs.trackers import Tracker, noted
+from ..runs.trackers import Tracker, note_metrics
 
 # %% ../../nbs/15_models/30_model.ipynb #e2221b6f
 class Backend(Protocol):
@@ -231,7 +231,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
         """Note settings of the run for W&B; raises ValueError where a noted one would change."""
-        self._wandb_config = noted(self._wandb_config, config)
+        self._wandb_config = note_metrics(self._wandb_config, config)
         self._tracker.configure(self)
 
     def metrics_builder(

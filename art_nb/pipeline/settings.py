@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..core.types import StrictModel
 from ..rollouts.gather import gather_trajectory_groups, gathering
-from ..rollouts.scenarios import scenario_facts
+from ..rollouts.scenarios import scenario_metadata
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/70_pipeline/00_settings.ipynb #ffb65676
@@ -61,7 +61,7 @@ def make_group_rollout_fn(
 
     async def group_rollout(model: Any, scenario: Any, config: Any) -> TrajectoryGroup:
         rollouts = [single_rollout_fn(model, scenario, config) for _ in range(n)]
-        group = TrajectoryGroup(rollouts, metadata=scenario_facts(scenario))
+        group = TrajectoryGroup(rollouts, metadata=scenario_metadata(scenario))
         if gathering.get() is not None:
             return await group
         return (await gather_trajectory_groups([group], pbar_desc=None, max_exceptions=n))[0]

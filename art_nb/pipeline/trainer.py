@@ -16,18 +16,19 @@ from inspect import signature
 from typing import Any
 
 from ..backends.options import checked_options
-from ..core.aio import all_or_stop, stop
+from ..core.aio import gather_or_cancel, cancel_and_wait
 from ..core.events import Warned
 from ..core.types import TrainError
-from .freshness import is_stale, score_figures, varies
+from .freshness import is_stale, score_metrics, has_variance
 from .retention import CheckpointRetentionContext, CheckpointRetentionStrategy, checkpoints_of
-from .settings import PipelineAutotuneConfig, PipelineRuntimeConfig, RolloutFn, scenario_facts
-from .workers import Busy, Evaluations, Source, StatusReporter, heard_signals, tell_group
+from ..rollouts.scenarios import scenario_metadata
+from .settings import PipelineAutotuneConfig, PipelineRuntimeConfig, RolloutFn
+from .workers import WorkClock, Evaluations, ScenarioSource, StatusReporter, emit_group
 from ..rollouts.gather import gather_trajectory_groups
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.run import Run
 from ..training.run_display import in_notebook
-from ..training.steps import Plan, staleness
+from ..training.steps import TrainOptions, staleness
 
 # %% ../../nbs/70_pipeline/40_trainer.ipynb #39c7a227
 FAILURES_IN_A_ROW = 16          # groups that fail as a whole, at least; then it is not bad luck
@@ -39,13 +40,13 @@ class Pipeline(Run):
     def __init__(self, trainer: "PipelineTrainer"):
         t = self.trainer = trainer
         self.config, self.source = t.pipeline, t.source
-        plan = Plan(rollout=t.rollout_fn, scenarios=(), steps=0, groups_per_step=0, rollouts_per_group=0,
+        plan = TrainOptions(rollout=t.rollout_fn, scenarios=(), steps=0, groups_per_step=0, rollouts_per_group=0,
                     max_staleness=t.max_steps_off_policy or 0, on_step=Pipeline._stepped, options={**t.options})
         super().__init__(t.model, plan, t.show and in_notebook())
         if t.show and not in_notebook():
             self.show.place = StatusReporter(t.log_interval_seconds, self._queue_line)
         self.queue: asyncio.Queue[tuple[int, TrajectoryGroup]] = asyncio.Queue(t.queue_maxsize)
-        self.closing, self.fresh, self.busy, self.broken = asyncio.Event(), asyncio.Event(), Busy(), None
+        self.closing, self.fresh, self.busy, self.broken = asyncio.Event(), asyncio.Event(), WorkClock(), None
         self.learning, self.ended, self.end, self.batch = False, False, math.inf, []
         self.dropped: list[TrajectoryGroup] = []            # since the last step, the first SHOWN
         self.now, self.failed_in_row = self._no_drops(), 0
@@ -104,7 +105,7 @@ class Pipeline(Run):
             if self.status != "stopping":
                 await self._until_stopped(self.evaluations.queue.join())
         finally:
-            await stop(tasks)
+            await cancel_and_wait(tasks)
             await asyncio.to_thread(self._persist)
             await self._show_dropped(self.step + 1)         # by the step that did not come about
 
@@ -146,7 +147,7 @@ class Pipeline(Run):
 
     async def _workers(self) -> None:
         try:
-            await all_or_stop([self._worker() for _ in range(self.config.num_rollout_workers)])
+            await gather_or_cancel([self._worker() for _ in range(self.config.num_rollout_workers)])
         except Exception as error:                          # the scenarios have failed: a rollout is caught below
             self.broken = error
         finally:
@@ -164,13 +165,13 @@ class Pipeline(Run):
 
     async def _rolled(self, scenario: Any) -> TrajectoryGroup:
         t, step, start = self.trainer, self.step, time.perf_counter()
-        facts, of_step = scenario_facts(scenario), step + self.learning      # whose batch it may be in, at the earliest
+        facts, of_step = scenario_metadata(scenario), step + self.learning      # whose batch it may be in, at the earliest
         found = await gather_trajectory_groups(
             [self._called(t.rollout_fn, scenario)], pbar_desc=None, max_exceptions=math.inf, timeout_s=t.timeout_s,
             bus=self.bus, step=of_step)
         group = found[0] if found else TrajectoryGroup([])
         if "group_id" not in group.metadata:
-            tell_group(self.bus, group, self.step + self.learning, str(facts["scenario_id"]),
+            emit_group(self.bus, group, self.step + self.learning, str(facts["scenario_id"]),
                        time.perf_counter() - start)
         group.metadata |= {name: value for name, value in facts.items() if name not in group.metadata}
         for trajectory in group:
@@ -196,7 +197,7 @@ class Pipeline(Run):
                 if waits[0].done():
                     return waits[0].result()
             finally:
-                await stop(waits)
+                await cancel_and_wait(waits)
         return None
 
     async def _groups(self) -> list[TrajectoryGroup] | None:
@@ -243,7 +244,7 @@ class Pipeline(Run):
             return "failed"
         if is_stale(group, self.step, self.trainer.max_steps_off_policy, self.trainer.limit_mean_steps_off_policy):
             return "stale"
-        return None if varies(group) else "zero_variance"
+        return None if has_variance(group) else "zero_variance"
 
     def _collapsed(self) -> bool:
         limit, flat = self.trainer.discard_queue_multiplier * self.config.min_batch_size, self.now["zero_variance"]
@@ -258,7 +259,7 @@ class Pipeline(Run):
         self._accept()
         idle_s, waiting = metrics["time/step_rollout_s"], self.queue.qsize()
         tokens = metrics.get("data/step_trainable_assistant_tokens")
-        scores = score_figures(self.groups, self.step - 1, self.config, tokens, metrics["time/step_wall_s"])
+        scores = score_metrics(self.groups, self.step - 1, self.config, tokens, metrics["time/step_wall_s"])
         return (super()._figures(metrics) | staleness(self.groups, self.step - 1) | scores | self._drops() |
                 self.busy.take() | {"time/step_collect_batch_s": idle_s, "time/step_trainer_idle_s": idle_s,
                                     "queue/groups_depth": waiting, "queue/groups_depth_max": self.queue.maxsize,
@@ -333,7 +334,7 @@ class PipelineTrainer:
                  timeout_s: float | None = None,                    # of one rollout of a group made of coroutines
                  show: bool = True,
                  **options: Any):                                   # PipelineRuntimeConfig's, or of backend.train
-        self.model, self.backend, self.rollout_fn, self.source = model, backend, rollout_fn, Source(scenarios)
+        self.model, self.backend, self.rollout_fn, self.source = model, backend, rollout_fn, ScenarioSource(scenarios)
         self.config, self.eval_fn, self.run = config, eval_fn, None
         self.pipeline, more = _settings(pipeline, options)
         self.max_steps, self.discard_queue_multiplier = max_steps, discard_queue_multiplier
@@ -383,7 +384,7 @@ class PipelineTrainer:
             await self.model.register(self.backend)
         self.model.check_options(self.options)
         self.run = Pipeline(self)
-        with heard_signals(self.run.interrupt, self.run.bus) if handle_signals else nullcontext():
+        with handle_signals(self.run.interrupt, self.run.bus) if handle_signals else nullcontext():
             return await self.run.here()
 
     def request_stop(self) -> None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['T', 'FULL', 'keep_freed_memory', 'give_memory_back', 'out_of_memory', 'first_line', 'release_memory', 'retry_if_full',
-           'if_full', 'Worker']
+           'if_full', 'DeviceThread']
 
 # %% ../../nbs/30_policy/40_device.ipynb #ff67ae07
 import asyncio
@@ -101,7 +101,7 @@ def if_full(kind: Callable[[str], ArtError],            # makes the error that i
     raise kind(message)
 
 # %% ../../nbs/30_policy/40_device.ipynb #26f26043
-class Worker:
+class DeviceThread:
     "A thread that runs jobs in order, and `tick` between them while it has work."
     def __init__(self, name: str = "art-nb-device"):
         self._jobs, self._ready, self._closed = deque(), threading.Condition(), False

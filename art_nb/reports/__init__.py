@@ -11,5 +11,5 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
     "report": ["export"],
     "plots": ["learning_curve", "comparison_bars", "reward_histogram", "token_heatmaps"],
-    "static_html": ["frozen"],
+    "static_html": ["static_html"],
 })

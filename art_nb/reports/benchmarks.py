@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.types import BackendMissing, StoreError, install_hint
-from .plots import COLOURS, GRID, MARKERS, new_axes
+from .plots import COLORS, GRID, MARKERS, new_axes
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, find_runs
 
@@ -198,7 +198,7 @@ def training_progress_chart(
     every = [step for way in found for step in way.steps]
     if perfect_score is not None:
         _perfect(ax, perfect_score, max(every))
-    for way, colour, mark in zip(found, cycle(COLOURS), cycle(MARKERS), strict=False):
+    for way, colour, mark in zip(found, cycle(COLORS), cycle(MARKERS), strict=False):
         if len(way.steps) > 1:
             ax.plot(way.steps, way.means, color=colour, marker=mark, markersize=4, linewidth=1.8, label=way.title)
         else:
@@ -248,9 +248,9 @@ def percentage_comparison_bar_chart(
 
 def _bar(ax: Any, place: int, first: float, last: float, digits: str, unit: str) -> None:
     gained = last - first
-    ax.bar(place, min(first, last), width=0.7, color=COLOURS[1] if gained else "#BBBBBB", edgecolor="white")
+    ax.bar(place, min(first, last), width=0.7, color=COLORS[1] if gained else "#BBBBBB", edgecolor="white")
     if gained:
-        ax.bar(place, abs(gained), width=0.7, bottom=min(first, last), color=COLOURS[1], edgecolor="white", hatch="///",
+        ax.bar(place, abs(gained), width=0.7, bottom=min(first, last), color=COLORS[1], edgecolor="white", hatch="///",
                alpha=0.7)
         ax.text(place, (first + last) / 2, f"RL {gained:+{digits}}{unit}", ha="center", va="center",
                 bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.2"})

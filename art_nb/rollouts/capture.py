@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import Any
 
-from ..core.aio import all_or_stop, discard
-from .http_capture import innermost, no_capture
+from ..core.aio import gather_or_cancel, close_coroutines
+from .http_capture import innermost_scope, no_capture
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup, check_trajectory
 
 # %% ../../nbs/05_rollouts/40_capture.ipynb #c8786520
@@ -20,7 +20,7 @@ def current_trajectory(
     require: bool = False,  # raise RuntimeError where there is none
 ) -> Trajectory | None:
     """Give the trajectory that requests made here are captured in."""
-    scope = innermost()
+    scope = innermost_scope()
     if scope is None and require:
         raise RuntimeError("nothing is captured here: call this inside `with art.Trajectory()` or art.trajectory(...)")
     return scope
@@ -51,9 +51,9 @@ async def trajectory_group(
     items = list(items)
     try:
         with no_capture():
-            results = await all_or_stop([_outcome(item, return_exceptions) for item in items])
+            results = await gather_or_cancel([_outcome(item, return_exceptions) for item in items])
     finally:
-        discard(items)
+        close_coroutines(items)
     return TrajectoryGroup(results, exceptions=exceptions, metadata=metadata, metrics=metrics, logs=logs)
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange', 'ResponsesExchange', 'MessagesExchange',
            'TrajectoryExchanges', 'events_of', 'Protocol', 'read_exchange', 'Turn', 'Conversation', 'policy_name',
-           'go_on', 'conversations_of', 'CompletionsHistory', 'token_history', 'string_history']
+           'append_exchange', 'conversations_of', 'CompletionsHistory', 'token_history', 'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
 import json
@@ -265,7 +265,7 @@ def policy_name(model: str) -> str:
     return model.rpartition("@")[0] or model
 
 
-def go_on(
+def append_exchange(
     conversations: list[Conversation],  # is added to
     exchange: Exchange,
 ) -> None:
@@ -281,7 +281,7 @@ def conversations_of(exchanges: TrajectoryExchanges) -> list[Conversation]:
     """Sort exchanges into conversations."""
     found: list[Conversation] = []
     for exchange in exchanges.in_order():
-        go_on(found, exchange)
+        append_exchange(found, exchange)
     return found
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #a48a5067

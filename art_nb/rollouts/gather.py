@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['gathering', 'AfterEach', 'current_rollout', 'completion_tokens', 'count_tokens', 'policy_versions', 'note_versions',
-           'Means', 'Gather', 'gather_trajectories', 'gather_trajectory_groups', 'trajectory_group_batches']
+           'Means', 'GatherProgress', 'gather_trajectories', 'gather_trajectory_groups', 'trajectory_group_batches']
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #ebd2ed65
 import asyncio
@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from openai.types.chat.chat_completion import Choice
 
-from ..core.aio import all_or_stop, discard, in_order, within
+from ..core.aio import gather_or_cancel, close_coroutines, in_order, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.types import RolloutError
 from art_nb.rollouts.trajectories import (
@@ -118,7 +118,7 @@ class Means:
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #174b531c
 @dataclass(slots=True)
-class Gather:
+class GatherProgress:
     """The state of one gather: progress, running means, failures."""
 
     total: int  # rollouts expected
@@ -126,7 +126,7 @@ class Gather:
     timeout_s: float | None = None
     bus: Bus | None = None
     step: int = 0
-    show: Callable[["Gather", int], None] = lambda gather, ended: None  # redraws; `ended` rollouts more are over
+    show: Callable[["GatherProgress", int], None] = lambda gather, ended: None  # redraws; `ended` rollouts more are over
     means: Means = field(default_factory=Means)
     failures: int = 0
     last_straw: Exception | None = None  # the failure that passed the limit
@@ -144,7 +144,7 @@ class Gather:
         token, done = _rollout.set(name), partial(self._done, name, group, time.perf_counter())
         self._emit(RolloutStarted(rollout=name, group=group, step=self.step, scenario=scenario))
         try:
-            result = read(await within(rollout, self.timeout_s))
+            result = read(await with_timeout(rollout, self.timeout_s))
             trajectories = [result] if isinstance(result, Trajectory) else result
             self.admit(trajectories, ended=1)
         except asyncio.CancelledError:
@@ -216,13 +216,13 @@ class Gather:
         ))
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #43b4c5a4
-gathering: ContextVar[Gather | None] = ContextVar("gathering", default=None)    # that this code runs in
+gathering: ContextVar[GatherProgress | None] = ContextVar("gathering", default=None)    # that this code runs in
 
 
 @contextmanager
-def _watching(gather: Gather, desc: str | None, max_metrics: int | None, total_tokens: bool) -> Iterator[None]:
+def _watching(gather: GatherProgress, desc: str | None, max_metrics: int | None, total_tokens: bool) -> Iterator[None]:
     with _bar(desc, gather.total) as bar:
-        def show(gather: Gather, ended: int) -> None:
+        def show(gather: GatherProgress, ended: int) -> None:
             bar.total = gather.total
             bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens), refresh=False)
             bar.update(ended)
@@ -256,12 +256,12 @@ async def gather_trajectories(
 ) -> list[Any]:  # a trajectory, a list of them, or an exception for each rollout, in order
     """Run rollouts at once; raise and stop the rest when more than `max_exceptions` fail."""
     items = listed("gather_trajectories", trajectories, "rollouts")
-    gather = Gather(len(items), max_exceptions, timeout_s, bus, step)
+    gather = GatherProgress(len(items), max_exceptions, timeout_s, bus, step)
     try:
         with _watching(gather, pbar_desc, None, pbar_total_completion_tokens):
-            return await all_or_stop([gather.rollout(item, read=_read_many) for item in items])
+            return await gather_or_cancel([gather.rollout(item, read=_read_many) for item in items])
     finally:
-        discard(items)
+        close_coroutines(items)
 
 
 def _read_many(result: Any) -> Trajectory | list[Trajectory]:
@@ -287,16 +287,16 @@ async def gather_trajectory_groups(
 ) -> list[TrajectoryGroup]:  # in the order of the input
     """Run groups of rollouts at once; raise and stop the rest when more than `max_exceptions` fail."""
     items = listed("gather_trajectory_groups", groups, "groups")
-    gather = Gather(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
+    gather = GatherProgress(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
     try:
         with _watching(gather, pbar_desc, max_metrics, pbar_total_completion_tokens):
-            lists = await all_or_stop([_finish(gather, item, after_each) for item in items])
+            lists = await gather_or_cancel([_finish(gather, item, after_each) for item in items])
     finally:
         _discard_groups(items)
     return [group for finished in lists for group in finished]
 
 
-async def _finish(gather: Gather, item: Any, after_each: AfterEach | None) -> list[TrajectoryGroup]:
+async def _finish(gather: GatherProgress, item: Any, after_each: AfterEach | None) -> list[TrajectoryGroup]:
     group = await (gather.group(item) if isinstance(item, PendingGroup) else _foreign(gather, item))
     if group is None:
         return []
@@ -316,12 +316,12 @@ def _size(item: Any) -> int:
 
 def _discard_groups(items: Iterable[Any]) -> None:
     for item in items:
-        discard(item.items if isinstance(item, PendingGroup) else [item])
+        close_coroutines(item.items if isinstance(item, PendingGroup) else [item])
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #dd9d986a
-async def _foreign(gather: Gather, item: Any) -> TrajectoryGroup | None:
+async def _foreign(gather: GatherProgress, item: Any) -> TrajectoryGroup | None:
     try:
-        group = await within(item, None) if inspect.isawaitable(item) else item
+        group = await with_timeout(item, None) if inspect.isawaitable(item) else item
         if group is not None and not isinstance(group, TrajectoryGroup):
             raise RolloutError(f"gather_trajectory_groups takes groups; it received a {type(group).__name__}. Put the "
                                "rollouts of one scenario into an art.TrajectoryGroup.")
@@ -331,7 +331,7 @@ async def _foreign(gather: Gather, item: Any) -> TrajectoryGroup | None:
     return None if group is None else _admit_group(gather, group)
 
 
-def _admit_group(gather: Gather, group: TrajectoryGroup) -> TrajectoryGroup:
+def _admit_group(gather: GatherProgress, group: TrajectoryGroup) -> TrajectoryGroup:
     fresh = [trajectory for trajectory in group if id(trajectory) not in gather.seen]
     gather.total += len(fresh)
     refused = {id(trajectory): gather.fail(error) for trajectory in fresh if (error := _fault(trajectory))}

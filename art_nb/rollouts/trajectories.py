@@ -32,7 +32,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.aio import all_or_stop, discard
+from ..core.aio import gather_or_cancel, close_coroutines
 from ..core.jsonable import compact, finite, plain
 from ..core.redaction import redact_text
 from ..core.types import Messages, MessagesAndChoices, RolloutError
@@ -41,12 +41,12 @@ from art_nb.rollouts.exchanges import (
     Conversation,
     TrajectoryExchanges,
     conversations_of,
-    go_on,
+    append_exchange,
     read_exchange,
     string_history,
     token_history,
 )
-from .http_capture import enter, leave
+from .http_capture import enter_scope, leave_scope
 
 # %% ../../nbs/05_rollouts/30_trajectories.ipynb #934f0c59
 def _history(conversation: Conversation) -> History:
@@ -173,7 +173,7 @@ class Trajectory(BaseModel):
         with _recording:
             known = self._captured.conversations if self._captured else []
             untouched, longer = self._shows(self._captured), [replace(one, entries=[*one.entries]) for one in known]
-            go_on(longer, found)
+            append_exchange(longer, found)
             self._captured, was = Captured(self.exchanges, longer), self._captured
             try:
                 if untouched:
@@ -185,11 +185,11 @@ class Trajectory(BaseModel):
         return True
 
     def __enter__(self) -> Self:
-        enter(self)
+        enter_scope(self)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        leave(self)
+        leave_scope(self)
         self.finish()
         if error is None:
             self._check_source()
@@ -355,7 +355,7 @@ def listed(
                         "that made it.")
     if isinstance(items, (Trajectory, PendingGroup)) or not isinstance(items, Iterable):
         kind = "TrajectoryGroup" if isinstance(items, PendingGroup) else type(items).__name__
-        discard(items.items if isinstance(items, PendingGroup) else [items])
+        close_coroutines(items.items if isinstance(items, PendingGroup) else [items])
         raise TypeError(f"{function} takes a list of {wanted}; it received one {kind}. Put it in a list: [...].")
     return list(items)
 
@@ -367,7 +367,7 @@ def check_groups(
     found = [groups] if isinstance(groups, TrajectoryGroup) else listed("train", groups, "groups")
     for i, item in enumerate(found):
         if isinstance(item, PendingGroup) or inspect.isawaitable(item):
-            discard(item.items if isinstance(item, PendingGroup) else [item])
+            close_coroutines(item.items if isinstance(item, PendingGroup) else [item])
             raise TypeError(f"train received groups that are not finished (item {i}). Roll them out first: "
                             "`groups = await art.gather_trajectory_groups(groups)`.")
         if not isinstance(item, TrajectoryGroup):
@@ -393,9 +393,9 @@ async def collect(
 ) -> "TrajectoryGroup":
     """Run a group's rollouts at once; if `run` raises, cancel the rest and raise."""
     try:
-        results = await all_or_stop([run(item) for item in pending.items])
+        results = await gather_or_cancel([run(item) for item in pending.items])
     finally:
-        discard(pending.items)
+        close_coroutines(pending.items)
     failed = [result for result in results if isinstance(result, BaseException)]
     kept = [result for result in results if not isinstance(result, BaseException)]
     earlier = pending.fields.get("exceptions") or ()
@@ -430,7 +430,7 @@ class _GroupType(type(BaseModel)):
         awaitables = [item for item in items if inspect.isawaitable(item)]
         if items and len(awaitables) == len(items):
             return PendingGroup(cls, items, fields)
-        discard(awaitables)
+        close_coroutines(awaitables)
         if awaitables or not all(isinstance(item, (Trajectory, BaseException, Mapping)) for item in items):
             raise TypeError(_why_no_group(items))
         return super().__call__(items, **fields)

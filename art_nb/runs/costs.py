@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODEL_PRICING', 'CostCalculator', 'ModelPricing', 'get_model_pricing', 'as_pricing', 'tokens_to_cost', 'Usage',
-           'field_of', 'usage_of', 'told_cost', 'usage_cost', 'build_cost_calculator']
+           'field_of', 'usage_of', 'reported_cost', 'usage_cost', 'build_cost_calculator']
 
 # %% ../../nbs/10_runs/00_costs.ipynb #852f746f
 from collections.abc import Callable, Mapping
@@ -113,7 +113,7 @@ def usage_of(
     return Usage(count("input_tokens") - cached, cached + read, written, count("output_tokens"))
 
 
-def told_cost(
+def reported_cost(
     response: Any,
 ) -> float | None:
     """Read the US dollars that the endpoint itself names; None where it does not."""

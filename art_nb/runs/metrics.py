@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'ADDITIVE', 'CONTEXTS', 'RATES', 'metric_name', 'is_cumulative', 'cumulative_name', 'group_metrics',
-           'differ', 'data_counts', 'rollout_tokens', 'scenario_ids', 'rollups', 'Counted', 'MetricsBuilder',
+           'rewards_differ', 'data_counts', 'rollout_tokens', 'scenario_ids', 'rollups', 'Counted', 'MetricsBuilder',
            'count_cost', 'track_api_cost', 'token_costs', 'counted_row']
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #d69f5182
@@ -29,7 +29,7 @@ from art_nb.runs.costs import (
     ModelPricing,
     as_pricing,
     get_model_pricing,
-    told_cost,
+    reported_cost,
     usage_cost,
     usage_of,
 )
@@ -93,14 +93,14 @@ def group_metrics(
     )
 
 
-def differ(rewards: list[float]) -> bool:
+def rewards_differ(rewards: list[float]) -> bool:
     """Tell whether the rewards of a group can teach."""
     return len(rewards) > 1 and max(rewards) - min(rewards) > 1e-12
 
 
 def data_counts(rewards_G: list[list[float]], ended: int, prefix: str) -> dict[str, float]:
     """Count what a step was made of."""
-    varied = sum(map(differ, rewards_G))
+    varied = sum(map(rewards_differ, rewards_G))
     counts = {"scenarios": len(rewards_G), "trajectories": ended, "groups_submitted": len(rewards_G)}
     counts |= {} if prefix else {"groups_trainable": varied}
     return {f"{prefix}data/step_num_{name}": float(count) for name, count in counts.items()}
@@ -210,7 +210,7 @@ class MetricsBuilder:
     ) -> float:  # US dollars
         """Add what an answer cost; raises ValueError where that cannot be known."""
         extract = self.counted.extractors.get(provider.strip().lower(), lambda response: None)
-        cost = next((c for c in (extract(response), told_cost(response)) if c is not None), None)
+        cost = next((c for c in (extract(response), reported_cost(response)) if c is not None), None)
         if cost is None:
             cost = self._priced(response, model_name, prices)
         self.add_cost(f"{self.cost_context}/{source.strip('/')}", cost)

@@ -9,7 +9,7 @@ __all__ = []
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "rows": ["Row", "trajectory_rows", "group_rows"],
+    "rows": ["TokenRow", "trajectory_rows", "group_rows"],
     "advantages": ["advantages", "group_advantages", "weigh_rows", "signal_report"],
     "chat": ["ChatFormat"],
     "tokenized": ["TokenFlag", "TokenizedHistory", "TokenizedTrajectory", "TokenizedTrajectoryGroup",

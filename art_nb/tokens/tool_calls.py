@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Called', 'FORMATS', 'CALL_MARK', 'read_arguments', 'json_values', 'read_json', 'read_mistral', 'read_xml', 'read_glm',
            'read_deepseek', 'read_channels', 'read_python', 'read_gemma', 'typed_argument', 'typed_calls', 'CallFormat',
-           'with_tools', 'format_of', 'begun_call', 'only_arguments', 'rest_of_call', 'call_format', 'ends_in_string',
-           'CallStream', 'call_message', 'ReplyStream', 'in_words', 'has_place']
+           'with_tools', 'format_of', 'call_prefix', 'only_arguments', 'call_suffix', 'call_format', 'ends_in_string',
+           'CallStream', 'call_message', 'ReplyStream', 'tools_as_text', 'has_place']
 
 # %% ../../nbs/25_tokens/00_tool_calls.ipynb #e876210a
 import ast
@@ -305,7 +305,7 @@ def format_of(
     return next(name for name, mark in _MARKS.items() if mark in template)
 
 
-def begun_call(
+def call_prefix(
     form: CallFormat,
     name: str | None = None,  # of the tool that must be called; None: the model picks one
 ) -> str:
@@ -330,7 +330,7 @@ def only_arguments(schema: Any) -> dict | None:
     return {name: allowed[0] for name, allowed in values.items()} if one else None
 
 
-def rest_of_call(
+def call_suffix(
     form: CallFormat,
     tools: Tools | None,
     name: str | None,  # of the tool that must be called
@@ -543,7 +543,7 @@ def _worded(message: dict) -> dict:
     return rest | {"content": "\n".join(filter(None, said))}
 
 
-def in_words(
+def tools_as_text(
     messages: list[dict],  # cleaned messages
     tools: Tools | None,  # None: none are offered, or the template shows them itself
     calls: bool,  # whether calls and answers are put into words too

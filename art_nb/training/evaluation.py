@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ..core.aio import limit_concurrency, within
+from ..core.aio import limit_concurrency, with_timeout
 from ..core.types import RolloutError
 from ..models.clients import at_step
 from ..rollouts.gather import gather_trajectories
@@ -130,7 +130,7 @@ async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]], 
 
     @limit_concurrency(concurrency)
     async def one(scenario):
-        return await within(rollout(model, scenario), timeout_s)
+        return await with_timeout(rollout(model, scenario), timeout_s)
 
     with at_step(model.name, number), model.metrics_builder("eval").activate_context():
         results = await gather_trajectories(map(one, scenarios), pbar_desc=None, max_exceptions=max_exceptions)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from ..core.files import parse_json
 from ..core.types import TokenError, TrainResult, TrainSFTConfig
 from ..models.model import TrainableModel
-from ..rollouts.scenarios import shuffled
+from ..rollouts.scenarios import shuffled_order
 from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/65_training/00_sft.ipynb #c7cce7a5
@@ -76,7 +76,7 @@ def create_sft_dataset_iterator(
         raise ValueError(f"chunk_size {chunk_size} and batch_size {batch_size}: both are at least 1")
     steps = math.ceil(len(trajectories) / batch_size)
     rates = create_lr_schedule(steps * epochs, peak_lr, schedule_type, int(steps * epochs * warmup_ratio))
-    orders = (shuffled(trajectories, seed + epoch) if shuffle else list(trajectories) for epoch in range(epochs))
+    orders = (shuffled_order(trajectories, seed + epoch) if shuffle else list(trajectories) for epoch in range(epochs))
     chunks = (_chunk(order, epoch, *span, batch_size, rates[epoch * steps:]) for epoch, order in enumerate(orders)
               for span in _spans(steps, chunk_size, initial_step - epoch * steps))
     return _shown(chunks, batch_size, initial_step, len(rates), show_progress)

@@ -9,6 +9,6 @@ __all__ = []
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "index": ["Rows", "open_rows"],
+    "index": ["RolloutIndex", "open_rollouts"],
     "boards": ["register_board"],
 })

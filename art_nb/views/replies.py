@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from ..core.jsonable import as_json, clean, cleaned, known
+from ..core.jsonable import as_json, utf8_text, json_safe, finite_or_none
 from ..rewards.journal import Journal
 from ..rollouts.trajectories import PydanticException, Trajectory, get_messages, is_choice
 from .boards import board_of
-from .conversation import PIECE, parts_of, shared_count, shared_units, thread_of
-from .index import Reply, Rows, index_in_group, link, search, select
+from .conversation import PIECE, paginate, shared_count, shared_units, conversation_of
+from .index import ViewReply, RolloutIndex, index_in_group, link, search, select
 from .step_table import COLUMNS, FLAGS, STATUS
 
 # %% ../../nbs/75_views/70_replies.ipynb #3555b946
 def index_reply(
-    rows: Rows,
+    rows: RolloutIndex,
     from_row: int = 0,
     columns: Sequence[str] | None = None,  # None: all
-) -> Reply:
+) -> ViewReply:
     """Give the rows from one on; loads more where there is none."""
     if from_row >= len(rows):
         rows.load()
@@ -37,26 +37,26 @@ def index_reply(
     if unknown or from_row < 0:
         raise ValueError(f"there is no column {', '.join(unknown)}" if unknown else "from_row is negative")
     told = {
-        "title": clean(rows.title), "version": version, "from_row": from_row, "rows": len(table),
+        "title": utf8_text(rows.title), "version": version, "from_row": from_row, "rows": len(table),
         "total": from_row + len(table), "done": done, "flags": FLAGS,
-        "lost": [f"step {step} of {split}: {clean(why, 200)}" for (split, step), why in [*rows.lost.items()][:5]],
+        "lost": [f"step {step} of {split}: {utf8_text(why, 200)}" for (split, step), why in [*rows.lost.items()][:5]],
         "columns": [[name, COLUMNS[name].str[1:]] for name in names],
         "groups": _groups(rows, _first_group(rows, from_row)),
     }
     return told, [np.ascontiguousarray(table[name]).tobytes() for name in names]
 
 
-def _first_group(rows: Rows, from_row: int) -> int:
+def _first_group(rows: RolloutIndex, from_row: int) -> int:
     return 0 if from_row == 0 else rows.group_of(from_row) if from_row < len(rows) else rows.groups
 
 
-def _groups(rows: Rows, first: int) -> dict[str, Any]:
+def _groups(rows: RolloutIndex, first: int) -> dict[str, Any]:
     told: dict[str, Any] = {"from": first, "names": [], "steps": [], "splits": [], "sizes": []}
     for part in rows.parts:
         skip = max(0, first - part.base)
         if skip < len(part.names):
             sizes = np.bincount(part.table["group"] - part.base, minlength=len(part.names))[skip:].tolist()
-            told["names"] += [clean(name) for name in part.names[skip:]]
+            told["names"] += [utf8_text(name) for name in part.names[skip:]]
             told["steps"] += [part.step] * len(sizes)
             told["splits"] += [part.split] * len(sizes)
             told["sizes"] += sizes
@@ -64,9 +64,9 @@ def _groups(rows: Rows, first: int) -> dict[str, Any]:
 
 # %% ../../nbs/75_views/70_replies.ipynb #2e5cbeb8
 def page_reply(
-    rows: Rows,
+    rows: RolloutIndex,
     ids: Sequence[int],  # at most 200
-) -> Reply:
+) -> ViewReply:
     """Give what an index shows of some rows beside the columns."""
     if len(ids) > 200:
         raise ValueError(f"a page has at most 200 rows, not {len(ids)}")
@@ -78,17 +78,17 @@ def page_reply(
     for part, places in wanted.values():
         for place, line in zip(places, part.previews(places), strict=True):
             row = int(part.table["id"][place])
-            told[row] = {"id": row, "preview": clean(line, 80)}
+            told[row] = {"id": row, "preview": utf8_text(line, 80)}
     return {"rows": [told[row] for row in ids]}, []
 
 
-def select_reply(rows: Rows, where: str = "", sort: str = "", preset: str = "") -> Reply:
+def select_reply(rows: RolloutIndex, where: str = "", sort: str = "", preset: str = "") -> ViewReply:
     """Give the rows that a filter means, in order."""
     ids = select(rows, where, sort, preset)
     return {"total": len(rows), "shown": len(ids)}, [ids.astype("<u4").tobytes()]
 
 
-def search_reply(rows: Rows, query: str, after_id: int = -1, limit: int = 200, number: int = 0) -> Reply:
+def search_reply(rows: RolloutIndex, query: str, after_id: int = -1, limit: int = 200, number: int = 0) -> ViewReply:
     """Give a page of the rows whose text holds some words."""
     ids = search(rows, query, number) if query else np.zeros(0, np.uint32)
     if ids is None:
@@ -99,22 +99,22 @@ def search_reply(rows: Rows, query: str, after_id: int = -1, limit: int = 200, n
     return told, [page.astype("<u4").tobytes()]
 
 # %% ../../nbs/75_views/70_replies.ipynb #69359426
-def breakdown(rows: Rows, row: int, trajectory: Trajectory) -> dict[str, Any]:
+def breakdown(rows: RolloutIndex, row: int, trajectory: Trajectory) -> dict[str, Any]:
     """Say what a reward is made of, and what became of it."""
     part, place = rows.part(row)
     declared = {key: float(value) for key, value in trajectory.metrics.items() if key.startswith("reward/")}
-    parts = [[clean(key, 100), known(value)] for key, value in declared.items()]
+    parts = [[utf8_text(key, 100), finite_or_none(value)] for key, value in declared.items()]
     total = math.fsum(value for _, value in parts if value is not None)
     return {
-        "reward": known(trajectory.reward), "parts": parts, "advantage": known(float(part.table["advantage"][place])),
+        "reward": finite_or_none(trajectory.reward), "parts": parts, "advantage": finite_or_none(float(part.table["advantage"][place])),
         "sums": abs(total - trajectory.reward) < 1e-6 if parts else None,
         "why": "" if parts else "parts: no metric is called reward/…",
-        "ruler": known(float(part.table["ruler"][place])),
-        "explanation": clean(trajectory.metadata.get("ruler_explanation") or "", 4000),
+        "ruler": finite_or_none(float(part.table["ruler"][place])),
+        "explanation": utf8_text(trajectory.metadata.get("ruler_explanation") or "", 4000),
     } | _overruled(rows, row, part.step)
 
 
-def _overruled(rows: Rows, row: int, step: int) -> dict[str, Any]:
+def _overruled(rows: RolloutIndex, row: int, step: int) -> dict[str, Any]:
     told = {"override": None, "judge_reward": None, "reason": ""}
     if rows.store is None or not (rows.store.path / "judgements.jsonl").exists():
         return told
@@ -125,45 +125,45 @@ def _overruled(rows: Rows, row: int, step: int) -> dict[str, Any]:
     human = [one for one in said if one.by == "human"]
     told["judge_reward"] = judged[-1].score if judged else None
     if human and human[-1].score is not None:
-        told |= {"override": human[-1].score, "reason": clean(human[-1].reason, 4000)}
+        told |= {"override": human[-1].score, "reason": utf8_text(human[-1].reason, 4000)}
     return told
 
 # %% ../../nbs/75_views/70_replies.ipynb #7a19ff6b
-def traj_reply(rows: Rows, id: int, part: int = 0) -> Reply:
+def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
     """Give a trajectory, or a further part of it."""
     told, one = _place(rows, id), rows.trajectory(id)
     if isinstance(one, PydanticException):
-        error = {"type": clean(one.type, 200), "message": clean(one.message, PIECE),
-                 "traceback": clean(one.traceback, 2 * PIECE)}
+        error = {"type": utf8_text(one.type, 200), "message": utf8_text(one.message, PIECE),
+                 "traceback": utf8_text(one.traceback, 2 * PIECE)}
         return told | {"part": 0, "parts": 1, "status": STATUS[1], "error": error, "messages": [], "reward": None}, []
-    parts = parts_of(thread_of(one))
+    parts = paginate(conversation_of(one))
     if not 0 <= part < len(parts):
         raise ValueError(f"there is no part {part} of this trajectory; it has {len(parts)}")
     told |= {"part": part, "parts": len(parts), "status": STATUS[0], "messages": parts[part],
-             "reward": known(one.reward)}
+             "reward": finite_or_none(one.reward)}
     if part:
         return told, []
     return told | {
-        "metrics": cleaned(one.metrics), "metadata": as_json(one.metadata, PIECE), "error": None,
+        "metrics": json_safe(one.metrics), "metadata": as_json(one.metadata, PIECE), "error": None,
         "tools": None if one.tools is None else as_json(one.tools, PIECE),
-        "logs": clean("\n".join(one.logs), 2 * PIECE), "breakdown": breakdown(rows, id, one)}, []
+        "logs": utf8_text("\n".join(one.logs), 2 * PIECE), "breakdown": breakdown(rows, id, one)}, []
 
 
-def _place(rows: Rows, row: int) -> dict[str, Any]:
+def _place(rows: RolloutIndex, row: int) -> dict[str, Any]:
     number = rows.group_of(row)
     part, group = rows.group_part(number)
     return {"id": row, "group": number, "step": part.step, "split": part.split, "place": group,
-            "index": index_in_group(rows, row), "link": clean(link(rows, row))}
+            "index": index_in_group(rows, row), "link": utf8_text(link(rows, row))}
 
 # %% ../../nbs/75_views/70_replies.ipynb #5fb62f44
 MOST_TEXT = 64_000
 
 
 def _shorter(message: dict[str, Any]) -> dict[str, Any]:
-    return message | {key: clean(message[key], MOST_TEXT) for key in ("content", "thinking") if key in message}
+    return message | {key: utf8_text(message[key], MOST_TEXT) for key in ("content", "thinking") if key in message}
 
 
-def compare_reply(rows: Rows, ids: Sequence[int]) -> Reply:
+def compare_reply(rows: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     """Give two to four trajectories, aligned at what they share."""
     if not 2 <= len(ids) <= 4:
         raise ValueError(f"two to four rollouts can be compared, not {len(ids)}")
@@ -178,19 +178,19 @@ def compare_reply(rows: Rows, ids: Sequence[int]) -> Reply:
             "identical": not any(rests), "at": {"message": prefix, "char": cut}, "shortened": long}, []
 
 
-def _messages(rows: Rows, row: int) -> list[dict[str, Any]]:
+def _messages(rows: RolloutIndex, row: int) -> list[dict[str, Any]]:
     one = rows.trajectory(row)
     if isinstance(one, PydanticException):
         raise ValueError(f"row {row} is a failed rollout: there is nothing to compare")
-    return thread_of(one)
+    return conversation_of(one)
 
 
-def _numbers(rows: Rows, row: int) -> dict[str, float | None]:
+def _numbers(rows: RolloutIndex, row: int) -> dict[str, float | None]:
     part, place = rows.part(row)
-    return {name: known(float(part.table[name][place])) for name in ("reward", "advantage", "ruler")}
+    return {name: finite_or_none(float(part.table[name][place])) for name in ("reward", "advantage", "ruler")}
 
 # %% ../../nbs/75_views/70_replies.ipynb #33a34160
-def step_diff_reply(rows: Rows, group: int) -> Reply:
+def step_diff_reply(rows: RolloutIndex, group: int) -> ViewReply:
     """Give every step at which a scenario was rolled out."""
     while not rows.load(1.0):
         pass
@@ -201,16 +201,16 @@ def step_diff_reply(rows: Rows, group: int) -> Reply:
         same = [n for n in same if _opening(rows, n) == key]
     places = sorted((_occurrence(rows, number) for number in same), key=lambda place: (place["split"], place["step"]))
     by = "scenario_id" if name else "first messages"
-    return {"scenario": clean(name), "by": by, "here": here, "places": places}, []
+    return {"scenario": utf8_text(name), "by": by, "here": here, "places": places}, []
 
 
-def _opening(rows: Rows, number: int) -> str:
+def _opening(rows: RolloutIndex, number: int) -> str:
     first = next(iter(rows.group(number)), Trajectory())
     said = next((i for i, entry in enumerate(first.messages_and_choices) if is_choice(entry)), 2)
     return json.dumps(get_messages(first.messages_and_choices[:said]), sort_keys=True, default=str)
 
 
-def _occurrence(rows: Rows, number: int) -> dict[str, Any]:
+def _occurrence(rows: RolloutIndex, number: int) -> dict[str, Any]:
     mine, (part, _) = rows.rows_of(number), rows.group_part(number)
     done = mine[np.isfinite(mine["reward"])]
     reward, told = done["reward"], {"split": part.split, "step": part.step, "group": number, "ids": done["id"].tolist()}
@@ -220,8 +220,8 @@ def _occurrence(rows: Rows, number: int) -> dict[str, Any]:
                    "worst": int(done["id"][reward.argmin()])}
 
 # %% ../../nbs/75_views/70_replies.ipynb #6fe81cd8
-def board_reply(rows: Rows, id: int) -> Reply:
+def board_reply(rows: RolloutIndex, id: int) -> ViewReply:
     """Give the boards that stand in a trajectory."""
     one = rows.trajectory(id)
     name, frames, error = board_of(one) if isinstance(one, Trajectory) else (None, [], "")
-    return {"renderer": name and clean(name), "frames": cleaned(frames), "error": clean(error)}, []
+    return {"renderer": name and utf8_text(name), "frames": json_safe(frames), "error": utf8_text(error)}, []

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
-from ..core.jsonable import clean
+from ..core.jsonable import utf8_text
 from ..core.types import TokenError
 from ..rollouts.trajectories import Trajectory, choices
-from ..tokens.learner_records import Record, learner_tokens, turn_spans
-from .conversation import offsets_of, shown_message, token_texts
-from .index import Reply, Rows, base_model_of, index_in_group, step_record
+from ..tokens.learner_records import LearnerRecord, learner_tokens, turn_spans
+from .conversation import offsets_of, displayed_message, token_texts
+from .index import ViewReply, RolloutIndex, base_model_of, index_in_group, step_record
 
 # %% ../../nbs/75_views/50_token_values.ipynb #d9799d5c
 CHANNELS = {"logprob": (-5.0, 0.0), "entropy": (0.0, 3.0), "advantage": (-2.0, 2.0), "ratio": (0.5, 1.5),
@@ -40,14 +40,14 @@ def _ids(choice: Choice) -> Sequence[int]:
     return (choice.model_extra or {}).get("token_ids") or ()
 
 # %% ../../nbs/75_views/50_token_values.ipynb #5179c5a8
-def _learner(rows: Rows, row: int, one: Trajectory, span: slice) -> tuple[Record | None, dict[str, np.ndarray]]:
+def _learner(rows: RolloutIndex, row: int, one: Trajectory, span: slice) -> tuple[LearnerRecord | None, dict[str, np.ndarray]]:
     record, place = step_record(rows, rows.group_of(row))
     known = learner_tokens(record, place, index_in_group(rows, row), one)
     return record, {name: values[span] for name, values in known.items()}
 
 
 def token_values(
-    rows: Rows,
+    rows: RolloutIndex,
     row: int,
     one: Trajectory,
     turn: int,
@@ -79,7 +79,7 @@ def _as_trained(learner: dict[str, np.ndarray], seen: np.ndarray, advantage: flo
             "mask": seen.astype(np.float64), "advantage": np.where(seen, learner["advantage"], advantage)}
 
 
-def _why_not(record: Record | None, advantage: float) -> str | None:
+def _why_not(record: LearnerRecord | None, advantage: float) -> str | None:
     if np.isnan(advantage):
         return "not trained: the group has a reward that is not a number"
     if advantage == 0:
@@ -87,7 +87,7 @@ def _why_not(record: Record | None, advantage: float) -> str | None:
     return None if record is None else "not trained: the record of this step does not hold it"
 
 # %% ../../nbs/75_views/50_token_values.ipynb #e1aec0c7
-def tokens_reply(rows: Rows, id: int, turn: int, channels: Sequence[str] | None = None) -> Reply:
+def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str] | None = None) -> ViewReply:
     """Give the tokens of one answer and what is known of each."""
     one = rows.trajectory(id)
     said = choices(one) if isinstance(one, Trajectory) else []
@@ -103,7 +103,7 @@ def tokens_reply(rows: Rows, id: int, turn: int, channels: Sequence[str] | None 
     names = [name for name in channels or CHANNELS if name in values]
     told = {
         "id": id, "turn": turn, "n": len(texts),
-        "text": clean("".join(texts)) if texts else shown_message(said[turn])["content"],
+        "text": utf8_text("".join(texts)) if texts else displayed_message(said[turn])["content"],
         "why": {name: why for name, why in _UNKNOWN.items() if name not in values}, "channels": names,
         "range": {name: [*ends] for name, ends in CHANNELS.items()}, "mask_why": mask_why}
     return told, [offsets_of(texts).tobytes(), *(_half(values[name]) for name in names)]

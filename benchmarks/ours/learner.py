@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import art_nb as art
 from art_nb.learners.base import Learner, StepConfig, train_rows
 from art_nb.policy.folded import load_policy
-from art_nb.policy.packing import TrainRow, micro_batches
+from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.tokens.rows import group_rows
 
 HELD = {}
@@ -28,14 +28,14 @@ def setup(model: str) -> dict:
 
 
 @cache
-def _rows(shape: str) -> tuple[list[TrainRow], dict]:
+def _rows(shape: str) -> tuple[list[WeightedRow], dict]:
     made, random_ = rows(**json.loads(shape)), random.Random(0)
     trained = sum(sum(row["sampled"]) for row in made)
     ready = []
     for row in made:
         sampled = np.array(row["sampled"])
         logprobs = np.where(sampled, -5, np.nan).astype(np.float32)
-        ready.append(TrainRow(np.array(row["tokens"], np.int32), sampled, logprobs, row["group"],
+        ready.append(WeightedRow(np.array(row["tokens"], np.int32), sampled, logprobs, row["group"],
                               random_.gauss(0, 1), 1 / trained))
     return ready, {"tokens": sum(len(row["tokens"]) for row in made), "trained": trained}
 

@@ -8,8 +8,8 @@ from shapes import ids
 from talk import serve
 
 from art_nb.learners.base import Learner
-from art_nb.learners.checkpoints import save
-from art_nb.policy.device import Worker
+from art_nb.learners.checkpoints import save_checkpoint
+from art_nb.policy.device import DeviceThread
 from art_nb.policy.folded import adapter, load_policy
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
@@ -23,8 +23,8 @@ def setup(model: str, adapter_path: str) -> dict:
     with torch.no_grad():
         for layer in policy.layers.values():
             layer.B.normal_(0, 1e-3, generator=torch.Generator().manual_seed(0))
-    save(Path(adapter_path), Learner(policy), step=0, base_model=model)
-    HELD["sampler"] = TransformersSampler(policy, Worker())
+    save_checkpoint(Path(adapter_path), Learner(policy), step=0, base_model=model)
+    HELD["sampler"] = TransformersSampler(policy, DeviceThread())
     HELD["sampler"].load("bench", adapter(policy))
     return {"threads": torch.get_num_threads(), "dtype": str(policy.dtype)}
 
