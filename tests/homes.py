@@ -38,6 +38,7 @@ async def a_group(model, seed=0, size=6, rewards=None, **options):
 
 def saved_adapter(model, step):
     """What tells the adapter of a step from others."""
+    from art_nb.policy import folded
 
     return folded.read_training_json(model.store.checkpoint_dir(step))["adapter"]
 

@@ -606,14 +606,14 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path, monk
     await model.register(backend)
     group = await a_group(model)
     home, go_on = backend.home(model), threading.Event()
-    advance = home.sampler._advance
+    advance = home.sampler._decode
 
     def advance_all_six():
         if len(home.sampler._running) == 6:     # no reply advances before all six run
             go_on.wait(60)
             advance()
 
-    monkeypatch.setattr(home.sampler, "_advance", advance_all_six)
+    monkeypatch.setattr(home.sampler, "_decode", advance_all_six)
     asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
     await until(lambda: home.sampler.stats()["running"] == 6)
     home.worker.submit(go_on.wait, 60)

@@ -219,7 +219,7 @@ def test_the_reason_is_printed_once(vllm, capsys):
     vllm(compiled=LACKS)
     backend = art.LocalBackend()
     for _ in range(2):
-        with backend._aloud():
+        with backend._print_warnings():
             assert choose_sampler("auto", "cuda", backend.bus.warn_once)[0] == "transformers"
     assert capsys.readouterr().out.count("libcudart.so.13") == 1
 

@@ -43,7 +43,7 @@ class Page:
 
     async def message(self, name, **args):
         self.n += 1
-        self.panel._heard(self.panel, {"id": self.n, "client": "test", "command": name, "args": args}, [])
+        self.panel._on_message(self.panel, {"id": self.n, "client": "test", "command": name, "args": args}, [])
         while self.n not in self.heard:
             await asyncio.sleep(0.002)
         return json.loads(json.dumps(self.heard[self.n]))

@@ -328,7 +328,7 @@ def test_a_run_is_paused_resumed_stopped_and_started_again(page_with, home):
     cell = LiveCell(run)
     page = page_with(cell)
     import threading
-    threading.Thread(target=cell.pulse, args=(None,), daemon=True).start()
+    threading.Thread(target=cell.refresh_loop, args=(None,), daemon=True).start()
     button = lambda name: page.get_by_role("button", name=name, exact=True)
     page.wait_for_selector(".art-curve canvas")
     button("Pause").click()
@@ -344,7 +344,7 @@ def test_a_run_is_paused_resumed_stopped_and_started_again(page_with, home):
     button("Stop after step").click()
     until(lambda: run._over.is_set())
     assert run.status == "stopped" and run.step in home.model.store.steps_saved()
-    cell.over.set()
+    cell.finish.set()
 
 
 def test_a_run_may_wait_for_its_start(page_with, home):
@@ -419,7 +419,7 @@ def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeyp
     whole, pictures, frozen = cell.picture(), [], []
     monkeypatch.setattr(cell, "picture", lambda: pictures.append(1) or whole | {"title": "日" * 16_384})
     monkeypatch.setattr(cell, "_leave", lambda html, close: frozen.append(html))
-    pulse = threading.Thread(target=cell.pulse, args=(None,), daemon=True)
+    pulse = threading.Thread(target=cell.refresh_loop, args=(None,), daemon=True)
     pulse.start()
     until(lambda: len(pictures) > 1)
     assert pulse.is_alive() and "a tick may take" in cell.last_error_text

@@ -91,7 +91,7 @@ def answers(panel, *requests, first=()):
     heard = []
     panel.send = lambda message, buffers=None: heard.append((message, buffers))
     for n, (name, args) in enumerate(requests, 1):
-        panel._heard(panel, {"id": n, "client": "c", "command": name, "args": args}, [])
+        panel._on_message(panel, {"id": n, "client": "c", "command": name, "args": args}, [])
     if first:
         until(lambda: {message["id"] for message, _ in heard} >= {*first})
         panel.go_on.set()
@@ -177,7 +177,7 @@ NAMES = st.sampled_from(["add", "refuse", "later", "close", "tick", "comm", "", 
 def test_no_message_breaks_a_panel(message):
     panel, heard = Probe(), []
     panel.send = lambda answer, buffers=None: heard.append(answer)
-    panel._heard(panel, message, [])
+    panel._on_message(panel, message, [])
     panel.close()
     assert len(heard) <= 1
     assert panel.last_error is None

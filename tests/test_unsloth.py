@@ -45,7 +45,7 @@ def test_every_token_stands_at_its_own_place(pair, share):
     batches = micro_batches(rows(), 256, share)
     for learner in pair:
         learner.policy.current = ""
-        learner.take_up()
+        learner.activate_adapter()
     for batch in batches:
         (a, h), (b, g) = (learner.logprobs(batch) for learner in pair)
         torch.testing.assert_close(a, b, atol=2e-5, rtol=0)

@@ -115,7 +115,7 @@ class LocalBackend:
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, ModelRuntime] = {}
         self._closed: set[str] = set()                  # models that were registered when the backend was closed
-        with self._aloud():
+        with self._print_warnings():
             if not in_process:
                 self.bus.warn_once("in_process",
                                    "LocalBackend always works in this process; in_process=False is ignored.")
@@ -129,7 +129,7 @@ class LocalBackend:
         if not model.trainable:
             return                                      # a prompted model is served elsewhere
         store = model.store
-        with self._aloud():
+        with self._print_warnings():
             device = pick_device(self.device).type
             sampling, who = await asyncio.to_thread(choose_sampler, self.sampler, device, self.bus.warn_once)
             learning, whom = await asyncio.to_thread(choose_learner, self.learner)
@@ -137,17 +137,17 @@ class LocalBackend:
         if isinstance(directory, str):
             await asyncio.to_thread(check_hub, directory)
         if runtime_key(model) in self._homes:
-            with self._aloud():
+            with self._print_warnings():
                 self.bus.warn_once(f"again {runtime_key(model)}", f"{model.name} was registered with this backend before: "
                                    "its weights are loaded again, and its endpoint gets a new address.")
         fitting = await asyncio.to_thread(self._sampler_for_model, model, sampling, directory)
         sampling, who = fitting, who if fitting == sampling else fitting
         await self.unregister(model)                    # its last step must be on disk before it is read from there
         await asyncio.to_thread(retire_runtime, store.path)        # another backend of this process may have it
-        with self._aloud():
+        with self._print_warnings():
             home = await self._load(model, store, directory, sampling, learning)
         self._homes[runtime_key(model)] = OPEN_RUNTIMES[str(store.path.resolve())] = home
-        home.forget = record_events(store, self.bus, home.run)
+        home.clear_caches = record_events(store, self.bus, home.run)
         home.save_pending = partial(self._save_pending, home)
         self._introduce(home, who, whom)
 
@@ -156,7 +156,7 @@ class LocalBackend:
         settings, device = self.settings, pick_device(self.device)
         limit = settings["max_model_len"] or init_options(model, Bus()).get("max_seq_length")
         dtype = settings["dtype"] and getattr(torch, settings["dtype"])
-        with self._aloud():
+        with self._print_warnings():
             return sampler_for_model(self.sampler, sampling, directory, self.bus.warn_once, device=device,
                                      dtype=dtype, max_model_len=limit,
                                      engine_args=settings["engine_args"] | engine_options(model))
@@ -194,7 +194,7 @@ class LocalBackend:
                   f"trained by {whom} (rank {policy.rank}); step {home.step}; {home.endpoint.base_url}")
 
     @contextmanager
-    def _aloud(self) -> Iterator[None]:
+    def _print_warnings(self) -> Iterator[None]:
         "Inside, warnings are printed, for nobody else may be listening yet."
         end = self.bus.subscribe(lambda event: print(event.message), Warned) if self.verbose else lambda: None
         try:
@@ -232,11 +232,11 @@ class LocalBackend:
                 learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
             adam, = learner.optimizer.param_groups
             adam.update(adam_options(model, self.bus, adam["betas"]))
-            home = self._furnish(model, store, worker, policy, learner, sampler)
+            home = self._load_and_serve(model, store, worker, policy, learner, sampler)
             undo.pop_all()
         return home
 
-    def _furnish(self, model, store, worker, policy, learner, sampler) -> ModelRuntime:
+    def _load_and_serve(self, model, store, worker, policy, learner, sampler) -> ModelRuntime:
         "On the worker: the newest checkpoint, served."
         chat = ChatFormat(policy.tokenizer, warn=self.bus.warn_once, **chat_options(model))
         base, begun = base_name(model.base_model), adapter_directory(model.base_model)
@@ -271,7 +271,7 @@ class LocalBackend:
                       more: Iterable[str] = ()) -> StepConfig:  # parameters that an unknown name may be meant for
         "Check the options of a train call before anything is sampled; raises TrainError for impossible ones."
         home, given = self.home(model), {name: value for name, value in options.items() if value is not None}
-        with self._aloud():
+        with self._print_warnings():
             return step_config({**options, **step_options(model), **given}, self.bus, home.store, home.step, more)
 
     def seed_limits(self, model) -> str:
@@ -307,7 +307,7 @@ class LocalBackend:
         start = time.perf_counter()
         self._save(home)                                # at most one step is only in memory
         home.lock.check()
-        home.sampler.forget()
+        home.sampler.clear_caches()
         rows = [group_rows(group) for group in groups]
         report = signal_report(groups, rows, step=home.step, max_length=config.max_length, truncated=config.truncated,
                                allow_missing_logprobs=config.allow_missing_logprobs)
@@ -315,7 +315,7 @@ class LocalBackend:
         if wrong := sum(any(map(lacks_prompt, histories(t))) for group in groups for t in group):
             message = (f"{wrong} trajectories of step {home.step + 1} have a Choice before the message it answers. "
                        "Append the messages of the request first, then response.choices[0].")
-            with self._aloud():
+            with self._print_warnings():
                 self.bus.warn_once(f"no prompt {home.run}", message)
         if report.reason:
             message = f"Nothing is learned in step {home.step + 1}: {report.reason}"
@@ -431,7 +431,7 @@ class LocalBackend:
     async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
                          dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
         home, rates = self.home(model), config.learning_rate
-        with self._aloud():
+        with self._print_warnings():
             for message in unusual_values(StepConfig(learning_rate=max(rates) if isinstance(rates, list) else rates)):
                 self.bus.warn_once(message, message)
         return await home.worker.result(self._sft, home, trajectories, config)
@@ -441,7 +441,7 @@ class LocalBackend:
         start = time.perf_counter()
         self._save(home)
         home.lock.check()
-        home.sampler.forget()
+        home.sampler.clear_caches()
         with if_full(TrainError, "The learner", "The adapter is as it was: lower the batch_size."):
             losses = self._pass(home, *sft_batches(home.chat, trajectories, config, home.learner.check_length))
         means = {k.replace("loss/train", "loss"): v for k, v in mean_metrics(losses).items()}

@@ -57,7 +57,7 @@ class ModelRuntime:
     step: int = 0
     used: dict[str, float] = field(default_factory=dict)    # when the adapter of a name was last asked for
     leased: Counter = field(default_factory=Counter)        # adapters that stay, however long nobody asks
-    forget: Callable[[], None] = lambda: None               # end the record of events
+    clear_caches: Callable[[], None] = lambda: None               # end the record of events
     save_pending: Callable[[], None] = lambda: None         # save the latest step if that failed before
     since: float = field(default_factory=time.perf_counter)     # the end of the step before
     lock: RunLock | None = None                             # of the run directory
@@ -111,7 +111,7 @@ class ModelRuntime:
         finally:
             self.chat.close()
             self.worker.close()
-            self.forget()
+            self.clear_caches()
             self.policy = self.learner = None   # a client of the model still holds the endpoint, and that holds this
             if self.lock is not None:
                 self.lock.release()

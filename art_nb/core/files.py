@@ -370,7 +370,7 @@ class JsonLinesTail:
         self.path, self.at = path, max(0, path.stat().st_size - limit) if path.is_file() else 0
         self.cut = self.at > 0                          # the first line is a part of one
 
-    def new(self) -> list[dict[str, Any]]:
+    def new_rows(self) -> list[dict[str, Any]]:
         "What was appended since; a line that is being written comes next time."
         if not self.path.is_file():
             return []

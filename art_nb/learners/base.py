@@ -88,12 +88,12 @@ class Learner:
     def check_length(self, length: int, what: str = "A row") -> None:
         "Raise TrainError for a row of more tokens than the learner takes. This learner has no limit."
 
-    def take_up(self) -> None:
+    def activate_adapter(self) -> None:
         "Compute with the policy's adapter in training, whatever was served since."
         if self.policy.current != "training":
             fold_adapter(self.policy)
 
-    def put_down(self) -> None:
+    def update_working_weights(self) -> None:
         "The adapter has moved: the policy's working weights follow."
         fold_adapter(self.policy)
 
@@ -158,7 +158,7 @@ class Learner:
 
     def rescored(self, rows: Sequence[WeightedRow], config: StepConfig, between: ProgressFn = no_progress) -> list[WeightedRow]:
         "The same rows with the learner's logprobs of now; the sampler's stand beside them."
-        self.take_up()
+        self.activate_adapter()
         batches, made = self.batches(rows, config), []
         for batch, own_N in zip(batches, self.scored(batches, config.temperature, between)):
             own_E = own_N[batch.node_E].float().cpu().numpy()
@@ -168,7 +168,7 @@ class Learner:
                 made.append(replace(row, logprobs=logprobs, sampler=row.logprobs))
         return made
 
-    def part_of_loss(self, batch: Batch, reference_N: torch.Tensor | None,
+    def micro_batch_loss(self, batch: Batch, reference_N: torch.Tensor | None,
                      mean: float,                   # drift from the reference model over the whole step
                      config: StepConfig) -> tuple[TokenTensors, torch.Tensor]:
         "The tokens of a micro-batch, and what they add to the loss of the step."
@@ -188,12 +188,12 @@ class Learner:
         batches = self.batches(rows, config)
         if not batches:
             raise TrainError("No row carries signal: there is nothing to train on in this step.")
-        self.take_up()
+        self.activate_adapter()
         references, mean = self.compared(batches, config, between, weights)
         parts, loss = [], 0.0
         self.optimizer.zero_grad()
         for i, (batch, reference_N) in enumerate(zip(batches, references)):
-            t, part = self.part_of_loss(batch, reference_N, mean, config)
+            t, part = self.micro_batch_loss(batch, reference_N, mean, config)
             self.backward(part, sum(len(b.node_E) for b in batches))
             loss += part.item()
             parts.append(join([t]))
@@ -208,7 +208,7 @@ class Learner:
     def sft_step(self, rows: Sequence[WeightedRow], learning_rate: float, *, max_grad_norm: float = 1.0,
                  tokens_per_batch: int = 1024) -> dict[str, float]:
         "One optimizer step of maximum likelihood over the marked tokens of `rows`, as a token mean."
-        self.take_up()
+        self.activate_adapter()
         total, loss = sum(int(row.sampled[1:].sum()) for row in rows), 0.0
         if not total:
             raise TrainError("No assistant token to learn from: the trajectories hold no assistant message.")
@@ -243,7 +243,7 @@ class Learner:
 
         self.steps += 1
         self.overflows, self.loss_scale = 0, min(1.0, self.loss_scale * 2 ** (1 / 200))
-        self.put_down()
+        self.update_working_weights()
         return {"loss/grad_norm": norm, "loss/learning_rate": learning_rate}
 
     def skip_overflow(self, norm: float) -> None:

@@ -99,13 +99,13 @@ class UnslothLearner(Learner):
         "What the optimizer moves, in fp32."
         return [theirs for _, theirs in self.pairs]
 
-    def take_up(self) -> None:
+    def activate_adapter(self) -> None:
         "Compute with the policy's adapter in training."
         with torch.no_grad():
             for mine, theirs in self.pairs:
                 theirs.copy_(mine)
 
-    def put_down(self) -> None:
+    def update_working_weights(self) -> None:
         "The adapter has moved: the policy's follows."
         with torch.no_grad():
             for mine, theirs in self.pairs:
@@ -125,7 +125,7 @@ class UnslothLearner(Learner):
         try:
             yield
         finally:
-            self.take_up()
+            self.activate_adapter()
 
     def logprobs(self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True,
                  ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -208,7 +208,7 @@ class Panel(anywidget.AnyWidget):
         self._handles, self._seq, self._ticker = [], count(1), Ticker(self._send_tick)
         self._speaking = threading.RLock()                       # nothing is sent while, or after, the comm is closed
         super().__init__(**traits)
-        self.on_msg(self._heard)
+        self.on_msg(self._on_message)
 
     def open(self) -> None:
         """Open the comm. Its messages fire no events of the shell: matplotlib would show half-drawn figures then."""
@@ -284,7 +284,7 @@ class Panel(anywidget.AnyWidget):
             handle.update({"text/html": html, "text/plain": f"<{type(self).__name__}>"}, raw=True)
         self._handles = []
         if self.comm is not None:                                # a page that was reloaded knows no display ids
-            self._tell("static_html", html)
+            self._set_trait("static_html", html)
         if close:
             self.close()
 
@@ -297,11 +297,11 @@ class Panel(anywidget.AnyWidget):
 
     def _send_tick(self, tick: dict) -> None:
         try:
-            self._tell("tick", _fits(tick) | {"seq": next(self._seq)})
+            self._set_trait("tick", _fits(tick) | {"seq": next(self._seq)})
         except ValueError as error:                              # merged beyond the limit; a timer has no caller
             self._failed(error)
 
-    def _heard(self, _widget: Any, message: Any, _buffers: list) -> None:
+    def _on_message(self, _widget: Any, message: Any, _buffers: list) -> None:
         if not isinstance(message, dict) or not isinstance(message.get("id"), int) or "command" not in message:
             return
         name, args = message["command"], message.get("args")
@@ -323,9 +323,9 @@ class Panel(anywidget.AnyWidget):
 
     def _failed(self, error: BaseException) -> None:
         self.last_error = error
-        self._tell("last_error_text", utf8_text(error_sentence(error)))
+        self._set_trait("last_error_text", utf8_text(error_sentence(error)))
 
-    def _tell(self, trait: str, value: Any) -> None:
+    def _set_trait(self, trait: str, value: Any) -> None:
         """Set and send a trait, from any thread; observers are not told.
 
         What is merely assigned may be lost while a message of the page is taken in.

@@ -250,9 +250,9 @@ class LiveCell(Panel):
         "Ask the view for a sign of life."
         self.send({"ping": True})
 
-    def _heard(self, *message: Any) -> None:
+    def _on_message(self, *message: Any) -> None:
         self.last_heard = time.monotonic()
-        super()._heard(*message)
+        super()._on_message(*message)
 
     def show(self) -> None:
         "Display the cell, with room for a group below; from now on it follows the run."
@@ -260,23 +260,23 @@ class LiveCell(Panel):
         self.slot = display(HTML(""), display_id=True)
         shell = get_ipython()
         self.cell_number = shell.execution_count if shell is not None else None
-        threading.Thread(target=self.pulse, args=(shell,), name="art-nb-pulse", daemon=True).start()
+        threading.Thread(target=self.refresh_loop, args=(shell,), name="art-nb-pulse", daemon=True).start()
 
-    def pulse(self, shell: Any) -> None:
+    def refresh_loop(self, shell: Any) -> None:
         "Until the run is over or the cell is closed."
         busy, idle_s = [True], 0.0
         hooks = {"pre_run_cell": lambda *_: busy.append(True), "post_run_cell": lambda *_: busy.clear()}
         with hook_shell(shell, hooks):
             while not self.over.wait(TICK_S) and self.comm is not None:
                 try:
-                    self.look()
+                    self.send_changes()
                 except Exception as error:              # a thread's boundary: the next look may fare better
                     self._failed(error)
                 idle_s += 0.0 if busy or shell is None or self.last_heard else TICK_S
                 if idle_s >= GIVE_UP_S:
-                    self.retreat()
+                    self.fall_back_to_html()
 
-    def look(self) -> None:
+    def send_changes(self) -> None:
         "Send what has changed. Tokens that come between two events are a sign of life."
         now, p = time.time(), self.progress
         if isinstance(self.run, AttachedRun) and now - self.looked > 1:
@@ -291,12 +291,12 @@ class LiveCell(Panel):
             self.seen, self.sent = p.count, now
             self.send_tick(self.picture())
 
-    def retreat(self) -> None:
+    def fall_back_to_html(self) -> None:
         "Plain HTML in place of a view that nobody sees."
         self.plain = self._handle
-        self._leave(self.plainly())
+        self._leave(self.html_fallback())
 
-    def plainly(self) -> str:
+    def html_fallback(self) -> str:
         "The run as plain HTML, with a word on how to steer it."
         return as_html(self.progress) + NO_LISTENERS.format(version("anywidget"), escaped(str(self.store.path)))
 
@@ -336,7 +336,7 @@ class LiveDisplay:
     def show(self, p: Progress) -> None:
         "Only where no view answered; else the cell's pulse does it."
         if self.cell.plain is not None and self.cell._handle is None:
-            self.cell.plain.update({"text/html": self.cell.plainly()}, raw=True)
+            self.cell.plain.update({"text/html": self.cell.html_fallback()}, raw=True)
 
     def close(self) -> None:
         "Freeze."

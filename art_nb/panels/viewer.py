@@ -77,7 +77,7 @@ class RolloutViewer(Panel):
         row, found = (link, None) if isinstance(link, int) else resolve(self.rows, link)
         place = {"id": row, "turn": found if turn is None else turn}
         self.ui = self.ui | place | {"ids": []}
-        self._tell("jump", place | {"seq": next(self._jumps)})
+        self._set_trait("jump", place | {"seq": next(self._jumps)})
 
     def refresh(self) -> None:
         """Look for new steps of the run."""

@@ -64,7 +64,7 @@ class Pipeline(Run):
     async def here(self) -> "Pipeline":
         "Run on the event loop that awaits it. Cancelling that stops the run."
         self._begin()
-        self._thread, work = threading.current_thread(), asyncio.ensure_future(self._to_the_end())
+        self._thread, work = threading.current_thread(), asyncio.ensure_future(self._run_to_completion())
         try:
             async with self.show.place.listening(self._over) as listen:
                 while not work.done():
@@ -83,8 +83,8 @@ class Pipeline(Run):
             print(f"{name}: stopping after the step under way; once more stops at once.")
             self.stop(after_step=True, wait=False)
 
-    def _turn(self, table: dict[str, str]) -> bool:
-        turned = super()._turn(table)
+    def _transition(self, table: dict[str, str]) -> bool:
+        turned = super()._transition(table)
         if self.status == "stopping":
             with suppress(RuntimeError, AttributeError):    # the loop has closed, or not begun: nobody waits
                 self._loop.call_soon_threadsafe(self.closing.set)
@@ -228,7 +228,7 @@ class Pipeline(Run):
         reason = self._why_unusable(group)
         if reason is None:
             return True
-        self.source.over(number)
+        self.source.finish(number)
         self.now[reason], self.counts[reason] = self.now[reason] + 1, self.counts[reason] + 1
         if reason != "stale" and len(self.dropped) < SHOWN:
             self.dropped.append(group)
@@ -268,7 +268,7 @@ class Pipeline(Run):
     def _accept(self) -> None:
         "The batch has been trained: its scenarios are over."
         for number in self.batch:
-            self.source.over(number)
+            self.source.finish(number)
         self.counts["accepted"] += len(self.groups)
         if self.trainer.max_steps is None:
             self.plan.steps = self.progress.steps = self.step

@@ -186,7 +186,7 @@ class ScenarioSource:
                     return number, scenario
             return None
 
-    def over(self, number: int) -> None:
+    def finish(self, number: int) -> None:
         """Note that a scenario need not be played again."""
         self.open.pop(number, None)
         self.ahead.add(number)

@@ -68,7 +68,7 @@ class Sampler(Protocol):
         "The keys of all adapters that are loaded."
     def stats(self) -> dict[str, float]:
         "Counters for /metrics."
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         "On the worker: make room for training."
     def release(self) -> None:
         "On the worker: release every cache that can be released, because memory is full."
@@ -171,15 +171,15 @@ class QueuedSampler:
                                switches=0, busy_s=0)
         worker.idle_work(self._tick)
 
-    def _enter(self, request: Request, entered: list[Request]) -> bool:
+    def _start_request(self, request: Request, entered: list[Request]) -> bool:
         "On the worker: start a request beside those that run, or say that it must wait for a later tick."
         raise NotImplementedError
 
-    def _advance(self) -> None:
+    def _decode(self) -> None:
         "On the worker: take the running requests further, and hand out what was sampled."
         raise NotImplementedError
 
-    def _rest(self, request: Request) -> None:
+    def _release_request(self, request: Request) -> None:
         "On the worker: the reply is over, or nobody waits for it."
         raise NotImplementedError
 
@@ -269,10 +269,10 @@ class QueuedSampler:
 
     def _work(self) -> None:
         for request in [r for r in self._running if r.cancelled]:
-            self._rest(request)
+            self._release_request(request)
         self._admit()
         if self._running:
-            self._advance()
+            self._decode()
             self._counts["ticks"] += 1
 
     def _make_room(self) -> None:
@@ -292,7 +292,7 @@ class QueuedSampler:
         while self._waiting and len(self._running) < self.max_running:
             request = self._waiting[0]
             try:
-                if not request.cancelled and not self._enter(request, entered):
+                if not request.cancelled and not self._start_request(request, entered):
                     return
             except Exception as error:                  # its own: those that run go on
                 if out_of_memory(error) and not self._released:
@@ -300,7 +300,7 @@ class QueuedSampler:
                 request.deliver(sampling_error(error))
             self._waiting.popleft()
 
-    def _hand_out(self, request: Request, item: SampledToken) -> None:
+    def _emit_tokens(self, request: Request, item: SampledToken) -> None:
         request.ids.append(item.token_id)
         item.text, item.finish = request.text.add(item.token_id), self._ending(request, item.token_id)
         if item.finish and not request.text.stopped:
@@ -308,7 +308,7 @@ class QueuedSampler:
         self._counts["sampled_tokens"] += 1
         if item.finish:
             self._counts["replies"] += 1
-            self._rest(request)
+            self._release_request(request)
         request.deliver(item)
 
     def _ending(self, request: Request, token: int) -> str | None:

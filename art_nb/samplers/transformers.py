@@ -165,7 +165,7 @@ class TransformersSampler(QueuedSampler):
         where = f"with {threads} threads" if cpu else "on this device"
         return "" if cpu and threads == 1 else f"{where} the rounding of logits depends on what else is in the batch"
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         "On the worker: drop what rests, packed weights, and the slots if nothing runs; training needs the room."
         self._prefixes.clear()
         self.policy.unpack()
@@ -204,7 +204,7 @@ class TransformersSampler(QueuedSampler):
             self._switch(self._running[0])              # the learner has stepped: what runs ends as it began
         super()._admit()
 
-    def _enter(self, request, entered: list) -> bool:
+    def _start_request(self, request, entered: list) -> bool:
         "Give a request a slot, unless it must wait for a later tick."
         if request.adapter != self.policy.current and not self._switch(request):
             return False
@@ -256,7 +256,7 @@ class TransformersSampler(QueuedSampler):
         self._running.append(request)
         self._counts.update(prompt_tokens=len(request.prompt), cached_tokens=shared)
 
-    def _advance(self) -> None:
+    def _decode(self) -> None:
         "One forward that takes every running request a token further."
         while not self._slots.room(len(self._running), max(len(r.ids) for r in self._running)):
             self._postpone(self._running[-1])
@@ -272,7 +272,7 @@ class TransformersSampler(QueuedSampler):
             request.cached = end
         for request, item in zip([*running], sampled):
             if request.cached == len(request.ids):      # else it is being replayed
-                self._hand_out(request, item)
+                self._emit_tokens(request, item)
 
     def _logits(self, tokens, places, attend, counts: list[int]) -> torch.Tensor:
         "Return the logits of the last token of each running request; `tokens` holds the new ones of all, in turn."
@@ -308,7 +308,7 @@ class TransformersSampler(QueuedSampler):
 
     def _postpone(self, request) -> None:
         "Preempt the request because the cache is full. It is rescheduled when space is available."
-        self._rest(request)
+        self._release_request(request)
         self._requeue(request)
 
     def _requeue(self, request) -> None:
@@ -316,7 +316,7 @@ class TransformersSampler(QueuedSampler):
             request.prompt, request.hashes = list(request.ids), []
         self._waiting.appendleft(request)
 
-    def _rest(self, request) -> None:
+    def _release_request(self, request) -> None:
         "Save keys and values for the next turn; the last slot moves into the gap."
         slot, kept = self._running.index(request), request.ids[:request.cached]
         kept = kept[:request.start] if request.seeded else kept

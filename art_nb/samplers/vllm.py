@@ -123,7 +123,7 @@ class FoldedAdapter:
     def __init__(self, engine, policy: Policy):
         self.engine, self.policy, self.tag = engine, policy, "base"
 
-    def beside(self, request: Request, running: list[Request]):
+    def can_join(self, request: Request, running: list[Request]):
         "Whether the request can run beside those that run; there is no adapter to name."
         if request.adapter != self.tag:
             if running:
@@ -157,7 +157,7 @@ class SwappedAdapters:
         self.engine, self.policy, self.numbers, self.known = engine, policy, count(1), {}
         self.files = tempfile.TemporaryDirectory(prefix="art-nb-adapters-")
 
-    def beside(self, request: Request, running: list[Request]):
+    def can_join(self, request: Request, running: list[Request]):
         "Whether the request can run beside those that run (always), and vLLM's name of its adapter."
         from vllm.lora.request import LoRARequest
 
@@ -365,8 +365,8 @@ class VLLMSampler(QueuedSampler):
             finally:
                 torch.set_rng_state(state)
 
-    def _enter(self, request: NamedRequest, entered: list[Request]) -> bool:
-        ready, lora = self._way.beside(request, self._running)
+    def _start_request(self, request: NamedRequest, entered: list[Request]) -> bool:
+        ready, lora = self._way.can_join(request, self._running)
         if not ready:
             return False
         request.name, request.ids = str(next(self._names)), list(request.prompt)
@@ -380,7 +380,7 @@ class VLLMSampler(QueuedSampler):
         self._counts["prompt_tokens"] += request.start
         return True
 
-    def _advance(self) -> None:
+    def _decode(self) -> None:
         with if_full(partial(ServeError, status=500), "vLLM", LOWER):    # never retried: its scheduler has moved on
             outputs = self._engine.step()
         for output in outputs:
@@ -395,12 +395,12 @@ class VLLMSampler(QueuedSampler):
                 ranked = sorted(((i, p.logprob) for i, p in likely.items()), key=lambda pair: -pair[1])
                 if request in self._running:            # a stop string may end it before vLLM does
                     top = ranked[:request.params.top_logprobs]
-                    self._hand_out(request, SampledToken(token, likely[token].logprob, top=top))
+                    self._emit_tokens(request, SampledToken(token, likely[token].logprob, top=top))
             if output.finished and request in self._running:
-                self._rest(request)
+                self._release_request(request)
                 request.deliver(ServeError(f"vLLM ended a reply early: {sampled.finish_reason}.", status=500))
 
-    def _rest(self, request: Request) -> None:
+    def _release_request(self, request: Request) -> None:
         self._running.remove(request)
         if self._asked.pop(request.name, None) is not None:
             self._engine.abort_request([request.name])
@@ -413,7 +413,7 @@ class VLLMSampler(QueuedSampler):
         except Exception:                               # the engine is broken: nothing can be asked of it any more
             self._closed = True
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         "On the worker: keys and values of the weights before are of no use to those after."
         with self._workspace.in_use():
             self._engine.reset_prefix_cache()

@@ -109,21 +109,21 @@ class Run:
         self.status, self.error, self._cut, self.started = "running", None, False, time.time()
         self._over.clear()
         self.show.open("running", self.step)
-        threading.Thread(target=self._beats, name=f"art-nb-beat-{self.model.name}", daemon=True).start()
+        threading.Thread(target=self._heartbeat, name=f"art-nb-beat-{self.model.name}", daemon=True).start()
 
     def pause(self) -> None:
         "Wait after the step that is under way; its checkpoint is on disk then. Rollouts ahead of their step go on."
-        self._turn({"running": "pausing"})
+        self._transition({"running": "pausing"})
 
     def resume(self) -> None:
         "Go on after a pause."
-        self._turn({"pausing": "running", "paused": "running"})
+        self._transition({"pausing": "running", "paused": "running"})
 
     def stop(self, after_step: bool = False, wait: bool = True) -> None:
         "End the run: now (the unfinished step is dropped) or after the step under way."
         if self._over.is_set():
             return
-        self._turn(_STOPPING)
+        self._transition(_STOPPING)
         own = threading.current_thread() is self._thread
         if not after_step and not (own and asyncio.current_task(self._loop) is self._task):
             self._cut = True
@@ -159,7 +159,7 @@ class Run:
         return self._result()
 
     def _interrupted(self) -> None:
-        if self._turn({"running": "pausing"}):
+        if self._transition({"running": "pausing"}):
             print(f"Pausing after step {self.step + 1}; run.resume() goes on, run.stop() ends it.")
         else:
             self.stop(wait=False)
@@ -173,7 +173,7 @@ class Run:
         of = f" of {self.plan.steps}" if self.step <= self.plan.steps else ""
         return f"Run({self.model.name}: {self.status}, step {self.step}{of}{latest})"
 
-    def _turn(self, table: dict[str, str]) -> bool:
+    def _transition(self, table: dict[str, str]) -> bool:
         with self._lock:
             before, self.status = self.status, table.get(self.status, self.status)
         if before in table:
@@ -190,7 +190,7 @@ class Run:
         if self._task is not None:
             self._task.cancel()
 
-    def _beats(self) -> None:
+    def _heartbeat(self) -> None:
         while not self._over.is_set():
             self._record()
             self._beat.wait(BEAT_S)
@@ -207,9 +207,9 @@ class Run:
 
     def _work(self) -> None:
         with suppress(SystemExit, KeyboardInterrupt):   # from a rollout: `_to_the_end` has said so
-            asyncio.run(self._to_the_end())
+            asyncio.run(self._run_to_completion())
 
-    async def _to_the_end(self) -> None:
+    async def _run_to_completion(self) -> None:
         self._loop = asyncio.get_running_loop()
         watch = asyncio.ensure_future(self._watch())
         try:
@@ -225,7 +225,7 @@ class Run:
             self._fail(error)
         finally:
             watch.cancel()
-            self._turn(_OVER)
+            self._transition(_OVER)
             try:
                 self._record()
                 self.show.close(self.status)
@@ -260,7 +260,7 @@ class Run:
                   "It is the total number of steps. Raise it to continue, or give the model another name.")
         try:
             while self._more() and self.status != "stopping" and time.monotonic() < end:
-                if self._turn({"pausing": "paused"}):
+                if self._transition({"pausing": "paused"}):
                     self.show.turn(self.status, self.step)
                 if self.status == "paused":
                     await asyncio.sleep(0.05)
@@ -290,7 +290,7 @@ class Run:
             except WriteError as error:
                 self.bus.emit(Warned(key=f"disk {self.step}", message=str(error)))
                 print(f"{self.model.name} is paused at step {self.step}: {error}. Call run.resume() then.")
-                self._turn({"running": "paused", "pausing": "paused"})
+                self._transition({"running": "paused", "pausing": "paused"})
                 self.show.turn(self.status, self.step)
                 while self.status == "paused":
                     await asyncio.sleep(0.05)
@@ -384,11 +384,11 @@ class AttachedRun:
         "Read what is new."
         p = self.progress
         with p.lock:                                    # the tails, too, are for one thread at a time
-            before, self.record, rows = self.record, read_run_record(self.store), self._history.new()
+            before, self.record, rows = self.record, read_run_record(self.store), self._history.new_rows()
             p.step = max(p.step, self.record.get("step", 0))
             if self.record.get("started") != before.get("started"):
                 p.early = []
-            for event in filter(None, map(from_json, self._events.new())):
+            for event in filter(None, map(from_json, self._events.new_rows())):
                 p(event)
             self._undone |= {row.get("step") for row in rows if row.get("undone")}
             self.history = without_undone([*self.history, *map(history_row, rows)])
