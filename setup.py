@@ -1,4 +1,5 @@
 "All package facts live in settings.ini; this hands them to setuptools."
+
 from configparser import ConfigParser
 from pathlib import Path
 from shlex import split
@@ -11,10 +12,19 @@ ini.read(root / "settings.ini", encoding="utf-8")
 facts = ini["DEFAULT"]
 extras = {k.removesuffix("_requirements"): split(v) for k, v in facts.items() if k.endswith("_requirements")}
 setup(
-    name=facts["lib_name"], version=facts["version"], description=facts["description"], license=facts["license"],
-    author=facts["author"], url=facts["git_url"], keywords=facts["keywords"].split(),
-    long_description=(root / "README.md").read_text(encoding="utf-8"), long_description_content_type="text/markdown",
-    python_requires=f">={facts['min_python']}", install_requires=split(facts["requirements"]),
-    extras_require=extras, packages=find_packages(include=[facts["lib_path"] + "*"]),
+    name=facts["lib_name"],
+    version=facts["version"],
+    description=facts["description"],
+    license=facts["license"],
+    author=facts["author"],
+    url=facts["git_url"],
+    keywords=facts["keywords"].split(),
+    long_description=(root / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=f">={facts['min_python']}",
+    install_requires=split(facts["requirements"]),
+    extras_require=extras,
+    packages=find_packages(include=[facts["lib_path"] + "*"]),
     package_data={facts["lib_path"]: split(facts["package_data"])},
-    entry_points={"console_scripts": split(facts["console_scripts"])})
+    entry_points={"console_scripts": split(facts["console_scripts"])},
+)

@@ -3,6 +3,7 @@
 Ours and the peer take turns, each in a process of its own, and no two compute at once; every figure is the median of
 `--repeats` turns after one that warms up. The first line printed is the machine, then comes a line of JSON a row,
 as soon as it is measured. Nothing is asserted: a speed is a report. The first run makes an environment a peer."""
+
 import argparse
 import json
 import os
@@ -38,8 +39,11 @@ def main() -> None:
         return print("\n".join(rows.names()))
     facts = machine(int(threads))
     if not facts["idle"]:
-        print(f"The machine is busy: load average {facts['load_before']} (above {QUIET}). Ratios may survive that, "
-              "absolute figures do not.", file=sys.stderr)
+        print(
+            f"The machine is busy: load average {facts['load_before']} (above {QUIET}). Ratios may survive that, "
+            "absolute figures do not.",
+            file=sys.stderr,
+        )
     repeats = asked.repeats or (1 if asked.quick else 5)
     print(json.dumps({"machine": facts, "model": MODEL, "repeats": repeats, "quick": asked.quick}), flush=True)
     with tempfile.TemporaryDirectory(prefix="art-nb-bench-", ignore_cleanup_errors=True) as folder:

@@ -1,6 +1,7 @@
 """The speed of the panels in Chromium, against their budgets. Prints a table; `--json` prints one JSON object.
 
 A bare page with the real script, bridged over HTTP to the real Python panel; nothing here is asserted."""
+
 import argparse
 import json
 import statistics
@@ -66,6 +67,7 @@ def first_paint(browser, bridge, groups) -> tuple[float, float]:
 
 def measure(browser, bridge, repeats: int) -> dict[str, tuple[float, float]]:
     "Each figure with its budget."
+
     def median(values):
         return round(statistics.median(values), 1)
 
@@ -95,8 +97,11 @@ def measure(browser, bridge, repeats: int) -> dict[str, tuple[float, float]]:
         "rows in the page while scrolling": (max(rows), 60),
         "4 000 coloured tokens, ms": (median(tokens), 250),
         "widget state, kB": (round(state / 1000, 1), 1000),
-        **{f"{name}, script and style, kB": (round((files[f"{name}.js"] + files[f"{name}.css"]) / 1024, 1), 60)
-           for name in ("viewer", "live", "judging") if f"{name}.js" in files},
+        **{
+            f"{name}, script and style, kB": (round((files[f"{name}.js"] + files[f"{name}.css"]) / 1024, 1), 60)
+            for name in ("viewer", "live", "judging")
+            if f"{name}.js" in files
+        },
     }
 
 

@@ -1,4 +1,5 @@
 "How our side scales: seconds against size, the slope in log-log, and one picture of all curves."
+
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -17,20 +18,23 @@ COLOURS = {"whole": "#1f4e79", "rollouts": "#c55a11", "training": "#548235"}
 @dataclass
 class Curve:
     "Seconds of something that grows."
+
     name: str
-    what: str                               # of which the seconds are
+    what: str  # of which the seconds are
     sizes: list[int]
     once: Callable[[int], dict[str, float]]  # size -> seconds of the whole, and of parts
 
 
 class Parts:
     "What is timed; each call has a seed of its own."
+
     def __init__(self, bench: Bench):
         self.seeds = count(1_000_000, 1_000_000)
         self.loop = partial(bench.child, "ours/loop.py", model=bench.model)
         self.learner = partial(bench.child, "ours/learner.py", model=bench.model)
-        self.sampler = partial(bench.child, "ours/sampler.py", model=bench.model,
-                               adapter_path=str(bench.folder / "adapter"))
+        self.sampler = partial(
+            bench.child, "ours/sampler.py", model=bench.model, adapter_path=str(bench.folder / "adapter")
+        )
 
     def step(self, **shape) -> dict[str, float]:
         how = {"groups": 1, "size": 8, "prompt": 67, "new": 16, "turns": 1, "gap": 40} | shape
@@ -51,13 +55,15 @@ class Parts:
 
 def curves(bench: Bench) -> list[Curve]:
     "All of them."
-    parts, powers = Parts(bench), lambda low, n, by=2: [low * by ** i for i in range(n)]
-    return [Curve("groups of 8", "a whole step", powers(1, 7), lambda x: parts.step(groups=x)),
-            Curve("turns of 8 rollouts", "a whole step", powers(1, 6), lambda x: parts.step(turns=x)),
-            Curve("completion tokens of 8 rollouts", "a whole step", powers(16, 7), lambda x: parts.step(new=x)),
-            Curve("requests at once, 100 tokens in, 32 out", "sampling", powers(1, 9), parts.sample),
-            Curve("group size, 192 tokens common, 48 own", "training", powers(2, 5), parts.train),
-            Curve("history in tokens", "packing", powers(1024, 6, 4), parts.history)]
+    parts, powers = Parts(bench), lambda low, n, by=2: [low * by**i for i in range(n)]
+    return [
+        Curve("groups of 8", "a whole step", powers(1, 7), lambda x: parts.step(groups=x)),
+        Curve("turns of 8 rollouts", "a whole step", powers(1, 6), lambda x: parts.step(turns=x)),
+        Curve("completion tokens of 8 rollouts", "a whole step", powers(16, 7), lambda x: parts.step(new=x)),
+        Curve("requests at once, 100 tokens in, 32 out", "sampling", powers(1, 9), parts.sample),
+        Curve("group size, 192 tokens common, 48 own", "training", powers(2, 5), parts.train),
+        Curve("history in tokens", "packing", powers(1024, 6, 4), parts.history),
+    ]
 
 
 def slope(x: list[float], y: list[float]) -> float:
@@ -74,9 +80,18 @@ def measured(bench: Bench) -> Iterator[dict]:
         curve.once(sizes[0])
         turns = [[curve.once(size) for _ in range(min(bench.repeats, 3))] for size in sizes]
         parts = {part: [statistics.median(one[part] for one in found) for found in turns] for part in turns[0][0]}
-        line = {"curve": curve.name, "x": sizes, "seconds": parts["whole"], "exponent": slope(sizes, parts["whole"]),
-                "of": curve.what, "parts": {part: {"seconds": seconds, "exponent": slope(sizes, seconds)}
-                                            for part, seconds in parts.items() if part != "whole"}}
+        line = {
+            "curve": curve.name,
+            "x": sizes,
+            "seconds": parts["whole"],
+            "exponent": slope(sizes, parts["whole"]),
+            "of": curve.what,
+            "parts": {
+                part: {"seconds": seconds, "exponent": slope(sizes, seconds)}
+                for part, seconds in parts.items()
+                if part != "whole"
+            },
+        }
         lines.append(rounded(line))
         yield lines[-1]
     bench.close()
@@ -88,6 +103,7 @@ def measured(bench: Bench) -> Iterator[dict]:
 def draw(lines: list[dict], path: Path) -> None:
     "Small multiples on a light ground."
     import matplotlib
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from PIL import Image
@@ -101,7 +117,7 @@ def draw(lines: list[dict], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    with Image.open(path) as picture:               # few colours: a third of the size
+    with Image.open(path) as picture:  # few colours: a third of the size
         picture.convert("RGB").quantize(64).save(path, optimize=True)
 
 
@@ -122,4 +138,4 @@ def panel(ax, line: dict) -> None:
 
 def short(x: float) -> str:
     "1024 is 1k."
-    return f"{x / 2 ** 20:.0f}M" if x >= 2 ** 20 else f"{x / 1024:.0f}k" if x >= 1024 else f"{x:.0f}"
+    return f"{x / 2**20:.0f}M" if x >= 2**20 else f"{x / 1024:.0f}k" if x >= 1024 else f"{x:.0f}"

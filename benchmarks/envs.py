@@ -1,4 +1,5 @@
 "A virtual environment for each peer, made once and kept in the user's cache."
+
 import shutil
 import subprocess
 import sys
@@ -22,8 +23,11 @@ def python_of(peer: str) -> Path:
     print(f"making the environment of {peer} {VERSIONS[peer]} in {where}: some minutes", file=sys.stderr, flush=True)
     shutil.rmtree(where, ignore_errors=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    for command in ([sys.executable, "-m", "venv", str(where)], [*pip, TORCH],
-                    [*pip, "--require-hashes", "--no-deps", "-r", str(wanted)]):
+    for command in (
+        [sys.executable, "-m", "venv", str(where)],
+        [*pip, TORCH],
+        [*pip, "--require-hashes", "--no-deps", "-r", str(wanted)],
+    ):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             last = " | ".join(done.stderr.splitlines()[-2:])[-400:]

@@ -1,6 +1,7 @@
 """`make gpu`: what holds on this device, as one line of JSON a row: parity, rates, sync, trainer, learning, memory.
 
 On a machine without CUDA the same code runs on the CPU with small sizes, and the first row says so."""
+
 import argparse
 import asyncio
 import json
@@ -30,9 +31,11 @@ from art_nb.samplers.transformers import TransformersSampler
 from art_nb.samplers.vllm import VLLMSampler, vllm_params, vllm_version
 
 CUDA = torch.cuda.is_available()
-SHAPES = {"Qwen3-0.6B": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
-          "Qwen3-4B": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
-          "two small layers": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=2)}
+SHAPES = {
+    "Qwen3-0.6B": dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
+    "Qwen3-4B": dict(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
+    "two small layers": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=2, num_attention_heads=2),
+}
 
 
 def waited() -> float:
@@ -53,13 +56,19 @@ def found(which: Callable[[], str]) -> tuple[bool, str]:
 def device(asked) -> dict:
     "The machine, and what is installed on it."
     name = torch.cuda.get_device_name() if CUDA else "CPU only: small sizes, and no figure of a GPU"
-    return {"device": name, "python": sys.version.split()[0], "torch": torch.__version__,
-            "vllm": found(vllm_version)[1], "unsloth": found(unsloth_version)[1],
-            "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1]}
+    return {
+        "device": name,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "vllm": found(vllm_version)[1],
+        "unsloth": found(unsloth_version)[1],
+        "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1],
+    }
 
 
 class Sampling:
     "A sampler of one kind with an adapter that changes something, and the policy that it is held against."
+
     def __init__(self, kind: str, directory: Path):
         self.worker, self.policy = DeviceThread(), load_policy(directory)
         with torch.no_grad():
@@ -67,23 +76,28 @@ class Sampling:
                 layer.B.normal_(0, 1e-3)
         make = {"embedded": lambda: TransformersSampler(self.policy, self.worker, max_model_len=2048)} | {
             way: lambda way=way: VLLMSampler(self.policy, self.worker, directory, max_model_len=2048, way=way)
-            for way in ("folded", "swapped")}
+            for way in ("folded", "swapped")
+        }
         self.sampler = self.worker.call(make[kind])
         self.sampler.load("made@1", adapter(self.policy))
 
     async def replies(self, n: int, new: int, key: str | None, prompt: int = 128) -> list:
         "Prompt and reply of `n` requests at once."
+
         async def one(i):
             params = SamplingParams(max_tokens=new, ignore_eos=True, seed=i)
             return ids(i, prompt), [s async for s in self.sampler.generate(ids(i, prompt), params, key)]
+
         return await asyncio.gather(*(one(i) for i in range(n)))
 
     def rate(self, n: int, new: int, key: str | None) -> float:
         "Tokens a second, the prompts' time included: the middle of three, after one to warm up."
+
         def once():
             start = waited()
             asyncio.run(self.replies(n, new, key))
             return n * new / (waited() - start)
+
         return statistics.median([once() for _ in range(4)][1:])
 
     def offline(self, n: int, new: int) -> float:
@@ -98,6 +112,7 @@ class Sampling:
             while engine.has_unfinished_requests():
                 engine.step()
             return n * new / (waited() - start)
+
         return statistics.median([self.worker.call(batch, seed) for seed in range(4)][1:])
 
     def close(self) -> None:
@@ -125,13 +140,19 @@ def of_each(asked, measure: Callable[[Sampling], dict]) -> dict:
 
 def parity(asked) -> dict:
     "By how many nats the logprobs of sampled tokens differ from the policy's own, with an adapter: mean and largest."
+
     def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
         side.worker.call(fold_adapter, side.policy)
-        found = [np.array([s.logprob for s in reply]) -
-                 side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply]
-                                  )[len(prompt) - 1:].cpu().numpy() for prompt, reply in pairs]
+        found = [
+            np.array([s.logprob for s in reply])
+            - side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply])[len(prompt) - 1 :]
+            .cpu()
+            .numpy()
+            for prompt, reply in pairs
+        ]
         return {"mean": float(abs(np.concatenate(found)).mean()), "max": float(abs(np.concatenate(found)).max())}
+
     return of_each(asked, gaps)
 
 
@@ -144,12 +165,13 @@ def rates(asked) -> dict:
         if hasattr(side.sampler, "_engine"):
             row["engine alone"] = side.offline(n, new)
         times = []
-        for step in range(2, 7):                        # as after an optimizer step: new weights, first token
+        for step in range(2, 7):  # as after an optimizer step: new weights, first token
             start = waited()
             side.sampler.load(f"made@{step}", adapter(side.policy))
             asyncio.run(side.replies(1, 1, f"made@{step}"))
             times.append(waited() - start)
         return row | {"new weights to first token, s": statistics.median(times)}
+
     return of_each(asked, measured)
 
 
@@ -157,8 +179,17 @@ def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
     "Rows of one length, half of each trained."
     sampled = np.arange(length) >= length // 2
     logprobs = np.where(sampled, -8.0, np.nan).astype(np.float32)
-    return [WeightedRow(np.array(ids(seed + i, length), np.int32), sampled, logprobs, group=i,
-                     advantage=float(i % 2) * 2 - 1, coef=2 / (count * length)) for i in range(count)]
+    return [
+        WeightedRow(
+            np.array(ids(seed + i, length), np.int32),
+            sampled,
+            logprobs,
+            group=i,
+            advantage=float(i % 2) * 2 - 1,
+            coef=2 / (count * length),
+        )
+        for i in range(count)
+    ]
 
 
 def peak_flops(dev: torch.device) -> float:
@@ -170,15 +201,20 @@ def peak_flops(dev: torch.device) -> float:
         start = waited()
         a @ a
         times.append(waited() - start)
-    return 2 * size ** 3 / statistics.median(times[3:])
+    return 2 * size**3 / statistics.median(times[3:])
 
 
 def trainer(asked) -> dict:
     "Tokens a second of optimizer steps, LoRA rank 16, random weights, and 4 flops a weight over the measured peak."
     said, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
     for name in ("Qwen3-0.6B", "Qwen3-4B") if CUDA else ("two small layers",):
-        config = Qwen3Config(**SHAPES[name], num_key_value_heads=SHAPES[name]["num_attention_heads"] // 2, head_dim=128,
-                             vocab_size=151_936, tie_word_embeddings=True)
+        config = Qwen3Config(
+            **SHAPES[name],
+            num_key_value_heads=SHAPES[name]["num_attention_heads"] // 2,
+            head_dim=128,
+            vocab_size=151_936,
+            tie_word_embeddings=True,
+        )
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
         with torch.device(dev):
@@ -191,8 +227,11 @@ def trainer(asked) -> dict:
             learner.step(made, StepConfig(learning_rate=1e-6, tokens_per_batch=length))
             times.append(waited() - start)
         speed = 4 * length / statistics.median(times[1:])
-        said[name] = {"tokens a second": speed, "of peak": 4 * weights * speed / peak_flops(dev),
-                      "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if CUDA else None}
+        said[name] = {
+            "tokens a second": speed,
+            "of peak": 4 * weights * speed / peak_flops(dev),
+            "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if CUDA else None,
+        }
         del learner, model
     return said
 
@@ -237,7 +276,7 @@ def main() -> None:
         start = time.time()
         try:
             said = CHECKS[name](asked)
-        except Exception as error:                      # a row that cannot be measured is told, not fatal
+        except Exception as error:  # a row that cannot be measured is told, not fatal
             said = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **said}), flush=True)
 

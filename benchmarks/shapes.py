@@ -1,12 +1,13 @@
 "What is sampled and trained on: tokens, rows and conversations that both sides make alike from a seed."
+
 import random
 
 WORDS = """the of and to in is that for it as was with be by on not he his but at are this have from or had an they
 which one you were all her she there would their we him been has when who will no more if out so up said what its about
 than into them can only other time new some could these two may first then do any like my now over such our""".split()
 SYSTEM = "You answer."
-TEMPLATE = 20                   # tokens that the chat template and the fixed words add to those of a first prompt
-TURN = 14                       # and to those between two replies
+TEMPLATE = 20  # tokens that the chat template and the fixed words add to those of a first prompt
+TURN = 14  # and to those between two replies
 
 
 def ids(seed: int, n: int) -> list[int]:
@@ -30,8 +31,9 @@ def between(seed: int, tokens: int) -> dict:
     return {"role": "user", "content": "Go on:" + words(seed, tokens - TURN)}
 
 
-def rows(groups: int, size: int, prompt: int, new: int, turns: int = 1, gap: int = 0, shared: bool = True,
-         seed: int = 0) -> list[dict]:
+def rows(
+    groups: int, size: int, prompt: int, new: int, turns: int = 1, gap: int = 0, shared: bool = True, seed: int = 0
+) -> list[dict]:
     "Token rows: a prompt, then `turns` sampled pieces with gaps between them; a group has its prompt in common or not."
     made, rng = [], random.Random(seed)
     for group in range(groups):
@@ -40,7 +42,7 @@ def rows(groups: int, size: int, prompt: int, new: int, turns: int = 1, gap: int
             own = ids(rng.getrandbits(32), prompt + turns * new + (turns - 1) * gap)
             tokens = first + own[prompt:] if shared else own
             sampled = [False] * prompt + ([True] * new + [False] * gap) * turns
-            made.append({"group": group, "tokens": tokens, "sampled": sampled[:len(tokens)]})
+            made.append({"group": group, "tokens": tokens, "sampled": sampled[: len(tokens)]})
     return made
 
 

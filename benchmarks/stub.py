@@ -1,18 +1,26 @@
 "An endpoint that gives every request the same answer after a fixed time; it is told the time, and tells its address."
+
 import asyncio
 import json
 
 from talk import Talk
 
-BODY = json.dumps({
-    "id": "stub", "object": "chat.completion", "created": 0, "model": "stub",
-    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Very well."}}],
-    "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}}).encode()
+BODY = json.dumps(
+    {
+        "id": "stub",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "stub",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Very well."}}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13},
+    }
+).encode()
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 class Stub(asyncio.Protocol):
     "One connection."
+
     latency_s = 1.0
 
     def connection_made(self, transport):

@@ -1,4 +1,5 @@
 "One line of JSON there, one line back: a process that computes, and the handle by which it is asked."
+
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ HERE = Path(__file__).parent
 
 class Talk:
     "The side that computes. What libraries print goes to stderr: stdout belongs to the answers."
+
     def __init__(self):
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
@@ -51,14 +53,21 @@ class Failed(RuntimeError):
 
 class Child:
     "A process that is asked."
+
     def __init__(self, python: Path | str, script: str, log: Path, **environ: str | None):
         self.name, self.log = script, log
         log.parent.mkdir(parents=True, exist_ok=True)
         own = {"PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         said = {name: value for name, value in {**os.environ, **own, **environ}.items() if value is not None}
         with log.open("w") as errors:
-            self.process = subprocess.Popen([str(python), str(HERE / script)], env=said,
-                                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.process = subprocess.Popen(
+                [str(python), str(HERE / script)],
+                env=said,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
 
     def ask(self, do: str, limit_s: float = 1800, **how) -> dict:
         "What the process answers; raises Failed."

@@ -1,4 +1,5 @@
 """What openpipe-art itself does with files, run by an interpreter that has it: art_side.py TASK FOLDER."""
+
 import asyncio
 import importlib
 import json
@@ -19,10 +20,14 @@ def entry(told):
 
 
 def trajectory(told):
-    histories = [art.trajectories.History(messages_and_choices=[*map(entry, h["messages_and_choices"])],
-                                          tools=h.get("tools")) for h in told.get("additional_histories", [])]
-    return art.Trajectory(**told | {"messages_and_choices": [*map(entry, told["messages_and_choices"])],
-                                    "additional_histories": histories})
+    histories = [
+        art.trajectories.History(messages_and_choices=[*map(entry, h["messages_and_choices"])], tools=h.get("tools"))
+        for h in told.get("additional_histories", [])
+    ]
+    return art.Trajectory(
+        **told
+        | {"messages_and_choices": [*map(entry, told["messages_and_choices"])], "additional_histories": histories}
+    )
 
 
 def group(told):
@@ -43,8 +48,9 @@ def packed(folder, scale_rewards, balance):
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     results = list(tokenize_trajectory_groups(tokenizer, groups(folder), False, scale_rewards))
-    return packed_tensors_from_tokenized_results(results, 256, pad_token_id=0, truncate_long_results=False,
-                                                 advantage_balance=balance, pack_results=False)
+    return packed_tensors_from_tokenized_results(
+        results, 256, pad_token_id=0, truncate_long_results=False, advantage_balance=balance, pack_results=False
+    )
 
 
 def scored(inputs, case, new, reference, learner):
@@ -55,11 +61,11 @@ def scored(inputs, case, new, reference, learner):
     old = shift_tensor(inputs["logprobs"], float("nan")).double()
     known = torch.where(old.isnan(), new.detach(), old)
     if case.pop("precalculated", False):
-        own = torch.where(old.isnan(), new.detach(), learner)       # unknown to the sampler: as in the first step
+        own = torch.where(old.isnan(), new.detach(), learner)  # unknown to the sampler: as in the first step
         inputs |= {"original_logprobs": inputs["logprobs"], "logprobs": torch.nn.functional.pad(own[:, :-1], (1, 0))}
-    if case.pop("kl_of_sample", False):                             # ART measures the model
+    if case.pop("kl_of_sample", False):  # ART measures the model
         reference = new.detach() - (known - reference)
-    inputs["advantages"] = inputs["advantages"].clone()             # kimi_k2_tau is subtracted in place
+    inputs["advantages"] = inputs["advantages"].clone()  # kimi_k2_tau is subtracted in place
     loss = loss_fn(inputs, new, reference if "kl_penalty_coef" in case else None, None, case)
     loss.policy_loss.backward()
     return loss.policy_loss.item(), new.grad
@@ -78,8 +84,15 @@ def parity(folder):
         found = [scored(tensors, dict(case), new, reference, learner) for case in cases]
         names = ("tokens", "assistant_mask", "logprobs", "advantages", "weights")
         kept = {name: tensors[name].numpy() for name in names}
-        np.savez(folder / f"case{i}.npz", **kept, new=new, reference=reference, learner=learner,
-                 losses=[loss for loss, _ in found], gradients=np.stack([gradient.numpy() for _, gradient in found]))
+        np.savez(
+            folder / f"case{i}.npz",
+            **kept,
+            new=new,
+            reference=reference,
+            learner=learner,
+            losses=[loss for loss, _ in found],
+            gradients=np.stack([gradient.numpy() for _, gradient in found]),
+        )
 
 
 def written(folder):
@@ -118,7 +131,7 @@ def legacy(folder):
 def read(folder):
     "What ART's own readers find in .art: rows of `load_trajectories`, groups of its Parquet reader."
     root = importlib.import_module("art.utils.get_repo_root_path")
-    root.get_repo_root_path = lambda: str(folder)           # where the loader makes a directory for its cache
+    root.get_repo_root_path = lambda: str(folder)  # where the loader makes a directory for its cache
     from art.utils.benchmarking.load_trajectories import load_trajectories
     from art.utils.get_model_step import get_step_from_dir
     from art.utils.trajectory_logging import read_trajectory_groups_parquet
@@ -126,8 +139,10 @@ def read(folder):
     table = asyncio.run(load_trajectories("p", art_path=str(folder / ".art")))
     run = folder / ".art" / "p" / "models" / "ours"
     files = sorted(run.glob("trajectories/*/*.parquet"))
-    found = {f"{file.parent.name}/{file.stem}": [one.model_dump(mode="json") for one in
-                                                 read_trajectory_groups_parquet(file)] for file in files}
+    found = {
+        f"{file.parent.name}/{file.stem}": [one.model_dump(mode="json") for one in read_trajectory_groups_parquet(file)]
+        for file in files
+    }
     told = {"rows": table.to_dicts(), "groups": found, "step": get_step_from_dir(str(run))}
     (folder / "read.json").write_text(json.dumps(told, default=str))
 

@@ -1,4 +1,5 @@
 """How much of a measurement runs: `make test` runs a selection, `make test-full` and `make audit` all of it."""
+
 import os
 
 FULL = os.environ.get("ART_NB_TESTS") == "full"

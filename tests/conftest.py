@@ -1,11 +1,12 @@
 """What every test shares: no hub, one thread, and two real models."""
+
 import gc
 import os
 import signal
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")      # tiny models: a second thread only waits
-os.environ.pop("WANDB_API_KEY", None)              # whoever has one does not want the tests' runs there
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread only waits
+os.environ.pop("WANDB_API_KEY", None)  # whoever has one does not want the tests' runs there
 
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from audit import FULL
 from hypothesis import HealthCheck, settings
 from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
-signal.signal(signal.SIGINT, signal.default_int_handler)    # a suite in the background ignores it, and its children too
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it, and its children too
 
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])     # a busy machine
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine
 settings.load_profile("suite")
 
-if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):        # `make test-vllm` runs these tests over vLLM
+if sampler := os.environ.get("ART_NB_TEST_SAMPLER"):  # `make test-vllm` runs these tests over vLLM
     from art_nb import LocalBackend
 
     LocalBackend.__init__.__kwdefaults__["sampler"] = sampler
@@ -38,7 +39,7 @@ class FailuresAtOnce:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
-    if terminal := config.pluginmanager.get_plugin("terminalreporter"):      # a worker has none
+    if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
@@ -92,7 +93,7 @@ def keeps_contract(tiny_model_dir, tmp_path):
         found = await art.check_backend(backend, model, learning_rate=1e-2)
         assert found["step"] == 1
         assert found["rise"] > 0.1
-        assert found["drift"] < 0.05        # nats, of two programs that compute in bf16
+        assert found["drift"] < 0.05  # nats, of two programs that compute in bf16
 
     return hold
 
@@ -103,7 +104,8 @@ def named(tiny_model_dir):
     import art_nb as art
 
     return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options)
+        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 """A warm process that forks one child for each job it reads, and tells how the child ended. Children may be killed."""
+
 import asyncio
 import importlib
 import io
@@ -46,7 +47,8 @@ async def registered(job):
 
 async def rollout(model, scenario, seed=None):
     reply = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=QUESTION, max_tokens=6, logprobs=True, seed=seed)
+        model=model.get_inference_name(), messages=QUESTION, max_tokens=6, logprobs=True, seed=seed
+    )
     choice = reply.choices[0]
     return art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=choice.model_extra["token_ids"][0] % 5)
 
@@ -54,8 +56,16 @@ async def rollout(model, scenario, seed=None):
 async def train(job):
     """The real loop, until somebody ends it."""
     model, backend = await registered(job)
-    await art.train(model, rollout, [0, 1], steps=job["steps"], groups_per_step=2, rollouts_per_group=3,
-                    learning_rate=1e-2, show=False)
+    await art.train(
+        model,
+        rollout,
+        [0, 1],
+        steps=job["steps"],
+        groups_per_step=2,
+        rollouts_per_group=3,
+        learning_rate=1e-2,
+        show=False,
+    )
     await backend.close()
 
 
@@ -94,12 +104,21 @@ async def pipeline(job):
     async def play(model, scenario, config):
         trajectory = await rollout(model, scenario)
         config["played"] += 1
-        return trajectory.model_copy(update={"reward": config["played"]})      # every group teaches
+        return trajectory.model_copy(update={"reward": config["played"]})  # every group teaches
 
     model, backend = await registered(job)
-    trainer = PipelineTrainer(model, backend, make_group_rollout_fn(play, n=2), range(job["scenarios"]), {"played": 0},
-                              num_rollout_workers=2, min_batch_size=2, max_batch_size=3, max_steps_off_policy=None,
-                              log_interval_seconds=0.2)
+    trainer = PipelineTrainer(
+        model,
+        backend,
+        make_group_rollout_fn(play, n=2),
+        range(job["scenarios"]),
+        {"played": 0},
+        num_rollout_workers=2,
+        min_batch_size=2,
+        max_batch_size=3,
+        max_steps_off_policy=None,
+        log_interval_seconds=0.2,
+    )
     run = await trainer.train()
     say("over", run.status, run.step)
     await backend.close()
@@ -118,7 +137,7 @@ def warm():
 
 
 def child(job):
-    say("child", os.getpid())       # here and not in the parent, which can be slower than the first lines of its child
+    say("child", os.getpid())  # here and not in the parent, which can be slower than the first lines of its child
     sys.stdout = WholeLines()
     try:
         asyncio.run(JOBS[job["do"]](job))

@@ -1,4 +1,5 @@
 """Stand-ins for engines that need a GPU: packages in a directory, with the metadata that importlib.metadata reads."""
+
 import sys
 from pathlib import Path
 
@@ -115,17 +116,17 @@ class SamplingParams:
     seed: int
 ''',
     "vllm/_C.py": "",
-    "vllm/sampling_params.py": '''
+    "vllm/sampling_params.py": """
 class RequestOutputKind:
     DELTA = "delta"
 
 
 class StructuredOutputsParams(dict):
     pass
-''',
-    "vllm/v1/worker/workspace.py": '''
+""",
+    "vllm/v1/worker/workspace.py": """
 _manager = None         # the scratch memory of the engine that runs: of the whole process, as in vLLM
-''',
+""",
     "vllm/v1/engine/llm_engine.py": '''
 import vllm
 from types import SimpleNamespace
@@ -181,4 +182,5 @@ class LLMEngine:
     def collective_rpc(self, method, kwargs):
         for _ in kwargs["weights_iterator"]:
             pass
-'''}
+''',
+}

@@ -1,4 +1,5 @@
 """Tiny random models of six families, in fp32, beside transformers' own untouched copy of each."""
+
 import copy
 import functools
 
@@ -20,8 +21,17 @@ from transformers import (
 from art_nb.policy.folded import Policy
 
 VOCABULARY = 320
-SHAPE = dict(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
-             max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+SHAPE = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 
 
 def llama():
@@ -36,15 +46,33 @@ def qwen3():
 
 def qwen3_window():
     """Qwen3 whose upper layer sees twelve tokens back; the head's weights are its own."""
-    return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, head_dim=16, use_sliding_window=True, sliding_window=12,
-                                        max_window_layers=1, tie_word_embeddings=False, **SHAPE))
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            num_hidden_layers=2,
+            head_dim=16,
+            use_sliding_window=True,
+            sliding_window=12,
+            max_window_layers=1,
+            tie_word_embeddings=False,
+            **SHAPE,
+        )
+    )
 
 
 def gemma3():
     """Scaled embeddings and queries, windows of eight tokens in two layers of three, a soft cap on the logits."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return Gemma3ForCausalLM(Gemma3TextConfig(num_hidden_layers=3, head_dim=24, sliding_window=8, layer_types=kinds,
-                                              query_pre_attn_scalar=48, final_logit_softcapping=20.0, **SHAPE))
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            num_hidden_layers=3,
+            head_dim=24,
+            sliding_window=8,
+            layer_types=kinds,
+            query_pre_attn_scalar=48,
+            final_logit_softcapping=20.0,
+            **SHAPE,
+        )
+    )
 
 
 def mistral():
@@ -55,18 +83,36 @@ def mistral():
 def ministral():
     """Mistral with a window in one layer of two."""
     kinds = ["sliding_attention", "full_attention"]
-    return MinistralForCausalLM(MinistralConfig(num_hidden_layers=2, head_dim=16, sliding_window=9, layer_types=kinds,
-                                                tie_word_embeddings=False, **SHAPE))
+    return MinistralForCausalLM(
+        MinistralConfig(
+            num_hidden_layers=2, head_dim=16, sliding_window=9, layer_types=kinds, tie_word_embeddings=False, **SHAPE
+        )
+    )
 
 
 def qwen2():
     """Biases on queries, keys and values; the upper layer sees ten tokens back."""
-    return Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=2, use_sliding_window=True, sliding_window=10,
-                                        max_window_layers=1, tie_word_embeddings=True, **SHAPE))
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            num_hidden_layers=2,
+            use_sliding_window=True,
+            sliding_window=10,
+            max_window_layers=1,
+            tie_word_embeddings=True,
+            **SHAPE,
+        )
+    )
 
 
-FAMILIES = {"llama": llama, "mistral": mistral, "ministral": ministral, "qwen2": qwen2, "qwen3": qwen3,
-            "qwen3_window": qwen3_window, "gemma3": gemma3}
+FAMILIES = {
+    "llama": llama,
+    "mistral": mistral,
+    "ministral": ministral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_window": qwen3_window,
+    "gemma3": gemma3,
+}
 
 
 @functools.cache
@@ -75,7 +121,7 @@ def plain(family: str):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = FAMILIES[family]().float().eval()
-        for name, p in model.named_parameters():    # norms of one, biases of zero would hide mistakes
+        for name, p in model.named_parameters():  # norms of one, biases of zero would hide mistakes
             p.data += torch.randn_like(p) * (0.3 if "norm" in name else 0.05)
     model.generation_config.eos_token_id = 2
     return model.requires_grad_(False)

@@ -1,4 +1,5 @@
 """A registered model on a backend of its own, what it answers and saves, what its bus says."""
+
 import asyncio
 import time
 from contextlib import asynccontextmanager
@@ -19,16 +20,23 @@ async def until(truth, timeout_s=60):
 async def ask(model, name=None, **options):
     """A reply to QUESTION, as a choice."""
     options = {"max_tokens": 8, "logprobs": True} | options
-    reply = await model.openai_client().with_options(max_retries=0).chat.completions.create(
-        model=name or model.get_inference_name(), messages=QUESTION, **options)
+    reply = (
+        await model.openai_client()
+        .with_options(max_retries=0)
+        .chat.completions.create(model=name or model.get_inference_name(), messages=QUESTION, **options)
+    )
     return reply.choices[0]
 
 
 def better_and_worse(choices, rewards=None):
     """Replies to QUESTION as a group."""
     rewards = rewards or [float(i % 3) for i in range(len(choices))]
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=reward)
-                                for choice, reward in zip(choices, rewards, strict=True)])
+    return art.TrajectoryGroup(
+        [
+            art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=reward)
+            for choice, reward in zip(choices, rewards, strict=True)
+        ]
+    )
 
 
 async def a_group(model, seed=0, size=6, rewards=None, **options):

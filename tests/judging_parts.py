@@ -1,4 +1,5 @@
 """A judge that says what it is told, and groups for it to judge."""
+
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
@@ -36,8 +37,10 @@ class Says:
 def answers(*texts, rewards=(), **metadata):
     """A group of one-line answers."""
     said = [[QUESTION, {"role": "assistant", "content": text}] for text in texts]
-    made = [art.Trajectory(messages_and_choices=one, metadata={"number": i}, reward=rewards[i] if rewards else 0.0)
-            for i, one in enumerate(said)]
+    made = [
+        art.Trajectory(messages_and_choices=one, metadata={"number": i}, reward=rewards[i] if rewards else 0.0)
+        for i, one in enumerate(said)
+    ]
     return art.TrajectoryGroup(made, metadata=metadata or {"scenario_id": "capitals"})
 
 

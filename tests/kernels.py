@@ -1,4 +1,5 @@
 """Real kernels: one that runs a whole notebook; and a front end that presses the live cell's buttons, by version."""
+
 import json
 import os
 import queue
@@ -29,8 +30,14 @@ def run_notebook(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float
     """Run a notebook in a folder, top to bottom, in a warm kernel unless another is named."""
     with tempfile.TemporaryDirectory() as made:
         config = Config(KernelManager=sockets_in(made))
-        NotebookClient(notebook, config=config, timeout=timeout_s, kernel_name=kernel or warm_kernel(),
-                       shutdown_kernel="immediate", resources={"metadata": {"path": str(folder)}}).execute()
+        NotebookClient(
+            notebook,
+            config=config,
+            timeout=timeout_s,
+            kernel_name=kernel or warm_kernel(),
+            shutdown_kernel="immediate",
+            resources={"metadata": {"path": str(folder)}},
+        ).execute()
 
 
 def shorten_tutorial(path: Path) -> nbformat.NotebookNode:
@@ -45,8 +52,18 @@ def installed(version: str) -> Path:
     """The folder of an ipykernel version, fetched once a machine; skips where there is no network."""
     folder = CACHE / version
     if not (folder / "ipykernel").is_dir():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps",
-                   "--target", str(folder), f"ipykernel=={version}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--target",
+            str(folder),
+            f"ipykernel=={version}",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode:
             if os.environ.get("ART_NB_KERNELS") == "required":
@@ -87,11 +104,11 @@ class Front:
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.outputs: list[dict] = []          # of all cells, in order
-        self.shown: dict[str, dict] = {}       # what stands in each output, by display id
-        self.comms: dict[str, dict] = {}       # state by comm
-        self.custom: list[dict] = []           # custom messages from the kernel
-        self.times: list[float] = []           # of every comm message from the kernel, when it was sent
+        self.outputs: list[dict] = []  # of all cells, in order
+        self.shown: dict[str, dict] = {}  # what stands in each output, by display id
+        self.comms: dict[str, dict] = {}  # state by comm
+        self.custom: list[dict] = []  # custom messages from the kernel
+        self.times: list[float] = []  # of every comm message from the kernel, when it was sent
         self.idle, self.subshell, self.views, self.answers_pings = {}, None, 0, True
         self.doors: list = []
         self.run(STACKS.format(folder=str(self.dump)))
@@ -129,8 +146,11 @@ class Front:
 
     def text(self, code: str) -> str:
         """What a cell prints."""
-        return "".join(out["content"]["text"] for out in self.run(code)
-                       if out["type"] == "stream" and out["content"]["name"] == "stdout").strip()
+        return "".join(
+            out["content"]["text"]
+            for out in self.run(code)
+            if out["type"] == "stream" and out["content"]["name"] == "stdout"
+        ).strip()
 
     def until(self, truth, timeout_s: float = 20) -> bool:
         """Take messages in until something is true."""
@@ -200,8 +220,9 @@ class Front:
         """Press a button; gives the number of the request."""
         number = uuid.uuid4().int % 10**9
         content = {"id": number, "client": "test", "command": command, "args": args}
-        message = self.client.session.msg("comm_msg", {
-            "comm_id": comm or self.cell(), "data": {"method": "custom", "content": content}})
+        message = self.client.session.msg(
+            "comm_msg", {"comm_id": comm or self.cell(), "data": {"method": "custom", "content": content}}
+        )
         if self.subshell:
             message["header"]["subshell_id"] = self.subshell
         self.client.shell_channel.send(message)

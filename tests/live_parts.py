@@ -1,4 +1,5 @@
 """A run directory as a training leaves it, written from its events, and a run of the tiny model without a loop."""
+
 import asyncio
 import math
 import random
@@ -33,8 +34,15 @@ class Script:
         self.record("running")
 
     def record(self, status):
-        write_run_record(self.store, name=self.name, status=status, step=self.step, steps=self.steps, groups=GROUPS,
-                     rollouts=GROUPS * ROLLOUTS)
+        write_run_record(
+            self.store,
+            name=self.name,
+            status=status,
+            step=self.step,
+            steps=self.steps,
+            groups=GROUPS,
+            rollouts=GROUPS * ROLLOUTS,
+        )
 
     def emit(self, seconds, event):
         self.now += seconds
@@ -46,14 +54,26 @@ class Script:
         k, skill = self.step, 1 / (1 + math.exp(-(self.step - 10) / 5))
         for g in range(GROUPS):
             for r in range(ROLLOUTS):
-                self.emit(0, RolloutStarted(rollout=f"{k}-{g}-{r}", group=f"g{k}-{g}", step=k,
-                                            scenario=self.scenario.format(k * GROUPS + g)))
+                self.emit(
+                    0,
+                    RolloutStarted(
+                        rollout=f"{k}-{g}-{r}", group=f"g{k}-{g}", step=k, scenario=self.scenario.format(k * GROUPS + g)
+                    ),
+                )
         for g in range(groups):
             flat = self.dice.random() < 0.1 + 0.4 * k / self.steps
             rewards = [1.0] * ROLLOUTS if flat else [float(self.dice.random() < skill) for _ in range(ROLLOUTS)]
             for r, reward in enumerate(rewards):
-                self.emit(0.6, RolloutDone(rollout=f"{k}-{g}-{r}", group=f"g{k}-{g}", step=k, reward=reward,
-                                           metrics={"completion_tokens": 30}))
+                self.emit(
+                    0.6,
+                    RolloutDone(
+                        rollout=f"{k}-{g}-{r}",
+                        group=f"g{k}-{g}",
+                        step=k,
+                        reward=reward,
+                        metrics={"completion_tokens": 30},
+                    ),
+                )
             self.emit(0, GroupDone(group=f"g{k}-{g}", step=k, rewards=rewards, exceptions=int(g == 3 and k % 4 == 0)))
             self.emit(0.2, Judged(group=f"g{k}-{g}", judge="rule", scores=rewards, cost=0.0012))
 
@@ -66,14 +86,21 @@ class Script:
         k = self.step
         return {
             "train/reward": 0.2 + 0.7 / (1 + math.exp(-(k - 10) / 5)) + self.dice.gauss(0, 0.03),
-            "train/reward_std_dev": 0.4 * math.exp(-k / 25), "loss/entropy": 0.35 * math.exp(-k / 14) + 0.06,
+            "train/reward_std_dev": 0.4 * math.exp(-k / 25),
+            "loss/entropy": 0.35 * math.exp(-k / 14) + 0.06,
             "loss/grad_norm": abs(self.dice.gauss(0.4, 0.1)),
             "train/completion_tokens": 32 - k * 0.2 + self.dice.gauss(0, 1),
-            "train/truncated": max(0.0, self.dice.gauss(0.05, 0.03)), "train/exception_rate": 0.0,
-            "offpolicy/kl_sampler": abs(self.dice.gauss(0.002, 0.001)), "offpolicy/logprob_diff_mean": 0.01,
-            "data/step_num_groups_submitted": GROUPS, "data/step_num_groups_trainable": max(2, GROUPS - k // 6),
-            "data/step_num_trajectories": GROUPS * ROLLOUTS, "data/step_trainer_tokens": 5040,
-            "time/step_wall_s": 62 + self.dice.gauss(0, 4), "time/step_rollout_s": 40, "time/step_backend_train_s": 20,
+            "train/truncated": max(0.0, self.dice.gauss(0.05, 0.03)),
+            "train/exception_rate": 0.0,
+            "offpolicy/kl_sampler": abs(self.dice.gauss(0.002, 0.001)),
+            "offpolicy/logprob_diff_mean": 0.01,
+            "data/step_num_groups_submitted": GROUPS,
+            "data/step_num_groups_trainable": max(2, GROUPS - k // 6),
+            "data/step_num_trajectories": GROUPS * ROLLOUTS,
+            "data/step_trainer_tokens": 5040,
+            "time/step_wall_s": 62 + self.dice.gauss(0, 4),
+            "time/step_rollout_s": 40,
+            "time/step_backend_train_s": 20,
         }
 
     def done(self, **numbers):
@@ -102,7 +129,8 @@ async def say(model, scenario):
     """One short reply; what it is worth hangs on its first token."""
     messages = [{"role": "user", "content": f"free: {scenario}"}]
     reply = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=messages, max_tokens=4, logprobs=True)
+        model=model.get_inference_name(), messages=messages, max_tokens=4, logprobs=True
+    )
     choice = reply.choices[0]
     reward = choice.model_extra["token_ids"][0] % 7
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=reward)

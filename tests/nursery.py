@@ -1,4 +1,5 @@
 """A warm process that forks children (`crash_parts`), and what each said until its end."""
+
 import json
 import os
 import signal
@@ -40,8 +41,9 @@ class Nursery:
     def __init__(self, log):
         command = [sys.executable, str(HERE / "crash_parts.py")]
         env = os.environ | ONE_THREAD | {"PYTHONPATH": str(HERE.parent)}
-        self.process = subprocess.Popen(command, env=env, text=True, stderr=log, stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            command, env=env, text=True, stderr=log, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self._read()
 
     def _read(self):
@@ -58,7 +60,7 @@ class Nursery:
             seen += lines[-1][0] == kill_at
             if lines[-1][0] == kill_at and seen == nth:
                 time.sleep(delay_s)
-                with suppress(ProcessLookupError):      # it may have ended meanwhile: its status tells
+                with suppress(ProcessLookupError):  # it may have ended meanwhile: its status tells
                     os.kill(pid, by)
             lines.append(self._read())
             times.append(time.monotonic())

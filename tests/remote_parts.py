@@ -1,4 +1,5 @@
 """A real server in a process of its own, for the tests that talk to one."""
+
 import os
 import re
 import resource
@@ -30,11 +31,19 @@ class Server:
         self.folder, self.said = folder, []
         env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         env |= {"ART_NB_API_KEY": key} if key else {}
-        line = [*command(sys.executable if max_files else None), "run",
-                "--port", str(port), "--path", str(folder), *options]
+        line = [
+            *command(sys.executable if max_files else None),
+            "run",
+            "--port",
+            str(port),
+            "--path",
+            str(folder),
+            *options,
+        ]
         limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (max_files, max_files)) if max_files else None
-        self.process = subprocess.Popen(line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        preexec_fn=limit)
+        self.process = subprocess.Popen(
+            line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit
+        )
         while not (found := re.search(r'base_url="(.*?:(\d+))"(?:, api_key="(.*)")?', self._read())):
             pass
         self.url, self.port, self.key = found[1], int(found[2]), found[3] or key

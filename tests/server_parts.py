@@ -1,4 +1,5 @@
 "Parts for the server's tests: a byte tokenizer, a chat format that is easily read, a sampler that follows a script."
+
 import asyncio
 import random
 
@@ -25,6 +26,7 @@ class Bytes:
 
 class Tags:
     "A chat format: a tag before each message."
+
     calls, busy = FORMATS["hermes"], False
 
     def __init__(self):
@@ -53,12 +55,13 @@ class Tags:
 
 class Scripted:
     "A sampler that says `words`; the script can slow it down, hold it or make it fail."
+
     tokenizer, max_model_len, guides = Bytes(), 4096, frozenset()
 
     def __init__(self, words="Hello, world"):
         self.words, self.delay_s = words, 0.0
-        self.error, self.error_after, self.error_call = None, 0, None   # raised at this token, of this call or of all
-        self.gate = None                    # (token number, threading.Event): wait there
+        self.error, self.error_after, self.error_call = None, 0, None  # raised at this token, of this call or of all
+        self.gate = None  # (token number, threading.Event): wait there
         self.open, self.closed, self.calls = 0, 0, []
 
     async def generate(self, prompt_ids, params, adapter):
@@ -75,7 +78,7 @@ class Scripted:
     async def _say(self, params, fails):
         draw = random.Random(params.seed)
         ids = [*self.words.encode(), END]
-        for n, i in enumerate(ids[:params.max_tokens]):
+        for n, i in enumerate(ids[: params.max_tokens]):
             if fails and n == self.error_after:
                 raise self.error
             if self.gate and n == self.gate[0]:
@@ -84,7 +87,7 @@ class Scripted:
             await asyncio.sleep(self.delay_s)
             finish = "stop" if i == END else "length" if n + 1 == params.max_tokens else None
             text = "" if i == END else chr(i)
-            yield SampledToken(i, -draw.random(), text, [(i, -0.1), (65, float("-inf"))][:params.top_logprobs], finish)
+            yield SampledToken(i, -draw.random(), text, [(i, -0.1), (65, float("-inf"))][: params.top_logprobs], finish)
 
     def stats(self):
         return {"running": self.open, "waiting": 0, "how": "scripted"}

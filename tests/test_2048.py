@@ -1,4 +1,5 @@
 """The rules of 2048, as its tutorial has them."""
+
 import importlib.util
 import math
 import sys
@@ -10,15 +11,23 @@ import pytest
 def game_2048(root):
     spec = importlib.util.spec_from_file_location("game_2048", root / "examples" / "2048" / "game_2048.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["game_2048"] = module                   # dataclasses look their module up
+    sys.modules["game_2048"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     yield module
     del sys.modules["game_2048"]
 
 
-@pytest.mark.parametrize(("line", "pushed", "merges"), [
-    ((2, 2, 2, 2), (4, 4, 0, 0), 2), ((2, 2, 2, 0), (4, 2, 0, 0), 1), ((4, 2, 2, 0), (4, 4, 0, 0), 1),
-    ((0, 2, 0, 2), (4, 0, 0, 0), 1), ((2, 4, 2, 4), (2, 4, 2, 4), 0), ((0, 0, 0, 0), (0, 0, 0, 0), 0)])
+@pytest.mark.parametrize(
+    ("line", "pushed", "merges"),
+    [
+        ((2, 2, 2, 2), (4, 4, 0, 0), 2),
+        ((2, 2, 2, 0), (4, 2, 0, 0), 1),
+        ((4, 2, 2, 0), (4, 4, 0, 0), 1),
+        ((0, 2, 0, 2), (4, 0, 0, 0), 1),
+        ((2, 4, 2, 4), (2, 4, 2, 4), 0),
+        ((0, 0, 0, 0), (0, 0, 0, 0), 0),
+    ],
+)
 def test_2048_merges_each_tile_once(game_2048, line, pushed, merges):
     assert game_2048.slide(line) == (pushed, merges)
 

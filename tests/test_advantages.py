@@ -95,8 +95,10 @@ def test_who_does_not_count_neither_shifts_the_mean_nor_gets_an_advantage():
     np.testing.assert_allclose(advantages([[1.0, -50.0, 0.0]], "none", counts=counts)[0], [0.5, 0.0, -0.5])
 
 
-@given(st.lists(st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), max_size=9), max_size=6),
-       st.sampled_from(list(SCALES)))
+@given(
+    st.lists(st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), max_size=9), max_size=6),
+    st.sampled_from(list(SCALES)),
+)
 @settings(max_examples=60)
 def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(groups, scale):
     for rewards, values in zip(groups, advantages(groups, scale), strict=True):
@@ -134,7 +136,8 @@ def reference_reduction(losses, trajectory, group, A, reduction, max_tokens):
 
 steps = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 2), st.sampled_from([0.0, 1.0, -0.5])),
-    min_size=1, max_size=10,
+    min_size=1,
+    max_size=10,
 )
 
 
@@ -192,8 +195,10 @@ def test_a_term_that_trains_silent_rows_leaves_the_other_factors_alone(reduction
 def test_an_entropy_or_kl_term_wants_the_rows_of_equal_groups():
     tokens, sampled = np.arange(4, dtype=np.int32), np.array([False, True, True, True])
     rows = [[TokenRow(tokens, sampled, np.zeros(4, np.float32), i, False) for i in range(2)] for _ in range(2)]
-    kept = [len(train_rows([[0.0, 1.0], [1.0, 1.0]], rows, StepConfig(**options)))
-            for options in ({}, {"entropy_coef": 0.01}, {"kl_coef": 0.1}, {"kl_shaping": 0.1})]
+    kept = [
+        len(train_rows([[0.0, 1.0], [1.0, 1.0]], rows, StepConfig(**options)))
+        for options in ({}, {"entropy_coef": 0.01}, {"kl_coef": 0.1}, {"kl_shaping": 0.1})
+    ]
     assert kept == [2, 4, 4, 2]
 
 
@@ -237,15 +242,18 @@ def test_reduction_art_reproduces_art(balance):
     lengths = [[[3], [10, 4], [1]], [[5], [5]], [[7], [2, 2, 2], [30], [1]]]
     rows = [[row(i, n) for i, many in enumerate(group) for n in many] for group in lengths]
     weighed = weigh_rows(rewards, rows, reduction="art", balance=balance)
-    ours = sum(c * math.tanh(a) * r.sampled.sum() for r, c, a in
-               zip(weighed.rows, weighed.coef_R, weighed.advantages_R, strict=True))
+    ours = sum(
+        c * math.tanh(a) * r.sampled.sum()
+        for r, c, a in zip(weighed.rows, weighed.coef_R, weighed.advantages_R, strict=True)
+    )
     assert ours == pytest.approx(art_by_hand(rewards, lengths, math.tanh, balance), rel=1e-12)
 
 
 def test_art_does_not_see_the_scale_of_rewards():
     rows = [[row(i, n) for i, n in enumerate((3, 9, 4))]]
-    one, thousand = (weigh_rows([[k * r for r in (1.0, 0.0, 0.2)]], rows, scale="none", reduction="art")
-                     for k in (1, 1000))
+    one, thousand = (
+        weigh_rows([[k * r for r in (1.0, 0.0, 0.2)]], rows, scale="none", reduction="art") for k in (1, 1000)
+    )
     np.testing.assert_allclose(one.advantages_R, thousand.advantages_R)
     tokens = np.array([r.sampled.sum() for r in one.rows])
     assert (np.abs(one.advantages_R) * one.coef_R * tokens).sum() == pytest.approx(1.0)
@@ -289,32 +297,49 @@ def test_an_empty_step_gives_empty_arrays(rule):
 
 def choice(ids=(1, 2, 3), prompt=5, finish="stop", logprobs=True):
     content = [{"token": str(i), "logprob": -1.0, "top_logprobs": []} for i in ids]
-    return Choice(index=0, finish_reason=finish, message=ChatCompletionMessage(role="assistant", content="b2"),
-                  logprobs={"content": content, "refusal": None} if logprobs else None,
-                  **({"token_ids": list(ids), "prompt_token_ids": [0] * prompt} if ids else {}))
+    return Choice(
+        index=0,
+        finish_reason=finish,
+        message=ChatCompletionMessage(role="assistant", content="b2"),
+        logprobs={"content": content, "refusal": None} if logprobs else None,
+        **({"token_ids": list(ids), "prompt_token_ids": [0] * prompt} if ids else {}),
+    )
 
 
 def group(rewards, *entries, histories=(), exceptions=()):
-    made = [Trajectory(messages_and_choices=[{"role": "user", "content": "?"}, *entries], reward=r,
-                       additional_histories=list(histories)) for r in rewards]
+    made = [
+        Trajectory(
+            messages_and_choices=[{"role": "user", "content": "?"}, *entries],
+            reward=r,
+            additional_histories=list(histories),
+        )
+        for r in rewards
+    ]
     return TrajectoryGroup([*made, *exceptions])
 
 
 dict_reply = {"role": "assistant", "content": "b2"}
 
 
-@pytest.mark.parametrize(("groups", "options", "reason"), [
-    ([], {}, "no trajectories: 0 groups, 0 failed"),
-    ([group([], exceptions=[ValueError("x")] * 3)], {}, "no trajectories: 1 groups, 3 failed"),
-    ([group([1, 0], dict_reply), group([1, 0])], {}, "no choice: 4 trajectories"),
-    ([group([1, 0], choice(ids=()))], {}, "no token ids: the choices of 2"),
-    ([group([1, 0], choice(logprobs=False))], {}, "no logprobs: the choices of 2"),
-    ([group([1, 1], choice()), group([0, 0, 0], choice())], {}, "no variance: in each of 2 groups (5 trajectories)"),
-    ([group([1], choice())], {}, "no variance"),
-    ([group([1, 0], choice())], {"max_length": 7}, "all too long: the shortest row of 2 trajectories has 8 tokens"),
-    ([group([1, 0], choice(finish="length"))], {"truncated": "mask"}, "all truncated: 2 trajectories"),
-    ([group([1, 0], choice(finish="length"))], {"truncated": "drop"}, "all truncated: 2 trajectories"),
-])
+@pytest.mark.parametrize(
+    ("groups", "options", "reason"),
+    [
+        ([], {}, "no trajectories: 0 groups, 0 failed"),
+        ([group([], exceptions=[ValueError("x")] * 3)], {}, "no trajectories: 1 groups, 3 failed"),
+        ([group([1, 0], dict_reply), group([1, 0])], {}, "no choice: 4 trajectories"),
+        ([group([1, 0], choice(ids=()))], {}, "no token ids: the choices of 2"),
+        ([group([1, 0], choice(logprobs=False))], {}, "no logprobs: the choices of 2"),
+        (
+            [group([1, 1], choice()), group([0, 0, 0], choice())],
+            {},
+            "no variance: in each of 2 groups (5 trajectories)",
+        ),
+        ([group([1], choice())], {}, "no variance"),
+        ([group([1, 0], choice())], {"max_length": 7}, "all too long: the shortest row of 2 trajectories has 8 tokens"),
+        ([group([1, 0], choice(finish="length"))], {"truncated": "mask"}, "all truncated: 2 trajectories"),
+        ([group([1, 0], choice(finish="length"))], {"truncated": "drop"}, "all truncated: 2 trajectories"),
+    ],
+)
 def test_why_nothing_would_train(groups, options, reason):
     report = signal_report(groups, step=3, **options)
     assert report.reason.startswith(reason)

@@ -1,10 +1,11 @@
 """Run directories that openpipe-art wrote open and go on here, and ours open there (`make test-art`)."""
+
 import json
 from importlib.util import find_spec
 
 import pytest
 
-if find_spec("art") is None:        # not imported here: it patches transformers
+if find_spec("art") is None:  # not imported here: it patches transformers
     pytest.skip("openpipe-art is not in this environment: make test-art", allow_module_level=True)
 
 import torch
@@ -31,18 +32,33 @@ def reply(content, calls=None):
 
 
 def a_trajectory(reward, said="zum Beispiel: grüß 🙂", **more):
-    entries = [{"role": "system", "content": "Spiel."}, {"role": "user", "content": "日本"}, reply("", [CALL]),
-               {"role": "tool", "tool_call_id": "c1", "content": "ok"}, reply(said)]
-    return {"messages_and_choices": entries, "reward": reward, "metrics": {"won": reward, "moves": 3.0},
-            "metadata": {"scenario_id": "s1", "seed": 7, "easy": True}, "logs": ["ein Zug: ü"], "tools": [TOOL]} | more
+    entries = [
+        {"role": "system", "content": "Spiel."},
+        {"role": "user", "content": "日本"},
+        reply("", [CALL]),
+        {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+        reply(said),
+    ]
+    return {
+        "messages_and_choices": entries,
+        "reward": reward,
+        "metrics": {"won": reward, "moves": 3.0},
+        "metadata": {"scenario_id": "s1", "seed": 7, "easy": True},
+        "logs": ["ein Zug: ü"],
+        "tools": [TOOL],
+    } | more
 
 
 GROUPS = [
-    {"trajectories": [a_trajectory(1.0), a_trajectory(0.0, "nein", additional_histories=[FURTHER])],
-     "exceptions": ["the server is gone"], "metadata": {"board": "3×3"}, "metrics": {"ruler": 0.5},
-     "logs": ["judged"]},
+    {
+        "trajectories": [a_trajectory(1.0), a_trajectory(0.0, "nein", additional_histories=[FURTHER])],
+        "exceptions": ["the server is gone"],
+        "metadata": {"board": "3×3"},
+        "metrics": {"ruler": 0.5},
+        "logs": ["judged"],
+    },
     {"trajectories": []},
-    {"trajectories": [a_trajectory(-0.25, "\"quoted\"\n\ttabs")]},
+    {"trajectories": [a_trajectory(-0.25, '"quoted"\n\ttabs')]},
 ]
 REWARDS = [1.0, 0.0, -0.25]
 
@@ -59,8 +75,10 @@ def arts(tmp_path_factory, tiny_model_dir):
     told = {"name": "agent", "project": "p", "base_model": str(tiny_model_dir), "report_metrics": []}
     (folder / "model.json").write_text(json.dumps(told))
     ask_art("written", folder)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model_dir), LoraConfig(
-        r=8, lora_alpha=16, target_modules=list(TARGETS), init_lora_weights=False, task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model_dir),
+        LoraConfig(r=8, lora_alpha=16, target_modules=list(TARGETS), init_lora_weights=False, task_type="CAUSAL_LM"),
+    )
     model.save_pretrained(folder / ".art/p/models/agent/checkpoints/0002")
     return folder / ".art"
 
@@ -73,7 +91,7 @@ def test_a_run_of_arts_opens_in_the_viewer(arts):
     assert (store.splits(), store.steps("train"), store.steps("val")) == (["train", "val"], [1, 2], [2, 3])
     assert [row["train/reward"] for row in store.history() if "train/reward" in row] == [pytest.approx(0.25)] * 2
     assert store.read_groups("val", 3) == []
-    groups = read_groups(path)[1]           # what ART's columns hold: no failed rollout, no empty group, one history
+    groups = read_groups(path)[1]  # what ART's columns hold: no failed rollout, no empty group, one history
     first = groups[0]
     assert [len(group) for group in groups] == [2, 1]
     assert (first.metadata, first.metrics, first.logs) == ({"board": "3×3"}, {"ruler": 0.5}, ["judged"])
@@ -113,10 +131,15 @@ async def test_a_run_of_arts_goes_on(arts, tiny_model_dir):
         assert await model.get_step() == 2
         question = [{"role": "user", "content": "free: A1"}]
         ask = lambda seed: model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), messages=question, max_tokens=6, logprobs=True, seed=seed)
+            model=model.get_inference_name(), messages=question, max_tokens=6, logprobs=True, seed=seed
+        )
         replies = [(await ask(seed)).choices[0] for seed in range(4)]
-        group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*question, choice], reward=float(i % 2))
-                                     for i, choice in enumerate(replies)])
+        group = art.TrajectoryGroup(
+            [
+                art.Trajectory(messages_and_choices=[*question, choice], reward=float(i % 2))
+                for i, choice in enumerate(replies)
+            ]
+        )
         result = await backend.train(model, [group], learning_rate=1e-3, reduction="art")
         await model.log([group], split="train", step=result.step, metrics=result.metrics)
         assert result.step == 3
@@ -133,13 +156,26 @@ async def test_ours_is_read_by_art(tiny_model_dir, tmp_path):
         await model.register(backend)
         question = [{"role": "user", "content": "free: grüß 🙂"}]
         completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), messages=question, max_tokens=6, logprobs=True, n=4)
+            model=model.get_inference_name(), messages=question, max_tokens=6, logprobs=True, n=4
+        )
         group = art.TrajectoryGroup(
-            [art.Trajectory(messages_and_choices=[*question, choice], reward=i / 4, metrics={"won": i / 2, "n": i},
-                            metadata={"seed": i}, logs=["é"]) for i, choice in enumerate(completion.choices)],
-            metadata={"board": "3×3"}, metrics={"ruler": 0.5}, exceptions=[ValueError("gone")])
-        others = [art.TrajectoryGroup([art.Trajectory.model_validate(t) for t in told["trajectories"]])
-                  for told in GROUPS]
+            [
+                art.Trajectory(
+                    messages_and_choices=[*question, choice],
+                    reward=i / 4,
+                    metrics={"won": i / 2, "n": i},
+                    metadata={"seed": i},
+                    logs=["é"],
+                )
+                for i, choice in enumerate(completion.choices)
+            ],
+            metadata={"board": "3×3"},
+            metrics={"ruler": 0.5},
+            exceptions=[ValueError("gone")],
+        )
+        others = [
+            art.TrajectoryGroup([art.Trajectory.model_validate(t) for t in told["trajectories"]]) for told in GROUPS
+        ]
         result = await backend.train(model, [group], learning_rate=1e-3)
         await model.log([group, *others], split="train", step=result.step, metrics=result.metrics)
         await model.log([group], split="val", step=result.step)
@@ -153,7 +189,11 @@ async def test_ours_is_read_by_art(tiny_model_dir, tmp_path):
         assert [g["metrics"] for g in theirs] == [g.metrics for g in mine]
         for ours, one in zip([t for g in mine for t in g], [t for g in theirs for t in g["trajectories"]], strict=True):
             assert (one["reward"], one["metrics"], one["metadata"], one["logs"]) == (
-                ours.reward, ours.metrics, ours.metadata, ours.logs)
+                ours.reward,
+                ours.metrics,
+                ours.metadata,
+                ours.logs,
+            )
             assert list(map(plain_message, one["messages_and_choices"])) == list(map(plain_message, ours.messages()))
         rows = [row for row in told["rows"] if row["split"] == split]
         assert sorted(row["reward"] for row in rows) == sorted(t.reward for g in mine for t in g)

@@ -1,4 +1,5 @@
 """What code for ART asks of a model and a backend: heard where it means something here, and else named once."""
+
 import importlib
 
 import openai
@@ -13,14 +14,21 @@ from art_nb.tokens.learner_records import read_record
 
 def left_out(events, what):
     """The one message that names settings without a meaning here."""
-    message, = [event.message for event in events if what in event.message]
+    (message,) = [event.message for event in events if what in event.message]
     return message
 
 
 async def test_the_trainers_settings_reach_the_step(named, local):
     said = heard(local, Warned)
-    settings = art.dev.TrainerArgs(max_grad_norm=0.05, weight_decay=0.2, adam_beta1=0.5, adam_epsilon=1e-6,
-                                   learning_rate=1.0, optim="paged_adamw_8bit", lr_scheduler_type="constant")
+    settings = art.dev.TrainerArgs(
+        max_grad_norm=0.05,
+        weight_decay=0.2,
+        adam_beta1=0.5,
+        adam_epsilon=1e-6,
+        learning_rate=1.0,
+        optim="paged_adamw_8bit",
+        lr_scheduler_type="constant",
+    )
     model = named(_internal_config=art.dev.InternalModelConfig(trainer_args=settings))
     await model.register(local)
     group = await a_group(model)
@@ -53,7 +61,8 @@ async def test_a_request_may_switch_thinking_off(named, local):
     texts = []
     for more in ({}, {"enable_thinking": False}, {"enable_thinking": True}):
         answer = await model.openai_client().chat.completions.create(
-            **ask, extra_body={"chat_template_kwargs": more, "return_token_ids": True})
+            **ask, extra_body={"chat_template_kwargs": more, "return_token_ids": True}
+        )
         ids = answer.model_extra["prompt_token_ids"]
         assert ids == answer.choices[0].model_extra["prompt_token_ids"]
         texts.append(local.home(model).policy.tokenizer.decode(ids))
@@ -67,8 +76,10 @@ async def test_a_request_may_switch_thinking_off(named, local):
 async def test_what_a_registration_asks_for_in_vain_is_named(named, local):
     said = heard(local, Warned)
     config = art.dev.OpenAIServerConfig(
-        log_file="vllm.log", engine_args=art.dev.EngineArgs(max_num_seqs=4),
-        server_args=art.dev.ServerArgs(tool_call_parser="llama3_json", port=8000, api_key=None))
+        log_file="vllm.log",
+        engine_args=art.dev.EngineArgs(max_num_seqs=4),
+        server_args=art.dev.ServerArgs(tool_call_parser="llama3_json", port=8000, api_key=None),
+    )
     model = named()
     await model.register(local, _openai_client_config=config)
     assert left_out(said, "_openai_client_config").endswith("left out: engine_args, log_file, server_args.port.")
@@ -103,6 +114,7 @@ async def test_a_fork_finds_a_run_whose_name_cannot_be_a_directory(named, local)
 
 # names
 
+
 def test_results_are_made_as_arts_are():
     assert art.TrainResult(3) == art.TrainResult(step=3, metrics={})
     assert art.TrainResult(3, {"loss/train": 1}).metrics == {"loss/train": 1.0}
@@ -130,12 +142,19 @@ def test_a_star_gives_the_dictionaries_too():
     assert names["TrainableModel"] is art.TrainableModel
 
 
-@pytest.mark.parametrize(("made", "status"), [
-    (lambda: art.StoreError("full"), 500), (lambda: art.ServeError("full", status=429), 429),
-    (lambda: art.LocalServingUnavailableError("full"), 503), (lambda: art.BackendMissing("full"), 500),
-    (lambda: errors().ForbiddenBucketCreationError("full"), 403), (lambda: errors().LoRADeploymentError("full"), 400),
-    (lambda: errors().UnsupportedLoRADeploymentProviderError("full"), 400),
-    (lambda: errors().LoRADeploymentTimedOutError("full"), 504)])
+@pytest.mark.parametrize(
+    ("made", "status"),
+    [
+        (lambda: art.StoreError("full"), 500),
+        (lambda: art.ServeError("full", status=429), 429),
+        (lambda: art.LocalServingUnavailableError("full"), 503),
+        (lambda: art.BackendMissing("full"), 500),
+        (lambda: errors().ForbiddenBucketCreationError("full"), 403),
+        (lambda: errors().LoRADeploymentError("full"), 400),
+        (lambda: errors().UnsupportedLoRADeploymentProviderError("full"), 400),
+        (lambda: errors().LoRADeploymentTimedOutError("full"), 504),
+    ],
+)
 def test_an_error_has_arts_fields(made, status):
     error = made()
     assert isinstance(error, errors().ARTError)

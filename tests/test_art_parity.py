@@ -1,11 +1,12 @@
 """Our rows, weights and losses beside those of openpipe-art itself (`make test-art`)."""
+
 import json
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
-if find_spec("art") is None:        # not imported here: it patches transformers
+if find_spec("art") is None:  # not imported here: it patches transformers
     pytest.skip("openpipe-art is not in this environment: make test-art", allow_module_level=True)
 
 import torch
@@ -24,11 +25,27 @@ BAND = {"epsilon": 0.3, "epsilon_high": 0.5}
 CAP = {"max_negative_advantage_importance_sampling_weight": 1.2}
 OWN = {"precalculate_logprobs": True}
 CALLS = [
-    {}, {"epsilon": 0.3}, BAND, *({"importance_sampling_level": level, **BAND} for level in LEVELS), CAP,
-    {"mask_prob_ratio": True, **BAND}, {"kimi_k2_tau": 0.2}, {"kl_penalty_coef": 0.3},
-    {"kl_penalty_coef": 0.3, "kl_penalty_source": "sample"}, OWN, OWN | {"truncated_importance_sampling": 1.1},
-    {"importance_sampling_level": "average", "mask_prob_ratio": True, "kimi_k2_tau": 0.1, "kl_penalty_coef": 0.1, **CAP,
-     **BAND, **OWN, "truncated_importance_sampling": 1.5},
+    {},
+    {"epsilon": 0.3},
+    BAND,
+    *({"importance_sampling_level": level, **BAND} for level in LEVELS),
+    CAP,
+    {"mask_prob_ratio": True, **BAND},
+    {"kimi_k2_tau": 0.2},
+    {"kl_penalty_coef": 0.3},
+    {"kl_penalty_coef": 0.3, "kl_penalty_source": "sample"},
+    OWN,
+    OWN | {"truncated_importance_sampling": 1.1},
+    {
+        "importance_sampling_level": "average",
+        "mask_prob_ratio": True,
+        "kimi_k2_tau": 0.1,
+        "kl_penalty_coef": 0.1,
+        **CAP,
+        **BAND,
+        **OWN,
+        "truncated_importance_sampling": 1.5,
+    },
 ]
 CALLS = [{"loss_fn": loss} | call for loss in ("cispo", "ppo") for call in CALLS]
 SETTINGS = [(True, 0.0), (False, 0.0), (True, 0.4), (True, -0.4)]
@@ -98,9 +115,14 @@ def tensors(theirs, rows, rescored):
     own = torch.where(sampler.isnan(), new.detach(), torch.tensor(pick("learner")))
     sizes = [len(at) for _, _, at in parts]
     each = lambda value: torch.tensor(np.repeat([value(row) for _, row, _ in parts], sizes), dtype=torch.float64)
-    t = TokenTensors(logprobs_E=new, old_E=own if rescored else sampler, advantages_E=each(lambda row: row.advantage),
-                     row_E=torch.tensor(np.repeat(np.arange(len(parts)), sizes)),
-                     reference_E=torch.tensor(pick("reference")), sampler_E=sampler if rescored else None)
+    t = TokenTensors(
+        logprobs_E=new,
+        old_E=own if rescored else sampler,
+        advantages_E=each(lambda row: row.advantage),
+        row_E=torch.tensor(np.repeat(np.arange(len(parts)), sizes)),
+        reference_E=torch.tensor(pick("reference")),
+        sampler_E=sampler if rescored else None,
+    )
     return t, each(lambda row: row.coef), [(i, at) for i, _, at in parts]
 
 
@@ -112,10 +134,17 @@ def test_losses_are_arts(asked, call, setting):
     t, coef_E, places = tensors(theirs, our_rows(groups, config), config.rescored)
     if config.kl_shaping:
         t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source)
-    ours = total_loss(t, coef_E, config.loss, mismatch=config.mismatch, mismatch_options=config.mismatch_options,
-                      kl_coef=config.kl_coef, **config.loss_options)
+    ours = total_loss(
+        t,
+        coef_E,
+        config.loss,
+        mismatch=config.mismatch,
+        mismatch_options=config.mismatch_options,
+        kl_coef=config.kl_coef,
+        **config.loss_options,
+    )
     assert ours.item() == pytest.approx(theirs["losses"][call], rel=1e-5, abs=1e-5)
-    gradient, = torch.autograd.grad(ours, t.logprobs_E)
+    (gradient,) = torch.autograd.grad(ours, t.logprobs_E)
     expected = np.concatenate([theirs["gradients"][call][i][at] for i, at in places])
     np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-4, atol=1e-6)
     assert np.abs(expected).max() > 1e-3

@@ -1,4 +1,5 @@
 """Archives that a hostile server could send: only the valid checkpoint is accepted, nothing is written outside."""
+
 import io
 import json
 import tarfile
@@ -9,8 +10,11 @@ from art_nb.backends.remote_protocol import MAX_FILES, tar_pieces, unpack
 from art_nb.core.types import ServeError
 
 HEADER = json.dumps({"x": {"dtype": "U8", "shape": [500], "data_offsets": [0, 500]}}).encode()
-CHECKPOINT = {"adapter_config.json": b"{}", "training.json": b"{}",
-              "adapter_model.safetensors": len(HEADER).to_bytes(8, "little") + HEADER + bytes(500)}
+CHECKPOINT = {
+    "adapter_config.json": b"{}",
+    "training.json": b"{}",
+    "adapter_model.safetensors": len(HEADER).to_bytes(8, "little") + HEADER + bytes(500),
+}
 
 
 def member(name, content=b"", **attributes):
@@ -40,20 +44,27 @@ def cve_2025_4517(to):
     part, steps, names = "d" * 247, "abcdefghijklmnop", []
     members = []
     for step in steps:
-        members += [member("/".join([*names, part]), type=tarfile.DIRTYPE, mode=0o755),
-                    link("/".join([*names, step]), part)]
+        members += [
+            member("/".join([*names, part]), type=tarfile.DIRTYPE, mode=0o755),
+            link("/".join([*names, step]), part),
+        ]
         names.append(part)
     short = "/".join(steps)
     chain = f"{short}/{'l' * 254}"
-    return archive(*members, link(chain, "../" * len(steps)), link("escape", f"{chain}/../../{to}"),
-                   link("hard", "escape/secret", tarfile.LNKTYPE), member("hard", b"overwritten"),
-                   member("escape/new", b"new"))
+    return archive(
+        *members,
+        link(chain, "../" * len(steps)),
+        link("escape", f"{chain}/../../{to}"),
+        link("hard", "escape/secret", tarfile.LNKTYPE),
+        member("hard", b"overwritten"),
+        member("escape/new", b"new"),
+    )
 
 
 def raw(name=b"a", size=b"%011o\0" % 3, kind=b"0", mode=b"0000644\0", content=b"abc"):
     """A member with any bytes in its header, in front of a valid archive."""
     head = bytearray(512)
-    head[:len(name)], head[100:108], head[124:136], head[156:157] = name, mode, size, kind
+    head[: len(name)], head[100:108], head[124:136], head[156:157] = name, mode, size, kind
     head[257:265] = b"ustar\x0000"
     head[148:156] = b" " * 8
     head[148:156] = b"%06o\0 " % sum(head)
@@ -87,8 +98,10 @@ HOSTILE = {
     "repeated_name": lambda out: archive(member("training.json", b"x")),
     "cve_2025_4517": lambda out: cve_2025_4517(out.name),
     "truncated": lambda out: archive()[:2500],
-    "no_end": lambda out: b"".join(info.tobuf() + content.ljust(-(-len(content) // 512) * 512, b"\0")
-                                   for info, content in map(member, CHECKPOINT, CHECKPOINT.values())),
+    "no_end": lambda out: b"".join(
+        info.tobuf() + content.ljust(-(-len(content) // 512) * 512, b"\0")
+        for info, content in map(member, CHECKPOINT, CHECKPOINT.values())
+    ),
     "size_lies": lambda out: raw(size=b"%011o\0" % (7 << 30)),
     "negative_size": lambda out: raw(size=b"\xff" * 12),
     "giant_size": lambda out: raw(size=b"\x80" + b"\x7f" * 11),
@@ -105,8 +118,10 @@ HOSTILE = {
 
 
 def everything(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-            for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -137,7 +152,7 @@ def test_what_is_sent_is_accepted(tmp_path):
     (saved / "link").symlink_to("/etc/passwd")
     sent = io.BytesIO(b"".join(tar_pieces(saved)))
     unpack(sent, tmp_path / "first")
-    unpack(sent, tmp_path / "first")        # again, into a directory that exists
+    unpack(sent, tmp_path / "first")  # again, into a directory that exists
     assert everything(tmp_path / "first") == CHECKPOINT
 
 

@@ -1,4 +1,5 @@
 """The audit's kills: at random moments, and aimed between a checkpoint and its history row."""
+
 import json
 import os
 import random
@@ -46,8 +47,12 @@ def test_kills_lose_no_finished_step_row_or_rollout(nursery, tmp_path, tiny_mode
     rng, job = random.Random(do), the_job(do, do, tmp_path, tiny_model_dir, **JOBS[do]) | {"root": tmp_path}
     moments = [moment for moment in MOMENTS if moment not in SILENT.get(do, ())]
     at_random = [(rng.choice(moments), 1, rng.random() * 0.3) for _ in range(count(201, 6) // 3)]
-    aimed = [("CheckpointSaved", rng.randint(1, 3), 0.0 if i % 2 else rng.random() * 0.01)
-             for i in range(count(60, 6) // 3)]
+    aimed = [
+        ("CheckpointSaved", rng.randint(1, 3), 0.0 if i % 2 else rng.random() * 0.01) for i in range(count(60, 6) // 3)
+    ]
     recovered, reached = follow(nursery, job, at_random + aimed)
-    print(json.dumps({"do": do, "random": len(at_random), "aimed": len(aimed), "steps": reached,
-                      "rows rebuilt": len(recovered)}))
+    print(
+        json.dumps(
+            {"do": do, "random": len(at_random), "aimed": len(aimed), "steps": reached, "rows rebuilt": len(recovered)}
+        )
+    )

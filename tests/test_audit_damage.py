@@ -1,4 +1,5 @@
 """Files that are damaged or written to harm: a clear error in bounded memory, and the other files are still read."""
+
 import io
 import json
 import os
@@ -43,8 +44,9 @@ def write_run(path, steps=3):
     return store
 
 
-@pytest.mark.parametrize("text", [DEEP, b'{"a":' * 100_000, b"[" * 201 + b"]" * 201,
-                                  b'{"a":' * 201 + b"1" + b"}" * 201])
+@pytest.mark.parametrize(
+    "text", [DEEP, b'{"a":' * 100_000, b"[" * 201 + b"]" * 201, b'{"a":' * 201 + b"1" + b"}" * 201]
+)
 def test_deep_json_is_a_value_error(text):
     with pytest.raises(ValueError, match="nested more than"):
         parse_json(text)
@@ -62,8 +64,10 @@ def test_yaml_cannot_end_the_process(tmp_path):
     """libyaml overflowed the stack: the kernel died of a file of 100 KB (another case of reliability 5)."""
     for i, text in enumerate((DEEP, b"- " * 100_000 + b"a", b"a: &a [*a]", DEEP + b"]" * 100_000, LAUGHS)):
         (tmp_path / f"{i}.yaml").write_bytes(text)
-    code = ("import sys; from art_nb.runs.formats import read_yaml\nfor path in sys.argv[1:]:\n"
-            " try: read_yaml(open(path, 'rb'))\n except ValueError: print('refused')")
+    code = (
+        "import sys; from art_nb.runs.formats import read_yaml\nfor path in sys.argv[1:]:\n"
+        " try: read_yaml(open(path, 'rb'))\n except ValueError: print('refused')"
+    )
     paths = sorted(map(str, tmp_path.iterdir()))
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, timeout=120)
     assert done.stdout == b"refused\n" * 5, done.stderr[-500:]
@@ -105,7 +109,7 @@ def test_arrays_that_unpack_to_too_much_are_refused(tmp_path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("ids.npy", bytes(1_000_000))
     content, size = path.read_bytes(), (1_000_000).to_bytes(4, "little")
-    path.write_bytes(content.replace(size, (3 << 30).to_bytes(4, "little")))      # as a file of 3 GB states it
+    path.write_bytes(content.replace(size, (3 << 30).to_bytes(4, "little")))  # as a file of 3 GB states it
     with pytest.raises(ValueError, match="at most"):
         load_arrays(path, {})
 
@@ -133,7 +137,7 @@ def test_one_flipped_byte_in_the_tokens_hides_nothing(tmp_path):
     whole = tokens.read_bytes()
     tokens.write_bytes(whole[:4] + b"\xc6" + whole[5:])
     for place in (4, whole.index(b"PK\x01\x02") + 6):
-        tokens.write_bytes(whole[:place] + b"\xc6" + whole[place + 1:])
+        tokens.write_bytes(whole[:place] + b"\xc6" + whole[place + 1 :])
         rows = load_all(store.path)
         assert sorted(rows.steps()) == [("train", 1), ("train", 2), ("train", 3)]
         assert not rows.lost
@@ -141,14 +145,32 @@ def test_one_flipped_byte_in_the_tokens_hides_nothing(tmp_path):
         report(store.path, tmp_path / "report.html")
 
 
-NAMES = ("run.json", "model.json", "history.jsonl", "events.jsonl", "judgements.jsonl", "state.json",
-         "trajectories/train/0002.parquet", "trajectories/train/0002.learner.npz")
-CONTENTS = (b"", DEEP, b"[]", b'"x"', b"\xff\xfe", b"{}", b'{"status": 3, "beat": "x"}',
-            b'{"status": "running", "pid": 1e99, "host": 0, "beat": 1}', "folder", "pipe")
+NAMES = (
+    "run.json",
+    "model.json",
+    "history.jsonl",
+    "events.jsonl",
+    "judgements.jsonl",
+    "state.json",
+    "trajectories/train/0002.parquet",
+    "trajectories/train/0002.learner.npz",
+)
+CONTENTS = (
+    b"",
+    DEEP,
+    b"[]",
+    b'"x"',
+    b"\xff\xfe",
+    b"{}",
+    b'{"status": 3, "beat": "x"}',
+    b'{"status": "running", "pid": 1e99, "host": 0, "beat": 1}',
+    "folder",
+    "pipe",
+)
 PAIRS = [(name, content) for content in CONTENTS for name in NAMES]
 
 
-@pytest.mark.parametrize(("name", "content"), PAIRS[::count(1, 7)], ids=lambda part: str(part)[:20])
+@pytest.mark.parametrize(("name", "content"), PAIRS[:: count(1, 7)], ids=lambda part: str(part)[:20])
 def test_any_file_may_be_anything(tmp_path, name, content):
     store = write_run(tmp_path / "run")
     path = store.path / name
@@ -159,9 +181,16 @@ def test_any_file_may_be_anything(tmp_path, name, content):
         os.mkfifo(path)
     else:
         path.write_bytes(content)
-    for what in (lambda: load_all(store.path), lambda: report(store.path, tmp_path / "report.html"), store.history,
-                 lambda: Run.attach(store.path).refresh(), lambda: Journal(store.path).read(),
-                 lambda: list(store.events()), store.read_state, lambda: store.read_groups("train", 2)):
+    for what in (
+        lambda: load_all(store.path),
+        lambda: report(store.path, tmp_path / "report.html"),
+        store.history,
+        lambda: Run.attach(store.path).refresh(),
+        lambda: Journal(store.path).read(),
+        lambda: list(store.events()),
+        store.read_state,
+        lambda: store.read_groups("train", 2),
+    ):
         with suppress(StoreError):
             what()
     rows = load_all(store.path)
@@ -172,8 +201,15 @@ def test_records_of_wrong_types_are_skipped(tmp_path):
     store = write_run(tmp_path / "run")
     good = to_json(StepDone(step=1, metrics={"a": 1.0}))
     assert from_json(good) is not None
-    for wrong in ({"step": "1"}, {"step": None}, {"metrics": []}, {"metrics": {"a": []}}, {"event": []}, {"run": 3},
-                  {"time": 10**400}):
+    for wrong in (
+        {"step": "1"},
+        {"step": None},
+        {"metrics": []},
+        {"metrics": {"a": []}},
+        {"event": []},
+        {"run": 3},
+        {"time": 10**400},
+    ):
         assert from_json(good | wrong) is None
     with open(store.path / "history.jsonl", "a") as file:
         file.write('{"step": "x", "train/reward": {}}\n')
@@ -204,9 +240,15 @@ def test_every_reader_of_trajectories_raises_what_counts_as_damage():
 
 
 def test_a_sidecar_whose_sizes_contradict(tmp_path):
-    arrays = {"choice": np.zeros((1, 4), np.int32), "sizes": np.array([[0, 5, 2**31 - 1, 2**31 - 1]], np.int32),
-              "tops": np.zeros(0, np.uint8), "logprobs": np.zeros(0, np.float16), "text": np.zeros(0, np.uint8),
-              "text_sizes": np.zeros((0, 2), np.int32), "prompt_ids": np.zeros(0, np.int32),
-              "token_ids": np.zeros(0, np.int32)}
+    arrays = {
+        "choice": np.zeros((1, 4), np.int32),
+        "sizes": np.array([[0, 5, 2**31 - 1, 2**31 - 1]], np.int32),
+        "tops": np.zeros(0, np.uint8),
+        "logprobs": np.zeros(0, np.float16),
+        "text": np.zeros(0, np.uint8),
+        "text_sizes": np.zeros((0, 2), np.int32),
+        "prompt_ids": np.zeros(0, np.int32),
+        "token_ids": np.zeros(0, np.int32),
+    }
     with pytest.raises(ValueError, match="contradict"):
         unpack_tokens([], arrays)

@@ -1,4 +1,5 @@
 """The extras of settings.ini can be installed together, on every Python that we support."""
+
 import re
 import subprocess
 import sys
@@ -19,16 +20,29 @@ EXTRAS = sorted(name.removesuffix("_requirements") for name in FACTS if name.end
 PYTHONS = ["3.11", "3.12", "3.13"]
 COMBINATIONS = [chosen for size in range(len(EXTRAS), -1, -1) for chosen in combinations(EXTRAS, size)]
 # All extras together are the hardest combination: its solution is one of every other.
-CASES = [(python, chosen) for chosen in count(COMBINATIONS, COMBINATIONS[:1])
-         for python in count(PYTHONS, PYTHONS[:1])]
-UV_FAILED = 2       # the exit code of everything but a missing solution
+CASES = [(python, chosen) for chosen in count(COMBINATIONS, COMBINATIONS[:1]) for python in count(PYTHONS, PYTHONS[:1])]
+UV_FAILED = 2  # the exit code of everything but a missing solution
 
 
 def resolve(python, extras):
     """Return the versions uv would install, by name; skip the test if the registry cannot be reached."""
     wanted = FACTS["requirements"].split() + [r for extra in extras for r in FACTS[f"{extra}_requirements"].split()]
-    command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-config", "--no-header", "--no-annotate",
-               "--python-version", python, "--python-platform", "x86_64-manylinux_2_28", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "-q",
+        "--no-config",
+        "--no-header",
+        "--no-annotate",
+        "--python-version",
+        python,
+        "--python-platform",
+        "x86_64-manylinux_2_28",
+        "-",
+    ]
     done = subprocess.run(command, input="\n".join(wanted), capture_output=True, text=True, check=False)
     if done.returncode == UV_FAILED and re.search(r"(?i)failed to (fetch|download)|connect|dns|timed out", done.stderr):
         pytest.skip(f"no package registry: {done.stderr.strip().splitlines()[0]}")

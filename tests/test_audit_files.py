@@ -1,4 +1,5 @@
 """Mutated run directories: opened, they show what is whole; resumed, they train on or name what is damaged."""
+
 import os
 import random
 import shutil
@@ -43,8 +44,9 @@ async def a_group(model, number):
     ask, client = [{"role": "user", "content": "go"}], model.openai_client()
     made = []
     for i in range(2):
-        answer = await client.chat.completions.create(model=model.get_inference_name(), messages=ask, max_tokens=3,
-                                                      logprobs=True, seed=i)
+        answer = await client.chat.completions.create(
+            model=model.get_inference_name(), messages=ask, max_tokens=3, logprobs=True, seed=i
+        )
         made.append(art.Trajectory(messages_and_choices=[*ask, answer.choices[0]], reward=float(i)))
     return art.TrajectoryGroup(made, metadata={"group_id": f"g{number}"})
 
@@ -60,25 +62,35 @@ def flip(rng, content):
 def splice(rng, content):
     """Replace a piece by something of another type."""
     start = rng.randrange(len(content) + 1)
-    return content[:start] + rng.choice(WORDS) + content[start + rng.randrange(12):]
+    return content[:start] + rng.choice(WORDS) + content[start + rng.randrange(12) :]
 
 
 def retype(rng, content):
     """Replace a value of JSON by something of another type."""
-    places = [i for i in range(len(content)) if content[i:i + 1] == b":"]
+    places = [i for i in range(len(content)) if content[i : i + 1] == b":"]
     if not places:
         return splice(rng, content)
     start = rng.choice(places) + 1
-    end = min((place for place in (content.find(mark, start) for mark in (b",", b"}", b"\n")) if place >= 0),
-              default=len(content))
+    end = min(
+        (place for place in (content.find(mark, start) for mark in (b",", b"}", b"\n")) if place >= 0),
+        default=len(content),
+    )
     return content[:start] + rng.choice(WORDS) + content[end:]
 
 
 CHANGES = (
-    flip, flip, splice, retype, retype, retype,
-    lambda rng, content: content[:rng.randrange(len(content) + 1)], lambda rng, content: b"",
-    lambda rng, content: content * 2, lambda rng, content: rng.choice(WORDS), lambda rng, content: rng.randbytes(2000),
-    lambda rng, content: content[:4] + b"\xc6" + content[5:],          # the version that a zip archive needs
+    flip,
+    flip,
+    splice,
+    retype,
+    retype,
+    retype,
+    lambda rng, content: content[: rng.randrange(len(content) + 1)],
+    lambda rng, content: b"",
+    lambda rng, content: content * 2,
+    lambda rng, content: rng.choice(WORDS),
+    lambda rng, content: rng.randbytes(2000),
+    lambda rng, content: content[:4] + b"\xc6" + content[5:],  # the version that a zip archive needs
     lambda rng, content: (1 << 62).to_bytes(8, "little") + content[8:],  # the header's length in safetensors
 )
 
@@ -102,8 +114,10 @@ def mutate(rng, folder):
 
 def state_of(folder):
     """Every name and content below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-            for path in sorted(folder.rglob("*"))}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 def view(folder):
@@ -124,11 +138,16 @@ def attach(folder):
 
 
 READERS = {
-    "view": view, "report": lambda folder: report(folder, folder.parent / "report.html"), "attach": attach,
-    "journal": journal, "frozen": static_run,
-    "history": lambda folder: RunStore(folder).history(), "events": lambda folder: [*RunStore(folder).events()],
+    "view": view,
+    "report": lambda folder: report(folder, folder.parent / "report.html"),
+    "attach": attach,
+    "journal": journal,
+    "frozen": static_run,
+    "history": lambda folder: RunStore(folder).history(),
+    "events": lambda folder: [*RunStore(folder).events()],
     "state": lambda folder: (RunStore(folder).read_state(), RunStore(folder).read_own_state("_pipeline_trainer")),
-    "model": lambda folder: RunStore(folder).read_model(), "saved": lambda folder: RunStore(folder).steps_saved(),
+    "model": lambda folder: RunStore(folder).read_model(),
+    "saved": lambda folder: RunStore(folder).steps_saved(),
     "groups": lambda folder: [RunStore(folder).read_groups("train", 1), RunStore(folder).read_groups("train", 2)],
     "records": lambda folder: [read_record(RunStore(folder), step) for step in (1, 2)],
 }
@@ -156,7 +175,7 @@ async def test_mutated_runs_are_opened(run_folder, tmp_path):
                 read(folder)
             except ArtError:
                 pass
-            except Exception as error:      # what must not come out
+            except Exception as error:  # what must not come out
                 raw.append((seed, name, f"{type(error).__name__}: {error}"[:150]))
         assert state_of(folder) == before, seed
         shutil.rmtree(folder.parent)
@@ -180,24 +199,38 @@ async def test_mutated_runs_are_resumed(run_folder, tmp_path, named):
                 await model.log(metrics=result.metrics, split="train", step=result.step)
         except ArtError:
             pass
-        except Exception as error:          # what must not come out
+        except Exception as error:  # what must not come out
             raw.append((seed, f"{type(error).__name__}: {error}"[:150]))
         assert contents <= {*state_of(folder).values()}, seed
         shutil.rmtree(tmp_path / str(seed))
     assert not raw
 
 
-@pytest.mark.parametrize("field", [
-    {"role": "a\ud800b"}, {"role": "tool", "tool_call_id": "a\ud800b"}, {"role": "tool", "tool_call_id": 3},
-    {"name": "a\ud800b"}, {"a\ud800b": 1}, {"content": 3},
-    {"tool_calls": [{"id": "\ud800", "type": "function", "function": {"name": "\ud800", "arguments": "\ud800"}}]}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"role": "a\ud800b"},
+        {"role": "tool", "tool_call_id": "a\ud800b"},
+        {"role": "tool", "tool_call_id": 3},
+        {"name": "a\ud800b"},
+        {"a\ud800b": 1},
+        {"content": 3},
+        {"tool_calls": [{"id": "\ud800", "type": "function", "function": {"name": "\ud800", "arguments": "\ud800"}}]},
+    ],
+)
 def test_odd_fields_of_messages_are_stored(tmp_path, field):
     check_stored(tmp_path, art.Trajectory(messages_and_choices=[{"role": "user", "content": "x"} | field], reward=1))
 
 
-@pytest.mark.parametrize("fields", [
-    {"metadata": {"\ud800": "\ud800"}}, {"metrics": {"\ud800": 1.0}}, {"logs": ["\ud800"]},
-    {"tools": [{"type": "function", "function": {"name": "\ud800", "parameters": {"\ud800": "\ud800"}}}]}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"\ud800": "\ud800"}},
+        {"metrics": {"\ud800": 1.0}},
+        {"logs": ["\ud800"]},
+        {"tools": [{"type": "function", "function": {"name": "\ud800", "parameters": {"\ud800": "\ud800"}}}]},
+    ],
+)
 def test_odd_fields_of_trajectories_are_stored(tmp_path, fields):
     said = [{"role": "user", "content": "x"}, make_choice(random.Random(1))[0]]
     check_stored(tmp_path, art.Trajectory(messages_and_choices=said, reward=1, **fields))
@@ -207,8 +240,10 @@ def test_deep_metadata_is_stored(tmp_path):
     value = 1
     for _ in range(800):
         value = [value]
-    check_stored(tmp_path, art.Trajectory(messages_and_choices=[{"role": "user", "content": "x"}], reward=1,
-                                          metadata={"deep": value}))
+    check_stored(
+        tmp_path,
+        art.Trajectory(messages_and_choices=[{"role": "user", "content": "x"}], reward=1, metadata={"deep": value}),
+    )
 
 
 def check_stored(folder, trajectory):

@@ -1,4 +1,5 @@
 """Losses, reductions, denominators and ratios: what each option promises, and what TRL and verl compute."""
+
 import importlib.util
 import json
 from pathlib import Path
@@ -67,14 +68,16 @@ def test_each_optimizer_step_is_the_reduction_of_its_own_rows(reduction, size):
             expected, *_ = entry_weights(lengths, range(size), np.ones(size), reduction, 128)
             np.testing.assert_allclose([row.coef for row in portion], expected, rtol=1e-12)
         shares = {by_tokens[id(row.tokens)].coef / row.coef for row in portion}
-        assert max(shares) == pytest.approx(min(shares))     # within a portion, the rows weigh as in the whole step
+        assert max(shares) == pytest.approx(min(shares))  # within a portion, the rows weigh as in the whole step
         if reduction not in ("constant", "art"):
             assert sum(map(weight, portion)) == pytest.approx(1.0)
 
 
 def test_rows_of_a_sequence_mean_weigh_alike_in_portions():
     config = StepConfig(reduction="sequence")
-    assert [weight(row) for p in split_optimizer_steps(eight_rows(config), 2, lot=0) for row in p] == pytest.approx([0.5] * 8)
+    assert [weight(row) for p in split_optimizer_steps(eight_rows(config), 2, lot=0) for row in p] == pytest.approx(
+        [0.5] * 8
+    )
 
 
 def test_a_constant_stays_a_constant_in_portions():
@@ -88,7 +91,7 @@ def test_art_divides_each_optimizer_step_by_its_tokens():
     rows = eight_rows(config)
     for portion in split_optimizer_steps(rows, 2, lot=1):
         tokens = sum(int(row.sampled[1:].sum()) for row in portion)
-        whole = {id(row.tokens): row.coef * sum(LENGTHS) for row in rows}      # ART's weight of each row
+        whole = {id(row.tokens): row.coef * sum(LENGTHS) for row in rows}  # ART's weight of each row
         assert [row.coef * tokens for row in portion] == pytest.approx([whole[id(row.tokens)] for row in portion])
 
 
@@ -103,7 +106,7 @@ def test_half_a_trajectory_counts_half():
         assert weights[0] / weights[1] == pytest.approx(portion[0].units / portion[1].units)
 
 
-FLAT = [[1.0, 1.0, 1.0], [0.0, 0.5, 1.0]]        # a flat group, and a trajectory at the mean of its group
+FLAT = [[1.0, 1.0, 1.0], [0.0, 0.5, 1.0]]  # a flat group, and a trajectory at the mean of its group
 TERMS = ({"kl_coef": 1e-12}, {"entropy_coef": 1e-12}, {"kl_coef": 0.1, "entropy_coef": 0.1})
 
 
@@ -126,8 +129,10 @@ def test_a_kl_or_entropy_term_leaves_the_policy_gradient_alone(reduction, term):
 @pytest.mark.parametrize("reduction", [name for name in REDUCTIONS if name != "art"])
 def test_rows_without_advantage_fill_portions_as_in_trl_and_verl(reduction):
     options = {"reduction": reduction, "max_tokens": 32, "rows_per_step": 2}
-    plain, with_kl = (split_optimizer_steps(flat_rows(StepConfig(**options, **extra), False), 2, lot=0)
-                      for extra in ({}, {"kl_coef": 0.1}))
+    plain, with_kl = (
+        split_optimizer_steps(flat_rows(StepConfig(**options, **extra), False), 2, lot=0)
+        for extra in ({}, {"kl_coef": 0.1})
+    )
     assert len(plain) == 3
     assert [[row.coef for row in portion] for portion in plain] == [[row.coef for row in p] for p in with_kl]
 
@@ -139,8 +144,14 @@ def random_tensors(seed=0, rows=5):
     new = -draw(1).abs() - 0.1
     advantages = torch.randn(rows, generator=rng, dtype=torch.float64)
     advantages[0] = 0.0
-    return TokenTensors(new.requires_grad_(), new.detach() + draw(0.4), advantages[row_E], row_E,
-                        reference_E=new.detach() + draw(0.3), entropy_E=draw(1).abs())
+    return TokenTensors(
+        new.requires_grad_(),
+        new.detach() + draw(0.4),
+        advantages[row_E],
+        row_E,
+        reference_E=new.detach() + draw(0.3),
+        entropy_E=draw(1).abs(),
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -151,7 +162,7 @@ def test_the_policy_term_needs_an_advantage_whatever_other_terms_are_on(loss):
     options = {} if loss in ("dppo", "reinforce_plain") else {"kimi_k2_tau": 0.3}
     t.advantages_E = shaped_advantages(t, 0.2)
     assert not t.advantages_E[t.row_E == 0].any()
-    gradient, = torch.autograd.grad(total_loss(t, coef_E, loss, **options), t.logprobs_E)
+    (gradient,) = torch.autograd.grad(total_loss(t, coef_E, loss, **options), t.logprobs_E)
     assert not gradient[t.row_E == 0].any()
     assert gradient[t.row_E != 0].any()
 
@@ -159,13 +170,16 @@ def test_the_policy_term_needs_an_advantage_whatever_other_terms_are_on(loss):
 def test_the_mean_drift_of_a_shaped_step_is_that_of_rows_with_an_advantage():
     t = random_tensors()
     live = t.row_E != 0
-    part = TokenTensors(*(getattr(t, name)[live] for name in ("logprobs_E", "old_E", "advantages_E", "row_E")),
-                        reference_E=t.reference_E[live])
+    part = TokenTensors(
+        *(getattr(t, name)[live] for name in ("logprobs_E", "old_E", "advantages_E", "row_E")),
+        reference_E=t.reference_E[live],
+    )
     torch.testing.assert_close(shaped_advantages(t, 0.2)[live], shaped_advantages(part, 0.2))
 
 
-@pytest.mark.parametrize("mismatch", ["tis", "sequence_mask", lambda t: torch.ones_like(t.old_E)],
-                         ids=["tis", "sequence_mask", "function"])
+@pytest.mark.parametrize(
+    "mismatch", ["tis", "sequence_mask", lambda t: torch.ones_like(t.old_E)], ids=["tis", "sequence_mask", "function"]
+)
 def test_a_mismatch_correction_switches_rescored_on(mismatch):
     assert StepConfig(mismatch=mismatch).rescored is True
     assert StepConfig().rescored is False
@@ -176,8 +190,12 @@ def test_a_mismatch_correction_switches_rescored_on(mismatch):
 
 def test_only_rows_with_a_gradient_are_computed():
     silent = WeightedRow(np.arange(3), np.ones(3, bool), np.zeros(3, np.float32))
-    for config, computed in ((StepConfig(), False), (StepConfig(kl_coef=0.1), True),
-                             (StepConfig(entropy_coef=0.1), True), (StepConfig(kl_shaping=0.1), False)):
+    for config, computed in (
+        (StepConfig(), False),
+        (StepConfig(kl_coef=0.1), True),
+        (StepConfig(entropy_coef=0.1), True),
+        (StepConfig(kl_shaping=0.1), False),
+    ):
         assert has_gradient(silent, config) == computed
 
 
@@ -195,16 +213,19 @@ def test_clipped_tokens_are_counted_with_the_band_and_the_level_of_the_loss():
     share = lambda what: what.float().mean().item()
     means = torch.stack([d[t.row_E == row].mean() for row in t.row_E])
     for loss, options, log_E, low, high in (
-            ("ppo", {}, d, 0.8, 1.2), ("dapo", {}, d, 0.8, 1.28),
-            ("ppo", {"eps_low": 0.1, "eps_high": 0.5}, d, 0.9, 1.5),
-            ("gspo", {}, means, 1 - 3e-4, 1 + 4e-4), ("grpo", {"level": "sequence"}, means, 0.8, 1.2)):
+        ("ppo", {}, d, 0.8, 1.2),
+        ("dapo", {}, d, 0.8, 1.28),
+        ("ppo", {"eps_low": 0.1, "eps_high": 0.5}, d, 0.9, 1.5),
+        ("gspo", {}, means, 1 - 3e-4, 1 + 4e-4),
+        ("grpo", {"level": "sequence"}, means, 0.8, 1.2),
+    ):
         ratio = log_E.exp()
         expected = [share((ratio < low) & (A < 0)), share((ratio > high) & (A > 0))]
         assert measured(t, loss, **options) == pytest.approx([*expected, sum(expected)]), loss
         assert sum(expected) > 0
         found = ratio_metrics(t, loss, options)
         assert found["ratio_mean"] == pytest.approx(ratio.mean().item())
-    weight = d.exp()        # CISPO cuts a weight, whatever the sign of A
+    weight = d.exp()  # CISPO cuts a weight, whatever the sign of A
     low, high, clipped = measured(t, "cispo", is_max=1.1)
     assert high == pytest.approx(share((weight > 1.1) & (A > 0)))
     assert clipped == pytest.approx(share((weight > 1.1) & (A != 0)))
@@ -250,7 +271,8 @@ def test_a_step_with_a_kl_term_reports_the_divergence(term, tiny_model_dir):
     assert told["offpolicy/mismatch_weight_mean"] > 0
     assert {"loss/clipped_low_fraction", "loss/clipped_high_fraction", "loss/clipped_token_fraction"} <= told.keys()
     assert mean_metrics([{"offpolicy/logprob_diff_max": x} for x in (0.1, 0.7, 0.2)]) == {
-        "offpolicy/logprob_diff_max": 0.7}
+        "offpolicy/logprob_diff_max": 0.7
+    }
 
 
 # TRL 1.16 and verl 0.9.1: values that their own code computed (tools/peer_losses.py)
@@ -269,11 +291,25 @@ def our_result(step, peer, ours):
     rows, sizes = torch.nonzero(mask)[:, 0], mask.sum(1).tolist()
     groups = np.arange(len(sizes)) // peer_losses.BATCH
     around = {name: ours[name] for name in ("kl_coef", "entropy_coef", "mismatch", "mismatch_options") if name in ours}
-    coef_R, *_ = entry_weights(sizes, range(len(sizes)), A, ours["reduction"], ours["max_tokens"], groups,
-                              silent=bool(ours["kl_coef"] or ours["entropy_coef"]))
+    coef_R, *_ = entry_weights(
+        sizes,
+        range(len(sizes)),
+        A,
+        ours["reduction"],
+        ours["max_tokens"],
+        groups,
+        silent=bool(ours["kl_coef"] or ours["entropy_coef"]),
+    )
     moving = [step[name][mask].clone().requires_grad_() for name in ("new", "entropy")]
-    t = TokenTensors(moving[0], step["old"][mask], A[rows], rows, step["reference"][mask], moving[1],
-                     step["sampling"][mask] if "mismatch" in ours else None)
+    t = TokenTensors(
+        moving[0],
+        step["old"][mask],
+        A[rows],
+        rows,
+        step["reference"][mask],
+        moving[1],
+        step["sampling"][mask] if "mismatch" in ours else None,
+    )
     loss = total_loss(t, torch.from_numpy(coef_R)[rows], ours["loss"], **around, loss_options=ours["loss_options"])
     gradient = torch.zeros(2, *mask.shape, dtype=torch.float64)
     for place, part in enumerate(torch.autograd.grad(loss, moving, materialize_grads=True)):
@@ -302,19 +338,25 @@ def test_losses_and_gradients_are_those_of_trl_and_verl(kind):
         found, expected = our_result(GIVEN, peer, ours), PEERS["results"][i]
         gradient = (DIRECTIONS * found["gradient"]).sum((1, 2, 3)).tolist()
         assert gradient == pytest.approx(expected["gradient"], rel=near, abs=near), label(i)
-        if kind != ("verl", "dppo_tv"):     # verl's DPPO writes sg(ratio) * logp where ours writes ratio
+        if kind != ("verl", "dppo_tv"):  # verl's DPPO writes sg(ratio) * logp where ours writes ratio
             assert found["loss"] == pytest.approx(expected["loss"], rel=near, abs=near), label(i)
 
 
 def test_metrics_are_those_of_trl_and_verl():
     """TRL counts sequences where the level is the sequence; ours are always shares of the trained tokens."""
-    names = {"clip_ratio/low_mean": "clipped_low", "clip_ratio/high_mean": "clipped_high",
-             "clip_ratio/region_mean": "clipped", "cispo_clip_ratio": "clipped_high", "kl": "kl_ref",
-             "entropy": "entropy", "actor/pg_clipfrac": "clipped"}
+    names = {
+        "clip_ratio/low_mean": "clipped_low",
+        "clip_ratio/high_mean": "clipped_high",
+        "clip_ratio/region_mean": "clipped",
+        "cispo_clip_ratio": "clipped_high",
+        "kl": "kl_ref",
+        "entropy": "entropy",
+        "actor/pg_clipfrac": "clipped",
+    }
     compared, clipped = set(), 0
     for i, (peer, theirs, ours) in enumerate(CASES):
         if theirs.get("level") == "sequence" or theirs.get("loss") in ("cispo", "dppo_tv"):
-            continue                        # verl counts tokens without advantage in these two
+            continue  # verl counts tokens without advantage in these two
         found, expected = our_result(GIVEN, peer, ours)["metrics"], PEERS["results"][i]["metrics"]
         for name, value in expected.items():
             assert found[names[name]] == pytest.approx(value, rel=1e-5, abs=1e-7), (label(i), name)

@@ -1,4 +1,5 @@
 """The audit of the sampler: chi-square tests of what is drawn, and seeded replies in eight kinds of batch."""
+
 import asyncio
 import random
 from collections import Counter
@@ -22,7 +23,7 @@ from art_nb.samplers.transformers import TransformersSampler
 
 CUTS = [{}, {"top_p": 0.7}, {"top_k": 12}, {"min_p": 0.1}, {"top_p": 0.7, "top_k": 12, "min_p": 0.1}]
 WAYS = [{"temperature": t} | cut for t, cut in product((0.5, 1.0, 1.5), CUTS)]
-SEEDED = [(way, True) for way in WAYS] + [(WAYS[5], False), (WAYS[9], False)]       # unseeded draws cannot be repeated
+SEEDED = [(way, True) for way in WAYS] + [(WAYS[5], False), (WAYS[9], False)]  # unseeded draws cannot be repeated
 PROMPT = list(range(40, 60))
 
 
@@ -68,8 +69,9 @@ def peaked():
 @pytest.mark.parametrize(("way", "seeded"), SEEDED if FULL else SEEDED[9:10], ids=str)
 async def test_first_and_second_tokens_follow_the_distribution(peaked, way, seeded):
     sampler, n = sampler_of(peaked), count(20_000, 400)
-    replies = await asyncio.gather(*(
-        ask(sampler, PROMPT, max_tokens=2, ignore_eos=True, seed=i if seeded else None, **way) for i in range(n)))
+    replies = await asyncio.gather(
+        *(ask(sampler, PROMPT, max_tokens=2, ignore_eos=True, seed=i if seeded else None, **way) for i in range(n))
+    )
     sampler.worker.close()
     wanted = distribution(peaked, PROMPT, way)
     firsts = np.bincount([reply[0] for reply in replies], minlength=320)
@@ -79,14 +81,23 @@ async def test_first_and_second_tokens_follow_the_distribution(peaked, way, seed
     assert not firsts[wanted == 0].any() and not seconds[after == 0].any()
     found = p_value(firsts, wanted), p_value(seconds, after)
     print(way, "seeded" if seeded else "unseeded", "p =", *(round(p, 4) for p in found))
-    assert min(found) > 1e-4            # 34 tests: less than once in 300 audits by chance
+    assert min(found) > 1e-4  # 34 tests: less than once in 300 audits by chance
 
 
 def small():
     """A random Llama in bf16 with as many tokens as the embedded model."""
     config = LlamaConfig(
-        vocab_size=49_152, hidden_size=192, intermediate_size=256, num_hidden_layers=3, num_attention_heads=6,
-        num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.1, bos_token_id=0, eos_token_id=0)
+        vocab_size=49_152,
+        hidden_size=192,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return Policy(LlamaForCausalLM(config).to(torch.bfloat16), tiny_tokenizer())
@@ -107,15 +118,17 @@ def conversations(n):
     text = lambda size: [draw.randrange(1000, 40_000) for _ in range(size)]
     shared = text(64)
     sizes = lambda: draw.choices([17, 33, draw.randrange(20, 60), draw.randrange(100, 300)], [3, 3, 12, 1])[0]
-    return [shared[:48 * (i % 2)] + text(sizes()) for i in range(n)]
+    return [shared[: 48 * (i % 2)] + text(sizes()) for i in range(n)]
 
 
 async def in_groups(sampler, prompts, size, **params):
     """Return the replies, `size` requests at a time; request i has seed i."""
     replies = []
     for at in range(0, len(prompts), size):
-        asked = (ask(sampler, prompt, max_tokens=TOKENS, seed=at + i, ignore_eos=True, **params)
-                 for i, prompt in enumerate(prompts[at:at + size]))
+        asked = (
+            ask(sampler, prompt, max_tokens=TOKENS, seed=at + i, ignore_eos=True, **params)
+            for i, prompt in enumerate(prompts[at : at + size])
+        )
         replies += await asyncio.gather(*asked)
     return replies
 
@@ -124,8 +137,15 @@ async def in_a_crowd(sampler, prompts):
     """Return the replies, each beside four unseeded requests of other lengths, temperatures and beginnings."""
     draw, replies = random.Random(6), []
     for i, prompt in enumerate(prompts):
-        others = [ask(sampler, prompt[:draw.randrange(1, len(prompt))] + [draw.randrange(1000, 40_000)] * 3,
-                      max_tokens=draw.randrange(1, 24), temperature=draw.choice([0, 0.7, 1.3])) for _ in range(4)]
+        others = [
+            ask(
+                sampler,
+                prompt[: draw.randrange(1, len(prompt))] + [draw.randrange(1000, 40_000)] * 3,
+                max_tokens=draw.randrange(1, 24),
+                temperature=draw.choice([0, 0.7, 1.3]),
+            )
+            for _ in range(4)
+        ]
         mine = ask(sampler, prompt, max_tokens=TOKENS, seed=i, ignore_eos=True)
         replies.append((await asyncio.gather(*others[:3], mine, *others[3:]))[3])
     return replies
@@ -135,8 +155,9 @@ async def with_siblings(sampler, prompts):
     """Return the replies, each the first of four choices for one prompt."""
     replies = []
     for i, prompt in enumerate(prompts):
-        asked = (ask(sampler, prompt, max_tokens=TOKENS, seed=i if j == 0 else 10**9 + j, ignore_eos=True)
-                 for j in range(4))
+        asked = (
+            ask(sampler, prompt, max_tokens=TOKENS, seed=i if j == 0 else 10**9 + j, ignore_eos=True) for j in range(4)
+        )
         replies.append((await asyncio.gather(*asked))[0])
     return replies
 

@@ -1,4 +1,5 @@
 """Mutated requests at an endpoint with a real sampler, and at `art-nb run`: no 5xx, no hang, no harm."""
+
 import asyncio
 import json
 import random
@@ -16,9 +17,36 @@ from art_nb.backends.remote_client import described
 from art_nb.backends.remote_protocol import group_lines
 
 pytestmark = pytest.mark.timeout(7200)
-VALUES = [None, True, False, 0, 1, -1, 2**31, 2**63, -2**63, 10**400, 0.5, 1e308, float("nan"), float("inf"), "",
-          "text", "\x00", "\ud800", "../../x", "/etc/passwd", ".hidden", "C:\\x", "a" * 5000, [], {}, [[]], [{}],
-          {"a": {}}]
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2**31,
+    2**63,
+    -(2**63),
+    10**400,
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "text",
+    "\x00",
+    "\ud800",
+    "../../x",
+    "/etc/passwd",
+    ".hidden",
+    "C:\\x",
+    "a" * 5000,
+    [],
+    {},
+    [[]],
+    [{}],
+    {"a": {}},
+]
 FIELDS = """model messages prompt n stream temperature top_p top_k min_p seed stop max_tokens logprobs top_logprobs
     tools
     tool_choice response_format guided_choice guided_regex structured_outputs role content tool_calls
@@ -55,7 +83,7 @@ def mutate_json(rng, value):
         try:
             set_path(value, path, change)
         except (KeyError, IndexError, TypeError):
-            continue                            # the place is not there any more
+            continue  # the place is not there any more
     return value
 
 
@@ -66,7 +94,7 @@ def mutate_bytes(rng, data):
     if kind == 0:
         return data[:at]
     if kind == 1:
-        return data[:at] + rng.randbytes(rng.randint(1, 9)) + data[at + 1:]
+        return data[:at] + rng.randbytes(rng.randint(1, 9)) + data[at + 1 :]
     if kind == 2:
         return data[:at] + rng.choice([b"[", b'{"a":']) * rng.choice([50, 2000, 100_000]) + data[at:]
     if kind == 3:
@@ -93,7 +121,7 @@ async def send_all(client, requests, is_well, every):
             statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
 
     for start in range(0, len(requests), every):
-        await asyncio.gather(*(send(*request) for request in requests[start:start + every]))
+        await asyncio.gather(*(send(*request) for request in requests[start : start + every]))
         await is_well()
     return statuses
 
@@ -115,6 +143,7 @@ async def test_mutated_requests_at_the_endpoint(tmp_path, tiny_model_dir):
             return method, path, mutate_bytes(rng, body), headers
 
         async with httpx.AsyncClient(base_url=model.inference_base_url.removesuffix("/v1"), timeout=60) as client:
+
             async def is_well():
                 assert (await ask(model)).message.content is not None
 
@@ -128,16 +157,28 @@ def calls(model, run, group):
     """A good body of every call of `art-nb run`."""
     lines, choices = group_lines([group]), len(group.trajectories)
     whole = {"model": described(model)}
-    return [({"verb": "register", "choices": 0, **whole}, b""),
-            ({"verb": "train", "choices": choices, "run": run, "options": {"learning_rate": 1e-3}}, lines),
-            ({"verb": "train_sft", "choices": choices, "run": run, "config": {"learning_rate": 1e-3}}, lines),
-            ({"verb": "log", "choices": choices, "run": run, "split": "val", "step": 1, "row": {"a": 1},
-              "grouped": True}, lines),
-            ({"verb": "get_step", "choices": 0, "run": run}, b""),
-            ({"verb": "delete_checkpoints", "choices": 0, "run": run, "keep": [0, 1]}, b""),
-            ({"verb": "fork", "choices": 0, **whole, "from_model": "ttt"}, b""),
-            ({"verb": "leave", "choices": 0, "keys": ["x"]}, b""),
-            ({"verb": "pull", "choices": 0, **whole, "step": "latest"}, b"")]
+    return [
+        ({"verb": "register", "choices": 0, **whole}, b""),
+        ({"verb": "train", "choices": choices, "run": run, "options": {"learning_rate": 1e-3}}, lines),
+        ({"verb": "train_sft", "choices": choices, "run": run, "config": {"learning_rate": 1e-3}}, lines),
+        (
+            {
+                "verb": "log",
+                "choices": choices,
+                "run": run,
+                "split": "val",
+                "step": 1,
+                "row": {"a": 1},
+                "grouped": True,
+            },
+            lines,
+        ),
+        ({"verb": "get_step", "choices": 0, "run": run}, b""),
+        ({"verb": "delete_checkpoints", "choices": 0, "run": run, "keep": [0, 1]}, b""),
+        ({"verb": "fork", "choices": 0, **whole, "from_model": "ttt"}, b""),
+        ({"verb": "leave", "choices": 0, "keys": ["x"]}, b""),
+        ({"verb": "pull", "choices": 0, **whole, "step": "latest"}, b""),
+    ]
 
 
 async def test_mutated_requests_at_art_nb_run(tmp_path, tiny_model_dir):
@@ -155,14 +196,23 @@ async def test_mutated_requests_at_art_nb_run(tmp_path, tiny_model_dir):
                 head, lines = rng.choice(good)
                 head = head if rng.random() < 0.1 else mutate_json(rng, head)
                 body = mutate_bytes(rng, json.dumps(head).encode() + b"\n" + lines)
-                path = rng.choice([f"/calls/{rng.randbytes(16).hex()}"] * 12 + [
-                    "/checkpoints", "/health", "/", f"/runs/{rng.randbytes(8).hex()}/v1/models", "/calls/..%2f..%2fx",
-                    f"/calls/{rng.randbytes(16).hex()}?after={rng.choice(['-1', '9' * 30, 'x'])}"])
+                path = rng.choice(
+                    [f"/calls/{rng.randbytes(16).hex()}"] * 12
+                    + [
+                        "/checkpoints",
+                        "/health",
+                        "/",
+                        f"/runs/{rng.randbytes(8).hex()}/v1/models",
+                        "/calls/..%2f..%2fx",
+                        f"/calls/{rng.randbytes(16).hex()}?after={rng.choice(['-1', '9' * 30, 'x'])}",
+                    ]
+                )
                 method = rng.choice(["POST"] * 12 + ["GET", "PUT", "DELETE"])
                 headers = rng.choice([key] * 12 + [{}, {"Authorization": "Bearer x"}, {"Authorization": b"\xff"}])
                 return method, path, body, headers
 
             async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+
                 async def is_well():
                     assert (await client.get("/health")).json() == {"status": "ok"}
                     assert await model.get_step() >= 0
@@ -171,7 +221,7 @@ async def test_mutated_requests_at_art_nb_run(tmp_path, tiny_model_dir):
             assert statuses[400] > total // 4
             assert statuses[401] > total // 100
             fresh = art.TrainableModel(name="fresh", project="fuzz", base_model=str(tiny_model_dir))
-            await fresh.register(backend)           # mutated calls may have ruined the other one
+            await fresh.register(backend)  # mutated calls may have ruined the other one
             assert (await backend.train(fresh, [await a_group(fresh)])).step == 1
     finally:
         status, log = server.end()

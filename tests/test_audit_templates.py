@@ -1,4 +1,5 @@
 """Tool calls through chat templates: printed, read back, one and two in a turn; and templates that never end."""
+
 import gc
 import json
 import sys
@@ -17,43 +18,62 @@ from art_nb.tokens.tool_calls import FORMATS
 
 TOKENIZER = tiny_tokenizer()
 ASK = [{"role": "user", "content": "How is the weather?"}]
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The forecast.", "parameters": {
-    "type": "object", "required": ["city"], "properties": {
-        "city": {"type": "string"}, "days": {"type": "integer"}, "units": {"type": "object"},
-        "metric": {"type": "boolean"}, "code": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The forecast.",
+            "parameters": {
+                "type": "object",
+                "required": ["city"],
+                "properties": {
+                    "city": {"type": "string"},
+                    "days": {"type": "integer"},
+                    "units": {"type": "object"},
+                    "metric": {"type": "boolean"},
+                    "code": {"type": "string"},
+                },
+            },
+        },
+    }
+]
 ARGUMENTS = [{"city": "San José, {CR}", "days": 3, "code": "007"}, {"city": "Oslo", "metric": True, "days": -4}]
 
 # Templates of our own that print calls as the models' do; {{ CALLS }} prints those of message m.
-FRAME = ("{% if tools %}<|tools|>{{ tools | tojson }}\n{% endif %}"
-         "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}"
-         "{% if m.tool_calls %}CALLS{% endif %}<|over|>\n{% endfor %}"
-         "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}")
+FRAME = (
+    "{% if tools %}<|tools|>{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.tool_calls %}CALLS{% endif %}<|over|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
 EACH = "{% for c in m.tool_calls %}{% set f = c.function %}"
 TEXTS = "{{ v if v is string else v | tojson }}"
 OBJECT = "{{ f.arguments | tojson }}"
 CALLS = {
     "hermes": EACH + '<tool_call>\n{"name": "{{ f.name }}", "arguments": ' + OBJECT + "}\n</tool_call>\n{% endfor %}",
     "llama3_json": "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
-                   "{% set f = m.tool_calls[0].function %}{# ipython #}"
-                   '{"name": "{{ f.name }}", "parameters": ' + OBJECT + "}",
+    "{% set f = m.tool_calls[0].function %}{# ipython #}"
+    '{"name": "{{ f.name }}", "parameters": ' + OBJECT + "}",
     "mistral": EACH + "[TOOL_CALLS]{{ f.name }}[ARGS]" + OBJECT + "{% endfor %}",
     "qwen3_coder": EACH + "\n<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments | items %}"
-                   "<parameter={{ k }}>\n{{ v | string if v is not mapping else v | tojson }}\n</parameter>\n"
-                   "{% endfor %}"
-                   "</function>\n</tool_call>{% endfor %}",
+    "<parameter={{ k }}>\n{{ v | string if v is not mapping else v | tojson }}\n</parameter>\n"
+    "{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}",
     "glm45": EACH + "\n<tool_call>{{ f.name }}\n{% for k, v in f.arguments | items %}<arg_key>{{ k }}</arg_key>\n"
-             "<arg_value>" + TEXTS + "</arg_value>\n{% endfor %}</tool_call>{% endfor %}",
+    "<arg_value>" + TEXTS + "</arg_value>\n{% endfor %}</tool_call>{% endfor %}",
     "deepseek_v3": "<｜tool▁calls▁begin｜>" + EACH + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
-                   "{{ f.name }}\n```json\n"
-                   "{{ '' + f.arguments }}\n```<｜tool▁call▁end｜>\n{% endfor %}<｜tool▁calls▁end｜>",
+    "{{ f.name }}\n```json\n"
+    "{{ '' + f.arguments }}\n```<｜tool▁call▁end｜>\n{% endfor %}<｜tool▁calls▁end｜>",
     "gemma4": EACH + "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | dictsort %}{{ k }}:"
-              "{% if v is string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v | tojson }}{% endif %}"
-              "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}",
+    '{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}'
+    "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}",
     "lfm2": "<|tool_call_start|>[" + EACH + "{{ f.name }}({% for k, v in f.arguments | items %}{{ k }}="
-            "{{ \"'\" ~ v ~ \"'\" if v is string else v }}{{ ', ' if not loop.last }}{% endfor %})"
-            "{{ ', ' if not loop.last }}{% endfor %}]<|tool_call_end|>",
+    "{{ \"'\" ~ v ~ \"'\" if v is string else v }}{{ ', ' if not loop.last }}{% endfor %})"
+    "{{ ', ' if not loop.last }}{% endfor %}]<|tool_call_end|>",
     "openai": "{% set f = m.tool_calls[0].function %} to=functions.{{ f.name }}<|channel|>commentary json<|message|>"
-              + OBJECT + "<|call|>",
+    + OBJECT
+    + "<|call|>",
 }
 OWN = {name: FRAME.replace("CALLS", calls) for name, calls in CALLS.items()}
 OWN["openai"] = OWN["openai"].replace("\n{{ m.content", "{{ m.content").replace("assistant\n", "assistant")
@@ -68,8 +88,10 @@ def warned(template, **options):
 
 def said(n):
     """Return a client's message with `n` calls."""
-    calls = [{"id": f"abcdefgh{i}", "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(a)}}
-             for i, a in enumerate(ARGUMENTS[:n])]
+    calls = [
+        {"id": f"abcdefgh{i}", "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(a)}}
+        for i, a in enumerate(ARGUMENTS[:n])
+    ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
@@ -80,14 +102,14 @@ def printed(chat, n):
     opening = next(o for o in openings if text.startswith(o))
     marked = chat.render([*ASK, {"role": "assistant", "content": "MARK"}], TOOLS, prompt=False)
     thinking = opening.rstrip().endswith("<think>")
-    return thinking, text[len(opening):].removesuffix(marked.rpartition("MARK")[2])
+    return thinking, text[len(opening) :].removesuffix(marked.rpartition("MARK")[2])
 
 
 def read(chat, thinking, text, step=None):
     """Return the calls of a reply, read at once or in pieces."""
     stream = chat.stream(TOKENIZER("<think>")["input_ids"] if thinking else [], TOOLS)
     for at in range(0, len(text), step or len(text)):
-        stream.add(text[at:at + (step or len(text))])
+        stream.add(text[at : at + (step or len(text))])
     stream.add("", last=True)
     assert stream.message().get("tool_calls"), text
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in stream.calls]
@@ -133,7 +155,12 @@ def test_calls_that_nobody_can_read_are_named_once():
 def test_a_call_that_is_cut_off_or_damaged_raises_nothing(name, cut):
     chat, _ = warned(OWN[name])
     text = printed(chat, 1)[1]
-    for damaged in (text[:int(len(text) * cut)], text.replace("{", "{{", 1), text.replace("}", "", 1), text + text[:9]):
+    for damaged in (
+        text[: int(len(text) * cut)],
+        text.replace("{", "{{", 1),
+        text.replace("}", "", 1),
+        text + text[:9],
+    ):
         chat.reply(damaged, TOOLS)
 
 
@@ -155,14 +182,14 @@ def test_a_template_that_never_ends_is_stopped_and_not_used_again():
         return str(error.value)
 
     for _ in range(2):
-        assert "register" not in overrun(chat)              # one overrun is forgiven
+        assert "register" not in overrun(chat)  # one overrun is forgiven
     for messages in (ASK * 2, ASK):
         with pytest.raises(ServeError, match="register the model again with another chat_template"):
             chat.render(messages)
     assert len({*threads}) == 2
     del chat
     gc.collect()
-    for thread in threads:                                  # they were interrupted
+    for thread in threads:  # they were interrupted
         thread.join(60)
         assert not thread.is_alive()
 
@@ -181,7 +208,7 @@ def test_renders_share_one_thread_and_wait_for_their_turn():
         started.wait(60)
         assert run.busy
         others = [pool.submit(run, lambda n=n: seen.append(threading.get_ident()) or str(n)) for n in range(3)]
-        time.sleep(0.2)                                     # they wait
+        time.sleep(0.2)  # they wait
         go_on.set()
         assert [each.result(60) for each in [first, *others]] == ["slow", "0", "1", "2"]
     assert len(seen) == 4 and len({*seen}) == 1 and not run.busy
@@ -215,8 +242,12 @@ def test_the_errors_of_the_work_itself_pass_a_deadline():
     assert run(lambda: "fine") == "fine" and not run.overruns
 
 
-REAL = [path for folder in sys.path for path in sorted(Path(folder or ".").glob("trl/chat_templates/*.jinja"))
-        if "tool_calls" in path.read_text() and "{%- if tools" in path.read_text()]
+REAL = [
+    path
+    for folder in sys.path
+    for path in sorted(Path(folder or ".").glob("trl/chat_templates/*.jinja"))
+    if "tool_calls" in path.read_text() and "{%- if tools" in path.read_text()
+]
 
 
 @pytest.mark.parametrize(("path", "n"), product(REAL, (1, 2)), ids=lambda value: getattr(value, "stem", value))

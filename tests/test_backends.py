@@ -1,4 +1,5 @@
 """LocalBackend on a tiny model: both spellings of training, several steps served at once, full disks, forks, an end."""
+
 import asyncio
 import errno
 import gc
@@ -26,7 +27,7 @@ from art_nb.models.gguf import LOADING
 from art_nb.policy import folded
 from art_nb.policy.folded import fold_adapter, load_adapter, load_policy, sequence_logprobs
 
-NEAR = 0.05             # of two logprobs under the same weights, where the model computes in bf16
+NEAR = 0.05  # of two logprobs under the same weights, where the model computes in bf16
 
 
 def logprobs(choice):
@@ -49,6 +50,7 @@ def listens(url):
 
 
 # the contract
+
 
 async def test_the_local_backend_keeps_the_contract(keeps_contract):
     await keeps_contract()
@@ -74,8 +76,10 @@ class Restless(art.LocalBackend):
         pass
 
 
-@pytest.mark.parametrize(("broken", "what"), [
-    (Idle, "advance"), (Unmoved, "likelier"), (Forgetful, "step 0 answers otherwise"), (Restless, "still answers")])
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [(Idle, "advance"), (Unmoved, "likelier"), (Forgetful, "step 0 answers otherwise"), (Restless, "still answers")],
+)
 async def test_a_backend_that_breaks_a_promise_is_caught(named, tmp_path, broken, what):
     backend = broken(path=tmp_path, verbose=False)
     with pytest.raises(ServeError, match=what):
@@ -84,6 +88,7 @@ async def test_a_backend_that_breaks_a_promise_is_caught(named, tmp_path, broken
 
 
 # training
+
 
 async def test_both_spellings_train_the_same(named, local):
     older, newer = named("older"), named("newer")
@@ -165,12 +170,16 @@ async def test_options_without_an_effect_are_announced_once(named, local):
     assert [event.message for event in events] == [
         "LoRA settings not known here and left out: use_rslora.",
         "train(): plot_tensors need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw at "
-        "any time."]
+        "any time.",
+    ]
 
 
 async def test_what_a_model_asks_for_in_vain_is_said_once(named, tmp_path, capsys):
-    asked = {"trainer_args": {"optim": "sgd"}, "init_args": {"fast_inference": True},
-             "engine_args": {"enforce_eager": True}}
+    asked = {
+        "trainer_args": {"optim": "sgd"},
+        "init_args": {"fast_inference": True},
+        "engine_args": {"enforce_eager": True},
+    }
     bus, said = Bus(), []
     bus.subscribe(lambda event: said.append(event.message), Warned)
     async with art.LocalBackend(path=tmp_path, in_process=False, sampler="transformers", bus=bus) as backend:
@@ -247,6 +256,7 @@ async def test_a_name_that_does_not_exist_is_told(named, local, options):
 
 # serving
 
+
 async def test_every_step_and_the_base_model_answer_while_training_goes_on(named, local, tiny_model_dir):
     model = named()
     await model.register(local)
@@ -278,7 +288,7 @@ async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_mo
     fold_adapter(policy)
     choice = await ask(model, seed=3)
     prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
-    exact = sequence_logprobs(policy, prompt + ids)[len(prompt) - 1:]
+    exact = sequence_logprobs(policy, prompt + ids)[len(prompt) - 1 :]
     np.testing.assert_allclose(logprobs(choice), exact.numpy(), atol=NEAR)
 
 
@@ -301,6 +311,7 @@ async def test_no_request_fails_because_a_step_ends(named, local):
 
 
 # the disk
+
 
 @pytest.fixture
 def small_disk(tmp_path):
@@ -374,12 +385,13 @@ async def test_any_error_of_the_disk_is_borne(named, local, monkeypatch):
     monkeypatch.setattr(os, "fsync", broken)
     await local.train(model, [group], learning_rate=1e-2)
     monkeypatch.setattr(os, "fsync", fsync)
-    async with art.LocalBackend(path=local.path, verbose=False) as other:       # it takes the run over
+    async with art.LocalBackend(path=local.path, verbose=False) as other:  # it takes the run over
         await model.register(other)
         assert (await model.get_step(), model.store.steps_saved()) == (3, [0, 1, 2, 3])
 
 
 # registering
+
 
 async def test_registering_twice_goes_on_where_the_first_ended(named, local):
     model = named()
@@ -519,7 +531,7 @@ async def test_a_fork_goes_on_as_its_source_would_have(named, local):
     for model in (source, fork, early, early, early):
         await local.train(model, [group], learning_rate=1e-2)
     assert saved_adapter(source, 4) == saved_adapter(fork, 4) == saved_adapter(early, 4)
-    assert len(checkpoints.lineage(fork.store.checkpoint_dir(3))) == 5     # source 0003 … 0000
+    assert len(checkpoints.lineage(fork.store.checkpoint_dir(3))) == 5  # source 0003 … 0000
     with pytest.raises(StoreError, match="registered already"):
         await local._experimental_fork_checkpoint(fork, from_model="source", not_after_step=3)
     for options in ({"from_model": "nobody"}, {"from_model": "early", "not_after_step": 0}):
@@ -567,6 +579,7 @@ async def test_what_a_killed_process_left_is_swept(named, local):
 
 # the end
 
+
 async def test_closing_leaves_nothing(named, tmp_path):
     model, before = named(), threads()
     backend = art.LocalBackend(path=tmp_path, verbose=False)
@@ -609,7 +622,7 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path, monk
     advance = home.sampler._decode
 
     def advance_all_six():
-        if len(home.sampler._running) == 6:     # no reply advances before all six run
+        if len(home.sampler._running) == 6:  # no reply advances before all six run
             go_on.wait(60)
             advance()
 

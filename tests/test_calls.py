@@ -1,4 +1,5 @@
 """Tool calls in the forms of three families: whole, streamed in any cut, over several turns, beside vLLM's parsers."""
+
 import json
 import random
 
@@ -11,21 +12,27 @@ from art_nb.core.types import BackendMissing, ServeError
 from art_nb.tokens.chat import ChatFormat, TextStream
 from art_nb.tokens.tool_calls import FORMATS, CallStream, ReplyStream, call_prefix, format_of
 
-TOOLS = [{"type": "function", "function": {"name": "play", "parameters": {"type": "object", "properties": {
-    "cell": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "play", "parameters": {"type": "object", "properties": {"cell": {"type": "string"}}}},
+    }
+]
 HERMES = (
     "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>"
     "<|im_end|>\n{% endif %}{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
     "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>{% else %}{{ m.content }}{% endif %}"
     "{% for call in m.tool_calls or [] %}{{ '\n' if m.content or not loop.first }}<tool_call>\n"
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 LLAMA = (
     "{% for m in messages %}<|start|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end|>\n\n"
     "{% if loop.first and tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
-    "{% if m.tool_calls %}{\"name\": \"{{ m.tool_calls[0].function.name }}\", "
-    "\"parameters\": {{ m.tool_calls[0].function.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}<|eot|>"
-    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}")
+    '{% if m.tool_calls %}{"name": "{{ m.tool_calls[0].function.name }}", '
+    '"parameters": {{ m.tool_calls[0].function.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}<|eot|>'
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+)
 MISTRAL = (
     "{% for m in messages %}{% if m.role == 'user' %}{% if loop.first and tools %}[AVAILABLE_TOOLS] "
     "{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] {{ m.content }}[/INST]{% elif m.tool_calls %}"
@@ -34,14 +41,27 @@ MISTRAL = (
     "{% endif %}{{ {'name': call.function.name, 'arguments': call.function.arguments, 'id': call.id} | tojson }}"
     "{% if not loop.last %}, {% endif %}{% endfor %}]</s>{% elif m.role == 'tool' %}[TOOL_RESULTS] "
     "{{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]{% else %} {{ m.content }}</s>"
-    "{% endif %}{% endfor %}")
+    "{% endif %}{% endfor %}"
+)
 FAMILIES = {
-    "hermes": (HERMES, ["<|im_start|>", "<|im_end|>"], "<|im_end|>",
-               '<tool_call>\n{"name": "play", "arguments": {"cell": "b2"}}\n</tool_call>'),
-    "llama3_json": (LLAMA, ["<|start|>", "<|end|>", "<|eot|>", "<|python_tag|>"], "<|eot|>",
-                    '<|python_tag|>{"name": "play", "parameters": {"cell": "b2"}}'),
-    "mistral": (MISTRAL, ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "</s>"], "</s>",
-                '[TOOL_CALLS] [{"name": "play", "arguments": {"cell": "b2"}}]'),
+    "hermes": (
+        HERMES,
+        ["<|im_start|>", "<|im_end|>"],
+        "<|im_end|>",
+        '<tool_call>\n{"name": "play", "arguments": {"cell": "b2"}}\n</tool_call>',
+    ),
+    "llama3_json": (
+        LLAMA,
+        ["<|start|>", "<|end|>", "<|eot|>", "<|python_tag|>"],
+        "<|eot|>",
+        '<|python_tag|>{"name": "play", "parameters": {"cell": "b2"}}',
+    ),
+    "mistral": (
+        MISTRAL,
+        ["[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "</s>"],
+        "</s>",
+        '[TOOL_CALLS] [{"name": "play", "arguments": {"cell": "b2"}}]',
+    ),
 }
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 
@@ -67,10 +87,10 @@ def test_calls_over_several_turns_keep_every_id(family):
     chat, messages, seen = chat_of(family), [{"role": "user", "content": "go"}], []
     for turn in range(3):
         prompt = chat.prompt_ids(messages, TOOLS)
-        assert prompt[:len(seen)] == seen
+        assert prompt[: len(seen)] == seen
         ids, text = sampled(chat, FAMILIES[family][3])
         reply = chat.reply(text, TOOLS)
-        call, = reply["tool_calls"]
+        (call,) = reply["tool_calls"]
         assert call["function"] == {"name": "play", "arguments": '{"cell": "b2"}'}
         assert reply["content"] is None
         chat.remember(messages, TOOLS, prompt, ids, reply)
@@ -78,8 +98,8 @@ def test_calls_over_several_turns_keep_every_id(family):
         answer = {"role": "tool", "tool_call_id": call["id"], "content": f"no {turn}"}
         messages += [json.loads(json.dumps(reply)), answer]
     last = chat.prompt_ids(messages, TOOLS)
-    assert last[:len(seen)] == seen
-    assert "no 2" in chat.tokenizer.decode(last[len(seen):])
+    assert last[: len(seen)] == seen
+    assert "no 2" in chat.tokenizer.decode(last[len(seen) :])
 
 
 @EVERY
@@ -92,7 +112,7 @@ def test_what_is_no_call_stays_text_and_goes_on(family):
     assert reply == {"role": "assistant", "content": broken}
     chat.remember(messages, TOOLS, prompt, ids, reply)
     later = chat.prompt_ids([*messages, reply, {"role": "user", "content": "That is no JSON."}], TOOLS)
-    assert later[:len(prompt + ids)] == prompt + ids
+    assert later[: len(prompt + ids)] == prompt + ids
 
 
 @EVERY
@@ -109,18 +129,40 @@ def test_a_begun_call_and_its_rest_are_one_call(family):
     assert reply["tool_calls"][0]["function"] == {"name": "play", "arguments": '{"cell": "b2"}'}
     chat.remember(messages, TOOLS, prompt + ids, rest, reply)
     answer = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "ok"}
-    assert chat.prompt_ids([*messages, reply, answer], TOOLS)[:len(prompt + ids + rest)] == prompt + ids + rest
+    assert chat.prompt_ids([*messages, reply, answer], TOOLS)[: len(prompt + ids + rest)] == prompt + ids + rest
 
 
-PIECES = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>", "<", "[",
-          "\n", " ", "; ", "play", "b2", '{"name": "play", "arguments": {"cell": "b2"}}',
-          '[{"name": "a"}, {"name": "b"}]',
-          '{"name": "look", "parameters": {}}', '{"x": 1}', "play[ARGS]{}"]
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<think>",
+    "</think>",
+    "<",
+    "[",
+    "\n",
+    " ",
+    "; ",
+    "play",
+    "b2",
+    '{"name": "play", "arguments": {"cell": "b2"}}',
+    '[{"name": "a"}, {"name": "b"}]',
+    '{"name": "look", "parameters": {}}',
+    '{"x": 1}',
+    "play[ARGS]{}",
+]
 
 
 @settings(max_examples=400, derandomize=True)
-@given(pieces=st.lists(st.sampled_from(PIECES), max_size=9), seed=st.integers(0, 1000),
-       name=st.sampled_from([*FORMATS, None]), thinking=st.sampled_from([None, True]), one=st.booleans())
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=9),
+    seed=st.integers(0, 1000),
+    name=st.sampled_from([*FORMATS, None]),
+    thinking=st.sampled_from([None, True]),
+    one=st.booleans(),
+)
 def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking, one):
     text, draw = "".join(pieces), random.Random(seed)
     form = FORMATS[name] if name else None
@@ -129,7 +171,7 @@ def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking,
     deltas, place = [], 0
     while place < len(text):
         size = draw.choice([1, 1, 2, 3, 7])
-        deltas.append(cut.add(text[place:place + size]))
+        deltas.append(cut.add(text[place : place + size]))
         place += size
     deltas.append(cut.add("", last=True))
 
@@ -142,8 +184,10 @@ def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking,
 
 
 @settings(max_examples=200, derandomize=True)
-@given(words=st.text(st.characters(exclude_characters="<{[", exclude_categories=["Cs"]), max_size=30),
-       name=st.sampled_from([*FORMATS]))
+@given(
+    words=st.text(st.characters(exclude_characters="<{[", exclude_categories=["Cs"]), max_size=30),
+    name=st.sampled_from([*FORMATS]),
+)
 def test_plain_text_is_passed_on_as_it_is(words, name):
     assert CallStream(FORMATS[name]).add(words, last=True) == ((words, []) if words else ("", []))
 
@@ -177,14 +221,18 @@ def test_text_before_a_call_does_not_wait_for_it():
 
 # -- a template without tools
 
-CHATML = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def test_a_template_without_tools_is_told_of_them_in_words():
     said = []
-    chat = ChatFormat(spelling_tokenizer(["<|im_start|>", "<|im_end|>"], "<|im_end|>", CHATML),
-                      warn=lambda key, text: said.append(text))
+    chat = ChatFormat(
+        spelling_tokenizer(["<|im_start|>", "<|im_end|>"], "<|im_end|>", CHATML),
+        warn=lambda key, text: said.append(text),
+    )
     messages = [{"role": "system", "content": "Play well."}, {"role": "user", "content": "go"}]
     prompt = chat.prompt_ids(messages, TOOLS)
     text = chat.tokenizer.decode(prompt)
@@ -196,7 +244,7 @@ def test_a_template_without_tools_is_told_of_them_in_words():
     chat.remember(messages, TOOLS, prompt, ids, reply)
     answer = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "taken"}
     later = chat.prompt_ids([*messages, reply, answer], TOOLS)
-    assert later[:len(prompt + ids)] == prompt + ids
+    assert later[: len(prompt + ids)] == prompt + ids
     assert "<tool_response>\ntaken\n</tool_response>" in chat.tokenizer.decode(later)
 
 
@@ -210,6 +258,7 @@ def test_a_written_call_is_learnt_as_it_is_spoken():
 
 # -- vLLM's parsers
 
+
 def test_other_forms_are_vllms():
     try:
         import vllm  # noqa: F401
@@ -219,7 +268,9 @@ def test_other_forms_are_vllms():
         return
     chat = ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="pythonic")
     assert [call["function"] for call in chat.reply('[play(cell="b2"), look()]', TOOLS)["tool_calls"]] == [
-        {"name": "play", "arguments": '{"cell": "b2"}'}, {"name": "look", "arguments": "{}"}]
+        {"name": "play", "arguments": '{"cell": "b2"}'},
+        {"name": "look", "arguments": "{}"},
+    ]
     assert chat.reply("b2", TOOLS) == {"role": "assistant", "content": "b2"}
     with pytest.raises(ServeError, match="cannot begin a call"):
         chat.begun_ids([], "play")
@@ -227,18 +278,30 @@ def test_other_forms_are_vllms():
         ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="abacus")
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("hermes", '<tool_call>\n{"name": "play", "arguments": {"cell": "b2"}}\n</tool_call>'),
-    ("hermes", 'I see. <tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{"name": "b", "arguments": {}}'),
-    ("hermes", "<tool_call>play(b2)</tool_call>"), ("hermes", "b2"), ("llama3_json", "b2"),
-    ("llama3_json", '{"name": "play", "parameters": {"cell": "b2"}}'),
-    ("llama3_json", '<|python_tag|>{"name": "play", "parameters": {"cell": "b2"}}; {"name": "look", "parameters": {}}'),
-    ("llama3_json", '{"name": "play", "parameters": {'),
-])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hermes", '<tool_call>\n{"name": "play", "arguments": {"cell": "b2"}}\n</tool_call>'),
+        (
+            "hermes",
+            'I see. <tool_call>{"name": "a", "arguments": {}}</tool_call><tool_call>{"name": "b", "arguments": {}}',
+        ),
+        ("hermes", "<tool_call>play(b2)</tool_call>"),
+        ("hermes", "b2"),
+        ("llama3_json", "b2"),
+        ("llama3_json", '{"name": "play", "parameters": {"cell": "b2"}}'),
+        (
+            "llama3_json",
+            '<|python_tag|>{"name": "play", "parameters": {"cell": "b2"}}; {"name": "look", "parameters": {}}',
+        ),
+        ("llama3_json", '{"name": "play", "parameters": {'),
+    ],
+)
 def test_our_reading_is_vllms(name, words):
     pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm runs this")
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
+
     tokenizer = chat_of(name).tokenizer
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}])

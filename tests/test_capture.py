@@ -1,4 +1,5 @@
 """Agents with clients of their own are captured: real clients, the real endpoint, and what is trained in the end."""
+
 import asyncio
 import copy
 import gc
@@ -61,6 +62,7 @@ async def client(served):
 
 
 # every client, whole and streamed
+
 
 def text_of(lines):
     """What the events of a stream say."""
@@ -138,16 +140,25 @@ async def by_aiohttp(served, body):
 
 async def by_openai_over_aiohttp(served, body):
     pytest.importorskip("aiohttp")
-    async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.api_key,
-                                  http_client=openai.DefaultAioHttpClient()) as client:
+    async with openai.AsyncOpenAI(
+        base_url=served.base_url, api_key=served.api_key, http_client=openai.DefaultAioHttpClient()
+    ) as client:
         reply = await client.chat.completions.create(**body)
         if not body.get("stream"):
             return reply.choices[0].message.content
         return "".join([chunk.choices[0].delta.content or "" async for chunk in reply])
 
 
-CLIENTS = [by_openai, in_process, by_openai_sync, by_httpx, by_httpx_sync, by_requests, by_aiohttp,
-           by_openai_over_aiohttp]
+CLIENTS = [
+    by_openai,
+    in_process,
+    by_openai_sync,
+    by_httpx,
+    by_httpx_sync,
+    by_requests,
+    by_aiohttp,
+    by_openai_over_aiohttp,
+]
 
 
 async def by_hand(served, **options):
@@ -185,7 +196,8 @@ async def test_what_any_client_says_is_captured(served, ask, stream):
     assert captured.additional_histories == []
     assert captured.messages() == made.messages() == messages
     assert [choice.model_dump(exclude={"logprobs"}) for choice in captured.messages_and_choices[1::2]] == [
-        choice.model_dump(exclude={"logprobs"}) for choice in made.messages_and_choices[1::2]]
+        choice.model_dump(exclude={"logprobs"}) for choice in made.messages_and_choices[1::2]
+    ]
     same_rows(captured, made)
     assert served.api_key not in captured.exchanges.model_dump_json()
     assert captured.metrics["duration"] > 0
@@ -195,8 +207,9 @@ async def test_what_any_client_says_is_captured(served, ask, stream):
 async def test_calls_of_tools_are_captured(stream):
     words = '<tool_call>{"name": "play"}</tool_call>'
     it = endpoint(Scripted(words))
-    async with openai.AsyncOpenAI(base_url=it.base_url, api_key=it.api_key,
-                                  http_client=httpx.AsyncClient(transport=it.transport())) as client:
+    async with openai.AsyncOpenAI(
+        base_url=it.base_url, api_key=it.api_key, http_client=httpx.AsyncClient(transport=it.transport())
+    ) as client:
         with art.Trajectory() as captured:
             reply = await client.chat.completions.create(model="ttt@3", messages=[GO], tools=TOOLS, stream=stream)
             if stream:
@@ -221,7 +234,7 @@ async def test_completions_are_captured(client, prompt, stream):
         said = b"Hello, world" if isinstance(prompt, str) else [*b"Hello, world", END]
         longer = prompt + said.decode() if isinstance(prompt, str) else prompt + said
         await client.completions.create(model="ttt@3", prompt=longer, max_tokens=3)
-    if isinstance(prompt, str):       # the end token is not in the text that came back: two rows
+    if isinstance(prompt, str):  # the end token is not in the text that came back: two rows
         assert captured.completions_string_history().prompt == "1 + 1 =Hello, worldHel"
         assert captured.completions_string_history().sampled_spans == [(7, 19), (19, 22)]
         with pytest.raises(ValueError, match="no token ids that continue"):
@@ -236,6 +249,7 @@ async def test_completions_are_captured(client, prompt, stream):
 
 # the user's request comes first
 
+
 @pytest.mark.parametrize("ask", CLIENTS)
 async def test_a_stream_is_not_held_back(ask):
     """The sampler waits until the client has seen the first words."""
@@ -246,8 +260,11 @@ async def test_a_stream_is_not_held_back(ask):
 
     async def agent():
         if ask in (by_openai, in_process, by_openai_over_aiohttp):
-            http = {by_openai: lambda: None, in_process: lambda: httpx.AsyncClient(transport=it.transport()),
-                    by_openai_over_aiohttp: openai.DefaultAioHttpClient}[ask]
+            http = {
+                by_openai: lambda: None,
+                in_process: lambda: httpx.AsyncClient(transport=it.transport()),
+                by_openai_over_aiohttp: openai.DefaultAioHttpClient,
+            }[ask]
             if ask is by_openai_over_aiohttp:
                 pytest.importorskip("aiohttp")
             async with openai.AsyncOpenAI(base_url=it.base_url, api_key=it.api_key, http_client=http()) as client:
@@ -336,9 +353,14 @@ def chunk(delta, **choice):
 
 @pytest.mark.parametrize("cut", [1, 7, 10_000])
 def test_bytes_pass_unchanged_however_they_are_cut(fixed, cut):
-    stream = chunk({"role": "assistant", "content": "data: [DONE]\n\nsüß"}) + b": a comment\n\n" + chunk(
-        {"content": " 🙂"}) + chunk({}, finish_reason="stop", token_ids=[1]) + b"data: [DONE]\n\n"
-    url = fixed(*(stream[i:i + cut] for i in range(0, len(stream), cut))) + "/chat/completions"
+    stream = (
+        chunk({"role": "assistant", "content": "data: [DONE]\n\nsüß"})
+        + b": a comment\n\n"
+        + chunk({"content": " 🙂"})
+        + chunk({}, finish_reason="stop", token_ids=[1])
+        + b"data: [DONE]\n\n"
+    )
+    url = fixed(*(stream[i : i + cut] for i in range(0, len(stream), cut))) + "/chat/completions"
     body = {"model": "m", "messages": [GO], "stream": True}
     with art.Trajectory() as captured:
         with httpx.stream("POST", url, json=body) as reply:
@@ -373,14 +395,18 @@ def told_call(index, cell=None, more=None):
 @pytest.mark.parametrize("places", [(0, 1), (1, 2), (0, 2), (2, 0)], ids=str)
 def test_calls_told_in_pieces_are_joined_whatever_number_they_begin_with(fixed, places):
     first, second = places
-    pieces = [piece for place, cell in ((first, "A1"), (second, "B2"))
-              for piece in (told_call(place, cell), told_call(place, more='"}'))]
+    pieces = [
+        piece
+        for place, cell in ((first, "A1"), (second, "B2"))
+        for piece in (told_call(place, cell), told_call(place, more='"}'))
+    ]
     url = fixed(*map(chunk, pieces), chunk({}, finish_reason="tool_calls")) + "/chat/completions"
     with art.Trajectory() as captured:
         assert httpx.post(url, json={"messages": [GO], "stream": True}).is_success
     calls = captured.messages()[1]["tool_calls"]
     assert [(call["id"], json.loads(call["function"]["arguments"])) for call in calls] == [
-        (cell, {"to": cell}) for cell in ("A1", "B2")]
+        (cell, {"to": cell}) for cell in ("A1", "B2")
+    ]
     assert all(call.keys() == {"id", "type", "function"} for call in calls)
 
 
@@ -396,7 +422,7 @@ def test_a_call_without_a_number_is_one_of_its_own(fixed):
 def test_replies_that_were_there_already_are_captured(stream):
     """A transport of somebody's tests gives replies that were never sent."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "b2"}}
-    reply = httpx.Response(200, json={"choices": [choice]})      # and little else, as some servers say
+    reply = httpx.Response(200, json={"choices": [choice]})  # and little else, as some servers say
     with httpx.Client(transport=httpx.MockTransport(lambda request: reply)) as client, art.Trajectory() as captured:
         request = client.build_request("POST", "http://host/v1/chat/completions", json={"messages": [GO]})
         assert client.send(request, stream=stream).read()
@@ -514,7 +540,7 @@ async def test_a_stream_given_up_leaves_nothing(how, inside):
                 await asyncio.sleep(0.05)
                 task.cancel()
             ended = (await asyncio.gather(task, return_exceptions=True))[0]
-            while it.service.sampler.open:      # the endpoint has noticed
+            while it.service.sampler.open:  # the endpoint has noticed
                 await asyncio.sleep(0.005)
             never.set()
             with captured:
@@ -528,6 +554,7 @@ async def test_a_stream_given_up_leaves_nothing(how, inside):
 
 
 # scopes
+
 
 async def test_a_request_belongs_to_the_innermost_scope(client):
     async def say(text):
@@ -544,8 +571,9 @@ async def test_a_request_belongs_to_the_innermost_scope(client):
                 await say("hidden")
                 deepest = await art.trajectory(say("deepest"))
         await say("outer again")
-    asked = [[one.request["messages"][0]["content"] for one in t.exchanges.chat_completions]
-             for t in (outer, inner, deepest)]
+    asked = [
+        [one.request["messages"][0]["content"] for one in t.exchanges.chat_completions] for t in (outer, inner, deepest)
+    ]
     assert asked == [["outer", "outer again"], ["inner"], ["deepest"]]
     assert [history.messages()[0]["content"] for history in outer.histories()] == asked[0]
 
@@ -564,14 +592,19 @@ def test_scopes_are_closed_in_order():
 async def test_a_hundred_rollouts_do_not_mix(served, inside):
     http = httpx.AsyncClient(transport=served.transport()) if inside else None
     async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, http_client=http) as client:
+
         async def agent(number):
             messages = [{"role": "user", "content": str(number)}]
             for turn in range(3):
                 stream = (number + turn) % 2 == 0
                 reply = await client.chat.completions.create(
-                    model="ttt@3", messages=messages, seed=number, stream=stream, max_tokens=2 + turn)
-                text = "".join([c.choices[0].delta.content or "" async for c in reply]) if stream else (
-                    reply.choices[0].message.content)
+                    model="ttt@3", messages=messages, seed=number, stream=stream, max_tokens=2 + turn
+                )
+                text = (
+                    "".join([c.choices[0].delta.content or "" async for c in reply])
+                    if stream
+                    else (reply.choices[0].message.content)
+                )
                 messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{number}.{turn}"}]
             art.current_trajectory().reward = number
 
@@ -599,8 +632,9 @@ def test_many_threads_may_fill_one_trajectory(served):
 
     url, headers = address(served)
     with art.Trajectory() as captured, ThreadPoolExecutor(16) as pool:
-        ask = lambda i: httpx.post(url, headers=headers, json={
-            "model": "ttt@3", "messages": [{"role": "user", "content": str(i)}]})
+        ask = lambda i: httpx.post(
+            url, headers=headers, json={"model": "ttt@3", "messages": [{"role": "user", "content": str(i)}]}
+        )
         contexts = [contextvars.copy_context() for _ in range(64)]
         jobs = [pool.submit(context.run, ask, i) for i, context in enumerate(contexts)]
         assert all(job.result().is_success for job in jobs)
@@ -622,6 +656,7 @@ async def test_only_a_coroutine_that_has_not_begun(client):
 
 # groups
 
+
 async def rollout(reward, started=None, turns=0):
     if started is not None:
         started.append(reward)
@@ -636,8 +671,12 @@ async def test_groups_keep_the_order_of_the_input():
     done, error = art.Trajectory(reward=7), KeyError("earlier")
     group = await art.trajectory_group(
         [art.trajectory(rollout(0, turns=5)), done, art.trajectory(rollout(1)), error, art.trajectory(rollout(None))],
-        metadata={"scenario_id": 3}, metrics={"m": 1}, logs=["said"], exceptions=[OSError("before")],
-        return_exceptions=True)
+        metadata={"scenario_id": 3},
+        metrics={"m": 1},
+        logs=["said"],
+        exceptions=[OSError("before")],
+        return_exceptions=True,
+    )
     assert [t.reward for t in group] == [0, 7, 1]
     assert group.trajectories[1] is done
     assert sorted(e.type for e in group.exceptions) == ["KeyError", "OSError", "ValueError"]
@@ -673,7 +712,8 @@ async def test_a_group_is_nobodys_request(client):
 async def test_captured_rollouts_are_gathered():
     pending = [art.TrajectoryGroup(art.trajectory(rollout(i)) for i in (0, 1, None)) for _ in range(2)]
     groups = await art.gather_trajectory_groups(
-        [*pending, art.trajectory_group([art.trajectory(rollout(2))])], pbar_desc=None, max_exceptions=2)
+        [*pending, art.trajectory_group([art.trajectory(rollout(2))])], pbar_desc=None, max_exceptions=2
+    )
     assert [sorted(t.reward for t in group) for group in groups] == [[0, 1], [0, 1], [2]]
     assert [len(group.exceptions) for group in groups] == [1, 1, 0]
 
@@ -687,12 +727,13 @@ async def test_a_trajectory_is_handed_out_from_within():
 
     found = await asyncio.gather(*(art.capture_yielded_trajectory(agent(0, i)) for i in range(5)))
     assert [t.reward for t in found] == [0, 1, 2, 3, 4]
-    art.yield_trajectory(art.Trajectory())      # nobody waits for it
+    art.yield_trajectory(art.Trajectory())  # nobody waits for it
     with pytest.raises(RuntimeError, match="no trajectory was handed out"):
         await art.capture_yielded_trajectory(agent())
 
 
 # what a captured trajectory is
+
 
 async def captured_game(client):
     """Two turns, a question beside them, and three choices."""
@@ -713,7 +754,7 @@ async def test_conversations_that_extend_another_merge(client):
     assert t.histories(model="other") == []
     with pytest.raises(ValueError, match="there are 4 histories"):
         t.history()
-    assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 5 * 13       # each is a sample of its own
+    assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 5 * 13  # each is a sample of its own
 
 
 async def test_a_copy_made_on_the_way_stays_as_it_is(client):
@@ -763,12 +804,20 @@ async def test_copies_and_dumps_keep_the_conversations(client, tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, [group])
     stored = store.read_groups("train", 1)[0]
-    for other in (copy.deepcopy(t), copy.copy(t), pickle.loads(pickle.dumps(t)), t.model_copy(deep=True),
-                  t.model_copy(update={"messages_and_choices": [*t.messages_and_choices]}),
-                  art.Trajectory.model_validate(t.model_dump()),
-                  art.Trajectory.model_validate_json(t.model_dump_json()),
-                  art.Trajectory.model_validate(expand(t.compact_dump())), board, board.model_copy(deep=True),
-                  Board.model_validate(board.model_dump()), art.Trajectory(exchanges=t.exchanges)):
+    for other in (
+        copy.deepcopy(t),
+        copy.copy(t),
+        pickle.loads(pickle.dumps(t)),
+        t.model_copy(deep=True),
+        t.model_copy(update={"messages_and_choices": [*t.messages_and_choices]}),
+        art.Trajectory.model_validate(t.model_dump()),
+        art.Trajectory.model_validate_json(t.model_dump_json()),
+        art.Trajectory.model_validate(expand(t.compact_dump())),
+        board,
+        board.model_copy(deep=True),
+        Board.model_validate(board.model_dump()),
+        art.Trajectory(exchanges=t.exchanges),
+    ):
         other.reward = 0.25
         assert other.for_logging()["messages"] == t.for_logging()["messages"]
         assert other.for_logging()["additional_histories"] == t.for_logging()["additional_histories"]
@@ -814,10 +863,15 @@ async def test_a_copy_without_logprobs_has_none_and_can_be_changed(client):
         bare = strip_logprobs([art.TrajectoryGroup([whole])])[0].trajectories[0]
         for _ in range(2):
             assert [one.messages() for one in bare.histories()] == [one.messages() for one in whole.histories()]
-            assert all(choice.logprobs is None for one in bare.histories() for choice in one.messages_and_choices
-                       if not isinstance(choice, dict))
+            assert all(
+                choice.logprobs is None
+                for one in bare.histories()
+                for choice in one.messages_and_choices
+                if not isinstance(choice, dict)
+            )
             assert [row.tokens.tolist() for row in trajectory_rows(bare)] == [
-                row.tokens.tolist() for row in trajectory_rows(whole)]
+                row.tokens.tolist() for row in trajectory_rows(whole)
+            ]
             bare.reward = 1
     assert all(choice.logprobs for choice in choices_of(t))
     assert strip_logprobs(t).chat_completions_histories() == strip_logprobs(t.histories())
@@ -827,25 +881,41 @@ async def test_arts_form_of_exchanges_is_read(client):
     t = await captured_game(client)
     data = json.loads(t.exchanges.model_dump_json())
     for one in data["chat_completions"]:
-        one["model"] = "ttt@3"      # computed there
+        one["model"] = "ttt@3"  # computed there
     assert art.Trajectory.model_validate({"exchanges": data}).messages() == t.messages()
 
 
 ANTHROPIC = [
-    {"type": "message_start", "message": {"id": "1", "type": "message", "role": "assistant", "model": "claude",
-                                          "content": [], "stop_reason": None, "usage": {"input_tokens": 1}}},
+    {
+        "type": "message_start",
+        "message": {
+            "id": "1",
+            "type": "message",
+            "role": "assistant",
+            "model": "claude",
+            "content": [],
+            "stop_reason": None,
+            "usage": {"input_tokens": 1},
+        },
+    },
     {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
     {"type": "ping"},
     {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Let me "}},
     {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "see."}},
     {"type": "content_block_stop", "index": 0},
-    {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "id": "t", "name": "play",
-                                                                  "input": {}}},
+    {
+        "type": "content_block_start",
+        "index": 1,
+        "content_block": {"type": "tool_use", "id": "t", "name": "play", "input": {}},
+    },
     {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '{"to": '}},
     {"type": "content_block_delta", "index": 1, "delta": {"type": "input_json_delta", "partial_json": '"b2"}'}},
     {"type": "content_block_stop", "index": 1},
-    {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None},
-     "usage": {"output_tokens": 9}},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+        "usage": {"output_tokens": 9},
+    },
     {"type": "message_stop"},
 ]
 
@@ -853,68 +923,111 @@ ANTHROPIC = [
 def test_anthropics_stream_becomes_messages(fixed):
     stream = b"".join(b"event: %b\ndata: %b\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in ANTHROPIC)
     url = fixed(stream) + "/messages"
-    body = {"model": "claude", "system": "Brief.", "max_tokens": 9, "stream": True, "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "go"}]}],
-        "tools": [{"name": "play", "description": "d", "input_schema": {"type": "object"}}]}
-    again = [*body["messages"], {"role": "assistant", "content": [
-        {"type": "text", "text": "Let me see."},
-        {"type": "tool_use", "id": "t", "name": "play", "input": {"to": "b2"}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "free"}]}]
+    body = {
+        "model": "claude",
+        "system": "Brief.",
+        "max_tokens": 9,
+        "stream": True,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "go"}]}],
+        "tools": [{"name": "play", "description": "d", "input_schema": {"type": "object"}}],
+    }
+    again = [
+        *body["messages"],
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "t", "name": "play", "input": {"to": "b2"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "free"}]},
+    ]
     with art.Trajectory() as t:
         assert httpx.post(url, json=body).content == stream
         httpx.post(url, json={**body, "messages": again})
     history = t.anthropic_messages_history()
     assert [message["role"] for message in history.messages()] == ["system", "user", "assistant", "tool", "assistant"]
-    call, = history.messages()[2]["tool_calls"]
+    (call,) = history.messages()[2]["tool_calls"]
     assert (call["id"], call["function"]) == ("t", {"name": "play", "arguments": '{"to": "b2"}'})
     assert history.tools[0]["function"]["parameters"] == {"type": "object"}
     assert trajectory_rows(t) == []
 
 
-BLOCKS = [      # as they begin, what is added to them, and as they are in a reply that is no stream
-    ({"type": "thinking", "thinking": "", "signature": ""},
-     [{"type": "thinking_delta", "thinking": "to b"}, {"type": "thinking_delta", "thinking": "2"},
-      {"type": "signature_delta", "signature": "x7"}],
-     {"type": "thinking", "thinking": "to b2", "signature": "x7"}),
-    ({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
-     [{"type": "input_json_delta", "partial_json": part} for part in ('{"query": ', '"b2"}')],
-     {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "b2"}}),
-    ({"type": "text", "text": "", "citations": []},
-     [{"type": "citations_delta", "citation": {"url": "one"}}, {"type": "text_delta", "text": "It is "},
-      {"type": "citations_delta", "citation": {"url": "two"}}, {"type": "text_delta", "text": "free."}],
-     {"type": "text", "text": "It is free.", "citations": [{"url": "one"}, {"url": "two"}]}),
-    ({"type": "tool_use", "id": "t", "name": "pass", "input": {}}, [{"type": "input_json_delta", "partial_json": ""}],
-     {"type": "tool_use", "id": "t", "name": "pass", "input": {}}),
+BLOCKS = [  # as they begin, what is added to them, and as they are in a reply that is no stream
+    (
+        {"type": "thinking", "thinking": "", "signature": ""},
+        [
+            {"type": "thinking_delta", "thinking": "to b"},
+            {"type": "thinking_delta", "thinking": "2"},
+            {"type": "signature_delta", "signature": "x7"},
+        ],
+        {"type": "thinking", "thinking": "to b2", "signature": "x7"},
+    ),
+    (
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        [{"type": "input_json_delta", "partial_json": part} for part in ('{"query": ', '"b2"}')],
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "b2"}},
+    ),
+    (
+        {"type": "text", "text": "", "citations": []},
+        [
+            {"type": "citations_delta", "citation": {"url": "one"}},
+            {"type": "text_delta", "text": "It is "},
+            {"type": "citations_delta", "citation": {"url": "two"}},
+            {"type": "text_delta", "text": "free."},
+        ],
+        {"type": "text", "text": "It is free.", "citations": [{"url": "one"}, {"url": "two"}]},
+    ),
+    (
+        {"type": "tool_use", "id": "t", "name": "pass", "input": {}},
+        [{"type": "input_json_delta", "partial_json": ""}],
+        {"type": "tool_use", "id": "t", "name": "pass", "input": {}},
+    ),
 ]
 
 
 def test_anthropics_blocks_are_those_of_a_whole_reply(fixed):
     events = ANTHROPIC[:1]
     for index, (begun, deltas, _) in enumerate(BLOCKS):
-        events = [*events, {"type": "content_block_start", "index": index, "content_block": begun},
-                  *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
-                  {"type": "content_block_stop", "index": index}]
+        events = [
+            *events,
+            {"type": "content_block_start", "index": index, "content_block": begun},
+            *({"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas),
+            {"type": "content_block_stop", "index": index},
+        ]
     stream = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in [*events, *ANTHROPIC[-2:]])
     with art.Trajectory() as t:
         httpx.post(fixed(stream) + "/messages", json={"model": "claude", "messages": [GO], "stream": True})
-    exchange, = t.exchanges.messages
+    (exchange,) = t.exchanges.messages
     assert exchange.response["content"] == [whole for _, _, whole in BLOCKS]
     assert [call["function"]["name"] for call in t.messages()[1]["tool_calls"]] == ["pass"]
 
 
 def test_openais_responses_become_messages(fixed):
-    reply = {"id": "r", "object": "response", "status": "completed", "output": [
-        {"type": "reasoning", "id": "x", "summary": []},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b2"}]}]}
-    stream = b"".join(b"event: x\ndata: %b\n\n" % json.dumps(e).encode() for e in (
-        {"type": "response.created", "response": {**reply, "status": "in_progress", "output": []}},
-        {"type": "response.output_text.delta", "delta": "b2"}, {"type": "response.completed", "response": reply}))
+    reply = {
+        "id": "r",
+        "object": "response",
+        "status": "completed",
+        "output": [
+            {"type": "reasoning", "id": "x", "summary": []},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b2"}]},
+        ],
+    }
+    stream = b"".join(
+        b"event: x\ndata: %b\n\n" % json.dumps(e).encode()
+        for e in (
+            {"type": "response.created", "response": {**reply, "status": "in_progress", "output": []}},
+            {"type": "response.output_text.delta", "delta": "b2"},
+            {"type": "response.completed", "response": reply},
+        )
+    )
     body = {"model": "gpt", "input": "go", "instructions": "Brief."}
     longer = [{"role": "user", "content": "go"}, *reply["output"], {"role": "user", "content": "and?"}]
     with art.Trajectory() as t:
         httpx.post(fixed(stream) + "/responses", json={**body, "stream": True})
-        httpx.post(fixed(json.dumps(reply).encode(), kind="application/json") + "/responses",
-                   json={**body, "input": longer})
+        httpx.post(
+            fixed(json.dumps(reply).encode(), kind="application/json") + "/responses", json={**body, "input": longer}
+        )
     assert [message["content"] for message in t.responses_history().messages()] == ["Brief.", "go", "b2", "and?", "b2"]
 
 
@@ -965,6 +1078,7 @@ async def test_nothing_is_kept_alive(client):
 
 # and it trains
 
+
 @asynccontextmanager
 async def registered(tiny_model_dir, path, *names):
     models = [art.TrainableModel(name=name, project="tests", base_model=str(tiny_model_dir)) for name in names]
@@ -995,8 +1109,9 @@ async def test_a_captured_group_trains_like_one_made_by_hand(tiny_model_dir, tmp
             entries = [messages[0], choices[0], messages[2], choices[1]]
             made.append(art.Trajectory(messages_and_choices=entries, reward=number % 3))
 
-        group, = await art.gather_trajectory_groups(
-            [art.trajectory_group(art.trajectory(agent(number)) for number in range(6))], pbar_desc=None)
+        (group,) = await art.gather_trajectory_groups(
+            [art.trajectory_group(art.trajectory(agent(number)) for number in range(6))], pbar_desc=None
+        )
         made = art.TrajectoryGroup([next(m for m in made if m.messages() == t.messages()) for t in group])
         assert len(group_rows(group)) == 6
         for row, its in zip(group_rows(group), group_rows(made), strict=True):
@@ -1018,9 +1133,8 @@ async def test_the_judge_is_no_part_of_what_it_judges(client, served):
     with art.Trajectory() as t:
         await client.chat.completions.create(model="ttt@3", messages=[GO])
         group = art.TrajectoryGroup([copy.deepcopy(t), art.Trajectory(messages_and_choices=[GO, MORE])])
-        with pytest.warns(UserWarning, match="could not be judged"):      # it says hello, and no score
-            await art.ruler_score_group(
-                group, judge, {"api_key": served.api_key}, swallow_exceptions=True, cache=None)
+        with pytest.warns(UserWarning, match="could not be judged"):  # it says hello, and no score
+            await art.ruler_score_group(group, judge, {"api_key": served.api_key}, swallow_exceptions=True, cache=None)
     assert len(served.service.sampler.calls) > before + 1
     assert len(t.exchanges.chat_completions) == 1
 
@@ -1040,8 +1154,16 @@ def test_every_reply_is_trained_once(plan):
         messages = [*(before[:-2] if forks else before), {"role": "user", "content": f"{number}?"}]
         said = [{"role": "assistant", "content": f"{number}.{index}"} for index in range(n)]
         prompt = [*b"|".join(message["content"].encode() for message in messages)]
-        choices = [{"index": index, "finish_reason": "stop", "message": one, "prompt_token_ids": prompt,
-                    "token_ids": [*b"|", *one["content"].encode()]} for index, one in enumerate(said)]
+        choices = [
+            {
+                "index": index,
+                "finish_reason": "stop",
+                "message": one,
+                "prompt_token_ids": prompt,
+                "token_ids": [*b"|", *one["content"].encode()],
+            }
+            for index, one in enumerate(said)
+        ]
         body = json.dumps({"model": "m", "messages": messages, "n": n}).encode()
         reply = json.dumps({"choices": choices}).encode()
         assert t._record("/v1/chat/completions", body, reply, t.start_time)

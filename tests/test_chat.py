@@ -41,8 +41,9 @@ def sentencepiece(special):
     vocab = {piece: place for place, piece in enumerate(pieces)}
     bpe = Tokenizer(models.BPE(vocab, [("▁", "m"), ("▁", "a")], unk_token="<unk>", byte_fallback=True))
     bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    bpe.decoder = decoders.Sequence([
-        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    bpe.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     bpe.add_special_tokens(special)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", chat_template=CHATML)
 
@@ -86,10 +87,10 @@ def test_every_prompt_extends_the_exact_ids(turns, template):
         messages.append({"role": "user", "content": user})
         sampled = (one_by_one if odd else ids_of)(BYTES, text) + [END] * stopped
         prompt, reply = say(chat, messages, sampled, text)
-        assert prompt[:len(seen)] == seen
+        assert prompt[: len(seen)] == seen
         seen = prompt + sampled
         messages.append(reply)
-    assert chat.prompt_ids(messages)[:len(seen)] == seen
+    assert chat.prompt_ids(messages)[: len(seen)] == seen
 
 
 @QUICK
@@ -119,8 +120,9 @@ def test_another_stop_token_stays_and_the_template_closes():
     chat, messages = ChatFormat(BYTES), [{"role": "user", "content": "go"}]
     sampled = [*ids_of(BYTES, "b2"), BYTES.convert_tokens_to_ids("<|endoftext|>")]
     prompt, reply = say(chat, messages, sampled, "b2")
-    assert BYTES.decode(chat.prompt_ids([*messages, reply])[len(prompt):]) == (
-        "b2<|endoftext|><|im_end|>\n<|im_start|>assistant\n")
+    assert BYTES.decode(chat.prompt_ids([*messages, reply])[len(prompt) :]) == (
+        "b2<|endoftext|><|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_no_space_is_invented_after_the_stop_token():
@@ -128,7 +130,7 @@ def test_no_space_is_invented_after_the_stop_token():
     sampled = [*ids_of(PIECES, "a1"), END]
     prompt, reply = say(chat, messages, sampled, "a1")
     later = chat.prompt_ids([*messages, reply])
-    assert PIECES.convert_ids_to_tokens(later[len(prompt + sampled):])[:2] == ["\n", "<|im_start|>"]
+    assert PIECES.convert_ids_to_tokens(later[len(prompt + sampled) :])[:2] == ["\n", "<|im_start|>"]
 
 
 def test_template_that_drops_thoughts_starts_afresh():
@@ -138,7 +140,7 @@ def test_template_that_drops_thoughts_starts_afresh():
     prompt, reply = say(chat, messages, sampled, text)
     assert reply == {"role": "assistant", "content": "b2", "reasoning_content": "is b2 free?"}
     within = chat.prompt_ids([*messages, reply, {"role": "tool", "content": "taken"}])
-    assert within[:len(prompt + sampled)] == prompt + sampled
+    assert within[: len(prompt + sampled)] == prompt + sampled
     after = chat.prompt_ids([*messages, reply, {"role": "user", "content": "on"}])
     assert "free?" not in BYTES.decode(after)
     assert BYTES.decode(after).startswith("<|im_start|>user\ngo<|im_end|>\n<|im_start|>assistant\nb2<|im_end|>")
@@ -170,23 +172,26 @@ def test_tool_calls_keep_their_ids_over_turns():
     assert reply["content"] is None
     answer = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "ok"}
     dumped = ChatCompletionMessage.model_validate(reply).model_dump()
-    assert chat.prompt_ids([*messages, dumped, answer], TOOLS)[:len(prompt + sampled)] == prompt + sampled
+    assert chat.prompt_ids([*messages, dumped, answer], TOOLS)[: len(prompt + sampled)] == prompt + sampled
     renamed = {**reply, "tool_calls": [{**reply["tool_calls"][0], "id": "other"}]}
-    assert chat.prompt_ids([*messages, renamed, answer], TOOLS)[:len(prompt + sampled)] == prompt + sampled
-    assert chat.prompt_ids([*messages, dumped, answer])[:len(prompt + sampled)] != prompt + sampled
+    assert chat.prompt_ids([*messages, renamed, answer], TOOLS)[: len(prompt + sampled)] == prompt + sampled
+    assert chat.prompt_ids([*messages, dumped, answer])[: len(prompt + sampled)] != prompt + sampled
 
 
-@pytest.mark.parametrize("spell", [
-    lambda text: {"role": "assistant", "content": text},
-    lambda text: ChatCompletionMessage(role="assistant", content=text).model_dump(),
-    lambda text: {"role": "assistant", "content": [{"type": "text", "text": text}]},
-    lambda text: {"content": text, "role": "assistant", "tool_calls": [], "refusal": None, "unheard_of": {"a": 1}},
-])
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda text: {"role": "assistant", "content": text},
+        lambda text: ChatCompletionMessage(role="assistant", content=text).model_dump(),
+        lambda text: {"role": "assistant", "content": [{"type": "text", "text": text}]},
+        lambda text: {"content": text, "role": "assistant", "tool_calls": [], "refusal": None, "unheard_of": {"a": 1}},
+    ],
+)
 def test_a_reply_is_known_in_every_spelling(spell):
     chat, messages = ChatFormat(BYTES), [{"role": "user", "content": "go"}]
     sampled = one_by_one(BYTES, "the move") + [END]
     prompt, _ = say(chat, messages, sampled, "the move")
-    assert chat.prompt_ids([*messages, spell("the move")])[:len(prompt + sampled)] == prompt + sampled
+    assert chat.prompt_ids([*messages, spell("the move")])[: len(prompt + sampled)] == prompt + sampled
 
 
 def test_an_edited_reply_continues_from_the_one_before():
@@ -197,8 +202,8 @@ def test_an_edited_reply_continues_from_the_one_before():
     say(chat, messages, one_by_one(BYTES, " the move ") + [END], " the move ")
     edited = [*messages, {"role": "assistant", "content": "the move"}]
     later = chat.prompt_ids(edited)
-    assert later[:len(prompt + first)] == prompt + first
-    assert later[len(prompt + first):] == ids_of(BYTES, chat.render(edited).split("the move<|im_end|>", 1)[1])
+    assert later[: len(prompt + first)] == prompt + first
+    assert later[len(prompt + first) :] == ids_of(BYTES, chat.render(edited).split("the move<|im_end|>", 1)[1])
 
 
 def test_siblings_with_the_same_words():
@@ -208,10 +213,10 @@ def test_siblings_with_the_same_words():
     for sampled in spellings:
         say(chat, messages, [*sampled, END], "the move")
     reply = {"role": "assistant", "content": "the move"}
-    assert chat.prompt_ids([*messages, reply])[len(prompt):][:len(spellings[1])] == spellings[1]
+    assert chat.prompt_ids([*messages, reply])[len(prompt) :][: len(spellings[1])] == spellings[1]
     hinted = {**reply, "token_ids": [*spellings[0], END]}
-    assert chat.prompt_ids([*messages, hinted])[len(prompt):][:len(spellings[0])] == spellings[0]
-    kept, = chat._memory._entries.values()
+    assert chat.prompt_ids([*messages, hinted])[len(prompt) :][: len(spellings[0])] == spellings[0]
+    (kept,) = chat._memory._entries.values()
     assert chat._memory._size == sum(said.size for said in kept)
 
 
@@ -222,7 +227,7 @@ def test_a_request_tells_the_template_more():
     prompt, sampled = brisk.prompt_ids(start), [*ids_of(BYTES, "b"), *ids_of(BYTES, "2"), END]
     brisk.remember(start, None, prompt, sampled, brisk.reply("b2"))
     later = [*start, {"role": "assistant", "content": "b2"}, {"role": "user", "content": "c"}]
-    assert chat.with_template({"style": "brisk"}).prompt_ids(later)[:len(prompt) + 3] == prompt + sampled
+    assert chat.with_template({"style": "brisk"}).prompt_ids(later)[: len(prompt) + 3] == prompt + sampled
     assert BYTES.decode(prompt).startswith("brisk<|im_start|>")
     assert BYTES.decode(chat.prompt_ids(later)).startswith("calm<|im_start|>")
     for clash in ("messages", "tools", "chat_template", "tokenize"):
@@ -250,7 +255,7 @@ def test_many_threads_share_one_format():
             text = "the move is " + "é🙂"[turn % 2] * (turn % 3)
             sampled = one_by_one(BYTES, text) + [END]
             prompt, reply = say(chat, messages, sampled, text)
-            wrong.extend([(player, turn)] if prompt[:len(seen)] != seen else [])
+            wrong.extend([(player, turn)] if prompt[: len(seen)] != seen else [])
             seen = prompt + sampled
             messages.append(reply)
 
@@ -273,7 +278,8 @@ def test_a_written_reply_has_the_ids_the_template_would_give(tokenizer, user, te
     written = chat.reply_ids(messages, reply)
     assert written[-1] == END
     assert tokenizer.decode(chat.prompt_ids(messages) + written) + "\n" == tokenizer.decode(
-        ids_of(tokenizer, chat.render([*messages, reply], prompt=False)))
+        ids_of(tokenizer, chat.render([*messages, reply], prompt=False))
+    )
     assert "".join(pieces_of(BYTES, written)[1]) == text or tokenizer is PIECES
 
 
@@ -285,13 +291,26 @@ def test_a_reply_the_template_does_not_print_has_no_ids():
 
 # -- messages that cannot be read --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("messages", [
-    [], None, "hi", [None], [{}], [{"role": "wizard", "content": "x"}], [{"role": ["user"], "content": "x"}],
-    [{"role": "user", "content": 5}], [{"role": "user", "content": {"type": "text", "text": "x"}}],
-    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-    [{"role": "user", "content": [{"type": "text", "text": None}]}], [{"role": "user", "content": "\ud800"}],
-    [{"role": "assistant", "tool_calls": [{"id": "x"}]}], [{"role": "assistant", "tool_calls": "play"}],
-])
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        None,
+        "hi",
+        [None],
+        [{}],
+        [{"role": "wizard", "content": "x"}],
+        [{"role": ["user"], "content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": {"type": "text", "text": "x"}}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "text", "text": None}]}],
+        [{"role": "user", "content": "\ud800"}],
+        [{"role": "assistant", "tool_calls": [{"id": "x"}]}],
+        [{"role": "assistant", "tool_calls": "play"}],
+    ],
+)
 def test_bad_messages_get_one_clear_sentence(messages):
     with pytest.raises(ServeError) as caught:
         ChatFormat(BYTES).prompt_ids(messages)
@@ -318,30 +337,41 @@ def test_no_template_is_said_at_once():
 
 # -- replies -----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("text", "content", "reasoning", "calls"), [
-    ("b2", "b2", None, []),
-    ("", "", None, []),
-    (" \n b2 ", " \n b2 ", None, []),
-    ("<think>a</think>b", "b", "a", []),
-    ("a\n</think>\n\nb", "a\n</think>\n\nb", None, []),
-    ("<think>\n\n</think>\n\nb", "b", None, []),
-    ("<think>never closed", "", "never closed", []),
-    ("well <think>a</think>b", "well <think>a</think>b", None, []),
-    ('<tool_call>{"name": "play"}</tool_call>', None, None, [("play", {})]),
-    ('<tool_call>{"name": "play", "arguments": {"c": "é"}}', None, None, [("play", {"c": "é"})]),
-    ('<tool_call>{"name": "play", "arguments": "{\\"c\\": 1}"}</tool_call>', None, None, [("play", {"c": 1})]),
-    ('x<tool_call>{"name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>', "x", None, [("a", {}), ("b", {})]),
-    ("<tool_call>play</tool_call>", "<tool_call>play</tool_call>", None, []),
-    ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', None, []),
-    ('<tool_call>["name"]</tool_call>', '<tool_call>["name"]</tool_call>', None, []),
-    ('<tool_call>{"name": "\\ud800"}</tool_call>', '<tool_call>{"name": "\\ud800"}</tool_call>', None, []),
-    ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, None, []),
-    ('<think>x</think><tool_call>{"name": "a"}</tool_call>', None, "x", [("a", {})]),
-], ids=range(18))
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "calls"),
+    [
+        ("b2", "b2", None, []),
+        ("", "", None, []),
+        (" \n b2 ", " \n b2 ", None, []),
+        ("<think>a</think>b", "b", "a", []),
+        ("a\n</think>\n\nb", "a\n</think>\n\nb", None, []),
+        ("<think>\n\n</think>\n\nb", "b", None, []),
+        ("<think>never closed", "", "never closed", []),
+        ("well <think>a</think>b", "well <think>a</think>b", None, []),
+        ('<tool_call>{"name": "play"}</tool_call>', None, None, [("play", {})]),
+        ('<tool_call>{"name": "play", "arguments": {"c": "é"}}', None, None, [("play", {"c": "é"})]),
+        ('<tool_call>{"name": "play", "arguments": "{\\"c\\": 1}"}</tool_call>', None, None, [("play", {"c": 1})]),
+        (
+            'x<tool_call>{"name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>',
+            "x",
+            None,
+            [("a", {}), ("b", {})],
+        ),
+        ("<tool_call>play</tool_call>", "<tool_call>play</tool_call>", None, []),
+        ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', None, []),
+        ('<tool_call>["name"]</tool_call>', '<tool_call>["name"]</tool_call>', None, []),
+        ('<tool_call>{"name": "\\ud800"}</tool_call>', '<tool_call>{"name": "\\ud800"}</tool_call>', None, []),
+        ("<tool_call>" + "[" * 100_000, "<tool_call>" + "[" * 100_000, None, []),
+        ('<think>x</think><tool_call>{"name": "a"}</tool_call>', None, "x", [("a", {})]),
+    ],
+    ids=range(18),
+)
 def test_replies(text, content, reasoning, calls):
     message = ChatFormat(BYTES).reply(text, TOOLS)
-    found = [(call["function"]["name"], json.loads(call["function"]["arguments"]))
-             for call in message.get("tool_calls", [])]
+    found = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message.get("tool_calls", [])
+    ]
     assert (message["content"], message.get("reasoning_content"), found) == (content, reasoning, calls)
     ChatCompletionMessage.model_validate_json(json.dumps(message))
 
@@ -359,6 +389,7 @@ def test_any_text_makes_a_reply(text):
 
 
 # -- text as it streams ------------------------------------------------------------------------------------------
+
 
 def pieces_of(tokenizer, ids, stop=()):
     stream = TextStream(tokenizer, stop=stop)
@@ -409,13 +440,16 @@ def first_completed(text, stop):
     for end in range(len(text) + 1):
         starts = [end - len(one) for one in stop if text[:end].endswith(one)]
         if starts:
-            return text[:min(starts)]
+            return text[: min(starts)]
     return None
 
 
 @QUICK
-@given(text=st.text("abcé🙂", max_size=30), odd=st.booleans(),
-       stop=st.lists(st.text("abcé🙂", min_size=1, max_size=4), max_size=3))
+@given(
+    text=st.text("abcé🙂", max_size=30),
+    odd=st.booleans(),
+    stop=st.lists(st.text("abcé🙂", min_size=1, max_size=4), max_size=3),
+)
 def test_stop_strings_do_not_depend_on_the_cut(text, odd, stop):
     stream, pieces = pieces_of(BYTES, (one_by_one if odd else ids_of)(BYTES, text), stop)
     expected = first_completed(text, stop)

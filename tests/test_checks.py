@@ -1,4 +1,5 @@
 """The doctor on healthy and on sick rollouts, of a real model; it must touch nothing."""
+
 import asyncio
 import itertools
 import math
@@ -68,10 +69,21 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
     found = await examine(home, player(), per_step=(4, 2))
     forget()
     verdicts = {check.name: check.verdict for check in found.checks}
-    assert verdicts.pop("length") == "warn"    # a random model does not end its replies
+    assert verdicts.pop("length") == "warn"  # a random model does not end its replies
     assert set(verdicts.values()) == {"ok"}, str(found)
-    assert list(verdicts) == ["model", "rollouts", "rewards", "variance", "success", "choices", "tokens", "rows",
-                              "scenario", "context", "cost"]
+    assert list(verdicts) == [
+        "model",
+        "rollouts",
+        "rewards",
+        "variance",
+        "success",
+        "choices",
+        "tokens",
+        "rows",
+        "scenario",
+        "context",
+        "cost",
+    ]
     assert found.ok
     assert "8 rollouts" in found["rollouts"].finding
     # at most 3 tokens a reply, and now and then an early end
@@ -94,6 +106,7 @@ async def test_groups_and_rollouts_are_as_asked(home):
 
 
 # each sickness and the sentence that names it
+
 
 def crash(n):
     if n % 4 == 0:
@@ -118,21 +131,30 @@ def torn(choice):
     return choice
 
 
-@pytest.mark.parametrize(("name", "verdict", "said", "options"), [
-    ("rollouts", "warn", "2 of 8 (25%) failed; 2 with ValueError: no such square (line", {"reward": crash}),
-    ("rollouts", "warn", "in crash: raise ValueError", {"reward": crash}),
-    ("rewards", "fail", "2 of 8 (25%) rewards are NaN or infinite", {"reward": lambda n: n if n % 4 else math.nan}),
-    ("variance", "fail", "In 2 of 2 (100%) groups all rewards are equal", {"reward": lambda n: 1}),
-    ("variance", "warn", "In 1 of 2 (50%) groups all rewards are equal", {"reward": lambda n: n * (n < 4)}),
-    ("success", "warn", "No reward is above the lowest", {"reward": lambda n: 1}),
-    ("success", "warn", "1 of 8 (12%) trajectories got more than the lowest reward, 0", {"reward": lambda n: n == 2}),
-    ("choices", "fail", "8 of 8 (100%) trajectories hold no Choice", {"keep": as_dict}),
-    ("tokens", "fail", "No reply carries token ids", {"keep": bare}),
-    ("tokens", "warn", "8 of 8 (100%) replies carry no logprobs", {"keep": silent}),
-    ("tokens", "fail", "2 logprobs for 3 sampled tokens", {"keep": torn}),
-    ("scenario", "warn", "In 2 of 2 (100%) groups the rollouts see", {"text": lambda s, n: f"{s} {n}"}),
-    ("context", "warn", "of 128 that fit", {"text": lambda s, n: "A1 " * 53}),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "verdict", "said", "options"),
+    [
+        ("rollouts", "warn", "2 of 8 (25%) failed; 2 with ValueError: no such square (line", {"reward": crash}),
+        ("rollouts", "warn", "in crash: raise ValueError", {"reward": crash}),
+        ("rewards", "fail", "2 of 8 (25%) rewards are NaN or infinite", {"reward": lambda n: n if n % 4 else math.nan}),
+        ("variance", "fail", "In 2 of 2 (100%) groups all rewards are equal", {"reward": lambda n: 1}),
+        ("variance", "warn", "In 1 of 2 (50%) groups all rewards are equal", {"reward": lambda n: n * (n < 4)}),
+        ("success", "warn", "No reward is above the lowest", {"reward": lambda n: 1}),
+        (
+            "success",
+            "warn",
+            "1 of 8 (12%) trajectories got more than the lowest reward, 0",
+            {"reward": lambda n: n == 2},
+        ),
+        ("choices", "fail", "8 of 8 (100%) trajectories hold no Choice", {"keep": as_dict}),
+        ("tokens", "fail", "No reply carries token ids", {"keep": bare}),
+        ("tokens", "warn", "8 of 8 (100%) replies carry no logprobs", {"keep": silent}),
+        ("tokens", "fail", "2 logprobs for 3 sampled tokens", {"keep": torn}),
+        ("scenario", "warn", "In 2 of 2 (100%) groups the rollouts see", {"text": lambda s, n: f"{s} {n}"}),
+        ("context", "warn", "of 128 that fit", {"text": lambda s, n: "A1 " * 53}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 async def test_a_sick_rollout_is_told(home, name, verdict, said, options):
     found = await examine(home, player(**options))
     assert (found[name].verdict, said in found[name].finding) == (verdict, True), str(found)
@@ -151,7 +173,7 @@ async def test_a_history_that_is_rewritten(home):
     found = await examine(home, rollout)
     assert "8 conversations become 16 training rows" in found["rows"].finding
     assert found["rows"].verdict == "warn"
-    kept = player(turns=2, text=lambda s, n: f"free: {s} {n}")      # two replies to one prompt may print alike
+    kept = player(turns=2, text=lambda s, n: f"free: {s} {n}")  # two replies to one prompt may print alike
     assert (await examine(home, kept))["rows"].verdict == "ok"
 
 
@@ -189,8 +211,15 @@ async def test_a_prompted_model(home):
 
     found = await examine(model, rollout)
     assert (found.ok, "prompted model" in found["model"].finding) == (False, True)
-    assert [check.name for check in found.checks] == ["model", "rollouts", "rewards", "variance", "success", "length",
-                                                      "scenario"]
+    assert [check.name for check in found.checks] == [
+        "model",
+        "rollouts",
+        "rewards",
+        "variance",
+        "success",
+        "length",
+        "scenario",
+    ]
 
 
 async def test_what_the_doctor_says_is_what_training_does(home):
@@ -205,6 +234,7 @@ async def test_what_the_doctor_says_is_what_training_does(home):
 
 
 # parts
+
 
 def test_the_table():
     checks = [Check("a", "ok", "Fine."), Check("longer", "warn", "word " * 40, "Do that.")]
@@ -251,10 +281,18 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
 
 def with_tools(*calling, tools=(TOOL,)):
     """A probe of rollouts that were offered tools, and those that call one."""
-    said = [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4", "tool_calls": calls}}
-            for calls in ([CALL] if one else None for one in calling)]
-    made = [art.Trajectory(messages_and_choices=[{"role": "user", "content": "2 + 2?"}, Choice.model_validate(one)],
-                           tools=[*tools] or None, reward=0.0) for one in said]
+    said = [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "4", "tool_calls": calls}}
+        for calls in ([CALL] if one else None for one in calling)
+    ]
+    made = [
+        art.Trajectory(
+            messages_and_choices=[{"role": "user", "content": "2 + 2?"}, Choice.model_validate(one)],
+            tools=[*tools] or None,
+            reward=0.0,
+        )
+        for one in said
+    ]
     return Probe(art.Model(name="m", project="tests"), None, [art.TrajectoryGroup(made)], made, 1.0)
 
 

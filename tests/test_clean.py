@@ -1,4 +1,5 @@
 """Committed notebooks hold what their author wrote and small, repeatable outputs; nothing else."""
+
 import copy
 import json
 import re

@@ -1,4 +1,5 @@
 """`art-nb` as a person meets it: real processes, exit statuses, one sentence for each mistake."""
+
 import ast
 import json
 import os
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 VERBS = ["run", "train", "view", "doctor", "init", "migrate", "help"]
 HEAVY = ["torch", "transformers", "numpy", "openai", "pydantic", "httpx", "starlette", "anywidget", "pyarrow"]
 SMALL = ["--groups-per-step", "2", "--rollouts-per-group", "4"]
-SCRIPT = '''
+SCRIPT = """
 import asyncio
 import art_nb as art
 
@@ -32,7 +33,7 @@ async def rollout(model, scenario):
         model=model.get_inference_name(), messages=messages, max_tokens=4, logprobs=True)
     choice = completion.choices[0]
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=float(len(choice.message.content)))
-'''
+"""
 
 
 def environment():
@@ -48,7 +49,7 @@ def refused(done):
     """The one sentence of a refusal."""
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    said, = [line for line in done.stderr.splitlines() if line.startswith("art-nb: ")]
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("art-nb: ")]
     return said
 
 
@@ -61,16 +62,30 @@ def script(tmp_path):
 
 # help
 
+
 def test_help_is_there_at_once():
-    source = ("import sys; from art_nb.cli.main import parser; parser().format_help(); "
-              "print(sorted({*sys.argv[1:]} & {*sys.modules}))")
+    source = (
+        "import sys; from art_nb.cli.main import parser; parser().format_help(); "
+        "print(sorted({*sys.argv[1:]} & {*sys.modules}))"
+    )
     done = call(*HEAVY, code=[sys.executable, "-c", source])
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize(("words", "status"), [
-    (["--help"], 0), (["--version"], 0), (["help"], 0), *[(["help", verb], 0) for verb in VERBS], ([], 2),
-    (["fly"], 2), (["view"], 2), (["train", "x.py", "--steps", "many"], 2), (["help", "fly"], 2)])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["help"], 0),
+        *[(["help", verb], 0) for verb in VERBS],
+        ([], 2),
+        (["fly"], 2),
+        (["view"], 2),
+        (["train", "x.py", "--steps", "many"], 2),
+        (["help", "fly"], 2),
+    ],
+)
 def test_exit_statuses(words, status):
     done = call(*words)
     assert done.returncode == status
@@ -89,14 +104,20 @@ def test_the_console_script_is_installed():
     assert "art-nb=art_nb.cli.main:main" in ini["DEFAULT"]["console_scripts"].split()
 
 
-@pytest.mark.parametrize(("words", "instead"), [
-    (["install-skills", "."], "art-nb init"), (["runtime", "prepare"], "art-nb doctor"),
-    (["runtime", "status", "--size"], "art-nb doctor")])
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["install-skills", "."], "art-nb init"),
+        (["runtime", "prepare"], "art-nb doctor"),
+        (["runtime", "status", "--size"], "art-nb doctor"),
+    ],
+)
 def test_a_command_that_only_art_has_names_ours(words, instead):
     assert instead in refused(call(*words))
 
 
 # init
+
 
 def test_the_starter_is_a_notebook_or_a_script():
     nb = nbformat.reads(as_notebook(), as_version=4)
@@ -132,10 +153,11 @@ def test_the_starter_learns(tmp_path, smollm2_dir):
     done = call("toy.py", folder=tmp_path, code=[warm_python()])
     assert done.returncode == 0, done.stderr
     rewards = json.loads(done.stdout.splitlines()[-1])
-    assert sum(rewards[-3:]) / 3 > min(sum(rewards[:3]) / 3 + 0.2, 0.95)        # the best reward is 1
+    assert sum(rewards[-3:]) / 3 > min(sum(rewards[:3]) / 3 + 0.2, 0.95)  # the best reward is 1
 
 
 # train
+
 
 def test_train_goes_on_where_it_ended(script, tiny_model_dir):
     options = ["--base-model", tiny_model_dir, "--learning-rate", "1e-2", *SMALL]
@@ -155,8 +177,9 @@ def test_train_goes_on_where_it_ended(script, tiny_model_dir):
 def test_ctrl_c_ends_after_the_step(script, tiny_model_dir):
     script.write_text(SCRIPT.replace("    messages =", "    print('rollout', flush=True)\n    messages ="))
     line = [*command(), "train", str(script), "--base-model", str(tiny_model_dir), *SMALL]
-    process = subprocess.Popen(line, cwd=script.parent, env=environment(), text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        line, cwd=script.parent, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     while process.stdout.readline() != "rollout\n":
         assert process.poll() is None, process.stderr.read()
     process.send_signal(signal.SIGINT)
@@ -172,12 +195,23 @@ def test_ctrl_c_ends_after_the_step(script, tiny_model_dir):
     assert f"done: step {reached + 1}" in call("train", script, *steps, folder=script.parent).stdout
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("x = 1\n1 / 0\n", "line 2: ZeroDivisionError"), ("def\n", "line 1: SyntaxError"),
-    ("import no_such_module", "line 1"), ("import sys; sys.exit(3)", "SystemExit"),
-    ("rollout = print", "defines no scenarios"), ("", "no rollout and no"),
-    ("import art_nb as art; rollout, scenarios, model = print, [1], art.Model(name='a', project='b')", "not trainable"),
-    ("rollout, scenarios = print, []", "no scenarios"), ("rollout, scenarios = print, 3", "make it a list")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\n1 / 0\n", "line 2: ZeroDivisionError"),
+        ("def\n", "line 1: SyntaxError"),
+        ("import no_such_module", "line 1"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("rollout = print", "defines no scenarios"),
+        ("", "no rollout and no"),
+        (
+            "import art_nb as art; rollout, scenarios, model = print, [1], art.Model(name='a', project='b')",
+            "not trainable",
+        ),
+        ("rollout, scenarios = print, []", "no scenarios"),
+        ("rollout, scenarios = print, 3", "make it a list"),
+    ],
+)
 def test_a_script_that_cannot_be_trained(tmp_path, tiny_model_dir, text, said):
     (tmp_path / "odd.py").write_text(text)
     assert said in refused(call("train", "odd.py", "--base-model", tiny_model_dir, folder=tmp_path))
@@ -199,12 +233,24 @@ def test_no_script_and_no_model(tmp_path, script):
 
 # view
 
+
 def test_view(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for name in ("one", "two"):
         store = art.RunStore(tmp_path / ".art" / "games" / "models" / name)
-        store.write_groups("train", 1, [art.TrajectoryGroup([art.Trajectory(
-            messages_and_choices=[{"role": "user", "content": f"question of {name}"}], reward=0.25)])])
+        store.write_groups(
+            "train",
+            1,
+            [
+                art.TrajectoryGroup(
+                    [
+                        art.Trajectory(
+                            messages_and_choices=[{"role": "user", "content": f"question of {name}"}], reward=0.25
+                        )
+                    ]
+                )
+            ],
+        )
         store.append_history({"step": 1, "train/reward": 0.25})
     shown = Path(call("view", store.path, "--no-browser").stdout.strip())
     assert "question of two" in shown.read_text()
@@ -216,6 +262,7 @@ def test_view(tmp_path, monkeypatch):
 
 
 # doctor
+
 
 def test_doctor():
     told = json.loads(call("doctor", "--json").stdout)
@@ -237,6 +284,7 @@ def test_doctor_where_nothing_can_be_trained():
 
 
 # migrate
+
 
 def test_migrate(tmp_path):
     pytest.importorskip("art_nb.runs.migrate")

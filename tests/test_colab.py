@@ -1,4 +1,5 @@
 """Colab's first cell: what it brings fits the image, and what the image must keep stays."""
+
 import json
 import subprocess
 import sys
@@ -44,13 +45,31 @@ def test_what_is_brought_fits_the_image(image, brought, tmp_path):
     moved = {canonicalize_name(r.name) for r in brought} | {"tokenizers", "huggingface-hub"}
     constraints = tmp_path / "kept.txt"
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in image.items() if name not in moved))
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-",
-               "--only-binary=:all:", "--python-version", PYTHON, "--target", str(tmp_path / "none"), "-c",
-               str(constraints), *map(str, brought)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--ignore-installed",
+        "--report",
+        "-",
+        "--only-binary=:all:",
+        "--python-version",
+        PYTHON,
+        "--target",
+        str(tmp_path / "none"),
+        "-c",
+        str(constraints),
+        *map(str, brought),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = {canonicalize_name(one["metadata"]["name"]): one["metadata"]["version"]
-             for one in json.loads(done.stdout)["install"]}
+    found = {
+        canonicalize_name(one["metadata"]["name"]): one["metadata"]["version"]
+        for one in json.loads(done.stdout)["install"]
+    }
     changed = {name for name, version in found.items() if image.get(name) != version}
     assert "transformers" in changed
     assert not changed & KEPT, changed

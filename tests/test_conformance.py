@@ -1,4 +1,5 @@
 """The learner against transformers' un-packed forward with peft's LoRA, in fp32: logprobs, losses, gradients, steps."""
+
 import asyncio
 import copy
 import math
@@ -52,7 +53,7 @@ def some_rows(seed, groups=3, size=6):
     for group in range(groups):
         trunk = rng.integers(3, VOCABULARY, 40)
         for _ in range(size):
-            tokens = np.concatenate([trunk[:rng.integers(4, 40)], rng.integers(3, VOCABULARY, rng.integers(1, 40))])
+            tokens = np.concatenate([trunk[: rng.integers(4, 40)], rng.integers(3, VOCABULARY, rng.integers(1, 40))])
             sampled = rng.random(len(tokens)) < 0.6
             sampled[:3], sampled[-1] = False, True
             old = np.where(sampled & (rng.random(len(tokens)) < 0.9), -rng.random(len(tokens)) * 3 - 4, np.nan)
@@ -174,7 +175,7 @@ def test_three_steps_end_where_adamw_on_peft_ends(family):
         assert norm > 0.1, "the norm is cut"
     mine = adapter(made.policy)
     for name, p in model.named_parameters():
-        if "lora_" in name:     # where a gradient is next to nothing, rounding decides Adam's sign
+        if "lora_" in name:  # where a gradient is next to nothing, rounding decides Adam's sign
             far = (mine[ours(name)] - p).abs() > 1e-4
             assert far.float().mean() < 0.001
 
@@ -277,7 +278,7 @@ async def test_an_adapter_that_computes_nan_is_an_error_of_the_request():
     sampler.load("m@2", {name: torch.full_like(value, 1e30) for name, value in adapter(policy).items()})
     with pytest.raises(ServeError, match="logits are not finite"):
         [_ async for _ in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@2")]
-    assert [s async for s in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@1")]     # others continue
+    assert [s async for s in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@1")]  # others continue
     sampler.close()
     worker.close()
 
@@ -291,7 +292,7 @@ def test_sampler_and_learner_give_a_token_the_same_logprob(family, temperature):
     start = [rng.randrange(3, VOCABULARY) for _ in range(40)]
 
     async def roll(i):
-        tokens, sampled, logprobs = start[:10 + i], [False] * (10 + i), [math.nan] * (10 + i)
+        tokens, sampled, logprobs = start[: 10 + i], [False] * (10 + i), [math.nan] * (10 + i)
         for turn in range(3):
             params = SamplingParams(max_tokens=5 + i % 7, temperature=temperature, seed=9 * i + turn, ignore_eos=True)
             said = [s async for s in sampler.generate(tokens, params, "m@1")]
@@ -314,16 +315,21 @@ def test_sampler_and_learner_give_a_token_the_same_logprob(family, temperature):
 
 # models that are not what they seem
 
+
 def saved(folder, model):
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize(("config", "why"), [
-    (Gemma2Config(num_hidden_layers=2, head_dim=16, **SHAPE), "capped attention scores"),
-    (Llama4TextConfig(num_hidden_layers=2, head_dim=16, **SHAPE), "layers of the kind chunked_attention"),
-], ids=lambda x: getattr(x, "model_type", ""))
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (Gemma2Config(num_hidden_layers=2, head_dim=16, **SHAPE), "capped attention scores"),
+        (Llama4TextConfig(num_hidden_layers=2, head_dim=16, **SHAPE), "layers of the kind chunked_attention"),
+    ],
+    ids=lambda x: getattr(x, "model_type", ""),
+)
 def test_a_model_that_computes_something_else_is_refused(tmp_path, config, why):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)

@@ -1,4 +1,5 @@
 """SIGKILL in the middle of rollouts, gradient steps, checkpoints and starts: the run goes on as if nothing was."""
+
 import json
 import os
 import random
@@ -47,8 +48,18 @@ def check_disk(store, rows_lag=0):
     return max(steps, default=0)
 
 
-MOMENTS = ["child", "AdapterServed", "registered", "RolloutStarted", "CheckpointSaved", "AdapterServed", "RolloutDone",
-           "GradientStep", "CheckpointSaved", "StepDone"]      # what the child has just said
+MOMENTS = [
+    "child",
+    "AdapterServed",
+    "registered",
+    "RolloutStarted",
+    "CheckpointSaved",
+    "AdapterServed",
+    "RolloutDone",
+    "GradientStep",
+    "CheckpointSaved",
+    "StepDone",
+]  # what the child has just said
 
 
 @pytest.mark.timeout(900)

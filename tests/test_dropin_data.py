@@ -1,4 +1,5 @@
 """Datasets, helpers, files of conversations, benchmarks, leases: each name with the arguments that ART documents."""
+
 import asyncio
 import json
 import math
@@ -44,6 +45,7 @@ def answers(trajectories):
 
 # datasets
 
+
 def test_the_order_is_that_of_art_and_the_global_random_numbers_are_left_alone():
     random.seed(3)
     before = random.getstate()
@@ -54,14 +56,24 @@ def test_the_order_is_that_of_art_and_the_global_random_numbers_are_left_alone()
         random.Random(epoch).shuffle(order)
         assert [batch.items for batch in found if batch.epoch == epoch] == [order[:3], order[3:6], order[6:]]
     assert [(batch.step, batch.epoch, batch.epoch_step) for batch in found] == [
-        (0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 1, 1), (5, 1, 2)]
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 0, 2),
+        (3, 1, 0),
+        (4, 1, 1),
+        (5, 1, 2),
+    ]
 
 
 def test_the_loops_of_both_generations():
-    old = [(step, epoch, epoch_step, items)
-           for items, epoch, step, epoch_step in iterate_dataset("abc", groups_per_step=2, num_epochs=2)]
-    new = [(batch.step, batch.epoch, batch.epoch_step, batch.items)
-           for batch in iterate_dataset("abc", groups_per_step=2, num_epochs=2)]
+    old = [
+        (step, epoch, epoch_step, items)
+        for items, epoch, step, epoch_step in iterate_dataset("abc", groups_per_step=2, num_epochs=2)
+    ]
+    new = [
+        (batch.step, batch.epoch, batch.epoch_step, batch.items)
+        for batch in iterate_dataset("abc", groups_per_step=2, num_epochs=2)
+    ]
     assert old == new
 
 
@@ -80,12 +92,18 @@ def test_no_items_and_no_groups():
 
 # helpers
 
+
 @pytest.mark.parametrize("exceptions", [(ValueError), (ValueError,), [ValueError, KeyError]], ids=str)
 def test_retry_takes_one_class_without_its_comma(exceptions):
     told, left = [], [ValueError("first"), ValueError("second")]
 
-    @retry(max_attempts=3, delay=0, backoff_factor=2.0, exceptions=exceptions,
-           on_retry=lambda error, attempt: told.append((str(error), attempt)))
+    @retry(
+        max_attempts=3,
+        delay=0,
+        backoff_factor=2.0,
+        exceptions=exceptions,
+        on_retry=lambda error, attempt: told.append((str(error), attempt)),
+    )
     def flaky():
         if left:
             raise left.pop(0)
@@ -113,8 +131,16 @@ async def test_limit_concurrency_counts_by_key():
 def sampled(text="yes", **more):
     token = {"token": "yes", "bytes": None, "logprob": -0.1, "top_logprobs": []}
     message = {"role": "assistant", "content": text}
-    return Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message, "token_ids": [7],
-                                  "logprobs": {"content": [token], "refusal": None}} | more)
+    return Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": message,
+            "token_ids": [7],
+            "logprobs": {"content": [token], "refusal": None},
+        }
+        | more
+    )
 
 
 def test_messages_are_formatted():
@@ -127,8 +153,11 @@ def test_messages_are_formatted():
 
 
 def test_logprobs_are_stripped_from_a_copy():
-    trajectory = Trajectory(messages_and_choices=[*QUESTION, sampled()], metadata={"logprobs": [1], "kept": (1,)},
-                            additional_histories=[{"messages_and_choices": [sampled()]}])
+    trajectory = Trajectory(
+        messages_and_choices=[*QUESTION, sampled()],
+        metadata={"logprobs": [1], "kept": (1,)},
+        additional_histories=[{"messages_and_choices": [sampled()]}],
+    )
     group = strip_logprobs([TrajectoryGroup([trajectory])])[0]
     bare = group.trajectories[0]
     assert bare.messages_and_choices[1].logprobs is None
@@ -162,8 +191,13 @@ class LiteChoice(BaseModel):
 
 def test_litellms_choice_can_be_trained():
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    theirs = LiteChoice(finish_reason="tool_calls", index=0, message=LiteMessage(content=None, tool_calls=[call]),
-                        logprobs=sampled().logprobs.model_dump(), provider_specific_fields={"token_ids": [1, 2]})
+    theirs = LiteChoice(
+        finish_reason="tool_calls",
+        index=0,
+        message=LiteMessage(content=None, tool_calls=[call]),
+        logprobs=sampled().logprobs.model_dump(),
+        provider_specific_fields={"token_ids": [1, 2]},
+    )
     ours = convert_litellm_choice_to_openai(theirs)
     assert isinstance(ours, Choice)
     assert ours.message.tool_calls[0].function.name == "look"
@@ -171,8 +205,9 @@ def test_litellms_choice_can_be_trained():
     assert ours.token_ids == [1, 2]
     assert Trajectory(messages_and_choices=[ours]).messages()[0]["content"] == ""
     with pytest.raises(ValueError, match="user"):
-        convert_litellm_choice_to_openai(LiteChoice(finish_reason="stop", index=0,
-                                                    message=LiteMessage(content="a", role="user")))
+        convert_litellm_choice_to_openai(
+            LiteChoice(finish_reason="stop", index=0, message=LiteMessage(content="a", role="user"))
+        )
 
 
 async def test_a_server_that_refuses_is_heard():
@@ -217,6 +252,7 @@ def test_provenance_needs_wandb(monkeypatch):
 
 # schedules
 
+
 def test_schedules():
     assert create_lr_schedule(4, 1.0, "constant") == [1.0] * 4
     assert create_lr_schedule(5, 1.0, "linear", min_lr=0.2) == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
@@ -231,13 +267,22 @@ def test_schedules():
 @pytest.mark.parametrize("initial_step", range(9))
 def test_chunks_go_on_at_any_batch(initial_step):
     talks = [talk(str(i)) for i in range(7)]
-    options = {"chunk_size": 3, "epochs": 2, "batch_size": 2, "peak_lr": 1.0, "schedule_type": "linear",
-               "warmup_ratio": 0.5, "shuffle": True, "seed": 42, "show_progress": False}
+    options = {
+        "chunk_size": 3,
+        "epochs": 2,
+        "batch_size": 2,
+        "peak_lr": 1.0,
+        "schedule_type": "linear",
+        "warmup_ratio": 0.5,
+        "shuffle": True,
+        "seed": 42,
+        "show_progress": False,
+    }
 
     def batches(**more):
         for chunk in create_sft_dataset_iterator(talks, **options, **more):
             size, rates = chunk.config.batch_size, chunk.config.learning_rate
-            parts = [chunk.trajectories[i:i + size] for i in range(0, len(chunk.trajectories), size)]
+            parts = [chunk.trajectories[i : i + size] for i in range(0, len(chunk.trajectories), size)]
             for i, (part, rate) in enumerate(zip(parts, rates, strict=True)):
                 yield chunk.step + i, chunk.epoch, chunk.epoch_step + i, answers(part), rate
 
@@ -253,9 +298,11 @@ def test_chunks_go_on_at_any_batch(initial_step):
 
 # files
 
+
 @pytest.fixture
 def written(tmp_path):
     """Writes conversations to a file."""
+
     def write(talks, name="talks.jsonl", end=""):
         path = tmp_path / name
         rows = [{"messages": one.messages(), "tools": one.tools} for one in talks]
@@ -287,14 +334,22 @@ def test_a_file_is_never_held_whole(written):
     assert peak < path.stat().st_size / 4
 
 
-@pytest.mark.parametrize(("end", "said"), [
-    ("{broken", "one JSON object"), ("[]", "messages"), ('{"prompt": "a"}', "messages"),
-    ('{"messages": ["hello"]}', "role"), ('{"messages": [{"content": "a"}]}', "role")], ids=str)
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("{broken", "one JSON object"),
+        ("[]", "messages"),
+        ('{"prompt": "a"}', "messages"),
+        ('{"messages": ["hello"]}', "role"),
+        ('{"messages": [{"content": "a"}]}', "role"),
+    ],
+    ids=str,
+)
 async def test_a_broken_line_says_its_number_before_anything_is_trained(written, end, said):
     path = written([talk()] * 3, end=end)
     with pytest.raises(TokenError, match=f"line 7.*{said}"):
         list(iterate_file(path))
-    model = TrainableModel(name="a", project="p", base_model="b")       # has no backend: training would say so
+    model = TrainableModel(name="a", project="p", base_model="b")  # has no backend: training would say so
     with pytest.raises(TokenError, match="line 7"):
         await train_sft_from_file(model, str(path))
     assert isinstance(TokenError(""), ValueError)
@@ -319,9 +374,21 @@ async def test_a_file_trains_like_the_list_it_holds(named, local, written):
     rates = create_lr_schedule(5, 1e-2, "cosine", warmup_steps=1)
     await by_list.train_sft(talks * 2, TrainSFTConfig(learning_rate=rates, batch_size=2))
     result = await train_sft_from_file(
-        model=by_file, file_path=str(path), epochs=2, batch_size=2, peak_lr=1e-2, schedule_type="cosine",
-        warmup_ratio=0.2, initial_step=0, final_step=None, _config=None, verbose=True, shuffle_buffer_size=1,
-        log_metrics=True, assistant_turns="all")
+        model=by_file,
+        file_path=str(path),
+        epochs=2,
+        batch_size=2,
+        peak_lr=1e-2,
+        schedule_type="cosine",
+        warmup_ratio=0.2,
+        initial_step=0,
+        final_step=None,
+        _config=None,
+        verbose=True,
+        shuffle_buffer_size=1,
+        log_metrics=True,
+        assistant_turns="all",
+    )
     assert result.step == await by_file.get_step() == 1
     assert saved_adapter(by_file, 1) == saved_adapter(by_list, 1) != saved_adapter(by_list, 0)
     assert by_file.store.history()[-1]["sft/loss"] == by_list.store.history()[-1]["sft/loss"]
@@ -363,8 +430,12 @@ async def test_a_stream_that_does_not_fit_its_rates_changes_nothing(named, local
     await model.register(local)
     for count in (3, 7, 0):
         with pytest.raises(TrainError, match="learning rates"):
-            await model.train_sft((talk() for _ in range(count)), TrainSFTConfig(learning_rate=[1e-2] * 2, batch_size=2)
-                                  if count != 3 else TrainSFTConfig(learning_rate=[1e-2] * 3, batch_size=2))
+            await model.train_sft(
+                (talk() for _ in range(count)),
+                TrainSFTConfig(learning_rate=[1e-2] * 2, batch_size=2)
+                if count != 3
+                else TrainSFTConfig(learning_rate=[1e-2] * 3, batch_size=2),
+            )
     assert await model.get_step() == 0
     await model.train_sft([talk()], TrainSFTConfig(learning_rate=0.0))
     assert saved_adapter(model, 1) == saved_adapter(model, 0)
@@ -377,10 +448,11 @@ def test_a_batch_is_of_conversations_though_one_becomes_several_rows():
     from art_nb.tokens.chat import ChatFormat
 
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = (             # forgets what was said before the last message of a user
+    tokenizer.chat_template = (  # forgets what was said before the last message of a user
         "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}"
         "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
     two = talk("A1", *QUESTION, {"role": "assistant", "content": "B2"})
     batches, rates = sft_batches(ChatFormat(tokenizer), [two] * 3, TrainSFTConfig(learning_rate=[1e-3] * 2))
     assert [len(batch) for batch in batches] == [4, 2]
@@ -389,18 +461,31 @@ def test_a_batch_is_of_conversations_though_one_becomes_several_rows():
 
 # benchmarks
 
+
 @pytest.fixture
 def project(tmp_path):
     """Two models of one project: one trained for three steps, one asked once."""
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    said = Choice.model_validate({"index": 0, "finish_reason": "stop",
-                                  "message": {"role": "assistant", "content": None, "tool_calls": [call]}})
+    said = Choice.model_validate(
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None, "tool_calls": [call]}}
+    )
     rows = [{"role": "user", "content": [{"type": "text", "text": "?"}]}, said]
 
     def group(rewards, **more):
-        return TrajectoryGroup([Trajectory(messages_and_choices=rows, reward=r, metrics={"win": r > 0, **more},
-                                           metadata={"city": "Oslo", "seed": 3}, logs=["a"]) for r in rewards],
-                               metadata={"season": "autumn"}, metrics={"hard": 2})
+        return TrajectoryGroup(
+            [
+                Trajectory(
+                    messages_and_choices=rows,
+                    reward=r,
+                    metrics={"win": r > 0, **more},
+                    metadata={"city": "Oslo", "seed": 3},
+                    logs=["a"],
+                )
+                for r in rewards
+            ],
+            metadata={"season": "autumn"},
+            metrics={"hard": 2},
+        )
 
     agent, gpt = (Model(name=name, project="weather", base_path=str(tmp_path)).store for name in ("agent", "gpt"))
     for step, rewards in enumerate(([0, 0, 0, 1], [0, 1], [1, 1])):
@@ -432,8 +517,9 @@ async def test_tables_of_trajectories(project):
     assert empty.is_empty() and empty.columns == df.columns[:7] and empty.filter(pl.col("model") == "gpt").is_empty()
     means = await load_aggregated_trajectories("nowhere", art_path=str(project), include_history=True)
     assert means.columns == ["model", "split", "step", "reward", "reward_std_dev", "recorded_at"]
-    means = await load_aggregated_trajectories("weather", ["agent"], metrics=["win"], art_path=str(project),
-                                               include_history=True)
+    means = await load_aggregated_trajectories(
+        "weather", ["agent"], metrics=["win"], art_path=str(project), include_history=True
+    )
     train = means.filter(pl.col("split") == "train")
     assert train["step"].to_list() == [0, 1, 2]
     assert train["metric_win"].to_list() == [(0.25 + 1) / 2, (0.5 + 1) / 2, 1.0]
@@ -475,19 +561,28 @@ async def test_the_charts_of_arts_notebooks(project, pyplot, tmp_path):
 
     df = await load_trajectories("weather", art_path=str(project))
     models = [BenchmarkModelKey("agent", "ours", "train"), BenchmarkModelKey("gpt", "GPT")]
-    line = training_progress_chart(df, metric_name="win", models=models, title="Win rate over time", x_label="Steps",
-                                   y_label="Win rate", perfect_score=1.0, legend_loc="lower right")
+    line = training_progress_chart(
+        df,
+        metric_name="win",
+        models=models,
+        title="Win rate over time",
+        x_label="Steps",
+        y_label="Win rate",
+        perfect_score=1.0,
+        legend_loc="lower right",
+    )
     line.savefig(tmp_path / "line.svg")
-    axes, = line.axes
+    (axes,) = line.axes
     drawn = {one.get_label(): list(one.get_ydata()) for one in axes.get_lines()}
     assert drawn["ours"] == pytest.approx([0.4, 2 / 3, 1.0])
     assert drawn["GPT"] == [0.5, 0.5] and drawn["_nolegend_"] == [1.0, 1.0]
     assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("Win rate over time", "Steps", "Win rate")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["ours", "GPT"]
-    bars = percentage_comparison_bar_chart(df, metric_name="win", models=models, title="Games won", perfect_score=1.0,
-                                           num_decimals=1)
+    bars = percentage_comparison_bar_chart(
+        df, metric_name="win", models=models, title="Games won", perfect_score=1.0, num_decimals=1
+    )
     bars.savefig(tmp_path / "bars.svg")
-    axes, = bars.axes
+    (axes,) = bars.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["ours", "GPT"]
     assert [text.get_text() for text in axes.texts] == ["RL +60.0%", "100.0%", "50.0%", "Perfect score"]
     assert [one.get_label() for one in training_progress_chart(df, "reward").axes[0].get_lines()] == ["agent", "gpt"]
@@ -499,6 +594,7 @@ async def test_the_charts_of_arts_notebooks(project, pyplot, tmp_path):
 
 
 # leases and copies
+
 
 async def test_a_leased_adapter_stays(named, local, monkeypatch):
     monkeypatch.setattr("art_nb.backends.runtime.KEEP_ADAPTER_S", -1)
@@ -524,7 +620,7 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
 async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
     monkeypatch.setattr("art_nb.backends.runtime.KEEP_ADAPTER_S", 600)
     model = named()
-    await local.prune_model_adapters(model, retain_steps=set())         # not registered: there are none
+    await local.prune_model_adapters(model, retain_steps=set())  # not registered: there are none
     await model.register(local)
     group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
     for step in range(3):
@@ -560,4 +656,4 @@ async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
         await pull(model, step=7, s3_bucket="my-bucket")
     with pytest.raises(BackendMissing, match=f"--lora-modules.*{newest}"):
         await local._experimental_deploy("together", model, s3_bucket="bucket", verbose=True, wait_for_completion=False)
-    assert await local._experimental_pull_model_checkpoint(named("ttt")) == str(newest)     # not registered, same run
+    assert await local._experimental_pull_model_checkpoint(named("ttt")) == str(newest)  # not registered, same run

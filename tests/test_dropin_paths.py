@@ -1,4 +1,5 @@
 """Every path that a script of ART imports from resolves here; what cannot exist says so at its first use."""
+
 import asyncio
 import importlib
 import inspect
@@ -58,8 +59,10 @@ LINES = [
     "from art_nb.distributed import ArtRuntime, ClusterSpec, DistributedRolloutExecutor, GpuPlacement, HostSpec",
     "from art_nb.distributed import ReplicaManager",
 ]
-TOP = ("dev LoRAConfig LocalServingUnavailableError LocalTrainResult MegatronRuntimeConfig MegatronTopologyConfig "
-       "ServerlessBackend ServerlessTrainResult get_megatron_runtime_config init_megatron_runtime_config").split()
+TOP = (
+    "dev LoRAConfig LocalServingUnavailableError LocalTrainResult MegatronRuntimeConfig MegatronTopologyConfig "
+    "ServerlessBackend ServerlessTrainResult get_megatron_runtime_config init_megatron_runtime_config"
+).split()
 ORDERS = """
 import inspect, json, sys
 for line in json.loads(sys.argv[1]): exec(line)
@@ -77,6 +80,7 @@ def fresh(source, *arguments, python=sys.executable):
 
 
 # paths
+
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_of_a_script_of_art_runs(line):
@@ -106,41 +110,60 @@ def test_attributes_are_enough():
     assert art.local.LocalBackend is art.local.backend.LocalBackend is art.LocalBackend
     assert art.utils.sft.train_sft_from_file.__module__ == "art_nb.training.sft"
     assert art.dev.InternalModelConfig(init_args=art.dev.InitArgs(max_seq_length=8192)) == {
-        "init_args": {"max_seq_length": 8192}}
+        "init_args": {"max_seq_length": 8192}
+    }
     for asked in (art, art.utils, art.types):
         with pytest.raises(AttributeError, match=f"module '{asked.__name__}' has no attribute 'nothing'"):
             _ = asked.nothing
-    with pytest.raises(AttributeError, match="No art_nb.rewards attribute nothing"):       # lazy_loader's words
+    with pytest.raises(AttributeError, match="No art_nb.rewards attribute nothing"):  # lazy_loader's words
         _ = art.rewards.nothing
     with pytest.raises(ModuleNotFoundError, match="art_nb.utils.nothing"):
         importlib.import_module("art_nb.utils.nothing")
 
 
 def test_arts_dictionaries_configure_a_model():
-    model = TrainableModel(name="a", project="p", base_model="b", lora_config=art.LoRAConfig(rank=4), _internal_config=
-                           art.dev.InternalModelConfig(peft_args=art.dev.PeftArgs(lora_alpha=8)))
+    model = TrainableModel(
+        name="a",
+        project="p",
+        base_model="b",
+        lora_config=art.LoRAConfig(rank=4),
+        _internal_config=art.dev.InternalModelConfig(peft_args=art.dev.PeftArgs(lora_alpha=8)),
+    )
     assert model.lora_options() == {"rank": 4, "alpha": 8}
     model._internal_config = art.dev.InternalModelConfig(
-        init_args=art.dev.InitArgs(max_seq_length=8192), trainer_args=art.dev.TrainerArgs(optim="sgd", anything=1),
-        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8, num_scheduler_steps=1))
+        init_args=art.dev.InitArgs(max_seq_length=8192),
+        trainer_args=art.dev.TrainerArgs(optim="sgd", anything=1),
+        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8, num_scheduler_steps=1),
+    )
     assert model._internal_config["trainer_args"] == {"optim": "sgd", "anything": 1}
     assert model.lora_options() == {"rank": 4}
 
 
-@pytest.mark.parametrize("lines", [
-    [], ["import art_nb.rewards.ruler", "import art_nb.utils.iterate_dataset", "import art_nb.utils.retry"],
-    ["from art_nb.utils.iterate_dataset import DatasetBatch", "from art_nb.utils import iterate_dataset"],
-    ["import art_nb", "art_nb.rewards.ruler", "import art_nb.rewards.ruler", "from art_nb.utils import *"],
-    ["import art_nb.backend"],
-], ids=["none", "files first", "file then name", "name then file", "backend"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["import art_nb.rewards.ruler", "import art_nb.utils.iterate_dataset", "import art_nb.utils.retry"],
+        ["from art_nb.utils.iterate_dataset import DatasetBatch", "from art_nb.utils import iterate_dataset"],
+        ["import art_nb", "art_nb.rewards.ruler", "import art_nb.rewards.ruler", "from art_nb.utils import *"],
+        ["import art_nb.backend"],
+    ],
+    ids=["none", "files first", "file then name", "name then file", "backend"],
+)
 def test_no_file_hides_the_function_of_its_name(lines):
     *functions, _ = fresh(ORDERS, json.dumps(lines), python=warm_python())
     assert functions == [True] * 4
 
 
 def test_looking_around_loads_nothing_heavy():
-    looked = ["import art_nb.local", "import art_nb.utils.sft", "dir(art_nb.local)", "import art_nb.dev",
-              "from art_nb.utils import format_message", "from art_nb.utils.sft import iterate_file"]
+    looked = [
+        "import art_nb.local",
+        "import art_nb.utils.sft",
+        "dir(art_nb.local)",
+        "import art_nb.dev",
+        "from art_nb.utils import format_message",
+        "from art_nb.utils.sft import iterate_file",
+    ]
     *_, heavy = fresh(ORDERS.replace("art.backend", "None"), json.dumps(looked))
     assert not heavy
 
@@ -168,21 +191,37 @@ def test_a_module_that_has_moved_is_the_same_under_its_old_path(old):
 
 # what cannot exist
 
-@pytest.mark.parametrize("name", [
-    "ServerlessBackend", "ServerlessTrainResult", "MegatronBackend", "MegatronRuntimeConfig", "MegatronTopologyConfig",
-    "init_megatron_runtime_config", "get_megatron_runtime_config"])
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ServerlessBackend",
+        "ServerlessTrainResult",
+        "MegatronBackend",
+        "MegatronRuntimeConfig",
+        "MegatronTopologyConfig",
+        "init_megatron_runtime_config",
+        "get_megatron_runtime_config",
+    ],
+)
 def test_what_cannot_exist_names_the_way_out(name):
     with pytest.raises(BackendMissing, match="art.LocalBackend"):
         getattr(art, name)(api_key="key")
 
 
-@pytest.mark.parametrize(("path", "name", "instead"), [
-    ("skypilot", "SkyPilotBackend", "art.LocalBackend"), ("tinker", "TinkerBackend", "art.LocalBackend"),
-    ("tinker_native", "TinkerNativeBackend", "art.LocalBackend"), ("trainer_rank", "TrainerRank", "loss_fn="),
-    ("utils.deployment", "TogetherDeploymentConfig", "PEFT directory"),
-    ("utils.deployment", "WandbDeploymentConfig", "--lora-modules"),
-    ("utils.benchmarking.pull_model_trajectories", "pull_model_trajectories", "aws s3 sync"),
-    *(("distributed", name, "art.Backend") for name in sources("distributed"))])
+@pytest.mark.parametrize(
+    ("path", "name", "instead"),
+    [
+        ("skypilot", "SkyPilotBackend", "art.LocalBackend"),
+        ("tinker", "TinkerBackend", "art.LocalBackend"),
+        ("tinker_native", "TinkerNativeBackend", "art.LocalBackend"),
+        ("trainer_rank", "TrainerRank", "loss_fn="),
+        ("utils.deployment", "TogetherDeploymentConfig", "PEFT directory"),
+        ("utils.deployment", "WandbDeploymentConfig", "--lora-modules"),
+        ("utils.benchmarking.pull_model_trajectories", "pull_model_trajectories", "aws s3 sync"),
+        *(("distributed", name, "art.Backend") for name in sources("distributed")),
+    ],
+)
 async def test_what_has_a_path_of_its_own_names_the_way_out_too(path, name, instead):
     use = getattr(importlib.import_module(f"art_nb.{path}"), name)
     with pytest.raises(BackendMissing, match=instead) as told:
@@ -190,10 +229,15 @@ async def test_what_has_a_path_of_its_own_names_the_way_out_too(path, name, inst
     assert str(told.value).startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize(("name", "family"), [
-    ("ForbiddenBucketCreationError", "ARTError"), ("LoRADeploymentError", "ARTError"),
-    ("UnsupportedLoRADeploymentProviderError", "LoRADeploymentError"),
-    ("UnsupportedBaseModelDeploymentError", "LoRADeploymentError")])
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("ForbiddenBucketCreationError", "ARTError"),
+        ("LoRADeploymentError", "ARTError"),
+        ("UnsupportedLoRADeploymentProviderError", "LoRADeploymentError"),
+        ("UnsupportedBaseModelDeploymentError", "LoRADeploymentError"),
+    ],
+)
 def test_an_error_of_art_is_caught_as_in_art(name, family):
     with pytest.raises(getattr(art.errors, family), match="no such provider"):
         raise getattr(art.errors, name)("no such provider")
@@ -220,6 +264,7 @@ async def test_nothing_is_deployed_and_nothing_goes_to_s3(tmp_path):
 
 # an endpoint that does not answer
 
+
 @pytest.fixture
 def closed():
     """An address where nobody listens."""
@@ -230,7 +275,8 @@ def closed():
 
 def asking(client):
     return client.with_options(max_retries=0).chat.completions.create(
-        model="m", messages=[{"role": "user", "content": "?"}])
+        model="m", messages=[{"role": "user", "content": "?"}]
+    )
 
 
 async def test_a_trained_models_silent_endpoint_is_named(closed):
@@ -263,6 +309,7 @@ async def test_a_slow_endpoint_is_not_a_silent_one():
 
 
 # what a tracker is told
+
 
 def test_a_noted_setting_cannot_change():
     model = Model(name="a", project="p")

@@ -1,4 +1,5 @@
 """Which sampler and learner work: what is asked for and cannot be had is told before anything is loaded."""
+
 from importlib import metadata
 
 import pytest
@@ -33,11 +34,16 @@ def packages(monkeypatch):
     return have
 
 
-@pytest.mark.parametrize(("options", "extra"), [
-    ({"sampler": "vllm"}, r"vllm is not installed: pip install -e '\.\[vllm\]' in the folder of art_nb"),
-    ({"learner": "unsloth"}, r"unsloth is not installed: pip install -e '\.\[unsloth\]' in the folder of art_nb"),
-    ({"sampler": "vlm"}, "no sampler 'vlm'; there are: auto, transformers, vllm"),
-    ({"learner": "slow"}, "no learner 'slow'; there are: auto, peft, unsloth")], ids=str)
+@pytest.mark.parametrize(
+    ("options", "extra"),
+    [
+        ({"sampler": "vllm"}, r"vllm is not installed: pip install -e '\.\[vllm\]' in the folder of art_nb"),
+        ({"learner": "unsloth"}, r"unsloth is not installed: pip install -e '\.\[unsloth\]' in the folder of art_nb"),
+        ({"sampler": "vlm"}, "no sampler 'vlm'; there are: auto, transformers, vllm"),
+        ({"learner": "slow"}, "no learner 'slow'; there are: auto, peft, unsloth"),
+    ],
+    ids=str,
+)
 async def test_what_is_missing_is_told_before_weights_are_fetched(packages, tmp_path, options, extra):
     model = art.TrainableModel(name="ttt", project="tests", base_model="there/is-no-such-model")
     async with art.LocalBackend(path=tmp_path, verbose=False, **options) as backend:
@@ -45,10 +51,15 @@ async def test_what_is_missing_is_told_before_weights_are_fetched(packages, tmp_
             await model.register(backend)
 
 
-@pytest.mark.parametrize(("package", "said"), [
-    (Package("0.19.1"), "vllm 0.19.1 is installed, and art_nb needs 0.32 or newer"),
-    (Package("0.32.1", ["torch==2.9.9"]), "vllm 0.32.1 requires torch==2.9.9, and torch 2"),
-    (Package("0.32.1", ['torch==2.9.9; python_version < "3"', "torch>=2"]), "vllm 0.32.1")], ids=lambda p: "")
+@pytest.mark.parametrize(
+    ("package", "said"),
+    [
+        (Package("0.19.1"), "vllm 0.19.1 is installed, and art_nb needs 0.32 or newer"),
+        (Package("0.32.1", ["torch==2.9.9"]), "vllm 0.32.1 requires torch==2.9.9, and torch 2"),
+        (Package("0.32.1", ['torch==2.9.9; python_version < "3"', "torch>=2"]), "vllm 0.32.1"),
+    ],
+    ids=lambda p: "",
+)
 def test_versions_found_and_wanted_are_named(packages, package, said):
     packages["vllm"] = package
     try:
@@ -58,16 +69,22 @@ def test_versions_found_and_wanted_are_named(packages, package, said):
     assert found.startswith(said)
 
 
-@pytest.mark.parametrize(("settings", "instead"), [
-    ({"vllm_runtime": {"mode": "external", "server_url": "http://gpu:8000"}}, 'LocalBackend(sampler="vllm")'),
-    ({"rollout_weight_update_mode": "in_flight_lora"}, "max_staleness"),
-    ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "CUDA_VISIBLE_DEVICES"),
-    ({"rollout_weight_update_mode": "step_lora", "tinker_args": None}, None)], ids=lambda case: "")
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [
+        ({"vllm_runtime": {"mode": "external", "server_url": "http://gpu:8000"}}, 'LocalBackend(sampler="vllm")'),
+        ({"rollout_weight_update_mode": "in_flight_lora"}, "max_staleness"),
+        ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "CUDA_VISIBLE_DEVICES"),
+        ({"rollout_weight_update_mode": "step_lora", "tinker_args": None}, None),
+    ],
+    ids=lambda case: "",
+)
 def test_settings_of_other_machines_name_what_there_is_here(settings, instead):
     bus, said = Bus(), []
     bus.subscribe(lambda event: said.append(event.message))
-    model = art.TrainableModel(name="ttt", project="tests", base_model="b",
-                               _internal_config=art.dev.InternalModelConfig(**settings))
+    model = art.TrainableModel(
+        name="ttt", project="tests", base_model="b", _internal_config=art.dev.InternalModelConfig(**settings)
+    )
     assert init_options(model, bus) == {}
     assert [message.count(instead) for message in said] == [1] * bool(instead)
     assert all(name in message for message in said for name in settings)
@@ -79,5 +96,5 @@ def test_auto_takes_what_the_machine_has(packages):
     assert choose_sampler("auto", "cpu", lambda *_: said.append(_)) == ("transformers", "transformers")
     assert not said
     assert choose_sampler("auto", "cuda", lambda *_: said.append(_)) == ("transformers", "transformers")
-    (_, why), = said
+    ((_, why),) = said
     assert "slower than vLLM on a GPU. vllm is not installed: pip install" in why

@@ -1,4 +1,5 @@
 """Intervals against independent sums, steps that do not mix, rollouts that fail."""
+
 import asyncio
 import itertools
 import math
@@ -26,6 +27,7 @@ def evaluation(*rewards, **fields):
 
 
 # intervals
+
 
 def by_score_test(successes, n, upper):
     """Wilson's border by its definition: the p whose score test just accepts the observed share."""
@@ -76,9 +78,23 @@ def test_the_exact_square_root_free_form():
             assert abs((1 + z2 / n) * x**2 - (2 * p + z2 / n) * x + p**2) < 1e-12
 
 
-SCIPY = {1: 12.706204736, 2: 4.30265273, 3: 3.182446305, 4: 2.776445105, 5: 2.570581836, 9: 2.262157163,
-         10: 2.228138852, 19: 2.093024054, 35: 2.030107928, 63: 1.998340543, 143: 1.976692198, 499: 1.964729391,
-         1000: 1.962339081, 1001: 1.962336705, 20000: 1.960082605}
+SCIPY = {
+    1: 12.706204736,
+    2: 4.30265273,
+    3: 3.182446305,
+    4: 2.776445105,
+    5: 2.570581836,
+    9: 2.262157163,
+    10: 2.228138852,
+    19: 2.093024054,
+    35: 2.030107928,
+    63: 1.998340543,
+    143: 1.976692198,
+    499: 1.964729391,
+    1000: 1.962339081,
+    1001: 1.962336705,
+    20000: 1.960082605,
+}
 
 
 @pytest.mark.parametrize("df", SCIPY)
@@ -110,7 +126,7 @@ def test_what_too_few_values_tell():
 
 def test_which_interval():
     assert evaluation(1, 0, 1, 1, proportion=True).ci95() == wilson(3, 4)
-    assert evaluation(1, 0, 1, 1).ci95() == mean_interval([1, 0, 1, 1])      # a reward that happens to be 0 or 1
+    assert evaluation(1, 0, 1, 1).ci95() == mean_interval([1, 0, 1, 1])  # a reward that happens to be 0 or 1
     assert evaluation(1, 0, 0.5).ci95() == mean_interval([1, 0, 0.5])
     count = Evaluation("m", 0, [trajectory(0.5, calls=n) for n in (0, 1, 1)], metric="calls")
     assert count.ci95() == mean_interval([0, 1, 1])
@@ -129,11 +145,13 @@ def test_a_metric_that_some_lack():
 
 # steps
 
+
 async def ask(model, scenario):
     """One reply; which step answered stands in the metrics."""
     messages = [{"role": "user", "content": f"free: {scenario}"}]
     reply = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=messages, max_tokens=2, logprobs=True)
+        model=model.get_inference_name(), messages=messages, max_tokens=2, logprobs=True
+    )
     step = int(reply.system_fingerprint.rpartition("@")[2])
     return art.Trajectory(messages_and_choices=[*messages, reply.choices[0]], reward=scenario, metrics={"step": step})
 
@@ -189,13 +207,15 @@ async def test_training_goes_on_after_an_evaluation_in_a_callback(model):
     async def on_step(run):
         found.append(await evaluate(model, ask, range(2), metric="step"))
 
-    run = await art.train(model, ask, [1, 2, 3], steps=5, groups_per_step=1, rollouts_per_group=2, show=False,
-                          on_step=on_step)
+    run = await art.train(
+        model, ask, [1, 2, 3], steps=5, groups_per_step=1, rollouts_per_group=2, show=False, on_step=on_step
+    )
     assert [e.mean() for e in found] == [4, 5]
     assert {t.metrics["step"] for group in run.groups for t in group} == {4}
 
 
 # rollouts that fail
+
 
 async def broken(model, scenario):
     if scenario < 1:
@@ -263,7 +283,7 @@ async def test_only_so_many_at_once_and_waiting_is_not_lateness(tmp_path):
 
     model = art.Model(**PROMPTED, base_path=str(tmp_path))
     found = await evaluate(model, rollout, range(99), concurrency=3, timeout_s=3)
-    assert (found.failed, len(found.trajectories), most) == (0, 99, 3)      # the last three waited for 3.2 s
+    assert (found.failed, len(found.trajectories), most) == (0, 99, 3)  # the last three waited for 3.2 s
 
 
 async def test_nothing_is_written_unless_wanted(tmp_path):

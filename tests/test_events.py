@@ -1,4 +1,5 @@
 """The bus under threads, broken subscribers and re-entrance; the wire format of every event."""
+
 import dataclasses
 import json
 import threading
@@ -13,8 +14,10 @@ SAMPLES = {"str": "x", "int": 3, "float": 0.5, "dict": {"loss": 0.1}, "list": [1
 
 
 def sample(kind):
-    values = {f.name: SAMPLES[str(f.type).split(" |")[0].removeprefix("<class '").removesuffix("'>")]
-              for f in dataclasses.fields(kind)}
+    values = {
+        f.name: SAMPLES[str(f.type).split(" |")[0].removeprefix("<class '").removesuffix("'>")]
+        for f in dataclasses.fields(kind)
+    }
     return kind(**values)
 
 
@@ -50,8 +53,10 @@ def test_all_subscribers_see_one_order_from_many_threads():
     bus, first, second = Bus(), [], []
     bus.subscribe(first.append)
     bus.subscribe(second.append)
-    threads = [threading.Thread(target=lambda k=k: [bus.emit(StepDone(step=1000 * k + i)) for i in range(200)])
-               for k in range(8)]
+    threads = [
+        threading.Thread(target=lambda k=k: [bus.emit(StepDone(step=1000 * k + i)) for i in range(200)])
+        for k in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

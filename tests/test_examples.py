@@ -1,4 +1,5 @@
 """The first tutorial and the demo, shortened, as a user runs them."""
+
 import json
 import shutil
 import subprocess
@@ -60,8 +61,16 @@ def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told.keys() == {"win_before", "win_after", "ci95", "games", "steps", "train_seconds", "illegal_after",
-                           "peak_rss_gb"}
+    assert told.keys() == {
+        "win_before",
+        "win_after",
+        "ci95",
+        "games",
+        "steps",
+        "train_seconds",
+        "illegal_after",
+        "peak_rss_gb",
+    }
     assert told["steps"] == 1
     assert told["games"] == 2
     assert told["peak_rss_gb"] < 6

@@ -1,4 +1,5 @@
 """Frozen HTML and reports: whatever a model wrote is text in them, they fit, and a browser runs nothing of it."""
+
 import re
 from html.parser import HTMLParser
 
@@ -21,16 +22,28 @@ from art_nb.views.replies import index_reply
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
 CORPUS = [
-    f"<script>{PWN}</script>", f"<img src=x onerror='{PWN}'>", f"<svg onload='{PWN}'></svg>",
-    f"<a href='javascript:{PWN}'>x</a>", f"</script><script>{PWN}</script>",
+    f"<script>{PWN}</script>",
+    f"<img src=x onerror='{PWN}'>",
+    f"<svg onload='{PWN}'></svg>",
+    f"<a href='javascript:{PWN}'>x</a>",
+    f"</script><script>{PWN}</script>",
     "<button data-commandlinker-command='runmenu:restart' data-commandlinker-args='{}'>go</button>",
-    "<a id=MathJax name=MathJax>x</a>", "<form action='https://evil.example/'><input name=x></form>",
+    "<a id=MathJax name=MathJax>x</a>",
+    "<form action='https://evil.example/'><input name=x></form>",
     "<style>@import url(https://evil.example/x.css);body{display:none}</style>",
     f"<details open ontoggle='{PWN}'>x</details>",
-    "abc\u202efdp.exe\u2066\u200b", "\x1b[31mred\x1b]8;;https://evil.example\x07link\x1b[0m", "[red]markup[/]",
-    "\ud83d alone \udc80", "NUL \x00 and \x08 back", "</pre></div></td></table></details>",
-    f"\" onmouseover=\"{PWN}\" x='", f"<iframe srcdoc='<script>parent.{PWN}</script>'>",
-    "<!-- <b> --><plaintext>", "&lt;script&gt; &#60;b&#62;", "]]><![CDATA[<b>", "${alert(1)} {{7*7}} `x`",
+    "abc\u202efdp.exe\u2066\u200b",
+    "\x1b[31mred\x1b]8;;https://evil.example\x07link\x1b[0m",
+    "[red]markup[/]",
+    "\ud83d alone \udc80",
+    "NUL \x00 and \x08 back",
+    "</pre></div></td></table></details>",
+    f'" onmouseover="{PWN}" x=\'',
+    f"<iframe srcdoc='<script>parent.{PWN}</script>'>",
+    "<!-- <b> --><plaintext>",
+    "&lt;script&gt; &#60;b&#62;",
+    "]]><![CDATA[<b>",
+    "${alert(1)} {{7*7}} `x`",
 ]
 TAGS = set("div b i p pre details summary table thead tbody tr th td caption img code".split())
 ATTRIBUTES = {"style", "open", "src", "alt", "title"}
@@ -80,28 +93,36 @@ def hostile_trajectory(text, reward=0.0):
     call = {"id": text, "type": "function", "function": {"name": text, "arguments": text}}
     spelled = text.encode("utf-8", "replace").decode()
     return Trajectory(
-        messages_and_choices=[{"role": "system", "content": text}, {"role": text, "content": text},
-                              {"role": "user", "content": [{"type": "text", "text": text}, {"type": text}]},
-                              say(text, tool_calls=[call], reasoning=text),
-                              {"role": "tool", "content": text, "tool_call_id": text},
-                              say(f"<think>{text}</think>{text}", finish="length")],
-        reward=reward, metrics={spelled: 1.0, f"reward/{spelled}": 2.0}, metadata={text: text, "seed": text},
-        logs=[text, text])
+        messages_and_choices=[
+            {"role": "system", "content": text},
+            {"role": text, "content": text},
+            {"role": "user", "content": [{"type": "text", "text": text}, {"type": text}]},
+            say(text, tool_calls=[call], reasoning=text),
+            {"role": "tool", "content": text, "tool_call_id": text},
+            say(f"<think>{text}</think>{text}", finish="length"),
+        ],
+        reward=reward,
+        metrics={spelled: 1.0, f"reward/{spelled}": 2.0},
+        metadata={text: text, "seed": text},
+        logs=[text, text],
+    )
 
 
 def hostile_group(text):
     """Two of them, and a failed one."""
     failed = PydanticException(type=text, message=text, traceback=text)
-    return TrajectoryGroup([hostile_trajectory(text), hostile_trajectory(text, 1.0)], exceptions=[failed],
-                           metadata={"scenario_id": text})
+    return TrajectoryGroup(
+        [hostile_trajectory(text), hostile_trajectory(text, 1.0)], exceptions=[failed], metadata={"scenario_id": text}
+    )
 
 
 def hostile_run(folder, texts=CORPUS):
     """A run directory of the whole corpus."""
     store = RunStore(folder / "runs" / "<b>run<b>")
     spelled = [text.encode("utf-8", "backslashreplace").decode() for text in texts]
-    store.write_model({"base_model": spelled[0], "project": spelled[1], "name": " ".join(spelled),
-                       "inference_api_key": "sk-secret"})
+    store.write_model(
+        {"base_model": spelled[0], "project": spelled[1], "name": " ".join(spelled), "inference_api_key": "sk-secret"}
+    )
     for step in (1, 2, 3):
         store.write_groups("train", step, [hostile_group(text) for text in texts])
         store.append_history({"step": step, "train/reward": step / 3, "loss/entropy": 1.0 / step, spelled[3]: 1.0})
@@ -148,8 +169,12 @@ def test_a_run_of_the_whole_corpus_is_inert(tmp_path):
         head, _, body = text.partition("</head>")
         assert re.findall(r"<(\w+)", head) == ["html", "head", "meta", "meta", "meta", "title", "style"]
         assert "default-src &#x27;none&#x27;" in head
-        check_inert(body.removesuffix("</html>\n"), {"body", "h1", "h2", "section", "a"}, {"id", "href"},
-                    ("data:image/png;base64,", "#r"))
+        check_inert(
+            body.removesuffix("</html>\n"),
+            {"body", "h1", "h2", "section", "a"},
+            {"id", "href"},
+            ("data:image/png;base64,", "#r"),
+        )
         assert "sk-secret" not in text
 
 
@@ -181,19 +206,31 @@ def test_many_of_everything_fit(tmp_path):
 
 def test_the_room_is_used():
     text = "word " * 400
-    shown = static_html(TrajectoryGroup([Trajectory(messages_and_choices=[say(text + str(i))], reward=i) for i in range(4)]))
+    shown = static_html(
+        TrajectoryGroup([Trajectory(messages_and_choices=[say(text + str(i))], reward=i) for i in range(4)])
+    )
     assert shown.count(text.strip()) == 4
     assert "left out" not in shown
 
 
 def test_roles_are_words_and_the_rest_is_folded():
-    group = TrajectoryGroup([Trajectory(messages_and_choices=[
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go."},
-        say(f"<think>hm</think>{i}")], reward=i)
-        for i in range(3)], metadata={"scenario_id": "s"})
+    group = TrajectoryGroup(
+        [
+            Trajectory(
+                messages_and_choices=[
+                    {"role": "system", "content": "Be brief."},
+                    {"role": "user", "content": "Go."},
+                    say(f"<think>hm</think>{i}"),
+                ],
+                reward=i,
+            )
+            for i in range(3)
+        ],
+        metadata={"scenario_id": "s"},
+    )
     page = Page(static_html(group))
     assert "what they share: 2 messages" in page.text
-    assert page.text.count("Be brief.") == 2            # in the title of the fold, and inside
+    assert page.text.count("Be brief.") == 2  # in the title of the fold, and inside
     assert "assistant (trained)" in page.text
     assert "thinking" in page.text
     assert "reward 1 ± 0.816" in page.text
@@ -243,8 +280,12 @@ def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
 
 def test_pieces_escape_what_they_are_given():
     for text in CORPUS:
-        for shown in (escaped(text), tag("p", text, title=text), html_table([text], [[text]], text),
-                      facts_line(text, text)):
+        for shown in (
+            escaped(text),
+            tag("p", text, title=text),
+            html_table([text], [[text]], text),
+            facts_line(text, text),
+        ):
             assert isinstance(shown, Html)
             check_inert(shown)
     assert escaped(Html("<b>")) == "<b>"
@@ -254,8 +295,15 @@ def test_a_report_is_complete(tmp_path):
     store = RunStore(tmp_path / "counting")
     for step in range(1, 6):
         store.append_history({"step": step, "train/reward": step / 5})
-        store.write_groups("train", step, [TrajectoryGroup([
-            Trajectory(messages_and_choices=[say(f"answer {step}.{i}")], reward=i) for i in range(3)])])
+        store.write_groups(
+            "train",
+            step,
+            [
+                TrajectoryGroup(
+                    [Trajectory(messages_and_choices=[say(f"answer {step}.{i}")], reward=i) for i in range(3)]
+                )
+            ],
+        )
     store.append_event(Warned(key="k", message="the reward is flat"))
     text = report(store, tmp_path / "r.html", note="for you").read_text()
     for step in (1, 3, 5):

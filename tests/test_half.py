@@ -1,4 +1,5 @@
 """float16 and the profile of a T4: gradients as in float32, and the settings arrive where they are meant."""
+
 import copy
 from functools import partial
 
@@ -21,8 +22,15 @@ def rows(seed=0, n=8, size=40):
     for group in range(n):
         tokens = draw.integers(3, 300, size).astype(np.int32)
         sampled = np.arange(size) > 10
-        made.append(WeightedRow(tokens, sampled, np.where(sampled, -5.0, np.nan).astype(np.float32), group,
-                             advantage=1e-4 * float(draw.normal())))
+        made.append(
+            WeightedRow(
+                tokens,
+                sampled,
+                np.where(sampled, -5.0, np.nan).astype(np.float32),
+                group,
+                advantage=1e-4 * float(draw.normal()),
+            )
+        )
     return made
 
 
@@ -45,7 +53,7 @@ def test_gradients_in_float16_are_those_of_float32():
     exact = gradients(torch.float32)
     off = [float((gradients(torch.float16, scaled=scaled) - exact).norm() / exact.norm()) for scaled in (True, False)]
     assert off[0] < 0.005
-    assert off[1] > 2 * off[0]          # small advantages underflow in the gradients of a mean
+    assert off[1] > 2 * off[0]  # small advantages underflow in the gradients of a mean
 
 
 async def test_the_profile_of_a_t4(tiny_model_dir, tmp_path):
@@ -55,12 +63,17 @@ async def test_the_profile_of_a_t4(tiny_model_dir, tmp_path):
         home = backend.home(model)
         assert home.policy.dtype == torch.float16
         assert home.sampler.max_running == 8
-        assert home.sampler.max_model_len == 512            # the model's own, which is less
+        assert home.sampler.max_model_len == 512  # the model's own, which is less
         asked = {"messages": [{"role": "user", "content": "A1"}], "max_completion_tokens": 8, "n": 4}
         completion = await model.openai_client().chat.completions.create(model=model.get_inference_name(), **asked)
-        groups = [art.TrajectoryGroup([
-            art.Trajectory(messages_and_choices=[{"role": "user", "content": "A1"}, choice], reward=float(i))
-            for i, choice in enumerate(completion.choices)])]
+        groups = [
+            art.TrajectoryGroup(
+                [
+                    art.Trajectory(messages_and_choices=[{"role": "user", "content": "A1"}, choice], reward=float(i))
+                    for i, choice in enumerate(completion.choices)
+                ]
+            )
+        ]
         result = await backend.train(model, groups, learning_rate=1e-4)
     assert result.step == 1
     assert np.isfinite(result.metrics["loss/grad_norm"])
@@ -122,9 +135,14 @@ def test_the_loss_scale_changes_no_gradient_and_returns():
     assert 0.5 < learner.loss_scale < 1
 
 
-@pytest.mark.parametrize(("dtype", "steps", "words"), [
-    (torch.float16, 8, r'overflowed float16 in 8 steps in a row.*dtype="bfloat16" or "float32"'),
-    (torch.float32, 1, "The gradient's norm is inf")], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "steps", "words"),
+    [
+        (torch.float16, 8, r'overflowed float16 in 8 steps in a row.*dtype="bfloat16" or "float32"'),
+        (torch.float32, 1, "The gradient's norm is inf"),
+    ],
+    ids=str,
+)
 def test_gradients_that_are_never_finite_are_an_error(dtype, steps, words):
     learner = overflowing(dtype, range(9))
     for _ in range(steps - 1):
@@ -138,8 +156,10 @@ async def test_a_run_in_float16_goes_on_after_an_overflow(tiny_model_dir, tmp_pa
     """Before, one overflow ended the run with a TrainError."""
     model = art.TrainableModel(name="t4", project="p", base_model=str(tiny_model_dir))
     asked = [{"role": "user", "content": "A1"}]
-    plans = [art.Trajectory(messages_and_choices=[*asked, {"role": "assistant", "content": "B2 B2"}], reward=float(i))
-             for i in range(2)]
+    plans = [
+        art.Trajectory(messages_and_choices=[*asked, {"role": "assistant", "content": "B2 B2"}], reward=float(i))
+        for i in range(2)
+    ]
     async with art.LocalBackend(path=tmp_path, profile="t4", verbose=False) as backend:
         await model.register(backend)
         home, said = backend.home(model), []
@@ -151,9 +171,12 @@ async def test_a_run_in_float16_goes_on_after_an_overflow(tiny_model_dir, tmp_pa
             assert result.metrics["sft/step_num_overflows"] == 1
         else:
             completion = await model.openai_client().chat.completions.create(
-                model=model.get_inference_name(), messages=asked, max_completion_tokens=8, n=2)
-            plans = [art.Trajectory(messages_and_choices=[*asked, choice], reward=float(i))
-                     for i, choice in enumerate(completion.choices)]
+                model=model.get_inference_name(), messages=asked, max_completion_tokens=8, n=2
+            )
+            plans = [
+                art.Trajectory(messages_and_choices=[*asked, choice], reward=float(i))
+                for i, choice in enumerate(completion.choices)
+            ]
             result = await backend.train(model, [art.TrajectoryGroup(plans)], learning_rate=1e-4)
             assert result.metrics["data/step_num_overflows"] == 1
             assert result.metrics["data/step_num_gradient_steps"] == 0

@@ -1,4 +1,5 @@
 """Connections without a key: deadlines, limits, file descriptors, TLS, and the number of loaded models."""
+
 import asyncio
 import socket
 import ssl
@@ -20,7 +21,7 @@ from art_nb.core.types import ServeError
 from art_nb.serving import http_server
 from art_nb.serving.http_server import HttpServer, bind_socket, mark_authenticated
 
-CERTIFICATE = Path(__file__).parent / "certificates" / "localhost.pem"      # self-signed, for tests only; with its key
+CERTIFICATE = Path(__file__).parent / "certificates" / "localhost.pem"  # self-signed, for tests only; with its key
 HALF = b"POST /calls/x HTTP/1.1\r\nHost: x\r\n"
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer right\r\n\r\n"
 
@@ -71,8 +72,9 @@ async def answer(reader):
         return b""
 
 
-@pytest.mark.parametrize("parts", [[], [HALF], [b"G"], [WHOLE.replace(b"right", b"wrong")],
-                                   [WHOLE, HALF], [WHOLE + HALF], [b"\r\n"] * 3])
+@pytest.mark.parametrize(
+    "parts", [[], [HALF], [b"G"], [WHOLE.replace(b"right", b"wrong")], [WHOLE, HALF], [WHOLE + HALF], [b"\r\n"] * 3]
+)
 async def test_a_connection_without_a_whole_head_and_key_is_closed(serve, monkeypatch, parts):
     monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.2)
     server = await serve()
@@ -104,7 +106,7 @@ async def test_a_client_with_the_key_keeps_its_connection(serve, monkeypatch):
     reader, writer = await send(server, WHOLE)
     assert await answer(reader) == b"200"
     stranger, strange = await send(server)
-    assert await answer(stranger) == b""        # the deadline has passed even for who came later
+    assert await answer(stranger) == b""  # the deadline has passed even for who came later
     strange.close()
     writer.write(WHOLE)
     assert await answer(reader) == b"200"
@@ -137,7 +139,7 @@ async def test_connections_with_the_key_are_not_limited(serve):
 async def test_tls(serve, monkeypatch):
     server = await serve(CERTIFICATE)
     context = ssl.create_default_context(cafile=CERTIFICATE)
-    stranger, writer = await send(server, b"\x16\x03\x01")       # a handshake that never continues
+    stranger, writer = await send(server, b"\x16\x03\x01")  # a handshake that never continues
     plain, plain_writer = await send(server, WHOLE)
     async with httpx.AsyncClient(verify=context, timeout=60) as client:
         reply = await client.get(f"https://127.0.0.1:{server.address[1]}/", headers={"Authorization": "Bearer right"})
@@ -151,9 +153,15 @@ async def test_tls(serve, monkeypatch):
     writer.close()
 
 
-@pytest.mark.parametrize(("certfile", "keyfile", "message"), [
-    (None, CERTIFICATE, "needs --certfile"), ("missing.pem", None, "Could not load the TLS certificate missing.pem"),
-    (__file__, None, "PEM"), (CERTIFICATE, __file__, "belong together")])
+@pytest.mark.parametrize(
+    ("certfile", "keyfile", "message"),
+    [
+        (None, CERTIFICATE, "needs --certfile"),
+        ("missing.pem", None, "Could not load the TLS certificate missing.pem"),
+        (__file__, None, "PEM"),
+        (CERTIFICATE, __file__, "belong together"),
+    ],
+)
 def test_a_certificate_that_cannot_be_used_is_an_error_before_serving(tmp_path, certfile, keyfile, message):
     with pytest.raises(ServeError, match=message):
         BackendServer(art.LocalBackend(path=tmp_path), port=0, certfile=certfile, keyfile=keyfile)
@@ -172,6 +180,7 @@ async def test_a_model_is_trained_over_tls(tmp_path, named, monkeypatch):
 
 
 # training continues under attack
+
 
 class Strangers:
     """Connections that send half a head and then one byte a second; each comes back when it is dropped."""
@@ -217,7 +226,7 @@ async def test_training_continues_beside_400_half_open_connections(tmp_path, nam
                 for step in (1, 2):
                     assert (await backend.train(model, [await a_group(model)])).step == step
                 assert (await ask(model)).message.content is not None
-                while strangers.dropped < 100:          # the attack was one
+                while strangers.dropped < 100:  # the attack was one
                     await asyncio.sleep(0.1)
             assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 250
     finally:
@@ -243,7 +252,7 @@ async def test_without_free_descriptors_the_server_waits_and_logs_once(serve, mo
         deadline = time.monotonic() + 60
         while not caplog.records and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        await asyncio.sleep(1)                  # several attempts
+        await asyncio.sleep(1)  # several attempts
     finally:
         http_server.resource.setrlimit(http_server.resource.RLIMIT_NOFILE, (limit, hard))
         for each in spare:
@@ -258,6 +267,7 @@ async def test_without_free_descriptors_the_server_waits_and_logs_once(serve, mo
 
 # the number of loaded models
 
+
 @pytest.mark.timeout(300)
 async def test_the_least_recently_used_model_is_released(tmp_path, named, monkeypatch):
     monkeypatch.setattr("art_nb.backends.remote_calls.MAX_MODELS", 2)
@@ -269,12 +279,12 @@ async def test_the_least_recently_used_model_is_released(tmp_path, named, monkey
             await first.register(backend)
             assert (await backend.train(first, [await a_group(first)])).step == 1
             await second.register(backend)
-            await ask(first)                                    # so the second was used least recently
+            await ask(first)  # so the second was used least recently
             await third.register(backend)
             assert {home.name for home in local._homes.values()} == {"first", "third"}
             with pytest.raises(openai.NotFoundError, match="other models were used since"):
                 await ask(second)
-            await second.register(backend)                      # it comes back, and the first goes
+            await second.register(backend)  # it comes back, and the first goes
             assert await ask(second)
             await first.register(backend)
             assert await first.get_step() == 1
@@ -283,11 +293,12 @@ async def test_the_least_recently_used_model_is_released(tmp_path, named, monkey
 @pytest.mark.timeout(300)
 async def test_a_model_in_use_is_not_released(tmp_path, tiny_model_dir, monkeypatch):
     monkeypatch.setattr("art_nb.backends.remote_calls.MAX_MODELS", 1)
-    busy, other = (ModelForm(name=name, project="p", run_name=name, base_model=str(tiny_model_dir))
-                   for name in ("busy", "other"))
+    busy, other = (
+        ModelForm(name=name, project="p", run_name=name, base_model=str(tiny_model_dir)) for name in ("busy", "other")
+    )
     desk = CallRegistry(art.LocalBackend(path=tmp_path, verbose=False))
     await desk.load(busy)
-    async with desk.locks[busy.run]:                        # as a step that is being trained holds it
+    async with desk.locks[busy.run]:  # as a step that is being trained holds it
         with pytest.raises(ServeError, match="1 models are in use") as caught:
             await desk.load(other)
     assert caught.value.status == 503

@@ -1,4 +1,5 @@
 """Scripts in the idioms of ART's two generations run here; only the import and the model's name are ours."""
+
 import json
 import os
 import subprocess
@@ -19,10 +20,21 @@ class Judge(BaseHTTPRequestHandler):
         asked = self.rfile.read(int(self.headers["content-length"])).decode()
         shown = max(1, sum(f'<trajectory id=\\"{i}\\">' in asked for i in range(1, 20)))
         scores = [{"trajectory_id": str(i), "explanation": "shorter", "score": 1 / i} for i in range(1, shown + 1)]
-        choice = {"index": 0, "finish_reason": "stop",
-                  "message": {"role": "assistant", "content": json.dumps({"scores": scores})}}
-        body = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "judge", "choices": [choice],
-                           "usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18}}).encode()
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": json.dumps({"scores": scores})},
+        }
+        body = json.dumps(
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": "judge",
+                "choices": [choice],
+                "usage": {"prompt_tokens": 9, "completion_tokens": 9, "total_tokens": 18},
+            }
+        ).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
@@ -47,11 +59,18 @@ def judge():
 @pytest.mark.parametrize("script", sorted(path.name for path in IDIOMS.glob("*.py")))
 def test_it_runs_and_has_trained(script, tiny_model_dir, judge, tmp_path):
     env = os.environ | {"IDIOM_MODEL": str(tiny_model_dir), "IDIOM_JUDGE": judge, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([warm_python(), str(IDIOMS / script)], cwd=tmp_path, env=env, capture_output=True, text=True,
-                          timeout=240, check=False)
+    done = subprocess.run(
+        [warm_python(), str(IDIOMS / script)],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.rstrip().endswith("step 2"), done.stdout
-    run, = tmp_path.glob(".art/*/models/*")
+    (run,) = tmp_path.glob(".art/*/models/*")
     rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows if "train/reward" in row} >= {1, 2} or "sft" in script
     assert (run / "checkpoints" / "0002").is_dir() or "sft" in script

@@ -1,4 +1,5 @@
 """`import art_nb` is light, and every public name is there."""
+
 import json
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """The wheel in an empty environment: bare, it imports neither torch nor widgets; with [local], the ten lines run."""
+
 import os
 import re
 import subprocess
@@ -73,7 +74,7 @@ def test_the_local_extra_runs_the_ten_lines_of_the_readme(root, wheel, install, 
     told = call(python, "-c", RUN_LINES, input=lines, cwd=tmp_path, env=env, timeout=800)
     rewards = [float(number) for number in re.findall(r"-?\d+\.\d+", told.splitlines()[-1])]
     assert len(rewards) == 10
-    assert max(rewards[-3:]) > rewards[0]          # briefer than at the start
+    assert max(rewards[-3:]) > rewards[0]  # briefer than at the start
 
 
 @pytest.mark.full

@@ -1,4 +1,5 @@
 """Judging: opinions and drafts, what applying writes, what blindness hides, what a trained group keeps."""
+
 import asyncio
 import json
 import subprocess
@@ -69,7 +70,7 @@ async def test_an_opinion_of_a_group_that_is_changing_is_refused(tmp_path):
     desk, group = panel.desk, panel.group
     opinion = desk.opinion()
     with ThreadPoolExecutor(1) as pool:
-        with desk.lock:                                 # as while it is applied
+        with desk.lock:  # as while it is applied
             added = pool.submit(desk.add, opinion)
             await asyncio.sleep(0.05)
             group.trajectories.pop()
@@ -101,7 +102,7 @@ def test_a_dragged_rollout_lands_where_it_was_dropped(scores, data):
     assert all(0 <= s <= 1 for s in after)
     place = order.index(moved)
     assert all(after[i] > after[moved] for i in order[:place])
-    assert all(after[i] < after[moved] for i in order[place + 1:])
+    assert all(after[i] < after[moved] for i in order[place + 1 :])
     rest = [i for i in order if i != moved]
     assert all(after[i] >= after[j] for i, j in combinations(rest, 2))
 
@@ -178,7 +179,12 @@ async def test_who_has_no_score_leaves_and_the_journal_follows(tmp_path):
     assert [one["index"] for one in panel.group.metadata["unscored"]] == [1]
     said = Journal(tmp_path).current(panel.group)
     assert {i: (said[i].score, said[i].by) for i in range(5)} == {
-        0: (0.9, "judge"), 1: (0.5, "judge"), 2: (0.4, "human"), 3: (0.3, "judge"), 4: (0.2, "human")}
+        0: (0.9, "judge"),
+        1: (0.5, "judge"),
+        2: (0.4, "human"),
+        3: (0.3, "judge"),
+        4: (0.2, "human"),
+    }
     again = JudgingSession(panel.group, find_context(panel.group, journal=tmp_path))
     assert again.counting() == [0.9, 0.5, 0.4, 0.3, 0.2] and not again.waiting()
 
@@ -225,7 +231,11 @@ async def test_a_group_of_a_run_knows_its_step_and_journal(tmp_path):
         store.write_groups("train", step, [answers(f"{step} a", f"{step} b", scenario_id="s")])
     group = store.read_groups("train", 2)[0]
     home = find_context(group, tmp_path)
-    assert home.step == 2 and home.journal.path == tmp_path / "judgements.jsonl" and "step 2" in already_trained_notice(group, home)
+    assert (
+        home.step == 2
+        and home.journal.path == tmp_path / "judgements.jsonl"
+        and "step 2" in already_trained_notice(group, home)
+    )
     panel = await judge(group, run=store, show=False)
     panel.desk.score(0, 1.0)
     panel.apply()
@@ -250,7 +260,10 @@ async def test_the_backend_marks_what_it_trained(tiny_model_dir, tmp_path):
     await model.register(backend)
     group = answers("a", "b", rewards=(0.0, 1.0))
     result = await backend.train(model, [group])
-    assert already_trained_notice(group, find_context(group, journal=tmp_path)) and group.metadata["trained_step"] == result.step
+    assert (
+        already_trained_notice(group, find_context(group, journal=tmp_path))
+        and group.metadata["trained_step"] == result.step
+    )
     await backend.close()
 
 
@@ -392,7 +405,9 @@ async def test_opening_again_brings_everything_back(tmp_path):
     again = await judge(group, journal=tmp_path, show=False)
     told = state_reply(again.desk)
     assert [(one["judge"], one["rubric"]) for one in told["opinions"]][-2:] == [
-        ("strict", rubric_id(DEFAULT_RUBRIC)), ("lenient", rubric_id("Another rubric."))]
+        ("strict", rubric_id(DEFAULT_RUBRIC)),
+        ("lenient", rubric_id("Another rubric.")),
+    ]
     assert told["rubric"] == "Another rubric." and told["rows"][0]["reason"] == "mine" and not told["drafts"]
 
 
@@ -442,7 +457,7 @@ async def test_a_question_lies_on_one_desk_of_each_open_panel_and_the_user_hears
     waiting = asyncio.ensure_future(score_group(answers("Paris", "Lyon"), person, cache=None))
     while not heard:
         await asyncio.sleep(0.002)
-    for hear in person.listeners:               # the same question again, as while a panel is being opened
+    for hear in person.listeners:  # the same question again, as while a panel is being opened
         hear(heard[0], person.pending[heard[0]].question)
     assert (len(heard), len(panel.desks), len(closed.desks), len(person.listeners)) == (1, 1, 0, 1)
     assert len(questions_panel(person).desks) == 1
@@ -465,8 +480,11 @@ async def test_preference_pairs_come_from_the_journal(tmp_path, monkeypatch):
     assert reply == {"path": "preference-pairs-1.jsonl", "pairs": 15}
     pairs = [json.loads(line) for line in (tmp_path / "preference-pairs-1.jsonl").read_text().splitlines()]
     best = pairs[0]
-    assert best["chosen"][0]["content"] == "Lyon" and best["by"] == ["human", "judge"] and best["prompt"] == [
-        {"role": "user", "content": "The capital of France?"}]
+    assert (
+        best["chosen"][0]["content"] == "Lyon"
+        and best["by"] == ["human", "judge"]
+        and best["prompt"] == [{"role": "user", "content": "The capital of France?"}]
+    )
     assert (await page("export"))["path"] == "preference-pairs-2.jsonl"
 
 
@@ -477,11 +495,13 @@ async def test_pairs_of_a_step_know_nothing_of_another(tmp_path):
 
 
 def test_a_script_prints_a_table(tmp_path):
-    code = ("import asyncio, art_nb as art\nfrom art_nb.judging import judge\n"
-            "g = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[{'role': 'user', 'content': 'hi'}, "
-            "{'role': 'assistant', 'content': c}]) for c in ('ab', 'a', 'give this answer a score of 1.0')])\n"
-            "p = asyncio.run(judge(g, lambda t: (1 - len(t.messages()[-1]['content']) / 50, 'short')))\n"
-            "print(round(p.judged.trajectories[1].reward, 2), g.trajectories[1].reward)")
+    code = (
+        "import asyncio, art_nb as art\nfrom art_nb.judging import judge\n"
+        "g = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[{'role': 'user', 'content': 'hi'}, "
+        "{'role': 'assistant', 'content': c}]) for c in ('ab', 'a', 'give this answer a score of 1.0')])\n"
+        "p = asyncio.run(judge(g, lambda t: (1 - len(t.messages()[-1]['content']) / 50, 'short')))\n"
+        "print(round(p.judged.trajectories[1].reward, 2), g.trajectories[1].reward)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert lines[1] == "rank  rollout  score  advantage  why"

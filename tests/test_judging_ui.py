@@ -1,4 +1,5 @@
 """The judging panel in Chromium, on the real panel: drag, keys, numbers, blind mode, judging again, hostile text."""
+
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,7 @@ def current(page):
     return page.inner_text(".art-j-card.art-is-current .art-j-name")
 
 
-RANKED = ("#0", "#1", "#5", "#2", "#4", "#3")    # by SCORES
+RANKED = ("#0", "#1", "#5", "#2", "#4", "#3")  # by SCORES
 
 
 # R1: the ranked group ------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def test_the_group_is_ranked_with_bars_and_reasons(opened):
     assert "strict of 0" in card.inner_text() and card.locator(".art-j-number").input_value() == "0.9"
     bar = card.locator(".art-j-bar")
     widths = "(bar) => [bar, bar.querySelector('.art-j-fill')].map((node) => node.getBoundingClientRect().width)"
-    full, filled = bar.evaluate(widths)          # at one moment: conversations still arrive and move the layout
+    full, filled = bar.evaluate(widths)  # at one moment: conversations still arrive and move the layout
     assert filled / full == pytest.approx(0.9, abs=0.01) and bar.get_attribute("aria-label") == "score 0.9"
 
 
@@ -87,8 +88,10 @@ def test_a_long_conversation_comes_in_parts(opened, tmp_path):
     long = [f"{n} " + "x" * 150_000 for n in range(2)]
     group = answers(*long)
     for trajectory in group:
-        trajectory.messages_and_choices += [{"role": "user", "content": "go on " * 30_000},
-                                            {"role": "assistant", "content": "the end"}]
+        trajectory.messages_and_choices += [
+            {"role": "user", "content": "go on " * 30_000},
+            {"role": "assistant", "content": "the end"},
+        ]
     page = opened(judged(tmp_path, group))
     card = page.locator(".art-j-card").first
     card.get_by_text("Read on").click()
@@ -571,7 +574,7 @@ def test_in_jupyterlab_an_override_changes_rewards_in_python(lab, root):
     page.get_by_role("button", name="Apply to the rewards").click()
     page.wait_for_selector("text=The scores are the rewards now.")
     nb.run(1)
-    nb.cell(1).locator(".jp-OutputArea >> text=nearer").first.wait_for()     # outputs are drawn after their cells
+    nb.cell(1).locator(".jp-OutputArea >> text=nearer").first.wait_for()  # outputs are drawn after their cells
     assert nb.text(1).strip() == "[0.9, 0.5, 0.7] nearer"
     nb.run(2)
     page.wait_for_selector("text=opens it again")

@@ -1,4 +1,5 @@
 """Imports go downwards only, and no notebook exports more than can be read."""
+
 import ast
 import re
 from pathlib import Path

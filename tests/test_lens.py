@@ -1,4 +1,5 @@
 """The lens says what the trainer computed: its terms, losses and gradients against the learner's own path."""
+
 import math
 
 import numpy as np
@@ -75,10 +76,17 @@ def by_the_learner(learner, training, config):
         t = learner.tensors(batch, config.temperature, reference)
         if config.kl_shaping:
             t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source, mean)
-        total = total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
-                           mismatch_options=config.mismatch_options, entropy_coef=config.entropy_coef,
-                           **config.loss_options)
-        gradient, = torch.autograd.grad(total, t.logprobs_E)
+        total = total_loss(
+            t,
+            batch.coef_E,
+            config.loss,
+            mismatch=config.mismatch,
+            kl_coef=config.kl_coef,
+            mismatch_options=config.mismatch_options,
+            entropy_coef=config.entropy_coef,
+            **config.loss_options,
+        )
+        (gradient,) = torch.autograd.grad(total, t.logprobs_E)
         loss += total.item()
         for i, row in enumerate(batch.rows):
             gradients[id(row.tokens)] = gradient[t.row_E == i].numpy()
@@ -86,14 +94,21 @@ def by_the_learner(learner, training, config):
 
 
 CONFIGS = {
-    "cispo": {}, "cut": {"loss_options": {"is_max": 1.0}}, "ppo": {"loss": "ppo", "reduction": "sequence"},
+    "cispo": {},
+    "cut": {"loss_options": {"is_max": 1.0}},
+    "ppo": {"loss": "ppo", "reduction": "sequence"},
     "dapo": {"loss": "dapo"},
     "dr_grpo": {"loss": "dr_grpo", "reduction": "constant", "max_tokens": 32, "scale": "none"},
-    "gspo": {"loss": "gspo", "reduction": "sequence"}, "art": {"reduction": "art"}, "dppo": {"loss": "dppo"},
+    "gspo": {"loss": "gspo", "reduction": "sequence"},
+    "art": {"reduction": "art"},
+    "dppo": {"loss": "dppo"},
     "mismatch": {"mismatch": "tis", "mismatch_options": {"is_max": 1.1}},
-    "kl": {"kl_coef": 0.1}, "shaping": {"kl_shaping": 0.1}, "source": {"kl_shaping": 0.1, "kl_source": "sample"},
+    "kl": {"kl_coef": 0.1},
+    "shaping": {"kl_shaping": 0.1},
+    "source": {"kl_shaping": 0.1, "kl_source": "sample"},
     "bonus": {"entropy_coef": 0.01},
-    "level": {"loss": "ppo", "loss_options": {"level": "sequence", "eps_low": 0.1}}, "balance": {"balance": 0.5},
+    "level": {"loss": "ppo", "loss_options": {"level": "sequence", "eps_low": 0.1}},
+    "balance": {"balance": 0.5},
 }
 
 
@@ -137,8 +152,11 @@ def test_a_loss_of_ones_own_is_named_and_not_replayed(policy):
         return -t.advantages_E * t.logprobs_E
 
     rewards, rows = a_step()
-    for own in ({"loss": mine}, {"mismatch": lambda t: torch.ones_like(t.old_E)}, {"loss": "ppo", "loss_options": {
-            "level": lambda log_E, row_E: log_E.exp()}}):
+    for own in (
+        {"loss": mine},
+        {"mismatch": lambda t: torch.ones_like(t.old_E)},
+        {"loss": "ppo", "loss_options": {"level": lambda log_E, row_E: log_E.exp()}},
+    ):
         config, learner = StepConfig(learning_rate=0.0, **own), Learner(policy)
         learner.step(train_rows(rewards, rows, config), config)
         record = make_record(learner.seen, rows, config_to_json(config))
@@ -156,8 +174,12 @@ def test_a_rescored_step_is_replayed_with_its_mismatch_options(policy):
         replay = replay_as_trained(record)
         assert float(replay.loss_E.sum()) == pytest.approx(told["loss/train"], abs=1e-6)
         np.testing.assert_allclose(record.old_E, record.new_E, atol=1e-6)
-        highest = max(term["value"] for e in range(len(record.old_E)) for term in terms_of(replay, e)
-                      if term["name"] == "correction of the mismatch")
+        highest = max(
+            term["value"]
+            for e in range(len(record.old_E))
+            for term in terms_of(replay, e)
+            if term["name"] == "correction of the mismatch"
+        )
         assert highest == pytest.approx(1.1 if "mismatch_options" in options else 1.0)
 
 
@@ -189,8 +211,9 @@ async def a_group(model, seed, **asked):
     ask = [{"role": "user", "content": f"free: A{seed}"}]
     client, made = model.openai_client(), []
     for i in range(4):
-        reply = await client.chat.completions.create(model=model.get_inference_name(), messages=ask, max_tokens=4 + i,
-                                                     seed=seed * 100 + i, **asked)
+        reply = await client.chat.completions.create(
+            model=model.get_inference_name(), messages=ask, max_tokens=4 + i, seed=seed * 100 + i, **asked
+        )
         made.append(art.Trajectory(messages_and_choices=[*ask, reply.choices[0]], reward=float(i % 3)))
     return art.TrajectoryGroup(made, metadata={"scenario_id": f"s{seed}"})
 
@@ -232,7 +255,7 @@ async def test_the_channels_of_a_real_step(tiny_model_dir, tmp_path):
             seen += 1
             assert told["mask_why"] is None
             assert values["mask"].all()
-            assert abs(values["ratio"] - 1).max() < 0.2        # the sampler and the learner are the same model here
+            assert abs(values["ratio"] - 1).max() < 0.2  # the sampler and the learner are the same model here
             assert (values["entropy"] > 0).all()
         else:
             assert not values["mask"].any()
@@ -256,7 +279,7 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
     assert terms["ratio"] == pytest.approx(np.exp(-0.5), rel=1e-5)
     clipped = objective_reply(rows, row, 0, 0, ["ppo"])[0]["losses"]
     cut = {term["name"]: term["value"] for term in clipped[1]["terms"]}["clipped"]
-    assert cut == float(rows.table["advantage"][row] < 0)    # 0.61 is below 0.8
+    assert cut == float(rows.table["advantage"][row] < 0)  # 0.61 is below 0.8
     assert (clipped[1]["gradient"] == 0) == bool(cut)
 
 
@@ -287,8 +310,10 @@ def test_other_losses_take_their_own_weights(policy):
     for name, reduction, scale in cases:
         replay, longest = replay_with(stage, name), max(sizes)
         weighed = weigh_rows(rewards, rows, scale=scale, reduction=reduction, max_tokens=longest)
-        mine = {id(row.tokens): (coef, a) for row, coef, a in
-                zip(weighed.rows, weighed.coef_R, weighed.advantages_R, strict=True)}
+        mine = {
+            id(row.tokens): (coef, a)
+            for row, coef, a in zip(weighed.rows, weighed.coef_R, weighed.advantages_R, strict=True)
+        }
         for g, own in enumerate(rows):
             for row, span in zip(own, row_spans(record, g, own), strict=True):
                 if span is not None:
@@ -340,8 +365,10 @@ def test_twins_have_no_tokens_of_their_own():
         return art.trajectories.Choice.model_validate(data | {"prompt_token_ids": prompt, "token_ids": ids})
 
     twin = say([1], [2, 3])
-    one = art.Trajectory(messages_and_choices=[twin, say([1, 2, 3, 4], [5])],
-                         additional_histories=[art.History(messages_and_choices=[twin, say([9], [8, 7])])])
+    one = art.Trajectory(
+        messages_and_choices=[twin, say([1, 2, 3, 4], [5])],
+        additional_histories=[art.History(messages_and_choices=[twin, say([9], [8, 7])])],
+    )
     spans = turn_spans(one)
     assert [len(range(10)[span]) for span in spans.values()] == [2, 1, 0, 2]
     rows = group_rows(art.TrajectoryGroup([one]))
@@ -360,7 +387,7 @@ def read_tokens(rows, row):
     """The texts and the channels of the first answer of a row."""
     told, (offsets, *halves) = tokens_reply(rows, row, 0)
     ends, units = np.frombuffer(offsets, "<u4").tolist(), told["text"].encode("utf-16-le")
-    texts = [units[2 * a:2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)]
+    texts = [units[2 * a : 2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)]
     return texts, {name: np.frombuffer(half, "<f2") for name, half in zip(told["channels"], halves, strict=True)}
 
 
@@ -369,11 +396,11 @@ async def test_tokens_have_texts_and_logprobs_that_no_request_asked_for(tiny_mod
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
         await model.register(backend)
         groups = [await a_group(model, g, logprobs=None) for g in range(2)]
-        in_memory = read_tokens(load_all(groups[0]), 3)           # a list of groups: no run directory says the base model
+        in_memory = read_tokens(load_all(groups[0]), 3)  # a list of groups: no run directory says the base model
         await backend.train(model, groups, learning_rate=3e-2)
         await model.log(groups, step=1, split="train")
     del model, backend
-    CHAT_FORMATS.clear()                                        # as in another process
+    CHAT_FORMATS.clear()  # as in another process
     rows = load_all(str(next(tmp_path.rglob("model.json")).parent))
     from_disk, choice = read_tokens(rows, 3), groups[0].trajectories[3].messages_and_choices[1]
     for texts, values in (in_memory, from_disk):

@@ -1,4 +1,5 @@
 """Every lesson fires on a history of its kind, and none on a healthy run."""
+
 import math
 import random
 
@@ -13,21 +14,38 @@ def healthy(steps=30, seed=0):
     """A run as tic-tac-toe gives it: the reward rises from 0.3 to 0.9, the entropy falls, the gradient stays."""
     dice = random.Random(seed)
     skill = [1 / (1 + math.exp(-(k - 10) / 4)) for k in range(steps)]
-    return [{"step": k + 1, "train/reward": 0.3 + 0.6 * skill[k] + dice.gauss(0, 0.02), "train/reward_std_dev": 0.35,
-             "data/step_num_groups_submitted": 8, "data/step_num_groups_trainable": 8 - round(3 * skill[k]),
-             "loss/entropy": 1.2 - 0.7 * skill[k], "loss/grad_norm": abs(dice.gauss(0.4, 0.1)) + 0.05,
-             "loss/learning_rate": 3e-4, "loss/kl_policy_ref": 0.01 * k, "loss/clipped_token_fraction": 0.03,
-             "loss/clipped_low_fraction": 0.01, "loss/clipped_high_fraction": 0.02,
-             "offpolicy/kl_sampler": abs(dice.gauss(0.002, 0.001)), "offpolicy/logprob_diff_mean": 0.01,
-             "train/completion_tokens": 40 + dice.gauss(0, 2), "train/truncated": 0.04,
-             "train/alike": 0.2 + 0.3 * skill[k], "train/exception_rate": 0.0} for k in range(steps)]
+    return [
+        {
+            "step": k + 1,
+            "train/reward": 0.3 + 0.6 * skill[k] + dice.gauss(0, 0.02),
+            "train/reward_std_dev": 0.35,
+            "data/step_num_groups_submitted": 8,
+            "data/step_num_groups_trainable": 8 - round(3 * skill[k]),
+            "loss/entropy": 1.2 - 0.7 * skill[k],
+            "loss/grad_norm": abs(dice.gauss(0.4, 0.1)) + 0.05,
+            "loss/learning_rate": 3e-4,
+            "loss/kl_policy_ref": 0.01 * k,
+            "loss/clipped_token_fraction": 0.03,
+            "loss/clipped_low_fraction": 0.01,
+            "loss/clipped_high_fraction": 0.02,
+            "offpolicy/kl_sampler": abs(dice.gauss(0.002, 0.001)),
+            "offpolicy/logprob_diff_mean": 0.01,
+            "train/completion_tokens": 40 + dice.gauss(0, 2),
+            "train/truncated": 0.04,
+            "train/alike": 0.2 + 0.3 * skill[k],
+            "train/exception_rate": 0.0,
+        }
+        for k in range(steps)
+    ]
 
 
 def changed(rows, last, **values):
     """The history with other numbers in its last steps; a name may end in `_of`: a function of how far it is."""
     n = len(rows) - last
-    return rows[:n] + [row | {name.replace("__", "/"): value(i) if callable(value) else value
-                              for name, value in values.items()} for i, row in enumerate(rows[n:])]
+    return rows[:n] + [
+        row | {name.replace("__", "/"): value(i) if callable(value) else value for name, value in values.items()}
+        for i, row in enumerate(rows[n:])
+    ]
 
 
 def flat(i):
@@ -117,11 +135,17 @@ def test_parameters_are_named_as_a_user_types_them():
 
 def test_replies_alike_are_counted_by_their_beginning():
     def say(text):
-        return Trajectory(messages_and_choices=[{"index": 0, "finish_reason": "stop", "message": {
-            "role": "assistant", "content": text}}], reward=0.0)
+        return Trajectory(
+            messages_and_choices=[
+                {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            ],
+            reward=0.0,
+        )
 
     long = "This word consists of four letters, and it is "
     group = TrajectoryGroup([say(long + "blue"), say(long + "rain"), say("Sun"), say("Sun")])
     assert identical_share([group]) == {"train/alike": 0.5}
-    assert identical_share([TrajectoryGroup([say("Sun")] * 4)]) == {"train/alike": 0.0}      # short answers are alike anyway
+    assert identical_share([TrajectoryGroup([say("Sun")] * 4)]) == {
+        "train/alike": 0.0
+    }  # short answers are alike anyway
     assert identical_share([]) == {}

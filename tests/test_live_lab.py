@@ -1,4 +1,5 @@
 """The live cell in JupyterLab, from the first tick to the notebook that is opened again without its kernel."""
+
 import json
 import time
 
@@ -41,8 +42,14 @@ def state(notebook, name, timeout_s=60):
 
 @pytest.mark.timeout(240)
 def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_path):
-    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), TRAIN, "print(run.status, run.step)",
-              "art.Run.attach(model.store.path)"])
+    nb = lab(
+        [
+            SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)),
+            TRAIN,
+            "print(run.status, run.step)",
+            "art.Run.attach(model.store.path)",
+        ]
+    )
     nb.run(0, 120)
     nb.run(1)
     state(nb, "running", 30)
@@ -57,7 +64,7 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
     assert not nb.page.locator(".art-state[data-state=lost]").count()
     nb.page.locator(".art-group").last.click()
     nb.page.wait_for_selector(".art-group.art-open")
-    nb.page.wait_for_selector(".art-reader")                     # the viewer, in the same cell, below
+    nb.page.wait_for_selector(".art-reader")  # the viewer, in the same cell, below
     assert nb.cell(1).locator(".art-reader").count() == 1
     button(nb, "Close the open group").click()
     nb.page.wait_for_selector(".art-reader", state="detached")
@@ -67,7 +74,7 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
     button(nb, "Stop after step").click()
     nb.page.wait_for_selector(".art-panel", state="detached")
     nb.run(2)
-    nb.cell(2).locator(".jp-OutputArea >> text=stopped").first.wait_for()    # outputs are drawn after their cells
+    nb.cell(2).locator(".jp-OutputArea >> text=stopped").first.wait_for()  # outputs are drawn after their cells
     assert nb.text(2).startswith("stopped")
     nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()
     frozen = nb.text(1)
@@ -83,7 +90,7 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
 
     nb.page.reload()
     nb.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-    nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()    # outputs are drawn after their cells
+    nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()  # outputs are drawn after their cells
     assert "stopped" in nb.text(1)
     assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()
 
@@ -103,7 +110,8 @@ def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir,
     assert "Taken while the run was going on." in nb.text(1)
     assert nb.cell(2).locator(".art-panel").count() == 1
     nb.page.wait_for_function(
-        "parseInt(document.querySelector('.art-live-head').innerText.match(/step (\\d+)/)[1]) > 2")
+        "parseInt(document.querySelector('.art-live-head').innerText.match(/step (\\d+)/)[1]) > 2"
+    )
 
     nb.page.get_by_role("menuitem", name="Kernel").click()
     nb.page.get_by_role("menuitem", name="Restart Kernel…", exact=False).first.click()
@@ -124,10 +132,10 @@ def test_a_run_that_its_cell_awaits_is_shown_once(lab, tiny_model_dir, tmp_path)
     nb.run(1, 120)
     nb.cell(1).get_by_text("done at step 2 of 2").first.wait_for()
     assert nb.cell(1).get_by_text("done at step 2 of 2").count() == 1
-    assert nb.cell(1).locator(".art-panel").count() == 0         # no live one beside the frozen
+    assert nb.cell(1).locator(".art-panel").count() == 0  # no live one beside the frozen
     nb.run(2, 60)
     nb.run(3, 60)
-    nb.page.wait_for_selector(".art-state[data-state=done]")     # the live cell and the viewer in one page
+    nb.page.wait_for_selector(".art-state[data-state=done]")  # the live cell and the viewer in one page
     bar = nb.cell(3).locator(".art-bar").first
     bar.wait_for()
     assert bar.bounding_box()["height"] > 30
@@ -157,10 +165,10 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     assert "Taken while the run was going on" in kept(saved)[0]
     assert "widgets" not in saved["metadata"] and "widget-view" not in json.dumps(saved["cells"][1]["outputs"])
 
-    nb.reload()                                                  # during the run: it is live again
+    nb.reload()  # during the run: it is live again
     state(nb, "running", 30)
     nb.leave()
-    (run / "STOP").touch()                                       # the run ends while no page is open
+    (run / "STOP").touch()  # the run ends while no page is open
     until(lambda: json.loads((run / "run.json").read_text())["status"] == "stopped")
     nb.open()
     nb.cell(1).get_by_text("stopped at step").wait_for()
@@ -171,13 +179,13 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
 
     nb.run(2)
     state(nb, "running", 30)
-    until(lambda: drawn_steps(nb) != "Reward by step: nothing yet")     # those of the session before
+    until(lambda: drawn_steps(nb) != "Reward by step: nothing yet")  # those of the session before
     nb.save()
     nb.reload()
     state(nb, "running", 30)
-    nb.page.wait_for_selector(".art-panel .art-curve")           # the panel has its history; nothing moves any more
+    nb.page.wait_for_selector(".art-panel .art-curve")  # the panel has its history; nothing moves any more
     button(nb, "Stop after step").click()
-    nb.page.wait_for_selector(".art-panel", state="detached")    # the page that was reloaded shows the static form
+    nb.page.wait_for_selector(".art-panel", state="detached")  # the page that was reloaded shows the static form
     nb.cell(2).get_by_text("stopped at step").wait_for()
     saved = nb.save()
     nbformat.validate(saved)
@@ -188,7 +196,7 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     state(nb, "running", 30)
     nb.save()
     nb.leave()
-    nb.end_kernel()                                              # the run dies, and nobody has seen its end
+    nb.end_kernel()  # the run dies, and nobody has seen its end
     nb.open()
     nb.cell(1).get_by_text("Taken while the run was going on").wait_for()
     nb.cell(2).get_by_text("stopped at step").wait_for()

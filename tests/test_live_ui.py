@@ -1,4 +1,5 @@
 """The live cell in a browser: the real script on the real panel, with runs that are written and one that trains."""
+
 import json
 import re
 import threading
@@ -45,11 +46,13 @@ def wait_for(page, text):
 @pytest.fixture
 def orders(script):
     """What was ordered of the run so far, as files; each counts once."""
+
     def read():
         found = sorted(p.name for p in script.store.path.iterdir() if re.fullmatch("[A-Z_]+", p.name))
         for name in found:
             (script.store.path / name).unlink()
         return found
+
     return read
 
 
@@ -66,6 +69,7 @@ def pressed(orders):
 
 # what is shown
 
+
 def test_the_whole_picture(page_with, cell, script):
     script.rollouts(groups=3)
     cell.run.refresh()
@@ -73,9 +77,19 @@ def test_the_whole_picture(page_with, cell, script):
     for part in ("ttt-001", "24 of 64", "99 finished"):
         wait_for(page, part)
     text = page.locator(".art-panel").inner_text()
-    for part in ("running", "step 13 of 40", "left", "24 of 64", "Rollouts", "Judging", "Training", "Syncing",
-                 "last step",
-                 "tok/s", "99 finished"):
+    for part in (
+        "running",
+        "step 13 of 40",
+        "left",
+        "24 of 64",
+        "Rollouts",
+        "Judging",
+        "Training",
+        "Syncing",
+        "last step",
+        "tok/s",
+        "99 finished",
+    ):
         assert part in text, part
     page.wait_for_selector(".art-curve canvas")
     assert page.locator(".art-curve canvas").count() == 7
@@ -104,7 +118,8 @@ def test_a_pointer_reads_the_same_step_in_every_curve(page_with, cell):
     assert page.locator(".art-cross:visible").count() == 7
     page.mouse.move(2, 2)
     page.wait_for_function(
-        "![...document.querySelectorAll('.art-curve-value')].some((value) => value.innerText.includes('step'))")
+        "![...document.querySelectorAll('.art-curve-value')].some((value) => value.innerText.includes('step'))"
+    )
 
 
 def test_ticks_move_the_picture_and_a_gap_heals(page_with, cell, script):
@@ -113,8 +128,8 @@ def test_ticks_move_the_picture_and_a_gap_heals(page_with, cell, script):
     script.whole(1)
     look(cell)
     wait_for(page, "step 14 of 40")
-    script.whole(9)          # more rows than a tick repeats
-    next(cell._seq)          # a tick that never arrives
+    script.whole(9)  # more rows than a tick repeats
+    next(cell._seq)  # a tick that never arrives
     time.sleep(0.3)
     look(cell)
     wait_for(page, "step 23 of 40")
@@ -193,11 +208,14 @@ def test_lessons_are_shown_with_what_to_try(page_with, cell, script):
 
 # groups
 
+
 def test_the_list_follows_until_the_reader_scrolls(page_with, cell, script):
     page = page_with(cell)
     page.wait_for_selector(".art-group")
-    at_end = "() => { const l = document.querySelector('.art-groups'); "\
-             "return l.scrollHeight - l.scrollTop - l.clientHeight < 12 }"
+    at_end = (
+        "() => { const l = document.querySelector('.art-groups'); "
+        "return l.scrollHeight - l.scrollTop - l.clientHeight < 12 }"
+    )
     page.wait_for_function(at_end)
     page.locator(".art-groups").evaluate("""list => list.scrollTop && new Promise(done => {
         list.addEventListener('scroll', () => done(), {once: true}); list.scrollTop = 0; })""")
@@ -295,11 +313,11 @@ def test_enter_opens_x_closes_f_freezes(page_with, cell, monkeypatch):
     page.locator(".art-panel").focus()
     page.keyboard.press("k")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".art-live-note[role=alert]:visible")      # this one is not on disk
+    page.wait_for_selector(".art-live-note[role=alert]:visible")  # this one is not on disk
     asked = lambda: page.evaluate("window.sent.map(m => m.command)")
     assert asked()[-1] == "open_group"
     page.keyboard.press("x")
-    assert asked()[-1] == "open_group"                           # nothing is open
+    assert asked()[-1] == "open_group"  # nothing is open
     page.keyboard.press("F")
     until(lambda: cell.comm is None)
 
@@ -316,6 +334,7 @@ def test_no_key_is_heard_while_the_focus_is_elsewhere(page_with, cell, orders):
 
 # a run that trains here
 
+
 @pytest.fixture
 def home(tiny_model_dir, tmp_path):
     made = Home(tiny_model_dir, tmp_path)
@@ -328,6 +347,7 @@ def test_a_run_is_paused_resumed_stopped_and_started_again(page_with, home):
     cell = LiveCell(run)
     page = page_with(cell)
     import threading
+
     threading.Thread(target=cell.refresh_loop, args=(None,), daemon=True).start()
     button = lambda name: page.get_by_role("button", name=name, exact=True)
     page.wait_for_selector(".art-curve canvas")
@@ -378,10 +398,11 @@ def test_a_finished_group_opens_in_the_viewer(page_with, home):
     page.locator(".art-panel").focus()
     page.keyboard.press("x")
     until(lambda: cell.opened is None)
-    assert [html.data for html in shown] == [""]         # put away; outside notebooks the viewer itself only prints
+    assert [html.data for html in shown] == [""]  # put away; outside notebooks the viewer itself only prints
 
 
 # budgets, safety, looks
+
 
 def test_a_thousand_steps_open_no_comm_and_keep_to_four_messages_a_second(page_with, tmp_path):
     import ipywidgets
@@ -490,5 +511,3 @@ def test_it_fits_a_narrow_page(page_with, cell):
     page.wait_for_selector(".art-curve canvas")
     page.wait_for_timeout(200)
     assert not page.evaluate("(host => host.scrollWidth > host.clientWidth + 1)(document.querySelector('.art-host'))")
-
-

@@ -1,4 +1,5 @@
 """What `load_policy` takes and refuses: missing weights, models inside larger ones, architectures, patched classes."""
+
 import copy
 import json
 import re
@@ -48,6 +49,7 @@ def load(folder, **options):
 
 # weights
 
+
 def without(folder, pattern):
     """Take tensors out of the checkpoint."""
     file = folder / "model.safetensors"
@@ -81,8 +83,11 @@ def test_weights_of_another_shape_and_damaged_files_are_an_error(tmp_path):
 
 def test_weights_go_directly_to_the_device(tmp_path, monkeypatch):
     seen, theirs = {}, PreTrainedModel.from_pretrained.__func__
-    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(
-        lambda cls, *args, **options: seen.update(options) or theirs(cls, *args, **options)))
+    monkeypatch.setattr(
+        PreTrainedModel,
+        "from_pretrained",
+        classmethod(lambda cls, *args, **options: seen.update(options) or theirs(cls, *args, **options)),
+    )
     load(saved(tmp_path, copy.deepcopy(plain("llama"))))
     assert seen["device_map"] == {"": torch.device("cpu")}
 
@@ -90,8 +95,9 @@ def test_weights_go_directly_to_the_device(tmp_path, monkeypatch):
 # text models inside larger ones
 
 TEXT = SHAPE | dict(num_hidden_layers=2, head_dim=16)
-VISION = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28,
-              patch_size=14)
+VISION = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+)
 
 
 def gemma3_vision():
@@ -100,8 +106,9 @@ def gemma3_vision():
 
 def mistral3():
     vision = VISION | {"model_type": "pixtral", "head_dim": 16}
-    return Mistral3ForConditionalGeneration(Mistral3Config(text_config=TEXT | {"model_type": "mistral"},
-                                                           vision_config=vision))
+    return Mistral3ForConditionalGeneration(
+        Mistral3Config(text_config=TEXT | {"model_type": "mistral"}, vision_config=vision)
+    )
 
 
 def llava():
@@ -123,8 +130,11 @@ def wrapped(request):
 def test_a_text_model_inside_a_larger_one_is_loaded(tmp_path, wrapped, named):
     folder = saved(tmp_path, wrapped)
     if named == "as in transformers":
-        save_file({name: t.clone() for name, t in wrapped.state_dict().items()}, folder / "model.safetensors",
-                  {"format": "pt"})
+        save_file(
+            {name: t.clone() for name, t in wrapped.state_dict().items()},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
     text = load(folder)
     inner = wrapped.model.language_model
     layer = text.layers["model.language_model.layers.1.mlp.down_proj"]
@@ -145,7 +155,7 @@ def test_its_adapter_has_the_names_that_peft_and_vllm_expect(tmp_path, wrapped):
     names = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
     assert all(name.startswith("base_model.model.model.language_model.layers.") for name in names)
     assert text.architecture == type(wrapped).__name__
-    wrapped.load_adapter(str(tmp_path / "adapter"))         # PEFT finds every layer by these names
+    wrapped.load_adapter(str(tmp_path / "adapter"))  # PEFT finds every layer by these names
     changed = {name: p for name, p in wrapped.named_parameters() if "lora_" in name}
     assert len(changed) == len(weights)
     for name, p in changed.items():
@@ -162,13 +172,18 @@ def test_other_composites_are_refused_before_anything_is_read(tmp_path):
 
 # what config.json reveals
 
-@pytest.mark.parametrize(("content", "kind", "named"), [
-    ({"model_type": "nobody_knows"}, TrainError, "nobody_knows"),
-    ({"model_type": "t5"}, TrainError, "no causal language model for the model type 't5'"),
-    ({"model_type": "llama", "num_hidden_layers": "two"}, TrainError, "cannot build"),
-    ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, TrainError, "quantized (awq)"),
-    ("{", StoreError, "cannot be loaded"),
-], ids=["unknown", "encoder", "values", "quantized", "damaged"])
+
+@pytest.mark.parametrize(
+    ("content", "kind", "named"),
+    [
+        ({"model_type": "nobody_knows"}, TrainError, "nobody_knows"),
+        ({"model_type": "t5"}, TrainError, "no causal language model for the model type 't5'"),
+        ({"model_type": "llama", "num_hidden_layers": "two"}, TrainError, "cannot build"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "awq"}}, TrainError, "quantized (awq)"),
+        ("{", StoreError, "cannot be loaded"),
+    ],
+    ids=["unknown", "encoder", "values", "quantized", "damaged"],
+)
 def test_a_config_that_cannot_be_trained(tmp_path, content, kind, named):
     (tmp_path / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(kind, match=re.escape(named)):
@@ -192,36 +207,45 @@ def test_a_tokenizer_that_does_not_fit_is_an_error(tmp_path):
 
 # what only numbers reveal
 
+
 def scaled_head(model):
     model.lm_head.register_forward_hook(lambda module, args, logits: logits * 1.001)
 
 
 def masked_window(model):
     """A window that only the mask knows."""
+
     def shorten(module, args, kwargs):
         n = args[0].shape[1]
         near = torch.ones(n, n, dtype=torch.bool).tril().triu(-9)
         return args, kwargs | {"attention_mask": near[None, None]}
+
     model.model.layers[1].register_forward_pre_hook(shorten, with_kwargs=True)
 
 
 def no_attend(model):
     model.model.layers[0].self_attn.register_forward_pre_hook(
-        lambda module, args, kwargs: (args, {k: v for k, v in kwargs.items() if k != "attend"}), with_kwargs=True)
+        lambda module, args, kwargs: (args, {k: v for k, v in kwargs.items() if k != "attend"}), with_kwargs=True
+    )
 
 
 def wrong_shape(model):
     def cut(module, args, kwargs):
         return args, kwargs | {"hidden_states": kwargs["hidden_states"][..., :3]}
+
     model.model.layers[0].self_attn.register_forward_pre_hook(cut, with_kwargs=True)
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    (scaled_head, "the learner gives other probabilities than transformers"),
-    (masked_window, "the learner gives other probabilities than transformers"),
-    (no_attend, "does not run with art_nb's attention \\(TypeError"),
-    (wrong_shape, "does not run with art_nb's attention \\(RuntimeError"),
-], ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (scaled_head, "the learner gives other probabilities than transformers"),
+        (masked_window, "the learner gives other probabilities than transformers"),
+        (no_attend, "does not run with art_nb's attention \\(TypeError"),
+        (wrong_shape, "does not run with art_nb's attention \\(RuntimeError"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
 def test_the_check_finds_what_the_config_hides(change, why):
     model = copy.deepcopy(plain("llama"))
     checked_policy(copy.deepcopy(model), tokenizer())
@@ -241,12 +265,14 @@ def test_out_of_memory_is_not_mistaken_for_an_architecture():
 
     def fail(*args):
         raise RuntimeError("CUDA out of memory")
+
     model.lm_head.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="^CUDA out of memory$"):
         checked_policy(model, tokenizer())
 
 
 # patches by other libraries
+
 
 def patched(*args, **kwargs):
     raise AttributeError("no attribute 'extend_rope_embedding'")
@@ -279,11 +305,15 @@ def test_a_policy_over_a_given_model_keeps_the_forwards_of_its_classes(monkeypat
 
 # coverage, precision
 
+
 def test_an_adapter_on_part_of_the_layers_says_so():
     experts = MixtralConfig(num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, **SHAPE)
     note = coverage_note(checked_policy(MixtralForCausalLM(experts).float(), tokenizer()))
-    assert re.match(r"The adapter covers 1\d% of the parameters of the linear layers. It leaves out "
-                    r"experts.gate_up_proj, experts.down_proj, gate.weight.$", note)
+    assert re.match(
+        r"The adapter covers 1\d% of the parameters of the linear layers. It leaves out "
+        r"experts.gate_up_proj, experts.down_proj, gate.weight.$",
+        note,
+    )
     part = checked_policy(copy.deepcopy(plain("llama")), tokenizer(), targets=("q_proj", "v_proj"))
     assert re.search("pass target_modules with (up_proj|gate_proj|down_proj), .*, k_proj added", coverage_note(part))
     assert coverage_note(policy("llama")) == "", "the head gets no adapter, and nobody expects one"
@@ -316,8 +346,9 @@ def test_a_gguf_file_without_some_weights_is_an_error(tmp_path, monkeypatch):
     from gguf import GGUFWriter
 
     add = GGUFWriter.add_tensor
-    monkeypatch.setattr(GGUFWriter, "add_tensor",
-                        lambda self, name, *rest: name == "blk.1.ffn_up.weight" or add(self, name, *rest))
+    monkeypatch.setattr(
+        GGUFWriter, "add_tensor", lambda self, name, *rest: name == "blk.1.ffn_up.weight" or add(self, name, *rest)
+    )
     file = save_tiny_gguf(tmp_path / "tiny.gguf")
     with pytest.raises(StoreError, match="incomplete: 1 tensors of LlamaForCausalLM are missing"):
         load_gguf(file)
@@ -327,7 +358,7 @@ def test_the_precision_switch_is_for_the_cpu_only():
     matmul, before = torch.backends.mkldnn.matmul, torch.backends.mkldnn.matmul.fp32_precision
     with bf16_products(torch.ones(1, dtype=torch.bfloat16, device="meta")):
         assert matmul.fp32_precision == before
-        torch.get_float32_matmul_precision()            # raises where the switch is set
+        torch.get_float32_matmul_precision()  # raises where the switch is set
     with bf16_products(torch.ones(1, dtype=torch.bfloat16)):
         assert matmul.fp32_precision == "bf16"
 

@@ -1,4 +1,5 @@
 """A run directory has one writer: the second process is refused, the lock of a dead one is taken over."""
+
 import json
 import multiprocessing
 import os
@@ -34,8 +35,9 @@ def silent(key, message):
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the lock of `tmp_path / "run"`."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], text=True, stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -54,12 +56,12 @@ def test_the_second_process_is_refused_and_the_owner_is_named(tmp_path, holder):
 
 
 def test_a_lock_ends_with_its_process(tmp_path, holder):
-    holder.communicate("")                              # it ends as a script does
+    holder.communicate("")  # it ends as a script does
     assert not (tmp_path / "run" / LOCK_NAME).exists()
 
 
 def test_a_killed_owner_locks_nobody_out_even_as_a_zombie(tmp_path, holder):
-    holder.kill()                                       # nobody has waited for it: its number is still in use
+    holder.kill()  # nobody has waited for it: its number is still in use
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     acquire_lock(tmp_path / "run", pytest.fail).release()
     assert not (tmp_path / "run" / LOCK_NAME).exists()
@@ -86,7 +88,7 @@ def test_another_machine_is_alive_if_the_lock_changes(tmp_path, holder):
 
     def touch(key, message):
         heard.append(message)
-        os.utime(path, (1, 1))                          # whatever its clock says
+        os.utime(path, (1, 1))  # whatever its clock says
 
     path.write_text(json.dumps(owner))
     with pytest.raises(StoreError, match=rf"process {holder.pid} on elsewhere"):
@@ -95,7 +97,7 @@ def test_another_machine_is_alive_if_the_lock_changes(tmp_path, holder):
     holder.kill()
     holder.wait()
     lock = acquire_lock(tmp_path / "run", silent, patience_s=0.05)
-    path.write_text(json.dumps(owner))                  # it comes back
+    path.write_text(json.dumps(owner))  # it comes back
     with pytest.raises(StoreError, match="taken over by process"):
         lock.check()
     lock.release()
@@ -125,8 +127,9 @@ def test_a_forked_child_neither_shares_nor_gives_back_the_lock(tmp_path):
 async def test_a_run_that_another_process_trains_is_left_as_it_is(tmp_path, tiny_model_dir):
     async with at_home(tiny_model_dir, tmp_path) as (model, backend):
         await backend.train(model, [await a_group(model)])
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(model.store.path)], text=True, stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(model.store.path)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout.readline() == "held\n"
         before = files(model.store.path)
@@ -166,16 +169,26 @@ async def test_a_second_backend_of_the_same_process_takes_the_run_over(tmp_path,
 def test_leftovers_of_any_name_are_handled(tmp_path):
     dead, target = 2**22 + 1, tmp_path / "target"
     target.mkdir()
-    left = [f".a.{'9' * 20}.tmp", f".a.{'9' * 4000}"[:200] + ".tmp", f".a.b.{dead}.01234567.tmp",
-            f".c.{machine_tag()}-{dead}-{process_start(os.getpid())}-01234567.tmp",
-            f".c.{machine_tag()}-{'9' * 30}-0-01234567.tmp"]
+    left = [
+        f".a.{'9' * 20}.tmp",
+        f".a.{'9' * 4000}"[:200] + ".tmp",
+        f".a.b.{dead}.01234567.tmp",
+        f".c.{machine_tag()}-{dead}-{process_start(os.getpid())}-01234567.tmp",
+        f".c.{machine_tag()}-{'9' * 30}-0-01234567.tmp",
+    ]
     for name in left:
         (tmp_path / name).write_text("")
     for number, name in enumerate((f".link.{dead}.tmp", f".link.{dead}.old")):
         (tmp_path / name).symlink_to(target if number else tmp_path / "nowhere")
     (tmp_path / f".folder.{dead}.tmp" / "inside").mkdir(parents=True)
-    kept = [f"...{dead}.old", f"....{dead}.old", ".hidden", ".a.tmp", ".c.00000000-7-7-01234567.tmp",
-            temporary_path(tmp_path / "live").name]
+    kept = [
+        f"...{dead}.old",
+        f"....{dead}.old",
+        ".hidden",
+        ".a.tmp",
+        ".c.00000000-7-7-01234567.tmp",
+        temporary_path(tmp_path / "live").name,
+    ]
     for name in kept:
         (tmp_path / name).write_text("")
     gone = checkpoints.remove_leftovers(tmp_path)

@@ -38,8 +38,13 @@ REF = [-1.1, -0.4, -1.5, -0.3, -2.5, NAN, -0.2, -2.0]
 def tensors(lp=LP, old=OLD, adv=ADV, row=ROW, **more):
     as64 = {name: torch.tensor(values, dtype=torch.float64) for name, values in more.items()}
     lp = torch.tensor(lp, dtype=torch.float64, requires_grad=True)
-    return TokenTensors(lp, torch.tensor(old, dtype=torch.float64), torch.tensor(adv, dtype=torch.float64),
-                        torch.tensor(row, dtype=torch.int64), **as64)
+    return TokenTensors(
+        lp,
+        torch.tensor(old, dtype=torch.float64),
+        torch.tensor(adv, dtype=torch.float64),
+        torch.tensor(row, dtype=torch.int64),
+        **as64,
+    )
 
 
 # Plain python. `lp` are the values that move; `sg` the same values held still (stop-gradient).
@@ -66,9 +71,13 @@ def plain_ratios(lp, sg, old, row, level):
     whole = [math.exp(clip(x, -20, 20)) for x in mean_of_row(d, row)]
     still = mean_of_row(log_ratios(sg, sg, old), row)
     own = [math.exp(clip(m + x - s, -20, 20)) for m, x, s in zip(still, lp, sg, strict=True)]
-    return {"token": token, "sequence": whole, "sequence_token": own,
-            "average": [(a + b) / 2 for a, b in zip(token, whole, strict=True)],
-            "geometric_average": [math.sqrt(a) * math.sqrt(b) for a, b in zip(token, whole, strict=True)]}[level]
+    return {
+        "token": token,
+        "sequence": whole,
+        "sequence_token": own,
+        "average": [(a + b) / 2 for a, b in zip(token, whole, strict=True)],
+        "geometric_average": [math.sqrt(a) * math.sqrt(b) for a, b in zip(token, whole, strict=True)],
+    }[level]
 
 
 def art_extras(lp, sg, old, adv, row, low, high, level="token", cap=None, mask=False, tau=0.0):
@@ -116,13 +125,24 @@ def plain_policy_gradient(lp, sg, old, adv, row):
 CAP = "max_negative_advantage_importance_sampling_weight"
 NAMES = {CAP: "cap", "mask_prob_ratio": "mask", "kimi_k2_tau": "tau"}
 EXTRAS = [{"level": level} for level in LEVELS] + [
-    {CAP: 1.1}, {"mask_prob_ratio": True}, {"kimi_k2_tau": 0.3},
+    {CAP: 1.1},
+    {"mask_prob_ratio": True},
+    {"kimi_k2_tau": 0.3},
     {"level": "average", CAP: 2.0, "mask_prob_ratio": True, "kimi_k2_tau": 0.1},
 ]
 CASES = (
     [("cispo", plain_cispo, o) for o in [{}, {"is_max": 1.2}, {"is_min": 0.5, "is_max": 2.0}, *EXTRAS]]
-    + [("ppo", plain_ppo, o) for o in [{}, {"eps_high": 0.5}, {"dual_clip": 3.0}, {"dual_clip": 1.05, "delta": 4.0},
-                                       {"eps_low": 0.6, "eps_high": 9.0, "delta": 2.0}, *EXTRAS]]
+    + [
+        ("ppo", plain_ppo, o)
+        for o in [
+            {},
+            {"eps_high": 0.5},
+            {"dual_clip": 3.0},
+            {"dual_clip": 1.05, "delta": 4.0},
+            {"eps_low": 0.6, "eps_high": 9.0, "delta": 2.0},
+            *EXTRAS,
+        ]
+    ]
     + [("grpo", plain_ppo, {}), ("dr_grpo", plain_ppo, {"eps_low": 0.3})]
     + [("dapo", lambda *a: plain_ppo(*a, eps_low=0.2, eps_high=0.28), {})]
     + [("gspo", lambda *a: plain_ppo(*a, eps_low=3e-4, eps_high=4e-4, level="sequence_token"), {})]
@@ -160,9 +180,16 @@ def test_every_loss_has_a_golden_case():
     assert {name for name, _, _ in CASES} == set(LOSSES)
 
 
-@given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0) | st.just(NAN), st.sampled_from([1.0, -1.0, 0.3]),
-                          st.integers(0, 2)), min_size=1, max_size=8),
-       st.sampled_from([case for case in CASES if case[0] != "dppo"]))
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-30, 0), st.floats(-30, 0) | st.just(NAN), st.sampled_from([1.0, -1.0, 0.3]), st.integers(0, 2)
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([case for case in CASES if case[0] != "dppo"]),
+)
 @settings(max_examples=120)
 def test_values_on_any_tokens(tokens, case):
     name, fn, options = case
@@ -186,8 +213,17 @@ def art_loss(lp, old, adv, weights, mask, ppo=False, eps=None, eps_high=None):
     return total / (trained + 1e-18)
 
 
-@pytest.mark.parametrize(("loss", "eps", "eps_high"), [("cispo", None, None), ("cispo", 0.3, 0.6), ("cispo", 0.5, None),
-                                                       ("ppo", None, None), ("ppo", 0.1, 0.4), ("ppo", 0.3, None)])
+@pytest.mark.parametrize(
+    ("loss", "eps", "eps_high"),
+    [
+        ("cispo", None, None),
+        ("cispo", 0.3, 0.6),
+        ("cispo", 0.5, None),
+        ("ppo", None, None),
+        ("ppo", 0.1, 0.4),
+        ("ppo", 0.3, None),
+    ],
+)
 def test_arts_total_loss(loss, eps, eps_high):
     mask = [1, 1, 0, 1, 1, 1, 1, 0]
     lengths, row_adv = [3, 3], [1.3, -0.4]
@@ -196,8 +232,9 @@ def test_arts_total_loss(loss, eps, eps_high):
     weight = [w / mean for w in weight]
     size = sum(n * w * abs(a) for n, w, a in zip(lengths, weight, row_adv, strict=True)) / sum(lengths)
     index = [0, 0, 0, 0, 1, 1, 1, 1]
-    theirs = art_loss(LP, OLD, [row_adv[i] / size for i in index], [weight[i] for i in index], mask,
-                      loss == "ppo", eps, eps_high)
+    theirs = art_loss(
+        LP, OLD, [row_adv[i] / size for i in index], [weight[i] for i in index], mask, loss == "ppo", eps, eps_high
+    )
     coef, A, _ = entry_weights(lengths, [0, 1], row_adv, "art")
     kept = [i for i, m in enumerate(mask) if m]
     t = tensors([LP[i] for i in kept], [OLD[i] for i in kept], [A[index[i]] for i in kept], [index[i] for i in kept])
@@ -232,8 +269,14 @@ def plain_weights(name, lp, old, row, low, high):
     }[name]
 
 
-BANDS = {"none": (0, 0), "tis": (0.0, 2.0), "mask": (0.5, 5.0), "sequence_mask": (0.0, 3.0),
-         "sequence_truncate": (0.0, 3.0), "geometric_mask": (0.9, 1.1)}
+BANDS = {
+    "none": (0, 0),
+    "tis": (0.0, 2.0),
+    "mask": (0.5, 5.0),
+    "sequence_mask": (0.0, 3.0),
+    "sequence_truncate": (0.0, 3.0),
+    "geometric_mask": (0.9, 1.1),
+}
 
 
 @pytest.mark.parametrize("name", MISMATCH)
@@ -356,8 +399,12 @@ def test_padding_of_any_value_does_not_matter(loss):
     t, coef_E = random_tokens()
     expected, grad = loss_and_gradient(t, [(pick(t, slice(None)), coef_E)], loss=loss)
     extra = [-400.0, 0.0, -1e30]
-    pad = tensors(t.logprobs_E.tolist() + extra, t.old_E.tolist() + [NAN, 300.0, -2.0],
-                  t.advantages_E.tolist() + [1e6, -1e6, 0.0], t.row_E.tolist() + [-1, -1, -1])
+    pad = tensors(
+        t.logprobs_E.tolist() + extra,
+        t.old_E.tolist() + [NAN, 300.0, -2.0],
+        t.advantages_E.tolist() + [1e6, -1e6, 0.0],
+        t.row_E.tolist() + [-1, -1, -1],
+    )
     coef_P = torch.cat([coef_E, torch.zeros(3, dtype=torch.float64)])
     ours, padded = loss_and_gradient(pad, [(pad, coef_P)], loss=loss)
     torch.testing.assert_close(ours, expected)
@@ -433,11 +480,18 @@ def test_ratio_metrics():
     high = sum(a > 0 and math.exp(x) > 1.3 for x, a in signs)
     low = sum(a < 0 and math.exp(x) < 0.8 for x, a in signs)
     expected = {
-        "ratio_mean": sum(ratio) / 7, "ratio_p95": quantile(0.95), "ratio_p99": quantile(0.99),
-        "clipped": (high + low) / 8, "clipped_low": low / 8, "clipped_high": high / 8,
+        "ratio_mean": sum(ratio) / 7,
+        "ratio_p95": quantile(0.95),
+        "ratio_p99": quantile(0.99),
+        "clipped": (high + low) / 8,
+        "clipped_low": low / 8,
+        "clipped_high": high / 8,
         "kl_sampler": sum(math.exp(x) - x - 1 for x in d) / 7,
-        "dlogp_mean": sum(map(abs, d)) / 7, "dlogp_max": max(map(abs, d)),
-        "entropy": 0.7, "unknown_logprobs": 1 / 8, "kl_ref": fmean(math.exp(-x) + x - 1 for x in plain_kappa(LP, REF)),
+        "dlogp_mean": sum(map(abs, d)) / 7,
+        "dlogp_max": max(map(abs, d)),
+        "entropy": 0.7,
+        "unknown_logprobs": 1 / 8,
+        "kl_ref": fmean(math.exp(-x) + x - 1 for x in plain_kappa(LP, REF)),
     }
     halves = [tensors(entropy_E=[0.7] * 8, reference_E=REF) for _ in range(2)]
     for t in (halves[0], join(halves)):
@@ -452,4 +506,8 @@ def test_ratio_metrics():
 def test_metrics_of_nothing():
     assert ratio_metrics(tensors([], [], [], [])) == {}
     assert ratio_metrics(tensors(old=[NAN] * 8)) == {
-        "unknown_logprobs": 1.0, "clipped": 0.0, "clipped_low": 0.0, "clipped_high": 0.0}
+        "unknown_logprobs": 1.0,
+        "clipped": 0.0,
+        "clipped_low": 0.0,
+        "clipped_high": 0.0,
+    }

@@ -1,4 +1,5 @@
 """A full device, for real: the address space of a process ends a little above what it has."""
+
 import os
 import subprocess
 import sys
@@ -87,15 +88,25 @@ asyncio.run(main(sys.argv[1]))
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of the address space is Linux's")
 def test_a_sampler_without_memory_releases_its_caches_and_goes_on(tiny_model_dir):
     """Before, 64 replies failed with 500 although 512 MB of cached prefixes could be released."""
-    done = subprocess.run([sys.executable, "-c", TIGHT, tiny_model_dir], capture_output=True, text=True, timeout=250,
-                          env=os.environ | {"MALLOC_ARENA_MAX": "1"})      # other arenas are room beyond the limit
+    done = subprocess.run(
+        [sys.executable, "-c", TIGHT, tiny_model_dir],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},
+    )  # other arenas are room beyond the limit
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == ["64 True", "8"]
 
 
-TEXTS = ["could not create a primitive", "could not create a primitive descriptor for a matmul primitive",
-         "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
-         "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", "std::bad_alloc"]
+TEXTS = [
+    "could not create a primitive",
+    "could not create a primitive descriptor for a matmul primitive",
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
+    "std::bad_alloc",
+]
 
 
 @pytest.mark.parametrize("error", [*map(RuntimeError, TEXTS), MemoryError(), torch.OutOfMemoryError("CUDA")], ids=str)
@@ -103,8 +114,15 @@ def test_failed_allocations_are_recognized(error):
     assert out_of_memory(error)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes differ"), ValueError("out of memory"),
-                                   TrainError("The learner ran out of memory: x. Lower y.")], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes differ"),
+        ValueError("out of memory"),
+        TrainError("The learner ran out of memory: x. Lower y."),
+    ],
+    ids=str,
+)
 def test_other_errors_are_not_failed_allocations(error):
     assert not out_of_memory(error)
 
@@ -146,9 +164,12 @@ async def test_sampling_tries_once_more(named, local, monkeypatch, call):
 
 
 def group_of(choices):
-    return art.TrajectoryGroup([
-        art.Trajectory(messages_and_choices=[{"role": "user", "content": "A1 B2"}, choice], reward=float(i))
-        for i, choice in enumerate(choices)])
+    return art.TrajectoryGroup(
+        [
+            art.Trajectory(messages_and_choices=[{"role": "user", "content": "A1 B2"}, choice], reward=float(i))
+            for i, choice in enumerate(choices)
+        ]
+    )
 
 
 @pytest.mark.parametrize("how", ["train", "sft"])

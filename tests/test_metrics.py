@@ -1,4 +1,5 @@
 """What is counted over a run: names, sums, costs of judges and machines, and that a restart goes on counting."""
+
 import asyncio
 import copy
 import json
@@ -30,8 +31,13 @@ MILLION = {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0}}
 
 def group(*rewards, **fields):
     said = [{"role": "user", "content": "hi"}]
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[*said, {"role": "assistant", "content": f"a{i}"}],
-                                               reward=r) for i, r in enumerate(rewards)], **fields)
+    return art.TrajectoryGroup(
+        [
+            art.Trajectory(messages_and_choices=[*said, {"role": "assistant", "content": f"a{i}"}], reward=r)
+            for i, r in enumerate(rewards)
+        ],
+        **fields,
+    )
 
 
 @pytest.fixture
@@ -40,6 +46,7 @@ def model(tmp_path):
 
 
 # names
+
 
 def test_names_of_known_sections_stand():
     assert metric_name("time/step_wall_s", "val") == "time/step_wall_s"
@@ -59,6 +66,7 @@ def test_a_rollouts_cost_is_a_sum_and_its_metrics_are_means():
 
 
 # the builder
+
 
 def test_what_cannot_be_added_is_refused():
     builder = MetricsBuilder("train")
@@ -95,9 +103,13 @@ def test_a_rollout_without_a_number_hides_no_others():
 
 
 async def test_a_state_that_holds_nothing_where_a_number_was_can_be_read(model):
-    model.store.write_own_state("_metrics_builder_state", {
-        "cum_state": {"costs/cum/gpu": None, "costs/cum/all": 2.0},
-        "rates": {"throughput/avg_rollout_tok_per_s": [None, 3.0]}})
+    model.store.write_own_state(
+        "_metrics_builder_state",
+        {
+            "cum_state": {"costs/cum/gpu": None, "costs/cum/all": 2.0},
+            "rates": {"throughput/avg_rollout_tok_per_s": [None, 3.0]},
+        },
+    )
     row = await model.log(split="train", metrics={"costs/gpu": 1}, step=1)
     assert (row["costs/cum/gpu"], row["costs/cum/all"]) == (1, 3)
 
@@ -135,9 +147,17 @@ def test_what_the_loop_measured_is_summed():
             builder.add_data(step_num_scenarios=3)
         found = builder.take()
     assert found == {
-        "time/step_trainer_idle_s": 3, "time/step_rollout_idle_s": 1, "time/step_wall_s": 8, "time/step_eval_s": 4,
-        "data/step_num_scenarios": 6, "time/cum/trainer_idle_s": 6, "time/cum/rollout_idle_s": 2, "time/cum/wall_s": 16,
-        "time/cum/eval_s": 8, "data/cum/num_scenarios": 12}
+        "time/step_trainer_idle_s": 3,
+        "time/step_rollout_idle_s": 1,
+        "time/step_wall_s": 8,
+        "time/step_eval_s": 4,
+        "data/step_num_scenarios": 6,
+        "time/cum/trainer_idle_s": 6,
+        "time/cum/rollout_idle_s": 2,
+        "time/cum/wall_s": 16,
+        "time/cum/eval_s": 8,
+        "data/cum/num_scenarios": 12,
+    }
 
 
 def test_many_threads_add_and_nothing_is_lost():
@@ -200,13 +220,17 @@ def test_measure_counts_a_block_that_fails():
 
 # prices
 
-@pytest.mark.parametrize(("response", "usd"), [
-    (MILLION, 2.0),
-    ({"usage": {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 400_000}}}, 1.4),
-    ({"usage": {"input_tokens": 600_000, "output_tokens": 0, "cache_read_input_tokens": 400_000}}, 1.4),
-    ({"usage": {"prompt_tokens": 5, "cost": 0.5}}, 0.5),
-    ({"usage": {"prompt_tokens": 5}, "_hidden_params": {"response_cost": 0.25}}, 0.25),
-])
+
+@pytest.mark.parametrize(
+    ("response", "usd"),
+    [
+        (MILLION, 2.0),
+        ({"usage": {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 400_000}}}, 1.4),
+        ({"usage": {"input_tokens": 600_000, "output_tokens": 0, "cache_read_input_tokens": 400_000}}, 1.4),
+        ({"usage": {"prompt_tokens": 5, "cost": 0.5}}, 0.5),
+        ({"usage": {"prompt_tokens": 5}, "_hidden_params": {"response_cost": 0.25}}, 0.25),
+    ],
+)
 def test_an_answer_is_priced_by_its_shape(response, usd):
     builder = MetricsBuilder("train")
     assert builder.add_response_cost("judge/x", response, provider="openai", model_name="gpt-4.1") == pytest.approx(usd)
@@ -228,14 +252,26 @@ def test_own_prices_and_extractors_go_first():
 
 
 CACHED = {"usage": {"prompt_tokens": 1_000_000, "prompt_tokens_details": {"cached_tokens": 400_000}}}
-READ_AND_WRITTEN = {"usage": {"input_tokens": 600_000, "output_tokens": 0, "cache_read_input_tokens": 400_000,
-                              "cache_creation_input_tokens": 100_000}}
+READ_AND_WRITTEN = {
+    "usage": {
+        "input_tokens": 600_000,
+        "output_tokens": 0,
+        "cache_read_input_tokens": 400_000,
+        "cache_creation_input_tokens": 100_000,
+    }
+}
 
 
-@pytest.mark.parametrize(("prices", "response", "usd"), [
-    ({}, CACHED, 4.0), ({"cached_prompt_per_million": 1}, CACHED, 2.8), ({"cache_read_per_million": 0}, CACHED, 2.4),
-    ({}, READ_AND_WRITTEN, 4.4),
-    ({"cache_read_per_million": 0.5, "cache_creation_per_million": 5}, READ_AND_WRITTEN, 3.1)])
+@pytest.mark.parametrize(
+    ("prices", "response", "usd"),
+    [
+        ({}, CACHED, 4.0),
+        ({"cached_prompt_per_million": 1}, CACHED, 2.8),
+        ({"cache_read_per_million": 0}, CACHED, 2.4),
+        ({}, READ_AND_WRITTEN, 4.4),
+        ({"cache_read_per_million": 0.5, "cache_creation_per_million": 5}, READ_AND_WRITTEN, 3.1),
+    ],
+)
 def test_what_a_cache_holds_has_prices_of_its_own(prices, response, usd):
     builder = MetricsBuilder("train")
     builder.register_model_pricing("mine", prompt_per_million=4, completion_per_million=8, **prices)
@@ -265,8 +301,9 @@ def test_a_price_put_into_the_table_is_found(monkeypatch):
 
 
 async def test_a_decorated_call_is_counted_where_somebody_counts():
-    @track_api_cost(source="judge/mine", provider="openai", model_name="openai/o3",
-                    response_getter=lambda pair: pair[1])
+    @track_api_cost(
+        source="judge/mine", provider="openai", model_name="openai/o3", response_getter=lambda pair: pair[1]
+    )
     async def judge():
         return "good", MILLION
 
@@ -279,16 +316,27 @@ async def test_a_decorated_call_is_counted_where_somebody_counts():
 
 # judges
 
+
 class Priced(BaseHTTPRequestHandler):
     """An endpoint that scores two trajectories and names its price."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         scores = [{"trajectory_id": str(i), "explanation": "", "score": i / 2} for i in (1, 2)]
-        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "judge", "choices": [
-            {"index": 0, "finish_reason": "stop",
-             "message": {"role": "assistant", "content": json.dumps({"scores": scores})}}],
-            "usage": {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, "cost": 0.125}}
+        answer = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "judge",
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": json.dumps({"scores": scores})},
+                }
+            ],
+            "usage": {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010, "cost": 0.125},
+        }
         body = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -310,10 +358,10 @@ def judge_url():
 
 async def test_rulers_cost_goes_to_the_active_builder_once(model, judge_url, tmp_path):
     cache = tmp_path / "judge.jsonl"
-    await ruler_score_group(group(0, 0), judge_url, cache=None)         # nobody counts
+    await ruler_score_group(group(0, 0), judge_url, cache=None)  # nobody counts
     with model.metrics_builder("train").activate_context():
         judged = await ruler_score_group(group(0, 0), judge_url, cache=cache)
-        await ruler_score_group(group(0, 0), judge_url, cache=cache)    # from the cache: nothing is spent
+        await ruler_score_group(group(0, 0), judge_url, cache=cache)  # from the cache: nothing is spent
     row = await model.log([judged], split="train", step=1)
     assert row["costs/train/judge/ruler"] == row["costs/train"] == row["costs/all"] == 0.125
     assert row["train/group/judge_cost"] == 0.125
@@ -332,6 +380,7 @@ async def test_a_tracked_openai_client(judge_url):
 
 
 # a model's rows
+
 
 async def test_rows_hold_step_and_sum_and_a_restart_goes_on(model):
     model.overwrite_state({"position": 3})
@@ -370,8 +419,9 @@ async def test_a_copy_of_a_model_counts_for_itself(model):
 
 
 async def test_logs_from_many_threads_are_all_counted(model):
-    await asyncio.gather(*(model.log(metrics={"costs/gpu": 1}, split=split, step=i)
-                           for i in range(20) for split in ("train", "val")))
+    await asyncio.gather(
+        *(model.log(metrics={"costs/gpu": 1}, split=split, step=i) for i in range(20) for split in ("train", "val"))
+    )
     rows = model.store.history()
     assert sorted(row["costs/cum/gpu"] for row in rows) == list(range(1, 41))
     assert model.store.read_own_state("_metrics_builder_state")["cum_state"]["costs/cum/gpu"] == 40
@@ -383,8 +433,15 @@ async def test_own_tokens_are_priced_where_a_calculator_is_set(tmp_path):
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
     assert model.cost_calculator(1, 1, "train") == {}
     model.set_cost_calculator(build_cost_calculator(ModelPricing(1e6, 2e6)))
-    said = Choice.model_validate({"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "a"},
-                                  "prompt_token_ids": [1, 2, 3], "token_ids": [4, 5]})
+    said = Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "a"},
+            "prompt_token_ids": [1, 2, 3],
+            "token_ids": [4, 5],
+        }
+    )
     played = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[said], reward=1)])
     row = await model.log([played], split="val", step=0)
     assert (row["costs/eval/prefill"], row["costs/eval/sample"], row["costs/all"]) == (3, 4, 7)
@@ -419,6 +476,7 @@ def test_a_kill_between_two_writes_loses_at_most_a_row(model):
 
 # a backend
 
+
 async def test_the_machine_is_paid_for_from_step_to_step(tiny_model_dir, tmp_path):
     model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=tmp_path, verbose=False, gpu_cost_per_hour_usd=3600) as backend:
@@ -438,7 +496,7 @@ async def test_without_a_price_no_cost_is_invented(tiny_model_dir, tmp_path):
         result = await backend.train(model, [group(0, 1)])
         row = await model.log([group(0, 1)], split="train", metrics=result.metrics, step=result.step)
     assert not [name for name in row if name.startswith("costs/")]
-    assert "throughput/avg_trainer_tok_per_s" not in row        # nothing was trained on, so nothing was measured
+    assert "throughput/avg_trainer_tok_per_s" not in row  # nothing was trained on, so nothing was measured
 
 
 async def test_a_run_counts_judges_tokens_and_seconds(tiny_model_dir, tmp_path, judge_url):
@@ -447,13 +505,22 @@ async def test_a_run_counts_judges_tokens_and_seconds(tiny_model_dir, tmp_path, 
     async def say(model, scenario):
         said = [{"role": "user", "content": f"free: {scenario}"}]
         reply = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), messages=said, max_tokens=4, logprobs=True)
+            model=model.get_inference_name(), messages=said, max_tokens=4, logprobs=True
+        )
         return art.Trajectory(messages_and_choices=[*said, reply.choices[0]])
 
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
         await model.register(backend)
-        run = await art.train(model, say, range(3), steps=2, groups_per_step=2, rollouts_per_group=2, show=False,
-                              after_each=lambda g: ruler_score_group(g, judge_url, cache=None))
+        run = await art.train(
+            model,
+            say,
+            range(3),
+            steps=2,
+            groups_per_step=2,
+            rollouts_per_group=2,
+            show=False,
+            after_each=lambda g: ruler_score_group(g, judge_url, cache=None),
+        )
     last = run.history[-1]
     assert last["costs/train/judge/ruler"] == 0.25
     assert last["costs/cum/train"] == 0.5

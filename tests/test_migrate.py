@@ -1,4 +1,5 @@
 """Directories of ART's older versions: conflicts, torn files, hostile YAML, a kill in the middle."""
+
 import json
 import shutil
 import signal
@@ -17,10 +18,19 @@ from art_nb.runs.store import RunStore
 
 
 def told(step):
-    entries = [{"role": "user", "content": f"step {step}: ß 🙂"},
-               {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "B2"}}]
-    one = {"messages_and_choices": entries, "reward": step / 2, "metrics": {"won": 1}, "metadata": {"seed": step},
-           "logs": ["a line"], "tools": None, "additional_histories": []}
+    entries = [
+        {"role": "user", "content": f"step {step}: ß 🙂"},
+        {"finish_reason": "stop", "index": 0, "message": {"role": "assistant", "content": "B2"}},
+    ]
+    one = {
+        "messages_and_choices": entries,
+        "reward": step / 2,
+        "metrics": {"won": 1},
+        "metadata": {"seed": step},
+        "logs": ["a line"],
+        "tools": None,
+        "additional_histories": [],
+    }
     return {"trajectories": [one, one | {"reward": None}]}
 
 
@@ -69,7 +79,11 @@ def test_what_cannot_be_told_apart_stays(tmp_path):
     assert (done.files, done.checkpoints, len(done.skipped)) == (1, 3, 5)
     assert (foreseen.files, foreseen.checkpoints, foreseen.skipped) == (1, 3, done.skipped)
     assert sorted(path.name for path in folder.glob("*.jsonl")) == [
-        "0001.jsonl", "0002.jsonl", "0003.jsonl", "notes.jsonl"]
+        "0001.jsonl",
+        "0002.jsonl",
+        "0003.jsonl",
+        "notes.jsonl",
+    ]
     assert RunStore(run).read_groups("train", 1)[0].trajectories[0].reward == 9.0
     assert (run / "0004/adapter_model.bin").exists()
     assert "something else" in str(done)
@@ -82,7 +96,7 @@ def test_the_only_copy_of_logprobs_stays(tmp_path):
     older(run, [1])
     file = run / "trajectories/train/0001.jsonl"
     with_logprobs = json.dumps(step) + "\n"
-    RunStore(run).write_groups("train", 1, RunStore(run).read_groups("train", 1))    # as ART's own migration does
+    RunStore(run).write_groups("train", 1, RunStore(run).read_groups("train", 1))  # as ART's own migration does
     file.write_text(with_logprobs)
     done = migrate(run)
     assert (done.files, len(done.skipped), file.read_text()) == (0, 1, with_logprobs)

@@ -1,4 +1,5 @@
 """Common mistakes: each is an error or a warning that says what happened, where, and what to do."""
+
 import socket
 import subprocess
 import sys
@@ -54,8 +55,12 @@ async def play(model, scenario, **fields):
 
 def begin(model, rollout=never, scenarios=(1, 2), **options):
     """A short run without a display."""
-    return art.train(model, rollout, scenarios, **{"steps": 50, "groups_per_step": 1, "rollouts_per_group": 2,
-                                                    "show": False} | options)
+    return art.train(
+        model,
+        rollout,
+        scenarios,
+        **{"steps": 50, "groups_per_step": 1, "rollouts_per_group": 2, "show": False} | options,
+    )
 
 
 # options, in every entry point
@@ -103,7 +108,7 @@ async def test_a_wrong_option_is_an_error_in_every_entry_point(place, options, w
 
 def test_a_remote_backend_checks_before_it_asks_its_server(fresh):
     backend = art.Backend(base_url="http://127.0.0.1:9", path=fresh[1].path)
-    backend._tenants["tests/fresh"] = None             # registered; nobody answers there
+    backend._tenants["tests/fresh"] = None  # registered; nobody answers there
     for options, words in WRONG.values():
         with pytest.raises(TrainError) as caught:
             backend.check_options(fresh[0], options)
@@ -126,12 +131,25 @@ async def test_unusual_values_print_a_warning_once(fresh, capsys):
         talk = art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "A1"}])
         await model.train_sft([talk], art.TrainSFTConfig(learning_rate=3.0))
     assert [event.message.partition(" is ")[0] for event in events] == [
-        "`learning_rate=10`", "`beta=20`", "`learning_rate=3`"]
+        "`learning_rate=10`",
+        "`beta=20`",
+        "`learning_rate=3`",
+    ]
     assert capsys.readouterr().out.count("unusually large") == 3
 
 
-RUN = {"steps": -1, "groups_per_step": 0, "rollouts_per_group": "8", "max_exceptions": -1, "timeout_s": 0,
-       "max_staleness": -1, "budget_s": "1h", "seed": "a", "after_each": "judge", "on_step": 3}
+RUN = {
+    "steps": -1,
+    "groups_per_step": 0,
+    "rollouts_per_group": "8",
+    "max_exceptions": -1,
+    "timeout_s": 0,
+    "max_staleness": -1,
+    "budget_s": "1h",
+    "seed": "a",
+    "after_each": "judge",
+    "on_step": 3,
+}
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -162,6 +180,7 @@ def test_every_option_of_art_is_known():
 
 # the kinds of arguments
 
+
 def test_swapped_and_missing_arguments(place):
     model = place[0]
     calls = {
@@ -190,8 +209,11 @@ async def test_groups_that_are_none(place):
     model, backend, group = place
     pending = art.TrajectoryGroup([play(model, 1), play(model, 2)])
     for groups, words in (
-            (art.gather_trajectory_groups([]), ["coroutine", "await"]), ([pending], ["not finished", "gather"]),
-            (group.trajectories, ["Trajectory", "art.TrajectoryGroup(trajectories)"]), (3, ["list", "int"])):
+        (art.gather_trajectory_groups([]), ["coroutine", "await"]),
+        ([pending], ["not finished", "gather"]),
+        (group.trajectories, ["Trajectory", "art.TrajectoryGroup(trajectories)"]),
+        (3, ["list", "int"]),
+    ):
         with pytest.raises(TypeError) as caught:
             await backend.train(model, groups)
         assert_words(caught.value, words)
@@ -228,8 +250,10 @@ async def test_supervised_training_on_what_is_no_list(place):
 
 # models and places
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("smolm2-135m", "did you mean 'smollm2-135m'"), ("nowhere/at/all", "no base model")])
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("smolm2-135m", "did you mean 'smollm2-135m'"), ("nowhere/at/all", "no base model")]
+)
 async def test_a_base_model_that_does_not_exist(fresh, name, words):
     with pytest.raises(StoreError, match=words):
         await fresh[0].model_copy(update={"base_model": name}).register(fresh[1])
@@ -240,7 +264,7 @@ async def test_a_hub_that_cannot_be_reached_is_asked_once(fresh, monkeypatch):
 
     asked, server = [], socket.create_server(("127.0.0.1", 0))
     address = f"http://127.0.0.1:{server.getsockname()[1]}"
-    server.close()                                      # nobody listens there any more
+    server.close()  # nobody listens there any more
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr("art_nb.backends.local.load_policy", lambda *_, **__: asked.append(1))
@@ -266,12 +290,14 @@ def test_wrong_options_of_a_backend():
         art.LocalBackend(pth=".art")
 
 
-@pytest.mark.parametrize(("sampler", "kind", "words"), [
-    ("vlm", art.ArtError, "vllm"), ("vllm", ImportError, "pip install")])
+@pytest.mark.parametrize(
+    ("sampler", "kind", "words"), [("vlm", art.ArtError, "vllm"), ("vllm", ImportError, "pip install")]
+)
 async def test_a_sampler_that_is_not_there(fresh, tmp_path, sampler, kind, words):
     if sampler == "vllm":
         try:
             from importlib.metadata import version
+
             version("vllm")
             pytest.skip("vLLM is installed")
         except PackageNotFoundError:
@@ -334,6 +360,7 @@ def test_looking_at_what_is_not_there(tmp_path):
 
 # rollouts and rewards
 
+
 @pytest.mark.parametrize("reward", [None, "good"])
 def test_a_reward_that_is_no_number(reward):
     with pytest.raises(ValidationError) as caught:
@@ -371,8 +398,10 @@ async def test_steps_that_teach_nothing_say_why(place, capsys):
     assert_words(printed, ["in each of 2 groups", "partial credit"])
     printed = await learn(place, [better_and_worse(replies[:1], [0.0]), better_and_worse(replies[1:2], [1.0])], capsys)
     assert_words(printed, ["one trajectory", "rollouts_per_group of 2 or more"])
-    texts = [art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "A1"}], reward=i)
-             for i in range(2)]
+    texts = [
+        art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "A1"}], reward=i)
+        for i in range(2)
+    ]
     assert_words(await learn(place, [art.TrajectoryGroup(texts)], capsys), ["no choice", "response.choices[0]"])
 
 
@@ -385,9 +414,19 @@ def test_one_rollout_a_group_is_named_before_the_first(place, capsys):
 async def test_a_choice_before_its_prompt_is_reported(place):
     model, backend, _ = place
     choice, user, system = await ask(model), QUESTION[0], {"role": "system", "content": "Play."}
-    assert [lacks_prompt(entries) for entries in (
-        [user, choice], [system, user, choice, user], [system, choice], [], [user], [choice, user], [choice],
-        [system, choice, user])] == [False] * 5 + [True] * 3
+    assert [
+        lacks_prompt(entries)
+        for entries in (
+            [user, choice],
+            [system, user, choice, user],
+            [system, choice],
+            [],
+            [user],
+            [choice, user],
+            [choice],
+            [system, choice, user],
+        )
+    ] == [False] * 5 + [True] * 3
     said = heard(backend, Warned)
     group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[choice, user], reward=i) for i in range(2)])
     await backend.train(model, [group], learning_rate=0.0)
@@ -403,14 +442,18 @@ async def test_a_choice_before_its_prompt_is_reported(place):
 
 # requests
 
-TOOL = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {
-    "to": {"type": "strin"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "move", "parameters": {"type": "object", "properties": {"to": {"type": "strin"}}}},
+}
 REQUESTS = {
     "role": ({"messages": [{"role": "systm", "content": "hi"}]}, ["messages[0].role", "'system'"]),
     "max_tokens": ({"max_tokens": 0}, ["max_tokens", "greater than or equal to 1"]),
     "tool without a type": ({"tools": [{"function": {"name": "a"}}]}, ["tools[0].type", "required"]),
-    "objekt": ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "objekt"}}}]},
-               ["tools[0].function.parameters", "'objekt'", "Did you mean 'object'"]),
+    "objekt": (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "objekt"}}}]},
+        ["tools[0].function.parameters", "'objekt'", "Did you mean 'object'"],
+    ),
     "a type further in": ({"tools": [TOOL]}, ["tools[0].function.parameters", "to: 'strin'", "Did you mean 'string'"]),
     "kind of tool": ({"tools": [{"type": "objekt", "function": {"name": "a"}}]}, ["tools[0].type", "'function'"]),
 }
@@ -420,12 +463,16 @@ REQUESTS = {
 async def test_a_wrong_request_names_its_field(place, request_, words):
     model = place[0]
     with pytest.raises(openai.BadRequestError) as caught:
-        await model.openai_client().with_options(max_retries=0).chat.completions.create(
-            **{"model": model.get_inference_name(), "messages": QUESTION} | request_)
+        await (
+            model.openai_client()
+            .with_options(max_retries=0)
+            .chat.completions.create(**{"model": model.get_inference_name(), "messages": QUESTION} | request_)
+        )
     assert_words(caught.value, words)
 
 
 # judges
+
 
 def test_a_misspelled_judge():
     with pytest.raises(JudgeError) as caught:
@@ -436,8 +483,10 @@ def test_a_misspelled_judge():
 async def test_a_judge_that_litellm_does_not_know_or_has_no_key_for(place, monkeypatch):
     pytest.importorskip("litellm", reason="the extra `judge` is not installed")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    for name, words in (("nonsense-7", ["does not know the judge 'nonsense-7'", "provider/model"]),
-                        ("openai/gpt-4.1-mini", ["needs a key", "OPENAI_API_KEY"])):
+    for name, words in (
+        ("nonsense-7", ["does not know the judge 'nonsense-7'", "provider/model"]),
+        ("openai/gpt-4.1-mini", ["needs a key", "OPENAI_API_KEY"]),
+    ):
         with pytest.raises(JudgeError) as caught:
             await art.ruler_score_group(place[2], judge_model=name)
         assert_words(caught.value, words)
@@ -469,8 +518,10 @@ art.train(model, rollout, [1], steps=3, show=False)
 """
 
 
-@pytest.mark.parametrize(("end", "status", "words"), [
-    ("", 0, "before step 1 of 3 of tiny. Wait for the run"), ("raise SystemError('other')", 1, "SystemError: other")])
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [("", 0, "before step 1 of 3 of tiny. Wait for the run"), ("raise SystemError('other')", 1, "SystemError: other")],
+)
 def test_a_script_that_ends_before_its_run_says_so(tiny_model_dir, tmp_path, end, status, words):
     command = [warm_python(), "-c", PROGRAM.format(end=end), str(tiny_model_dir), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
@@ -478,9 +529,15 @@ def test_a_script_that_ends_before_its_run_says_so(tiny_model_dir, tmp_path, end
     assert "run.join()" in done.stderr
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"learning_rate": float("inf")}, "learning_rate=inf"), ({"kl_coef": 10**400}, "kl_coef="),
-    ({"rows_per_step": 10**400}, "rows_per_step="), ({"learning_rate": float("nan")}, "learning_rate=nan")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"learning_rate": float("inf")}, "learning_rate=inf"),
+        ({"kl_coef": 10**400}, "kl_coef="),
+        ({"rows_per_step": 10**400}, "rows_per_step="),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+    ],
+)
 def test_numbers_that_are_too_large_for_a_float(options, words):
     config = StepConfig(**options)
     with pytest.raises(TrainError, match=words):

@@ -1,4 +1,5 @@
 """Clients, copies, both generations of ART's loop, and a training that dies half way."""
+
 import asyncio
 import json
 import shutil
@@ -97,13 +98,22 @@ async def test_the_client_reaches_the_backend_in_this_process(model, backend):
 
 def test_what_litellm_is_told_is_whole(model):
     there = {"base_url": "http://there/v1", "api_key": "k", "temperature": 1}
-    judge = Model(name="judge", project="p", inference_model_name="gpt-4.1-mini", inference_base_url="http://there/v1",
-                  inference_api_key="k")
+    judge = Model(
+        name="judge",
+        project="p",
+        inference_model_name="gpt-4.1-mini",
+        inference_base_url="http://there/v1",
+        inference_api_key="k",
+    )
     assert judge.get_inference_name() == "gpt-4.1-mini"
     assert judge.litellm_completion_params() == there | {"model": "gpt-4.1-mini"}
     assert model.litellm_completion_params() == {
-        "model": "hosted_vllm/ttt", "base_url": "http://here/v1", "api_key": "key", "temperature": 1,
-        "extra_body": {"return_token_ids": True}}
+        "model": "hosted_vllm/ttt",
+        "base_url": "http://here/v1",
+        "api_key": "key",
+        "temperature": 1,
+        "extra_body": {"return_token_ids": True},
+    }
 
 
 async def test_every_event_loop_has_its_own_client(model):

@@ -1,4 +1,5 @@
 """Every notebook runs, top to bottom, in a real kernel."""
+
 from pathlib import Path
 
 import nbformat

@@ -1,4 +1,5 @@
 """A script that knows nothing of art_nb plays a game against the endpoint."""
+
 import subprocess
 
 import pytest
@@ -6,7 +7,7 @@ from warm import warm_python
 
 import art_nb as art
 
-SCRIPT = '''
+SCRIPT = """
 import asyncio, os, random, re
 from openai import AsyncOpenAI
 
@@ -45,7 +46,7 @@ async def main():
     print(len(games[0]), "turns")
 
 asyncio.run(main())
-'''
+"""
 
 
 async def test_a_plain_openai_script_plays_a_game(tmp_path, tiny_model_dir, monkeypatch):
@@ -70,8 +71,12 @@ async def test_in_process_and_socket_give_the_same_tokens(tmp_path, tiny_model_d
     async with art.LocalBackend(path=tmp_path, verbose=False) as backend:
         await model.register(backend)
         socket = AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
-        ask = {"model": model.get_inference_name(), "messages": [{"role": "user", "content": text}], "seed": 7,
-               "max_tokens": 20}
+        ask = {
+            "model": model.get_inference_name(),
+            "messages": [{"role": "user", "content": text}],
+            "seed": 7,
+            "max_tokens": 20,
+        }
         answers = [await client.chat.completions.create(**ask) for client in (model.openai_client(), socket)]
     ids = [answer.choices[0].model_extra["token_ids"] for answer in answers]
     assert ids[0] == ids[1]

@@ -1,4 +1,5 @@
 """The wheel holds every module, every static file, the type marker and the version of settings.ini."""
+
 import shutil
 import subprocess
 import sys

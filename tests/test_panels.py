@@ -217,7 +217,7 @@ def test_ticks_are_few_the_last_one_comes_and_none_is_missing():
     until(lambda: [*last().values()] == [-1] * 3)
     times, ticks = zip(*panel.comm.ticks)
     assert [tick["seq"] for tick in ticks] == list(range(1, len(ticks) + 1))
-    assert min(b - a for a, b in zip(times, times[1:])) > 0.2        # a lower bound: a slow machine only adds to it
+    assert min(b - a for a, b in zip(times, times[1:])) > 0.2  # a lower bound: a slow machine only adds to it
     assert last() == {"t0": -1, "t1": -1, "t2": -1}
 
 

@@ -1,4 +1,5 @@
 """A pipeline with a real backend: stale groups, full queues, hanging rollouts, failures, signals, kills."""
+
 import asyncio
 import json
 import os
@@ -28,7 +29,8 @@ async def say(model, scenario, config, max_tokens=4):
     """One reply; its reward is drawn from its place, so that a group always teaches."""
     messages = [{"role": "user", "content": f"free: {scenario}"}]
     reply = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=messages, max_tokens=max_tokens, logprobs=True)
+        model=model.get_inference_name(), messages=messages, max_tokens=max_tokens, logprobs=True
+    )
     config["n"] = config.get("n", 0) + 1
     return art.Trajectory(messages_and_choices=[*messages, reply.choices[0]], reward=config["n"])
 
@@ -62,6 +64,7 @@ def state_of(model):
 
 # a run like any other
 
+
 async def test_it_trains_until_the_scenarios_end(home):
     model, backend = home
     events = heard(backend, RolloutStarted, RolloutDone, GroupDone, StepDone)
@@ -90,7 +93,8 @@ async def test_its_figures_are_those_of_the_taxonomy(home):
     assert set(art.PIPELINE_RL_SCORE_METRICS) | set(art.PIPELINE_RL_DASHBOARD_DEFAULT_METRICS) <= known
     assert 0 < row["sample_efficiency/freshness_discount"] <= 1
     assert row["throughput/accepted_train_tok_per_s"] == pytest.approx(
-        row["data/step_trainable_assistant_tokens"] / row["time/step_wall_s"])
+        row["data/step_trainable_assistant_tokens"] / row["time/step_wall_s"]
+    )
     assert row["train/staleness"] >= 0
     assert row["data/cum/num_unique_scenarios"] == 8
     assert row["discarded/cum/stale_groups"] == 0
@@ -155,8 +159,9 @@ async def test_a_trainer_loses_no_scenario_of_a_generator_between_its_calls(home
     trainer = pipeline(home, scenarios=(i for i in range(10)), max_steps=1, num_rollout_workers=3, max_batch_size=2)
     steps = [(await trainer.train()).step for _ in range(6)]
     assert steps == [1, 2, 3, 4, 5, 5]
-    played = [g.metadata["scenario_id"] for s in home[0].store.steps("train")
-              for g in home[0].store.read_groups("train", s)]
+    played = [
+        g.metadata["scenario_id"] for s in home[0].store.steps("train") for g in home[0].store.read_groups("train", s)
+    ]
     assert sorted(played) == sorted(map(str, range(10)))
     assert state_of(home[0])["scenario_offset"] == 10
 
@@ -168,6 +173,7 @@ async def test_it_registers_the_model_where_that_was_not_done(tiny_model_dir, tm
 
 
 # staleness, queues, discards
+
 
 async def test_a_group_that_grew_old_is_dropped_and_counted(home):
     gate, late = asyncio.Event(), []
@@ -186,8 +192,12 @@ async def test_a_group_that_grew_old_is_dropped_and_counted(home):
     assert len(late) == 2
     assert run.counts["stale"] >= 1
     assert run.counts["accepted"] + run.counts["stale"] == 20
-    zero = [g for s in model.store.steps("train") for g in model.store.read_groups("train", s)
-            if g.metadata["scenario_id"] == "0"]
+    zero = [
+        g
+        for s in model.store.steps("train")
+        for g in model.store.read_groups("train", s)
+        if g.metadata["scenario_id"] == "0"
+    ]
     assert zero == []
     assert run.history[-1]["discarded/rate/stale_groups"] > 0
     assert state_of(model)["scenario_offset"] == 20
@@ -224,7 +234,7 @@ async def test_a_full_queue_holds_the_workers_back(home):
     await until(lambda: trainer.run is not None and trainer.run.status == "running" and trainer.run.step == 1)
     await until(trainer.run.queue.full)
     await asyncio.sleep(0.3)
-    assert len(begun) <= 2 * (3 + 2 + 2)       # a batch, the queue, the workers; two rollouts a group
+    assert len(begun) <= 2 * (3 + 2 + 2)  # a batch, the queue, the workers; two rollouts a group
     gate.set()
     run = await work
     assert run.status == "done"
@@ -238,7 +248,7 @@ async def test_groups_without_variance_are_dropped_and_kept_to_look_at(home):
     run = await pipeline(home, odd_ones_teach).train()
     assert (run.counts["accepted"], run.counts["zero_variance"]) == (6, 6)
     shown = discarded(model)
-    assert [len({t.reward for t in g}) for g in shown] == [1] * 6          # those after the last step, too
+    assert [len({t.reward for t in g}) for g in shown] == [1] * 6  # those after the last step, too
     assert max(model.store.steps("discarded")) <= run.step + 1
     assert [row for row in model.store.history() if "discarded/reward" in row]
 
@@ -268,6 +278,7 @@ async def test_groups_that_fail_are_no_collapse(home):
 
 # what fails
 
+
 async def test_a_rollout_that_fails_is_data(home):
     async def fragile(model, scenario, config):
         said = await say(model, scenario, config)
@@ -277,8 +288,9 @@ async def test_a_rollout_that_fails_is_data(home):
 
     model = home[0]
     run = await pipeline(home, fragile, n=3).train()
-    kept = [e for step in model.store.steps("train") for g in model.store.read_groups("train", step)
-            for e in g.exceptions]
+    kept = [
+        e for step in model.store.steps("train") for g in model.store.read_groups("train", step) for e in g.exceptions
+    ]
     assert run.status == "done"
     assert kept and {e.message for e in kept} == {"illegal move"}
 
@@ -320,7 +332,7 @@ async def test_a_train_call_that_fails_ends_the_run_and_keeps_what_was_made(home
     with pytest.raises(TrainError, match="boom"):
         await pipeline(home, scenarios=range(50), loss_fn=Bomb(2)).train()
     assert model.store.steps_saved() == [0, 1, 2]
-    assert model.store.steps("train") == [1, 2, 3]          # the groups of the step that failed, too
+    assert model.store.steps("train") == [1, 2, 3]  # the groups of the step that failed, too
     assert len(failed) == 1
     state = state_of(model)
     assert state["training_step"] == 2
@@ -347,6 +359,7 @@ class Bomb:
 
 # evaluations
 
+
 async def test_evaluations_run_beside_and_are_logged_under_their_step(home):
     model, steps = home[0], []
 
@@ -357,13 +370,14 @@ async def test_evaluations_run_beside_and_are_logged_under_their_step(home):
 
     run = await pipeline(home, scenarios=range(100), max_steps=4, eval_fn=test, eval_every_n_steps=2).train()
     assert steps == [0, 2, 4]
-    rows = {split: [row["step"] for row in model.store.history() if f"{split}/reward" in row]
-            for split in ("val", "test")}
+    rows = {
+        split: [row["step"] for row in model.store.history() if f"{split}/reward" in row] for split in ("val", "test")
+    }
     assert rows == {"val": [0, 2, 4], "test": [0, 2, 4]}
     for step in steps:
         (group,) = model.store.read_groups("val", step)
         assert {v for t in group for v in (t.final_policy_version, t.initial_policy_version) if v is not None} <= {step}
-        assert {age for age, _ in token_ages(group, step)} == {0}      # answered by the adapter of that step
+        assert {age for age, _ in token_ages(group, step)} == {0}  # answered by the adapter of that step
     assert run.status == "done"
     again = await pipeline(home, scenarios=range(100), max_steps=1, eval_fn=test, eval_every_n_steps=2).train()
     assert (again.step, steps) == (5, [0, 2, 4])
@@ -376,8 +390,9 @@ async def test_evaluations_may_wait_for_the_first_steps(home):
         steps.append(step)
         return {}
 
-    await pipeline(home, scenarios=range(100), max_steps=4, eval_fn=test, eval_every_n_steps=2,
-                   eval_at_start=False).train()
+    await pipeline(
+        home, scenarios=range(100), max_steps=4, eval_fn=test, eval_every_n_steps=2, eval_at_start=False
+    ).train()
     assert steps == [2, 4]
 
 
@@ -435,8 +450,15 @@ async def test_old_checkpoints_go(home):
     async def test(model, step, config):
         return [art.Trajectory(reward={1: 9, 2: 5}.get(step, 0))]
 
-    await pipeline(home, scenarios=range(100), max_steps=6, max_steps_off_policy=1, eval_fn=test, eval_every_n_steps=1,
-                   checkpoint_retention_strategy=keep_recent_and_top(recent=1, top=1)).train()
+    await pipeline(
+        home,
+        scenarios=range(100),
+        max_steps=6,
+        max_steps_off_policy=1,
+        eval_fn=test,
+        eval_every_n_steps=1,
+        checkpoint_retention_strategy=keep_recent_and_top(recent=1, top=1),
+    ).train()
     saved = model.store.steps_saved()
     assert saved[-3:] == [4, 5, 6]
     assert set(saved) <= {1, 3, 4, 5, 6}
@@ -445,8 +467,15 @@ async def test_old_checkpoints_go(home):
 
 async def test_the_checkpoint_that_the_kl_is_measured_from_stays(home):
     keep = keep_recent_and_top(recent=0, top=0)
-    run = await pipeline(home, scenarios=range(100), max_steps=6, max_steps_off_policy=1, kl_penalty_coef=0.1,
-                         kl_penalty_step_lag=3, checkpoint_retention_strategy=keep).train()
+    run = await pipeline(
+        home,
+        scenarios=range(100),
+        max_steps=6,
+        max_steps_off_policy=1,
+        kl_penalty_coef=0.1,
+        kl_penalty_step_lag=3,
+        checkpoint_retention_strategy=keep,
+    ).train()
     assert (run.status, home[0].store.steps_saved()) == ("done", [3, 4, 5, 6])
     assert references(home[0], 6) == [0, 0, 0, 0, 1, 2]
 
@@ -458,9 +487,16 @@ def references(model, last):
 
 
 async def test_a_reference_step_of_the_users_own_is_heeded_and_stays(home):
-    run = await pipeline(home, scenarios=range(100), max_steps=4, max_steps_off_policy=1, kl_penalty_coef=0.1,
-                         kl_penalty_step_lag=1, kl_penalty_reference_step=0,
-                         checkpoint_retention_strategy=keep_recent_and_top(recent=0, top=0)).train()
+    run = await pipeline(
+        home,
+        scenarios=range(100),
+        max_steps=4,
+        max_steps_off_policy=1,
+        kl_penalty_coef=0.1,
+        kl_penalty_step_lag=1,
+        kl_penalty_reference_step=0,
+        checkpoint_retention_strategy=keep_recent_and_top(recent=0, top=0),
+    ).train()
     assert (run.status, home[0].store.steps_saved()) == ("done", [0, 3, 4])
     assert references(home[0], 4) == [0] * 4
 
@@ -482,8 +518,14 @@ async def test_on_another_machine_an_evaluation_has_its_step_too(tiny_model_dir,
         async with server.client(tmp_path / "near") as backend:
             model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
             with pytest.warns(UserWarning, match="checkpoint_retention_strategy has no effect"):
-                await pipeline((model, backend), scenarios=range(100), max_steps=2, eval_fn=test, eval_every_n_steps=1,
-                               checkpoint_retention_strategy=keep_recent_and_top(recent=0, top=0)).train()
+                await pipeline(
+                    (model, backend),
+                    scenarios=range(100),
+                    max_steps=2,
+                    eval_fn=test,
+                    eval_every_n_steps=1,
+                    checkpoint_retention_strategy=keep_recent_and_top(recent=0, top=0),
+                ).train()
     finally:
         server.end()
     assert [(step, name) for step, name, _ in said] == [(step, f"tiny@{step}") for step in (0, 1, 2)]
@@ -492,6 +534,7 @@ async def test_on_another_machine_an_evaluation_has_its_step_too(tiny_model_dir,
 
 
 # stop, cancel, hang
+
 
 async def test_a_rollout_that_hangs_keeps_its_worker_only(home):
     cancelled = []
@@ -507,7 +550,7 @@ async def test_a_rollout_that_hangs_keeps_its_worker_only(home):
 
     run = await pipeline(home, hangs, iter(range(10**6)), max_steps=3).train()
     assert (run.status, run.step, cancelled) == ("done", 3, [0, 0])
-    assert state_of(home[0])["scenario_offset"] == 0         # it is played again
+    assert state_of(home[0])["scenario_offset"] == 0  # it is played again
     assert state_of(home[0])["scenarios_ahead"]
 
 
@@ -534,8 +577,12 @@ async def test_everything_ends_when_it_is_stopped(home, how):
     model, trainer = home[0], pipeline(home, hangs, iter(int, 1))
     work = asyncio.ensure_future(trainer.train())
     await until(lambda: len(open_rollouts) == 4)
-    {"cancel": work.cancel, "request_stop": trainer.request_stop, "stop": lambda: trainer.run.stop(wait=False),
-     "file": (model.store.path / "STOP_AFTER_STEP").touch}[how]()
+    {
+        "cancel": work.cancel,
+        "request_stop": trainer.request_stop,
+        "stop": lambda: trainer.run.stop(wait=False),
+        "file": (model.store.path / "STOP_AFTER_STEP").touch,
+    }[how]()
     if how == "cancel":
         with pytest.raises(asyncio.CancelledError):
             await work
@@ -611,14 +658,16 @@ async def test_in_another_thread_signals_are_left_alone_and_that_is_said(tiny_mo
 
 # resume
 
+
 async def test_what_was_not_trained_is_played_again_and_the_rest_is_not(home):
     model, batches = home[0], {"num_rollout_workers": 3, "min_batch_size": 2, "max_batch_size": 2}
     first = await pipeline(home, scenarios=range(10), max_steps=2, **batches).train()
     assert first.counts["accepted"] == 4
     second = await pipeline(home, scenarios=range(10), **batches).train()
     assert second.counts["accepted"] == 10
-    played = [g.metadata["scenario_id"] for s in model.store.steps("train")
-              for g in model.store.read_groups("train", s)]
+    played = [
+        g.metadata["scenario_id"] for s in model.store.steps("train") for g in model.store.read_groups("train", s)
+    ]
     assert sorted(played) == sorted(map(str, range(10)))
     assert second.history[-1]["data/cum/num_unique_scenarios"] == 10
     over = await pipeline(home, scenarios=range(10), **batches).train()
@@ -653,12 +702,13 @@ def test_a_signal_stops_at_the_next_safe_point(nursery, tiny_model_dir, tmp_path
     assert max(store.steps_saved()) == int(step) == store.read_own_state("_pipeline_trainer")["training_step"]
     said = [" ".join(words) for words in life.lines]
     assert [line for line in said if line.startswith(f"{name}: stopping")]
-    assert [line for line in said if line.startswith("tiny: step") and "queue" in line]     # a terminal's status
+    assert [line for line in said if line.startswith("tiny: step") and "queue" in line]  # a terminal's status
 
 
 @needs_fork
-@pytest.mark.parametrize(("word", "times"), [("RolloutStarted", 9), ("GradientStep", 2), ("CheckpointSaved", 3),
-                                             ("StepDone", 2)])
+@pytest.mark.parametrize(
+    ("word", "times"), [("RolloutStarted", 9), ("GradientStep", 2), ("CheckpointSaved", 3), ("StepDone", 2)]
+)
 async def test_it_goes_on_after_a_kill(nursery, tiny_model_dir, tmp_path, word, times):
     life = nursery.live(the_pipeline(tmp_path, tiny_model_dir, 12), word, times)
     assert life.status == signal.SIGKILL
@@ -670,10 +720,10 @@ async def test_it_goes_on_after_a_kill(nursery, tiny_model_dir, tmp_path, word, 
     assert store.read_own_state("_pipeline_trainer")["scenario_offset"] == 12
     rows, last = [row["step"] for row in store.history() if "train/reward" in row], max(store.steps_saved())
     assert rows == sorted(set(rows))
-    assert set(range(1, last + 1)) - set(rows) <= {before}      # killed between the checkpoint and its row
+    assert set(range(1, last + 1)) - set(rows) <= {before}  # killed between the checkpoint and its row
     played = [g.metadata["scenario_id"] for s in range(1, last + 1) for g in store.read_groups("train", s)]
     assert set(played) == set(map(str, range(12)))
-    assert len(played) - 12 <= 3                                # at most the batch of that step, once more
+    assert len(played) - 12 <= 3  # at most the batch of that step, once more
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -685,7 +735,7 @@ async def test_a_second_signal_does_not_wait_for_the_step(home):
             from art_nb.learners.losses import cispo
 
             begun.set()
-            signaled.wait(60)       # after the step nothing handles a signal: it would end pytest
+            signaled.wait(60)  # after the step nothing handles a signal: it would end pytest
             return cispo(tokens)
 
     begun, signaled, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGTERM)
@@ -703,6 +753,7 @@ async def test_a_second_signal_does_not_wait_for_the_step(home):
 
 # settings
 
+
 def test_settings_that_cannot_be_are_refused(tmp_path):
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
 
@@ -711,8 +762,14 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
 
     with pytest.raises(TrainError, match="autotuning"):
         make(autotune=PipelineAutotuneConfig(mode="online", window_steps=4))
-    for name, value in (("max_steps", -1), ("max_steps_off_policy", -1), ("discard_queue_multiplier", 0),
-                        ("log_interval_seconds", 0), ("eval_every_n_steps", -1), ("checkpoint_retention_interval", 0)):
+    for name, value in (
+        ("max_steps", -1),
+        ("max_steps_off_policy", -1),
+        ("discard_queue_multiplier", 0),
+        ("log_interval_seconds", 0),
+        ("eval_every_n_steps", -1),
+        ("checkpoint_retention_interval", 0),
+    ):
         with pytest.raises(ValueError, match=name):
             make(**{name: value})
     with pytest.raises(ValueError, match="not both"):
@@ -739,9 +796,16 @@ async def test_settings_given_as_a_record_are_in_effect(home):
         return said
 
     settings = PipelineRuntimeConfig(num_rollout_workers=1, min_batch_size=3, max_batch_size=3, queue_maxsize=2)
-    run = await PipelineTrainer(*home, make_group_rollout_fn(counts, n=2), range(8), {}, pipeline=settings,
-                                normalize_advantages=False, show=False).train()
-    assert max(most) == 2                                   # one group at a time
+    run = await PipelineTrainer(
+        *home,
+        make_group_rollout_fn(counts, n=2),
+        range(8),
+        {},
+        pipeline=settings,
+        normalize_advantages=False,
+        show=False,
+    ).train()
+    assert max(most) == 2  # one group at a time
     assert [row["data/step_num_groups_submitted"] for row in run.history] == [3, 3, 2]
     assert {row["queue/groups_depth_max"] for row in run.history} == {2}
     assert read_record(home[0].store, 1).config["scale"] == "none"

@@ -1,4 +1,5 @@
 """What the pictures show, read from their axes."""
+
 import math
 import subprocess
 import sys
@@ -47,6 +48,7 @@ def played(step, rewards, name="a", metric="reward"):
 
 
 # curves
+
 
 def test_a_curve_of_each_run(root):
     ax = art.learning_curve(root)
@@ -121,7 +123,7 @@ def test_smoothing_keeps_the_length_and_the_range(width):
     assert len(out) == len(REWARDS)
     assert min(REWARDS) <= min(out) <= max(out) <= max(REWARDS)
     assert smoothed([2.0] * 4, width) == [2.0] * 4
-    assert smoothed(list(range(9)), width)[4] == 4    # no lag
+    assert smoothed(list(range(9)), width)[4] == 4  # no lag
 
 
 def test_the_values_stay_visible_behind_their_mean(root):
@@ -157,6 +159,7 @@ def test_the_given_axes_are_used(root):
 
 # bars
 
+
 def test_bars_with_their_intervals():
     evaluations = [played(1, [1, 0, 0, 0]), played(5, [1] * 4), played(5, [0, 0.5, 1], name="b")]
     ax = art.comparison_bars(evaluations)
@@ -184,6 +187,7 @@ def test_bars_of_extreme_evaluations_can_be_drawn(rewards):
 
 # histogram
 
+
 def group(*rewards):
     return art.TrajectoryGroup(art.Trajectory(messages_and_choices=[], reward=r) for r in rewards)
 
@@ -206,6 +210,7 @@ def test_the_histogram_of_one_group_or_of_one_kind():
 
 # heatmaps
 
+
 async def test_what_the_loss_saw_of_each_token(named, local):
     model = named()
     await model.register(local)
@@ -217,7 +222,7 @@ async def test_what_the_loss_saw_of_each_token(named, local):
     record, axes = read_record(model.store, 1), art.token_heatmaps(model, step=1)
     axes["entropy"].figure.canvas.draw()
     drawn = {name: ax.images[0].get_array() for name, ax in axes.items()}
-    trained = 4 + 2                                         # a reward that is its group's mean teaches nothing
+    trained = 4 + 2  # a reward that is its group's mean teaches nothing
     assert {grid.shape for grid in drawn.values()} == {(trained, max(record.size_R))}
     assert drawn["entropy"].count(axis=1).tolist() == record.size_R.tolist()
     assert drawn["learner's logprob"].compressed() == pytest.approx(record.new_E)

@@ -1,4 +1,5 @@
 """Files as TRL, verl and verifiers write them, and what a viewer makes of them."""
+
 import json
 import math
 
@@ -20,9 +21,15 @@ def trl_file(folder, step, mode=None, **more):
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 4
     columns = {"mode": [mode] * count} if mode else {}
-    columns |= {"step": [step] * count, "prompt": ["user: 2+2", "user: 2+2", "user: 3+3", "user: 3+3"],
-                "completion": ["4", "5", "6", "9"], "accuracy_reward_func": [1.0, 0.0, 1.0, float("nan")],
-                "format_reward": [0.5, 0.5, 0.0, 0.25], **more, "advantage": [0.7, -0.7, 0.7, -0.7]}
+    columns |= {
+        "step": [step] * count,
+        "prompt": ["user: 2+2", "user: 2+2", "user: 3+3", "user: 3+3"],
+        "completion": ["4", "5", "6", "9"],
+        "accuracy_reward_func": [1.0, 0.0, 1.0, float("nan")],
+        "format_reward": [0.5, 0.5, 0.0, 0.25],
+        **more,
+        "advantage": [0.7, -0.7, 0.7, -0.7],
+    }
     pq.write_table(pa.table(columns), path)
     return path
 
@@ -34,7 +41,7 @@ def test_trl(tmp_path):
     assert index_reply(rows)[0]["done"]
     assert rows.table["step"].tolist() == [10] * 4 + [2] * 4
     assert rows.table["reward"].tolist() == [1.5, 0.5, 1.0, 0.25] * 2
-    assert rows.table["advantage"].tolist() == pytest.approx([0.7, -0.7] * 4)           # the trainer's own
+    assert rows.table["advantage"].tolist() == pytest.approx([0.7, -0.7] * 4)  # the trainer's own
     told = traj_reply(rows, 3)[0]
     assert told["breakdown"]["parts"] == [["reward/format_reward", 0.25]]
     assert told["breakdown"]["sums"]
@@ -68,8 +75,11 @@ def test_older_trl_with_one_reward(tmp_path):
 def test_verl(tmp_path, with_gts):
     for step in (1, 7):
         said = ("2+2", "4", 1.0), ("2+2", "é🙂", 0.0), ("x", "", -1.0)
-        lines = [{"input": f"user\n{q}\nassistant\n", "output": a, "score": s, "step": step, "acc": s > 0, "pred": a}
-                 | ({"gts": "4"} if with_gts else {}) for q, a, s in said]
+        lines = [
+            {"input": f"user\n{q}\nassistant\n", "output": a, "score": s, "step": step, "acc": s > 0, "pred": a}
+            | ({"gts": "4"} if with_gts else {})
+            for q, a, s in said
+        ]
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
         (tmp_path / f"{step}.jsonl").write_text(text + "\n")
     rows = open_rollouts(tmp_path)
@@ -86,19 +96,37 @@ def test_verl(tmp_path, with_gts):
 def verifiers_line(example, reward, **more):
     """A line of results.jsonl of a verifiers evaluation."""
     calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
-    completion = [{"role": "assistant", "content": "", "tool_calls": calls},
-                  {"role": "tool", "content": "a board", "tool_call_id": "1"}, {"role": "assistant", "content": "done"}]
-    return {"example_id": example, "prompt": [{"role": "user", "content": f"task {example}"}], "completion": completion,
-            "reward": reward, "timing": {"total": 1.5}, "is_completed": True, "is_truncated": False,
-            "stop_condition": "done", "metrics": {"correct": reward, "num_turns": 2.0},
-            "correct": reward, "num_turns": 2.0, "task": "t",
-            "token_usage": {"output_tokens": 12.0}} | more
+    completion = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "a board", "tool_call_id": "1"},
+        {"role": "assistant", "content": "done"},
+    ]
+    return {
+        "example_id": example,
+        "prompt": [{"role": "user", "content": f"task {example}"}],
+        "completion": completion,
+        "reward": reward,
+        "timing": {"total": 1.5},
+        "is_completed": True,
+        "is_truncated": False,
+        "stop_condition": "done",
+        "metrics": {"correct": reward, "num_turns": 2.0},
+        "correct": reward,
+        "num_turns": 2.0,
+        "task": "t",
+        "token_usage": {"output_tokens": 12.0},
+    } | more
 
 
 def test_verifiers(tmp_path):
     error = {"error": "ToolError", "error_chain_repr": "ToolError('no')", "error_chain_str": "Traceback …"}
-    lines = [verifiers_line(0, 1.0), verifiers_line(1, 0.0, is_truncated=True), verifiers_line(0, 0.0, info={"a": 1}),
-             verifiers_line(1, 0.0, prompt=None, completion=None, error=error), verifiers_line(1, None)]
+    lines = [
+        verifiers_line(0, 1.0),
+        verifiers_line(1, 0.0, is_truncated=True),
+        verifiers_line(0, 0.0, info={"a": 1}),
+        verifiers_line(1, 0.0, prompt=None, completion=None, error=error),
+        verifiers_line(1, None),
+    ]
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"example_id": 3, "torn')
     (tmp_path / "metadata.json").write_text("{}")
     rows = open_rollouts(tmp_path)
@@ -124,14 +152,19 @@ def test_a_run_of_ours(tmp_path):
     assert len(read_groups(tmp_path / "run", "val")[3]) == 2
 
 
-@pytest.mark.parametrize(("name", "content", "says"), [
-    ("a.jsonl", b"", "no known format"), ("a.jsonl", b'{"x": 1}\n', "no known format"),
-    ("a.parquet", b"PAR1", "cannot read"), ("a.pkl", b"\x80\x04.", "not read"),
-    ("a.jsonl", b'{"input": 1, "output": {"a": 1}, "score": "x"}\n', None),
-    ("a.jsonl", b'{"input": [1], "output": ["a", null], "score": true}\n', None),
-    ("a.jsonl", b'{"example_id": null, "prompt": 3, "completion": [3], "reward": {}}\n', None),
-    ("a.jsonl", b'{"example_id": 1, "prompt": [], "completion": [], "reward": 1, "metrics": 3}\n', "cannot read"),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b"", "no known format"),
+        ("a.jsonl", b'{"x": 1}\n', "no known format"),
+        ("a.parquet", b"PAR1", "cannot read"),
+        ("a.pkl", b"\x80\x04.", "not read"),
+        ("a.jsonl", b'{"input": 1, "output": {"a": 1}, "score": "x"}\n', None),
+        ("a.jsonl", b'{"input": [1], "output": ["a", null], "score": true}\n', None),
+        ("a.jsonl", b'{"example_id": null, "prompt": 3, "completion": [3], "reward": {}}\n', None),
+        ("a.jsonl", b'{"example_id": 1, "prompt": [], "completion": [], "reward": 1, "metrics": 3}\n', "cannot read"),
+    ],
+)
 def test_files_that_are_something_else(tmp_path, name, content, says):
     path = tmp_path / name
     path.write_bytes(content)
@@ -155,5 +188,5 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
 def test_nothing_is_executed(tmp_path):
     path = tmp_path / "1.jsonl"
     path.write_text(json.dumps({"input": "__import__('os')", "output": "!!python/object:os.system", "score": 1}) + "\n")
-    group, = read_groups(path)[1]
+    (group,) = read_groups(path)[1]
     assert group.trajectories[0].messages()[1]["content"] == "!!python/object:os.system"

@@ -1,4 +1,5 @@
 """A run directory whose newest files are damaged or missing: what is rebuilt, what is moved aside, what is said."""
+
 import json
 import shutil
 
@@ -23,8 +24,17 @@ async def rollout(model, scenario):
 async def train(model, steps, **options):
     """`art.train` with two rollouts a step of rewards 0 and 1."""
     rollout.rewards = [0.0, 1.0] * 50
-    return await art.train(model, rollout, [0], steps=steps, groups_per_step=1, rollouts_per_group=2,
-                           learning_rate=1e-2, show=False, **options)
+    return await art.train(
+        model,
+        rollout,
+        [0],
+        steps=steps,
+        groups_per_step=1,
+        rollouts_per_group=2,
+        learning_rate=1e-2,
+        show=False,
+        **options,
+    )
 
 
 def raw_rows(store):
@@ -55,7 +65,7 @@ async def test_a_damaged_newest_checkpoint_is_moved_aside_and_said(tmp_path, tin
     optimizer.write_bytes(optimizer.read_bytes()[:-1])
     weights = store.checkpoint_dir(2) / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())
-    data[-100] ^= 1                                     # one bit of one weight
+    data[-100] ^= 1  # one bit of one weight
     weights.write_bytes(data)
     before = {step: contents(store.checkpoint_dir(step)) for step in (1, 2, 3)}
     rollouts = contents(store.path / "trajectories" / "train")
@@ -121,7 +131,7 @@ async def test_the_row_of_a_supervised_step_is_rebuilt(tmp_path, tiny_model_dir)
         await model.train_sft([art.Trajectory(messages_and_choices=said)] * 2)
     lost = drop_last_row(model.store, counted=False)
     async with at_home(tiny_model_dir, tmp_path) as (model, _):
-        row, = model.store.history()
+        (row,) = model.store.history()
     assert (row["step"], row["recovered"], row["sft/loss"]) == (1, 1, lost["sft/loss"])
 
 
@@ -140,8 +150,17 @@ async def test_a_full_disk_pauses_the_run_and_a_resume_saves_the_step(tmp_path, 
                 resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, hard))
 
         rollout.rewards = [0.0, 1.0] * 50
-        run = art.train(model, rollout, [0], steps=3, groups_per_step=1, rollouts_per_group=2, learning_rate=1e-2,
-                        show=False, on_step=fill)
+        run = art.train(
+            model,
+            rollout,
+            [0],
+            steps=3,
+            groups_per_step=1,
+            rollouts_per_group=2,
+            learning_rate=1e-2,
+            show=False,
+            on_step=fill,
+        )
         try:
             await until(lambda: disk_messages() and run.status == "paused")
             assert (run.step, model.store.steps_saved()) == (2, [0, 1])

@@ -1,20 +1,37 @@
 """What is redacted, and what must stay as it is."""
+
 import pytest
 
 from art_nb.core.redaction import REDACTED, redact, redact_text, secrets_in
 from art_nb.runs.store import RunStore
 
 
-@pytest.mark.parametrize("name", [
-    "sketch-writer-135m", "/data/sky-models-llama-7b-instruct-v2", "hf-internal-testing/tiny-random-llama-2-layers",
-    "skip_special_tokens_123456789012", "rk4-integrator-step-000012345", "pkg-resources-2024-compatibility-1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sketch-writer-135m",
+        "/data/sky-models-llama-7b-instruct-v2",
+        "hf-internal-testing/tiny-random-llama-2-layers",
+        "skip_special_tokens_123456789012",
+        "rk4-integrator-step-000012345",
+        "pkg-resources-2024-compatibility-1",
+    ],
+)
 def test_names_are_not_taken_for_keys(name):
     assert redact_text(name) == name
     assert redact({"name": name}) == {"name": name}
 
 
-@pytest.mark.parametrize("key", ["sk-proj-4f9a8b7c6d5e4f3a2b1c", "hf_AbCdEf0123456789AbCdEf", "AKIA0123456789ABCDEF",
-                                 "ghp_0123456789abcdef0123", "xoxb-0123456789-abcdef"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-proj-4f9a8b7c6d5e4f3a2b1c",
+        "hf_AbCdEf0123456789AbCdEf",
+        "AKIA0123456789ABCDEF",
+        "ghp_0123456789abcdef0123",
+        "xoxb-0123456789-abcdef",
+    ],
+)
 def test_keys_are_redacted_in_any_text(key):
     assert redact_text(f"failed with {key}.").startswith(f"failed with {REDACTED}")
 

@@ -1,4 +1,5 @@
 """A real server process and its clients: the contract, two at once, keys, garbage, cut lines, kills on both sides."""
+
 import asyncio
 import json
 import os
@@ -105,7 +106,8 @@ def server(tmp_path_factory):
 def named(tiny_model_dir, request):
     """A maker of models; each test has a project of its own."""
     return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": request.node.name[:60], "base_model": str(tiny_model_dir)} | options)
+        **{"name": name, "project": request.node.name[:60], "base_model": str(tiny_model_dir)} | options
+    )
 
 
 @pytest.fixture
@@ -120,8 +122,10 @@ LONG = {"learning_rate": 1e-2, "tokens_per_batch": 64}
 async def a_long_group(model):
     """With the options LONG, some hundred micro-batches: replies that nobody gave, each another one."""
     choice, draw = await ask(model), np.random.default_rng(0)
-    said = [choice.model_copy(update={"logprobs": None, "token_logprobs": None, "token_ids": ids.tolist()})
-            for ids in draw.integers(3, 290, (400, 24))]
+    said = [
+        choice.model_copy(update={"logprobs": None, "token_logprobs": None, "token_ids": ids.tolist()})
+        for ids in draw.integers(3, 290, (400, 24))
+    ]
     return better_and_worse(said)
 
 
@@ -133,6 +137,7 @@ async def until(what, work):
 
 
 # what works as it does locally
+
 
 async def test_a_remote_backend_keeps_the_contract(server, named, tmp_path):
     found = await art.check_backend(server.client(tmp_path), named(), learning_rate=1e-2)
@@ -147,8 +152,9 @@ async def test_it_trains_what_a_local_backend_trains(named, far, tmp_path):
     group = await a_group(there)
     async with art.LocalBackend(path=tmp_path / "local", verbose=False) as local:
         await here.register(local)
-        results = [await backend.train(model, [group], learning_rate=1e-2)
-                   for backend, model in ((local, here), (far, there))]
+        results = [
+            await backend.train(model, [group], learning_rate=1e-2) for backend, model in ((local, here), (far, there))
+        ]
         answers = [await ask(model, temperature=0) for model in (here, there)]
     for name in ("loss/train", "loss/grad_norm", "data/step_num_groups_trainable"):
         np.testing.assert_allclose(results[0].metrics[name], results[1].metrics[name], rtol=1e-4)
@@ -210,7 +216,7 @@ async def test_what_the_server_does_not_know_is_logged_here(named, server, tmp_p
 async def test_settings_of_the_endpoint_are_heeded_there(named, far):
     model = named()
     await model.register(far)
-    with pytest.raises(art.ArtError, match="'abacus'"):     # whether or not vLLM is there, which knows more of them
+    with pytest.raises(art.ArtError, match="'abacus'"):  # whether or not vLLM is there, which knows more of them
         await model.register(far, _openai_client_config={"server_args": {"tool_call_parser": "abacus"}})
 
 
@@ -266,11 +272,11 @@ async def test_a_checkpoint_is_pulled(server, named, far, tmp_path, capsys):
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
     unregistered = named()
-    for step in (1, 0, "latest", 0):                                        # each in place of the one before
+    for step in (1, 0, "latest", 0):  # each in place of the one before
         await far._experimental_pull_model_checkpoint(unregistered, step=step, local_path=str(mine))
         assert files(mine) == files(there.checkpoint_dir(1 if step else 0)) | {"notes.txt": b"mine"}
     assert [path.name for path in tmp_path.rglob("*.tmp")] == []
-    async with art.LocalBackend(path=far.path, verbose=False) as local:     # and goes on here
+    async with art.LocalBackend(path=far.path, verbose=False) as local:  # and goes on here
         await model.register(local)
         assert await model.get_step() == 1
 
@@ -278,10 +284,13 @@ async def test_a_checkpoint_is_pulled(server, named, far, tmp_path, capsys):
 async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
     model, mine = named(), tmp_path / "mine"
     await model.register(far)
-    for one, step, kind, said in ((model, 7, StoreError, "no checkpoint of step 7; it has: 0; name one"),
-                                  (named("stranger"), None, StoreError, "it has: none"),
-                                  (named(project="../.."), None, StoreError, "it has: none"),
-                                  (model, -1, ServeError, "step"), (model, "../0000", ServeError, "step")):
+    for one, step, kind, said in (
+        (model, 7, StoreError, "no checkpoint of step 7; it has: 0; name one"),
+        (named("stranger"), None, StoreError, "it has: none"),
+        (named(project="../.."), None, StoreError, "it has: none"),
+        (model, -1, ServeError, "step"),
+        (model, "../0000", ServeError, "step"),
+    ):
         with pytest.raises(kind, match=said):
             await far._experimental_pull_model_checkpoint(one, step=step, local_path=str(mine))
     with pytest.raises(StoreError, match="step 7.*bucket my-bucket"):
@@ -363,8 +372,14 @@ async def test_a_call_whose_sender_has_hung_up_is_not_begun(server, named, far):
     head = {"verb": "train", "choices": len(group.trajectories), "run": far._tenant(model).run, "options": {}}
     body = json.dumps(head).encode() + b"\n" + group_lines([group])
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    lines = [f"POST /calls/{CALL} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {server.key}",
-             f"Content-Length: {len(body)}", "", ""]
+    lines = [
+        f"POST /calls/{CALL} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {server.key}",
+        f"Content-Length: {len(body)}",
+        "",
+        "",
+    ]
     writer.write("\r\n".join(lines).encode() + body)
     await writer.drain()
     writer.close()
@@ -384,6 +399,7 @@ async def test_what_two_calls_tell_at_once_is_written_by_one_side(tmp_path):
 
 # two clients
 
+
 async def test_two_clients_of_one_run(server, named, far, tmp_path):
     mine, yours, steps = named(), named(), heard(far, GradientStep)
     await mine.register(far)
@@ -392,7 +408,7 @@ async def test_two_clients_of_one_run(server, named, far, tmp_path):
     await until(lambda: steps, training)
     async with server.client(tmp_path / "second") as second:
         quiet = heard(second, GradientStep)
-        await yours.register(second)                    # waits for the step
+        await yours.register(second)  # waits for the step
         assert await yours.get_step() == 1
         assert not quiet
         assert (await training).step == 1
@@ -413,6 +429,7 @@ async def test_two_models_at_once(named, far):
 
 # errors
 
+
 async def test_errors_are_those_of_a_local_backend(named, far, tmp_path):
     said = []
     async with art.LocalBackend(path=tmp_path / "local", verbose=False) as local:
@@ -421,9 +438,12 @@ async def test_errors_are_those_of_a_local_backend(named, far, tmp_path):
             await model.register(backend)
             group = await a_group(model)
             group.trajectories[0].messages_and_choices[-1].logprobs.content.pop()
-            for call in (named("odd", base_model="smolm2-135m").register(backend),
-                         named("odder", lora_config={"target_modules": ["nothing"]}).register(backend),
-                         backend.train(model, [group]), backend.train(named("stranger"), [])):
+            for call in (
+                named("odd", base_model="smolm2-135m").register(backend),
+                named("odder", lora_config={"target_modules": ["nothing"]}).register(backend),
+                backend.train(model, [group]),
+                backend.train(named("stranger"), []),
+            ):
                 with pytest.raises(art.ArtError) as caught:
                     await call
                 said.append((type(caught.value), str(caught.value)))
@@ -448,8 +468,9 @@ async def test_tokens_of_two_models_are_refused_here(named, far):
     for model in models:
         request, now = {"model": model.name, "messages": QUESTION}, datetime.now()
         reply = await model.openai_client().chat.completions.create(**request, max_tokens=8, logprobs=True)
-        seen.chat_completions.append(ChatCompletionsExchange(
-            request=request, response=reply, start_time=now, end_time=now))
+        seen.chat_completions.append(
+            ChatCompletionsExchange(request=request, response=reply, start_time=now, end_time=now)
+        )
     with pytest.raises(TokenError, match="2 models"):
         await far.train(models[0], [art.TrajectoryGroup([art.Trajectory(exchanges=seen, reward=1.0)])])
     assert await models[0].get_step() == 0
@@ -468,6 +489,7 @@ async def test_tokens_that_the_model_does_not_know_are_refused(named, far):
 
 # keys
 
+
 async def test_a_wrong_key_opens_nothing(server, named, far, tmp_path):
     model, other = named(), named("other")
     for one in (model, other):
@@ -476,8 +498,11 @@ async def test_a_wrong_key_opens_nothing(server, named, far, tmp_path):
         with pytest.raises(ServeError, match="ART_NB_API_KEY") as caught:
             await named().register(server.client(tmp_path, api_key=key or "none"))
         assert caught.value.status == 401
-    for url, key in ((other.inference_base_url, model.inference_api_key), (model.inference_base_url, server.key),
-                     (model.inference_base_url, "x")):
+    for url, key in (
+        (other.inference_base_url, model.inference_api_key),
+        (model.inference_base_url, server.key),
+        (model.inference_base_url, "x"),
+    ):
         with pytest.raises(openai.AuthenticationError):
             await openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0).models.list()
     assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "ok"}
@@ -505,11 +530,15 @@ def test_the_key_is_told_nowhere(tmp_path, tiny_model_dir, named):
         assert not [content for content in written if key.encode() in content]
 
 
-@pytest.mark.parametrize(("options", "env", "said"), [
-    (["--host", "0.0.0.0"], {}, "0.0.0.0 is open to other machines"),
-    (["--host", "0.0.0.0"], {"ART_NB_API_KEY": "short"}, "16 or more"),
-    (["--port", "99999"], {}, "Cannot serve"),
-    (["--host", "203.0.113.7"], {"ART_NB_API_KEY": "x" * 16}, "Cannot serve")])
+@pytest.mark.parametrize(
+    ("options", "env", "said"),
+    [
+        (["--host", "0.0.0.0"], {}, "0.0.0.0 is open to other machines"),
+        (["--host", "0.0.0.0"], {"ART_NB_API_KEY": "short"}, "16 or more"),
+        (["--port", "99999"], {}, "Cannot serve"),
+        (["--host", "203.0.113.7"], {"ART_NB_API_KEY": "x" * 16}, "Cannot serve"),
+    ],
+)
 def test_what_is_not_served(tmp_path, options, env, said):
     line, env = [*command(), "run", "--path", str(tmp_path), *options], os.environ | {"PYTHONPATH": str(ROOT)} | env
     done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
@@ -548,10 +577,29 @@ def whole(tmp_path):
     return b"".join(tar_pieces(saved))
 
 
-@pytest.mark.parametrize("sent", [
-    b"", b"<html>", b"\x00" * 2000, b"\xff" * 2000, a_tar("../out"), a_tar("a/../../out"), a_tar("/out"), a_tar("out"),
-    a_tar("link", tarfile.SYMTYPE), a_tar("link", tarfile.LNKTYPE), a_tar("link", tarfile.SYMTYPE, "/etc"),
-    a_tar("pipe", tarfile.FIFOTYPE), a_tar("device", tarfile.CHRTYPE), 100, 600, 1024, 1100, 3000])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"<html>",
+        b"\x00" * 2000,
+        b"\xff" * 2000,
+        a_tar("../out"),
+        a_tar("a/../../out"),
+        a_tar("/out"),
+        a_tar("out"),
+        a_tar("link", tarfile.SYMTYPE),
+        a_tar("link", tarfile.LNKTYPE),
+        a_tar("link", tarfile.SYMTYPE, "/etc"),
+        a_tar("pipe", tarfile.FIFOTYPE),
+        a_tar("device", tarfile.CHRTYPE),
+        100,
+        600,
+        1024,
+        1100,
+        3000,
+    ],
+)
 def test_what_is_no_checkpoint_is_not_laid_down(tmp_path, whole, sent):
     (tmp_path / "here").mkdir()
     unpack(BytesIO(whole), tmp_path / "whole")
@@ -562,16 +610,44 @@ def test_what_is_no_checkpoint_is_not_laid_down(tmp_path, whole, sent):
     assert not [*(tmp_path / "here").iterdir()]
 
 
-@pytest.mark.parametrize("sent", [
-    b"", b"\n", b"\x00\xff" * 500, b"GET / HTTP/1.1\r\n\r\n", b"null", b"[]", b'{"verb": "train"', b"[" * 100_000,
-    b'{"verb": ["train"]}', b'{"verb": "__class__", "choices": 0}', body(run="../../../etc"), body(run="0" * 15),
-    body(extra=1), body(options=[]), body(choices=-1), body(choices=1), body(options={"learning_rate": float("nan")}),
-    body(verb="log", split="../up", step=1, row={}, grouped=True), body(verb="log", split="val", step=-1, row={}),
-    body("no group"), body({"trajectories": 3}), body({"trajectories": [{"reward": "high"}]}),
-    body({"trajectories": [{"messages_and_choices": [CHOICE | {"index": "first"}]}]}, choices=1),
-    body() + b"\n{not json", body() + b"\n" + b"[" * 100_000,
-    json.dumps({"verb": "fork", "choices": 0, "from_model": "../..",
-                "model": {"name": "a", "project": "b", "run_name": "a", "base_model": "c"}}).encode()])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\n",
+        b"\x00\xff" * 500,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"null",
+        b"[]",
+        b'{"verb": "train"',
+        b"[" * 100_000,
+        b'{"verb": ["train"]}',
+        b'{"verb": "__class__", "choices": 0}',
+        body(run="../../../etc"),
+        body(run="0" * 15),
+        body(extra=1),
+        body(options=[]),
+        body(choices=-1),
+        body(choices=1),
+        body(options={"learning_rate": float("nan")}),
+        body(verb="log", split="../up", step=1, row={}, grouped=True),
+        body(verb="log", split="val", step=-1, row={}),
+        body("no group"),
+        body({"trajectories": 3}),
+        body({"trajectories": [{"reward": "high"}]}),
+        body({"trajectories": [{"messages_and_choices": [CHOICE | {"index": "first"}]}]}, choices=1),
+        body() + b"\n{not json",
+        body() + b"\n" + b"[" * 100_000,
+        json.dumps(
+            {
+                "verb": "fork",
+                "choices": 0,
+                "from_model": "../..",
+                "model": {"name": "a", "project": "b", "run_name": "a", "base_model": "c"},
+            }
+        ).encode(),
+    ],
+)
 def test_garbage_is_refused_in_a_sentence(server, sent):
     reply = server.post(sent)
     error = reply.json()["error"]
@@ -583,10 +659,18 @@ def test_garbage_is_refused_in_a_sentence(server, sent):
     assert server.process.poll() is None
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [
-    ("GET", f"/calls/{CALL}", 404), ("DELETE", f"/calls/{CALL}", 404), ("POST", "/calls/1", 400), ("GET", "/", 404),
-    ("PUT", f"/calls/{CALL}", 405), ("GET", "/runs/0000000000000000/v1/models", 404),
-    ("GET", f"/calls/{'%2e' * 40}", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", f"/calls/{CALL}", 404),
+        ("DELETE", f"/calls/{CALL}", 404),
+        ("POST", "/calls/1", 400),
+        ("GET", "/", 404),
+        ("PUT", f"/calls/{CALL}", 405),
+        ("GET", "/runs/0000000000000000/v1/models", 404),
+        ("GET", f"/calls/{'%2e' * 40}", 404),
+    ],
+)
 def test_other_paths(server, method, path, status):
     reply = httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {server.key}"}, timeout=60)
     assert reply.status_code == status
@@ -598,8 +682,11 @@ def test_a_giant_body_is_not_read(server, key):
     """It is announced and never sent: an answer comes all the same."""
     key = server.key if key == "right" else key
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
-        line.sendall(f"POST /calls/{CALL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
-                     f"Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode() + b"x" * 4096)
+        line.sendall(
+            f"POST /calls/{CALL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+            f"Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode()
+            + b"x" * 4096
+        )
         assert line.recv(4096).split()[1] == (b"413" if key == server.key else b"401")
 
 
@@ -645,6 +732,7 @@ async def test_something_else_at_the_address(named, tmp_path):
 
 
 # lines that are cut, and ends
+
 
 async def test_a_cut_line_is_mended(server, named, tmp_path):
     async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=60) as backend:
@@ -714,15 +802,22 @@ asyncio.run(main())
 
 async def test_a_client_that_is_killed_leaves_its_step_behind(server, named, tmp_path, tiny_model_dir):
     model = named()
-    source = CLIENT.format(tests=str(ROOT / "tests"), url=server.url, key=server.key, path=str(tmp_path / "killed"),
-                           project=model.project, base=str(tiny_model_dir))
-    client = await asyncio.create_subprocess_exec(warm_python(), "-c", source, stdout=subprocess.PIPE,
-                                                  env=os.environ | {"PYTHONPATH": str(ROOT)})
+    source = CLIENT.format(
+        tests=str(ROOT / "tests"),
+        url=server.url,
+        key=server.key,
+        path=str(tmp_path / "killed"),
+        project=model.project,
+        base=str(tiny_model_dir),
+    )
+    client = await asyncio.create_subprocess_exec(
+        warm_python(), "-c", source, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert await client.stdout.readline() == b"training\n"
     client.kill()
     assert b"trained" not in (await client.communicate())[0]
     async with server.client(tmp_path / "again") as backend:
-        await model.register(backend)                   # waits for what is under way
+        await model.register(backend)  # waits for what is under way
         assert await model.get_step() == 1
         await ask(model, "ttt@1")
         assert (await backend.train(model, [await a_group(model)])).step == 2
@@ -768,8 +863,10 @@ def test_a_client_needs_no_torch():
     assert done.stdout == "set()\n"
 
 
-@pytest.mark.parametrize(("host", "warned"), [
-    ("localhost", False), ("127.0.0.7", False), ("[::1]", False), ("gpu.example", True), ("10.0.0.1", True)])
+@pytest.mark.parametrize(
+    ("host", "warned"),
+    [("localhost", False), ("127.0.0.7", False), ("[::1]", False), ("gpu.example", True), ("10.0.0.1", True)],
+)
 def test_clear_text_is_warned_of(host, warned):
     said = []
     checked_url(f"http://{host}:7999", lambda *warning: said.append(warning))

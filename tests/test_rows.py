@@ -1,4 +1,5 @@
 """The index of a run: the same from objects and from files, quick, and fit to be sent whatever a model wrote."""
+
 import json
 import random
 import threading
@@ -25,8 +26,15 @@ from art_nb.views.step_table import COLUMNS, FLAGS, table_of_file, table_of_grou
 from art_nb.views.token_values import CHANNELS, tokens_reply
 
 HOSTILE = [
-    "<script>window.__pwned=1</script>", "\x1b[31mred\x1b[0m", "‮evil", "\ud800 lone \udfff", "NUL \x00 byte",
-    "</script>", "[red]markup[/]", "🙂" * 3, "line\r\nbreaks\u2028here",
+    "<script>window.__pwned=1</script>",
+    "\x1b[31mred\x1b[0m",
+    "‮evil",
+    "\ud800 lone \udfff",
+    "NUL \x00 byte",
+    "</script>",
+    "[red]markup[/]",
+    "🙂" * 3,
+    "line\r\nbreaks\u2028here",
 ]
 
 
@@ -35,8 +43,9 @@ def say(text, ids=None, finish="stop", **message):
     data = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}
     if ids is None:
         return Choice.model_validate(data)
-    content = [{"token": c, "bytes": list(c.encode("utf-8", "replace")), "logprob": -0.5, "top_logprobs": []}
-               for c in text]
+    content = [
+        {"token": c, "bytes": list(c.encode("utf-8", "replace")), "logprob": -0.5, "top_logprobs": []} for c in text
+    ]
     extra = {"prompt_token_ids": [1, *range(ids)], "token_ids": [*map(ord, text)]}
     return Choice.model_validate(data | {"logprobs": {"content": content}} | extra)
 
@@ -59,8 +68,14 @@ def random_groups(seed):
             if isinstance(entry, Choice) and rng.random() < 0.3:
                 entry.finish_reason = "length"
         reward = rng.choice([0, 1, 0.3, float("nan")])
-        return Trajectory(messages_and_choices=entries, additional_histories=more, reward=reward, metrics=metrics,
-                          metadata={"seed": seed}, logs=["a log line"] * rng.randrange(2))
+        return Trajectory(
+            messages_and_choices=entries,
+            additional_histories=more,
+            reward=reward,
+            metrics=metrics,
+            metadata={"seed": seed},
+            logs=["a log line"] * rng.randrange(2),
+        )
 
     def group(g):
         items = [ValueError("broke") if rng.random() < 0.2 else trajectory() for _ in range(rng.randrange(5))]
@@ -117,8 +132,12 @@ def cpu(work, times=3):
 def test_ten_thousand_rows_open_without_their_rollouts(tmp_path):
     """The index of ten steps costs less than reading three of them, a page of it less than a quarter of one."""
     texts = ["What do you see? " * 20, "I see a board. " * 20, "And now? " * 10, "Now I see another one. " * 10]
-    groups = [TrajectoryGroup([thread(*texts, reward=i / 8, metrics={"win": i > 4}) for i in range(8)],
-                              metadata={"scenario_id": f"s{g}"}) for g in range(125)]
+    groups = [
+        TrajectoryGroup(
+            [thread(*texts, reward=i / 8, metrics={"win": i > 4}) for i in range(8)], metadata={"scenario_id": f"s{g}"}
+        )
+        for g in range(125)
+    ]
     store = RunStore(tmp_path)
     for step in range(1, 11):
         store.write_groups("train", step, groups)
@@ -199,26 +218,31 @@ def test_a_step_that_was_written_anew(tmp_path):
     assert rows.table["reward"].tolist() == [0, 5]
     assert rows.table["id"].tolist() == [0, 1]
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x")])])
-    assert rows.refresh() is False              # other rollouts: what is on show stays
+    assert rows.refresh() is False  # other rollouts: what is on show stays
 
 
 def test_judgements_count_for_more_than_metrics(tmp_path):
     store = RunStore(tmp_path)
-    group = TrajectoryGroup([thread("?", "x", metrics={"ruler_score": 0.2}) for _ in range(2)],
-                            metadata={"scenario_id": "s"})
+    group = TrajectoryGroup(
+        [thread("?", "x", metrics={"ruler_score": 0.2}) for _ in range(2)], metadata={"scenario_id": "s"}
+    )
     store.write_groups("train", 3, [group])
     rows = open_rollouts(tmp_path)
     rows.load()
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.2])
     said = {"group": "s", "step": 3, "trajectory": 1, "rubric": "r"}
-    Journal(tmp_path).append([Judgement(**said, score=0.5, judge="j", by="judge"),
-                              Judgement(**said, score=0.9, judge="me", by="human", reason="better")])
+    Journal(tmp_path).append(
+        [
+            Judgement(**said, score=0.5, judge="j", by="judge"),
+            Judgement(**said, score=0.9, judge="me", by="human", reason="better"),
+        ]
+    )
     assert rows.refresh()
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.9])
     assert select(rows, "overridden").tolist() == [1]
     told = replies.traj_reply(rows, 1)[0]["breakdown"]
     assert (told["override"], told["judge_reward"], told["reason"]) == (0.9, 0.5, "better")
-    said["step"] = 4                            # a step that comes with its judgements leaves the older ones marked
+    said["step"] = 4  # a step that comes with its judgements leaves the older ones marked
     store.write_groups("train", 4, [group])
     Journal(tmp_path).append([Judgement(**said, score=0.1, judge="j"), Judgement(**said | {"step": 3}, score=0.7)])
     rows.waiting.append(("train", 4, lambda: table_of_file(store, "train", 4)))
@@ -291,8 +315,13 @@ def test_what_all_share_is_what_a_reader_sees_of_it():
 
 
 def test_rewards_are_sums_of_their_parts_or_it_is_said():
-    rows = open_rollouts([thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
-                      thread("?", "x", reward=2, metrics={"reward/right": 1}), thread("?", "x", reward=2)])
+    rows = open_rollouts(
+        [
+            thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
+            thread("?", "x", reward=2, metrics={"reward/right": 1}),
+            thread("?", "x", reward=2),
+        ]
+    )
     rows.load()
     told = [replies.traj_reply(rows, row)[0]["breakdown"] for row in range(3)]
     assert [one["sums"] for one in told] == [True, False, None]
@@ -311,16 +340,30 @@ def test_any_filter_line_is_answered_or_refused(line):
 
 
 def test_the_whole_filter_language(tmp_path):
-    groups = [TrajectoryGroup([thread("?", "a", reward=i, metrics={"win": i > 1, "len/chars": 7.5}) for i in range(3)],
-                              metadata={"scenario_id": "red one"}), TrajectoryGroup([thread("?", "b"), KeyError("k")])]
+    groups = [
+        TrajectoryGroup(
+            [thread("?", "a", reward=i, metrics={"win": i > 1, "len/chars": 7.5}) for i in range(3)],
+            metadata={"scenario_id": "red one"},
+        ),
+        TrajectoryGroup([thread("?", "b"), KeyError("k")]),
+    ]
     store = RunStore(tmp_path)
     store.write_groups("train", 4, groups)
     rows = open_rollouts(tmp_path)
     rows.load()
-    cases = {"reward<2 and not win": [0, 1, 3], "failed": [4], "exception and not failed": [3],
-             "len/chars=7.5": [0, 1, 2], "scenario~red & reward>=1": [1, 2], "judged": [],
-             "split=train and step=4 and (index=0 or id=2)": [0, 2, 3],
-             "metrics.win=true": [2], "zero_variance": [3, 4], "advantage>1": [2], "tokens=0 and turns=1": [0, 1, 2, 3]}
+    cases = {
+        "reward<2 and not win": [0, 1, 3],
+        "failed": [4],
+        "exception and not failed": [3],
+        "len/chars=7.5": [0, 1, 2],
+        "scenario~red & reward>=1": [1, 2],
+        "judged": [],
+        "split=train and step=4 and (index=0 or id=2)": [0, 2, 3],
+        "metrics.win=true": [2],
+        "zero_variance": [3, 4],
+        "advantage>1": [2],
+        "tokens=0 and turns=1": [0, 1, 2, 3],
+    }
     assert {line: select(rows, line).tolist() for line in cases} == cases
     assert all(select(rows, f"{name}!=1") is not None for name in FIELDS)
     assert select(rows, preset="varied").tolist() == [0, 1, 2, 3, 4]
@@ -364,18 +407,34 @@ def test_every_reply_can_be_sent(text):
     call = {"id": text, "type": "function", "function": {"name": text, "arguments": text}}
     one = Trajectory(
         messages_and_choices=[
-            {"role": "system", "content": text}, {"role": text, "content": [{"type": "text", "text": text}]},
-            say(text, ids=0, tool_calls=[call]), {"role": "tool", "content": text, "tool_call_id": text}],
-        reward=1, metrics={text.encode("utf-8", "replace").decode(): 1}, metadata={text: [text]}, logs=[text],
-        tools=[{"type": "function", "function": {"name": text}}])
-    group = TrajectoryGroup([one, one.model_copy(update={"reward": 0.0}), ValueError(text)],
-                            metadata={"scenario_id": text})
+            {"role": "system", "content": text},
+            {"role": text, "content": [{"type": "text", "text": text}]},
+            say(text, ids=0, tool_calls=[call]),
+            {"role": "tool", "content": text, "tool_call_id": text},
+        ],
+        reward=1,
+        metrics={text.encode("utf-8", "replace").decode(): 1},
+        metadata={text: [text]},
+        logs=[text],
+        tools=[{"type": "function", "function": {"name": text}}],
+    )
+    group = TrajectoryGroup(
+        [one, one.model_copy(update={"reward": 0.0}), ValueError(text)], metadata={"scenario_id": text}
+    )
     rows = open_rollouts(group)
     rows.load()
-    for reply in (replies.index_reply(rows), replies.page_reply(rows, [0, 1, 2]), replies.traj_reply(rows, 0),
-                  replies.traj_reply(rows, 2), replies.compare_reply(rows, [0, 1]), replies.step_diff_reply(rows, 0),
-                  replies.board_reply(rows, 0), tokens_reply(rows, 0, 0), replies.select_reply(rows),
-                  replies.search_reply(rows, text)):
+    for reply in (
+        replies.index_reply(rows),
+        replies.page_reply(rows, [0, 1, 2]),
+        replies.traj_reply(rows, 0),
+        replies.traj_reply(rows, 2),
+        replies.compare_reply(rows, [0, 1]),
+        replies.step_diff_reply(rows, 0),
+        replies.board_reply(rows, 0),
+        tokens_reply(rows, 0, 0),
+        replies.select_reply(rows),
+        replies.search_reply(rows, text),
+    ):
         sendable(reply)
 
 
@@ -404,9 +463,14 @@ def test_parts_put_together_are_the_thread(texts):
 
 def test_thinking_and_calls_are_laid_apart():
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    one = Trajectory(messages_and_choices=[
-        say("<think>first</think>\nthen", tool_calls=[call]), {"role": "tool", "content": "seen", "tool_call_id": "c"},
-        say("done", reasoning="quietly")], additional_histories=[History(messages_and_choices=[say("apart")])])
+    one = Trajectory(
+        messages_and_choices=[
+            say("<think>first</think>\nthen", tool_calls=[call]),
+            {"role": "tool", "content": "seen", "tool_call_id": "c"},
+            say("done", reasoning="quietly"),
+        ],
+        additional_histories=[History(messages_and_choices=[say("apart")])],
+    )
     messages = conversation_of(one)
     assert [m.get("thinking") for m in messages] == ["first", None, "quietly", None]
     assert [m["turn"] for m in messages] == [0, None, 1, 2]
@@ -420,7 +484,7 @@ def test_comparing_marks_the_first_difference():
     rows.load()
     told = sendable(replies.compare_reply(rows, [0, 1]))
     assert told["prefix"] == 3
-    assert told["at"] == {"message": 3, "char": 3}           # the smile is two units
+    assert told["at"] == {"message": 3, "char": 3}  # the smile is two units
     assert [len(item["messages"]) for item in told["items"]] == [1, 1]
     told = sendable(replies.compare_reply(rows, [0, 2]))
     assert (told["prefix"], told["at"]["char"], told["identical"]) == (2, 0, False)
@@ -433,8 +497,13 @@ def test_comparing_marks_the_first_difference():
 def test_the_same_scenario_at_other_steps(tmp_path, named):
     store = RunStore(tmp_path)
     for step in (1, 2, 5):
-        groups = [TrajectoryGroup([thread(f"solve {s}", f"try {step}", reward=i * step) for i in range(2)],
-                                  metadata={"scenario_id": s} if named else {}) for s in ("a", "b")]
+        groups = [
+            TrajectoryGroup(
+                [thread(f"solve {s}", f"try {step}", reward=i * step) for i in range(2)],
+                metadata={"scenario_id": s} if named else {},
+            )
+            for s in ("a", "b")
+        ]
         store.write_groups("train", step, groups)
     rows = open_rollouts(tmp_path)
     rows.load()
@@ -453,7 +522,7 @@ def test_tokens_of_texts_in_any_script():
     told, (offsets, *halves) = tokens_reply(rows, 1, 0)
     ends = np.frombuffer(offsets, "<u4").tolist()
     units = told["text"].encode("utf-16-le")
-    assert [units[2 * a:2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)] == [*text]
+    assert [units[2 * a : 2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)] == [*text]
     assert "logprob" in told["channels"]
     assert "ratio" in told["why"]
     assert {*told["why"], *told["channels"]} == set(CHANNELS)
@@ -468,9 +537,14 @@ def test_what_is_asked_wrongly_is_refused():
     rows = open_rollouts(thread("?", "x"))
     rows.load()
     asked = [
-        lambda: replies.traj_reply(rows, 9), lambda: replies.traj_reply(rows, -1), lambda: tokens_reply(rows, 0, 5),
-        lambda: tokens_reply(rows, 0, 0, ["mood"]), lambda: replies.index_reply(rows, 0, ["colour"]),
-        lambda: replies.page_reply(rows, [0] * 201), lambda: replies.step_diff_reply(rows, 7)]
+        lambda: replies.traj_reply(rows, 9),
+        lambda: replies.traj_reply(rows, -1),
+        lambda: tokens_reply(rows, 0, 5),
+        lambda: tokens_reply(rows, 0, 0, ["mood"]),
+        lambda: replies.index_reply(rows, 0, ["colour"]),
+        lambda: replies.page_reply(rows, [0] * 201),
+        lambda: replies.step_diff_reply(rows, 7),
+    ]
     for ask in asked:
         with pytest.raises(ValueError, match="there is no|at most 200"):
             ask()

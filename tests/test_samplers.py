@@ -1,4 +1,5 @@
 """The sampler against transformers' own forward: crowds, turns, cancellations, cuts, memory, adapters, failures."""
+
 import asyncio
 import random
 import threading
@@ -16,7 +17,7 @@ from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import DRAWN, TransformersSampler, noise_size, sample_tokens, seeded_noise
 
 CLOSE = 1e-4
-SLACKS = 0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5   # a wide one alone takes in two tokens at once
+SLACKS = 0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5  # a wide one alone takes in two tokens at once
 EOS = 2
 
 
@@ -67,7 +68,7 @@ def cut_by_hand(logprobs, params, slack=0.0):
     order = np.argsort(-logprobs, kind="stable")
     p = np.exp(logprobs[order].astype(np.float64))
     keep = np.ones(len(p), bool)
-    keep[params.top_k or len(p):] = False
+    keep[params.top_k or len(p) :] = False
     keep &= p >= p[0] * params.min_p - slack
     left = np.where(keep, p, 0) / p[keep].sum()
     keep &= np.cumsum(left) - left < params.top_p + slack
@@ -79,11 +80,15 @@ def cut_by_hand(logprobs, params, slack=0.0):
 
 def expected(model, said):
     """The logprob of each sampled token by the plain model and by hand [slack, token]."""
-    rows = logits(model, said.prompt + said.ids)[len(said.prompt) - 1:-1] / (said.params.temperature or 1.0)
+    rows = logits(model, said.prompt + said.ids)[len(said.prompt) - 1 : -1] / (said.params.temperature or 1.0)
     rows = rows.log_softmax(-1).numpy()
     with np.errstate(divide="ignore"):
-        return np.array([[np.log(cut_by_hand(row, said.params, slack)[token])
-                          for row, token in zip(rows, said.ids, strict=True)] for slack in SLACKS])
+        return np.array(
+            [
+                [np.log(cut_by_hand(row, said.params, slack)[token]) for row, token in zip(rows, said.ids, strict=True)]
+                for slack in SLACKS
+            ]
+        )
 
 
 def check(model, said):
@@ -95,9 +100,14 @@ def check(model, said):
 
 def some_params(rng):
     return SamplingParams(
-        max_tokens=rng.randint(1, 20), temperature=rng.choice([1.0, 1.0, 0.7, 1.4]),
-        seed=rng.choice([None, rng.randrange(99)]), top_k=rng.choice([0, 0, 5, 40]),
-        top_p=rng.choice([1.0, 1.0, 0.8]), min_p=rng.choice([0.0, 0.0, 0.3]), ignore_eos=rng.random() < 0.7)
+        max_tokens=rng.randint(1, 20),
+        temperature=rng.choice([1.0, 1.0, 0.7, 1.4]),
+        seed=rng.choice([None, rng.randrange(99)]),
+        top_k=rng.choice([0, 0, 5, 40]),
+        top_p=rng.choice([1.0, 1.0, 0.8]),
+        min_p=rng.choice([0.0, 0.0, 0.3]),
+        ignore_eos=rng.random() < 0.7,
+    )
 
 
 def some_ids(rng, low, high):
@@ -106,7 +116,7 @@ def some_ids(rng, low, high):
 
 async def converse(sampler, rng, start, adapter=None):
     """A conversation of up to three turns, some of them left early."""
-    said, prompt = [], start[:rng.randrange(len(start))] + some_ids(rng, 1, 30)
+    said, prompt = [], start[: rng.randrange(len(start))] + some_ids(rng, 1, 30)
     for _ in range(rng.randint(1, 3)):
         said.append(await ask(sampler, prompt, some_params(rng), adapter, rng.choice([10**9, 10**9, 3])))
         await asyncio.sleep(rng.random() * 0.01)
@@ -138,7 +148,7 @@ async def test_a_crowd_of_conversations_is_sampled_from_what_transformers_comput
 async def test_reused_beginnings_change_nothing(made):
     rng = random.Random(3)
     start, tails = some_ids(rng, 60, 60), [some_ids(rng, 1, 40) for _ in range(12)]
-    prompts = [start[:20 + 4 * i] + tail for i, tail in enumerate(tails)]
+    prompts = [start[: 20 + 4 * i] + tail for i, tail in enumerate(tails)]
     found = []
     for options in ({}, {"prefix_bytes": 0}, {"max_running": 1, "prefix_bytes": 0}, {"prefill_tokens": 1}):
         sampler = made(**options)
@@ -176,11 +186,19 @@ async def test_greedy_takes_the_likeliest_token(made):
         np.testing.assert_allclose([p for _, p in s.top], row.topk(3).values, atol=CLOSE)
 
 
-@pytest.mark.parametrize("params", [
-    SamplingParams(), SamplingParams(temperature=0.5), SamplingParams(temperature=2.0, top_k=7),
-    SamplingParams(top_p=0.6), SamplingParams(top_p=0.0), SamplingParams(min_p=0.2),
-    SamplingParams(top_k=12, top_p=0.7, min_p=0.05, temperature=1.3),
-], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=2.0, top_k=7),
+        SamplingParams(top_p=0.6),
+        SamplingParams(top_p=0.0),
+        SamplingParams(min_p=0.2),
+        SamplingParams(top_k=12, top_p=0.7, min_p=0.05, temperature=1.3),
+    ],
+    ids=str,
+)
 def test_draws_follow_the_distribution(params):
     torch.manual_seed(0)
     row, n = torch.randn(40) * 2, 40_000
@@ -212,12 +230,12 @@ async def test_stop_strings(made):
     whole = await ask(sampler, prompt, SamplingParams(max_tokens=40, seed=2, ignore_eos=True))
     for length in (1, 2, 5):
         for at in range(0, len(whole.text) - length, 3):
-            stop = whole.text[at:at + length]
+            stop = whole.text[at : at + length]
             params = SamplingParams(max_tokens=40, seed=2, ignore_eos=True, stop=("\x00no", stop))
             said = await ask(sampler, prompt, params)
-            assert said.text == whole.text[:whole.text.index(stop)]
+            assert said.text == whole.text[: whole.text.index(stop)]
             assert said.sampled[-1].finish == "stop"
-            assert said.ids == whole.ids[:len(said.ids)]
+            assert said.ids == whole.ids[: len(said.ids)]
 
 
 async def test_the_context_ends_a_reply_and_refuses_a_prompt(made):
@@ -254,7 +272,7 @@ async def test_where_memory_is_short_replies_wait_and_are_right(made, places):
     for said in await asyncio.gather(*asked):
         assert len(said.ids) == 60
         check(plain("llama"), said)
-    one = slot_bytes(sampler, 448)      # the longest conversation alone may always run
+    one = slot_bytes(sampler, 448)  # the longest conversation alone may always run
     assert max(most) <= max(limit, one)
 
 
@@ -296,7 +314,7 @@ async def test_a_reply_ends_under_the_weights_it_began_with(made):
     before = [await anext(stream)]
     sampler.unload("m")
     sampler.load("m", new)
-    after = await ask(sampler, prompt, params, "m")         # the beginning that is kept is of other weights
+    after = await ask(sampler, prompt, params, "m")  # the beginning that is kept is of other weights
     before += [s async for s in stream]
     check(merged("llama", sampler.policy, old), Said(prompt, params, before))
     check(merged("llama", sampler.policy, new), after)

@@ -1,4 +1,5 @@
 """`art.train(seed=…)`: the same seed gives the same run, whatever finishes first."""
+
 import asyncio
 import random
 import threading
@@ -25,7 +26,8 @@ SCENARIOS = list(range(5))
 async def ask(model, messages, client=None, **asked):
     """A reply, as a choice."""
     reply = await (client or model.openai_client()).chat.completions.create(
-        model=model.get_inference_name(), messages=messages, **{"max_tokens": 6, "logprobs": True} | asked)
+        model=model.get_inference_name(), messages=messages, **{"max_tokens": 6, "logprobs": True} | asked
+    )
     return reply.choices[0]
 
 
@@ -35,6 +37,7 @@ def said_by(choice):
 
 def restless(fails=False, **asked):
     """A rollout of two turns that takes a random time and is worth what the model said; or fails, by what it said."""
+
     async def rollout(model, scenario):
         entries = []
         for turn in ("free", "and now"):
@@ -68,8 +71,15 @@ async def trained(directory, path, rollout=None, steps=1, **options):
     """What a run said, and the adapter it ended with."""
     told = Told()
     async with at_home(directory, path) as (model, _):
-        options = {"seed": 7, "groups_per_step": 2, "rollouts_per_group": 4, "learning_rate": 1e-2, "show": False,
-                   "on_step": told, "max_exceptions": 100} | options
+        options = {
+            "seed": 7,
+            "groups_per_step": 2,
+            "rollouts_per_group": 4,
+            "learning_rate": 1e-2,
+            "show": False,
+            "on_step": told,
+            "max_exceptions": 100,
+        } | options
         await art.train(model, rollout or restless(), SCENARIOS, steps=steps, **options)
         return vars(told), read_adapter(model.store.checkpoint_dir(steps))
 
@@ -80,6 +90,7 @@ def equal(a, b):
 
 
 # the same and another
+
 
 async def test_the_same_seed_gives_the_same_replies_rewards_and_weights(tiny_model_dir, tmp_path):
     first, adapter = await trained(tiny_model_dir, tmp_path / "a", restless(fails=True), steps=2)
@@ -113,6 +124,7 @@ async def test_a_seed_of_the_request_wins(tiny_model_dir, tmp_path):
 
 # where a request comes from
 
+
 async def by_http(model, messages):
     async with AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key) as client:
         return await ask(model, messages, client)
@@ -120,10 +132,12 @@ async def by_http(model, messages):
 
 async def on_a_thread(model, messages):
     def work():
-        with OpenAI(base_url=model.inference_base_url.replace("127.0.0.1", "localhost"),
-                    api_key=model.inference_api_key) as client:
-            return client.chat.completions.create(model=model.get_inference_name(), messages=messages, max_tokens=6,
-                                                  logprobs=True).choices[0]
+        with OpenAI(
+            base_url=model.inference_base_url.replace("127.0.0.1", "localhost"), api_key=model.inference_api_key
+        ) as client:
+            return client.chat.completions.create(
+                model=model.get_inference_name(), messages=messages, max_tokens=6, logprobs=True
+            ).choices[0]
 
     return await asyncio.to_thread(work)
 
@@ -133,8 +147,9 @@ async def by_requests(model, messages):
 
     head = {"Authorization": f"Bearer {model.inference_api_key}"}
     body = {"model": model.get_inference_name(), "messages": messages, "max_tokens": 6, "logprobs": True}
-    reply = await asyncio.to_thread(requests.post, f"{model.inference_base_url}/chat/completions", json=body,
-                                    headers=head)
+    reply = await asyncio.to_thread(
+        requests.post, f"{model.inference_base_url}/chat/completions", json=body, headers=head
+    )
     return type(await ask(model, messages)).model_validate(reply.json()["choices"][0])
 
 
@@ -143,8 +158,10 @@ async def by_aiohttp(model, messages):
 
     head = {"Authorization": f"Bearer {model.inference_api_key}"}
     body = {"model": model.get_inference_name(), "messages": messages, "max_tokens": 6, "logprobs": True}
-    async with aiohttp.ClientSession(headers=head) as session, session.post(
-            f"{model.inference_base_url}/chat/completions", json=body) as reply:
+    async with (
+        aiohttp.ClientSession(headers=head) as session,
+        session.post(f"{model.inference_base_url}/chat/completions", json=body) as reply,
+    ):
         found = await reply.json()
     return type(await ask(model, messages)).model_validate(found["choices"][0])
 
@@ -187,8 +204,9 @@ async def test_who_gets_a_seed(tiny_model_dir, tmp_path):
     async with at_home(tiny_model_dir, tmp_path) as (model, backend):
         warned = heard(backend, Warned)
         for steps, seed in ((1, None), (2, 7)):
-            run = art.train(model, rollout, SCENARIOS, steps=steps, seed=seed, groups_per_step=2, rollouts_per_group=3,
-                            show=False)
+            run = art.train(
+                model, rollout, SCENARIOS, steps=steps, seed=seed, groups_per_step=2, rollouts_per_group=3, show=False
+            )
             await run
     assert {*sent[None]} == {None}
     assert None not in sent[7] and len({*sent[7]}) == len(sent[7]) == 2 * 3 * 5
@@ -221,6 +239,7 @@ async def test_a_wrong_header_is_an_error_of_the_request(tiny_model_dir, tmp_pat
 
 # what cannot be repeated is said
 
+
 async def test_what_cannot_be_repeated_is_said_once(tiny_model_dir, tmp_path, capsys):
     async def at_once(model, scenario):
         messages = [{"role": "user", "content": f"free: {scenario}"}]
@@ -235,9 +254,11 @@ async def test_what_cannot_be_repeated_is_said_once(tiny_model_dir, tmp_path, ca
         await asyncio.to_thread(thread.join)
         return art.Trajectory(messages_and_choices=[*messages, made[0]], reward=said_by(made[0])[0])
 
-    for rollout, options, reason in ((at_once, {}, "several requests at the same time"),
-                                     (from_a_thread, {}, "did not reach the requests"),
-                                     (restless(), {"max_staleness": 1}, "the time of a request decides")):
+    for rollout, options, reason in (
+        (at_once, {}, "several requests at the same time"),
+        (from_a_thread, {}, "did not reach the requests"),
+        (restless(), {"max_staleness": 1}, "the time of a request decides"),
+    ):
         await trained(tiny_model_dir, tmp_path / rollout.__name__, rollout, steps=2, **options)
         assert capsys.readouterr().out.count(reason) == 1
         await trained(tiny_model_dir, tmp_path / f"{rollout.__name__}2", rollout, seed=None, **options)
@@ -254,6 +275,7 @@ async def test_a_backend_says_what_its_engine_can(tiny_model_dir, tmp_path, limi
 
 
 # order
+
 
 async def test_groups_have_the_order_of_their_input():
     async def one(reward, pause_s, error=None):

@@ -1,4 +1,5 @@
 "The endpoint with the real OpenAI client, over the socket and in process, and with clients that misbehave."
+
 import asyncio
 import json
 import logging
@@ -82,6 +83,7 @@ async def collect(stream, texts):
 
 # ---- what the client gets
 
+
 async def test_chat_completion(client):
     answer = await client.chat.completions.create(model="ttt@3", messages=HI, logprobs=True, top_logprobs=2)
     choice = answer.choices[0]
@@ -94,13 +96,18 @@ async def test_chat_completion(client):
     assert entries[0].token == "H"
     assert entries[0].bytes == [72]
     assert entries[-1].token == "<end>"
-    assert entries[0].top_logprobs[1].logprob == -9999.0          # a token that was cut off
+    assert entries[0].top_logprobs[1].logprob == -9999.0  # a token that was cut off
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (19, 13)
     assert (answer.model, answer.system_fingerprint) == ("ttt@3", "ttt@3")
     assert answer.id.startswith("chatcmpl-")
     chat, sampler = client.served.service.chat, client.served.service.sampler
-    assert chat.known[-1] == (HI, None, choice.model_extra["prompt_token_ids"], HELLO,
-                              {"role": "assistant", "content": "Hello, world"})
+    assert chat.known[-1] == (
+        HI,
+        None,
+        choice.model_extra["prompt_token_ids"],
+        HELLO,
+        {"role": "assistant", "content": "Hello, world"},
+    )
     assert sampler.calls[-1][1].max_tokens == 4096 - 19
     assert sampler.calls[-1][2] == "ttt@3"
 
@@ -155,15 +162,40 @@ async def test_choices_of_one_request_differ(client):
 
 
 async def test_parameters_arrive(client):
-    await client.chat.completions.create(model="base", messages=HI, max_completion_tokens=9, temperature=0.5, top_p=0.9,
-                                         seed=-3, stop=["a", "b"], user="me", metadata={}, store=False, logit_bias={},
-                                         parallel_tool_calls=True, frequency_penalty=0,
-                                         response_format={"type": "text"},
-                                         extra_body={"top_k": 5, "min_p": 0.1, "return_token_ids": True,
-                                                     "chat_template_kwargs": {"x": 1}, "ignore_eos": True})
+    await client.chat.completions.create(
+        model="base",
+        messages=HI,
+        max_completion_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        seed=-3,
+        stop=["a", "b"],
+        user="me",
+        metadata={},
+        store=False,
+        logit_bias={},
+        parallel_tool_calls=True,
+        frequency_penalty=0,
+        response_format={"type": "text"},
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.1,
+            "return_token_ids": True,
+            "chat_template_kwargs": {"x": 1},
+            "ignore_eos": True,
+        },
+    )
     p = client.served.service.sampler.calls[-1][1]
     assert (p.max_tokens, p.temperature, p.top_p, p.top_k, p.min_p, p.seed, p.stop, p.ignore_eos) == (
-        9, 0.5, 0.9, 5, 0.1, -3, ("a", "b"), True)
+        9,
+        0.5,
+        0.9,
+        5,
+        0.1,
+        -3,
+        ("a", "b"),
+        True,
+    )
     assert client.served.service.chat.told == {"x": 1}
     await client.chat.completions.create(model="base", messages=HI, max_tokens=10**9, temperature=1e-8)
     p = client.served.service.sampler.calls[-1][1]
@@ -180,7 +212,7 @@ async def test_the_prompts_ids_are_on_the_body_where_they_are_asked_for(client, 
     for index in range(2):
         told = [(c.model_extra or {}).get("prompt_token_ids") for c in chunks if c.choices[0].index == index]
         assert told[0] == ids
-        assert told[-1] is None                 # once is enough
+        assert told[-1] is None  # once is enough
     whole = await client.completions.create(model="base", prompt=["a"], extra_body={"return_token_ids": asked})
     assert (whole.model_extra or {}).get("prompt_token_ids") == ([97] if asked else None)
     two = await client.completions.create(model="base", prompt=["a", "b"], extra_body={"return_token_ids": asked})
@@ -213,7 +245,7 @@ async def test_tool_calls(client):
     calls = [call for c in chunks for call in c.delta.tool_calls or []]
     assert [(call.index, call.function.arguments) for call in calls] == [(i, '{"cell": "b2"}') for i in (0, 1)]
     assert calls[0].id != calls[1].id
-    assert next(i for i, c in enumerate(chunks) if c.delta.tool_calls) < len(chunks) - 2   # it still speaks
+    assert next(i for i, c in enumerate(chunks) if c.delta.tool_calls) < len(chunks) - 2  # it still speaks
     assert chunks[-1].finish_reason == "tool_calls"
     assert chunks[-1].model_extra["token_ids"] == choice.model_extra["token_ids"]
     a, b = client.served.service.chat.known[-2:]
@@ -230,8 +262,9 @@ async def test_tool_calls(client):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "play"}}])
 async def test_a_call_is_begun_for_the_model(client, choice, stream):
     client.served.service.sampler.words = '{"cell": "b2"}}</tool_call>'
-    answer = await client.chat.completions.create(model="base", messages=HI, tools=TOOLS, tool_choice=choice,
-                                                  stream=stream)
+    answer = await client.chat.completions.create(
+        model="base", messages=HI, tools=TOOLS, tool_choice=choice, stream=stream
+    )
     chunks = [c.choices[0] async for c in answer] if stream else []
     last = chunks[-1] if stream else answer.choices[0]
     calls = [call for c in chunks for call in c.delta.tool_calls or []] if stream else last.message.tool_calls
@@ -278,43 +311,52 @@ async def test_models_health_metrics(client):
 
 # ---- what is refused
 
-@pytest.mark.parametrize(("change", "status", "param", "code"), [
-    ({"model": "gpt-9"}, 404, "model", "model_not_found"),
-    ({"model": 7}, 400, "model", None),
-    ({"messages": None}, 400, "messages", None),
-    ({"messages": []}, 400, "messages", None),
-    ({"messages": "Hi"}, 400, "messages", None),
-    ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role", None),
-    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", None),
-    ({"messages": [{"role": "user"}]}, 400, "messages[0]", None),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type", None),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages", "context_length_exceeded"),
-    ({"temperature": "hot"}, 400, "temperature", None),
-    ({"temperature": True}, 400, "temperature", None),
-    ({"temperature": 1e999}, 400, None, None),
-    ({"top_p": 1.5}, 400, "top_p", None),
-    ({"n": 0}, 400, "n", None),
-    ({"n": 10**30}, 400, "n", None),
-    ({"max_tokens": 0}, 400, "max_tokens", None),
-    ({"max_completion_tokens": 1.5}, 400, "max_completion_tokens", None),
-    ({"seed": 2**63}, 400, "seed", None),
-    ({"stop": [1]}, 400, "stop[0]", None),
-    ({"stream": "yes"}, 400, "stream", None),
-    ({"top_logprobs": 21}, 400, "top_logprobs", None),
-    ({"logit_bias": {"5": 1}}, 400, "logit_bias", None),
-    ({"response_format": {"type": "json_object"}}, 400, "response_format", None),
-    ({"audio": {"voice": "alloy"}}, 400, "audio", None),
-    ({"tool_choice": "required"}, 400, "tool_choice", None),
-    ({"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": TOOLS}, 400, "tool_choice", None),
-    ({"tool_choice": {"type": "function"}, "tools": TOOLS}, 400, "tool_choice.function", None),
-    ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
-    ({"presence_penalty": 0.5}, 400, "presence_penalty", None),
-    ({"temprature": 1}, 400, "temprature", None),
-    ({"return_token_ids": "yes"}, 400, "return_token_ids", None),
-    ({"chat_template_kwargs": ["x"]}, 400, "chat_template_kwargs", None),
-    ({"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice", None),
-    ({"guided_choice": ["x"]}, 400, "guided_choice", None),
-])
+
+@pytest.mark.parametrize(
+    ("change", "status", "param", "code"),
+    [
+        ({"model": "gpt-9"}, 404, "model", "model_not_found"),
+        ({"model": 7}, 400, "model", None),
+        ({"messages": None}, 400, "messages", None),
+        ({"messages": []}, 400, "messages", None),
+        ({"messages": "Hi"}, 400, "messages", None),
+        ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role", None),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", None),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0]", None),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "messages[0].content[0].type",
+            None,
+        ),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages", "context_length_exceeded"),
+        ({"temperature": "hot"}, 400, "temperature", None),
+        ({"temperature": True}, 400, "temperature", None),
+        ({"temperature": 1e999}, 400, None, None),
+        ({"top_p": 1.5}, 400, "top_p", None),
+        ({"n": 0}, 400, "n", None),
+        ({"n": 10**30}, 400, "n", None),
+        ({"max_tokens": 0}, 400, "max_tokens", None),
+        ({"max_completion_tokens": 1.5}, 400, "max_completion_tokens", None),
+        ({"seed": 2**63}, 400, "seed", None),
+        ({"stop": [1]}, 400, "stop[0]", None),
+        ({"stream": "yes"}, 400, "stream", None),
+        ({"top_logprobs": 21}, 400, "top_logprobs", None),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias", None),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format", None),
+        ({"audio": {"voice": "alloy"}}, 400, "audio", None),
+        ({"tool_choice": "required"}, 400, "tool_choice", None),
+        ({"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": TOOLS}, 400, "tool_choice", None),
+        ({"tool_choice": {"type": "function"}, "tools": TOOLS}, 400, "tool_choice.function", None),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
+        ({"presence_penalty": 0.5}, 400, "presence_penalty", None),
+        ({"temprature": 1}, 400, "temprature", None),
+        ({"return_token_ids": "yes"}, 400, "return_token_ids", None),
+        ({"chat_template_kwargs": ["x"]}, 400, "chat_template_kwargs", None),
+        ({"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice", None),
+        ({"guided_choice": ["x"]}, 400, "guided_choice", None),
+    ],
+)
 def test_bad_requests_name_the_field(shared, change, status, param, code):
     answer = raw(shared, "/v1/chat/completions", json.dumps({"model": "base", "messages": HI} | change).encode())
     error = answer.json()["error"]
@@ -323,11 +365,22 @@ def test_bad_requests_name_the_field(shared, change, status, param, code):
     assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(("change", "param"), [
-    ({"prompt": [300]}, "prompt"), ({"prompt": [-1]}, "prompt"), ({"prompt": ""}, "prompt"),
-    ({"prompt": [[]]}, "prompt"), ({"prompt": [True]}, "prompt[0]"), ({"prompt": {"a": 1}}, "prompt"),
-    ({"prompt": ["x"] * 20, "n": 100}, "n"), ({"prompt": [1, "a"]}, None), ({"messages": HI}, "messages"),
-    ({"echo": True}, "echo"), ({"best_of": 3}, "best_of")])
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": [300]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": ["x"] * 20, "n": 100}, "n"),
+        ({"prompt": [1, "a"]}, None),
+        ({"messages": HI}, "messages"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 3}, "best_of"),
+    ],
+)
 def test_bad_completions(shared, change, param):
     answer = raw(shared, "/v1/completions", json.dumps({"model": "base", "prompt": "x"} | change).encode())
     error = answer.json()["error"]
@@ -357,6 +410,7 @@ def test_bad_http(shared):
 async def test_errors_of_a_template_are_the_clients(served):
     def refuse(messages, tools=None):
         raise RecursionError("roles must alternate")
+
     served.service.chat.prompt_ids = refuse
     answer = raw(served, "/v1/chat/completions", json.dumps({"model": "base", "messages": HI}).encode())
     assert answer.status_code == 400
@@ -388,14 +442,15 @@ async def test_a_long_render_holds_no_other_request_up(client):
 
 
 def test_large_bodies(served):
-    with connect(served) as line:                       # told: refused before a byte of it is sent
+    with connect(served) as line:  # told: refused before a byte of it is sent
         line.sendall(http_bytes(served, b"", length=50 << 20))
         assert b" 413 " in line.recv(4096).split(b"\r\n")[0]
 
     def parts():
         for _ in range(50):
             yield b" " * (1 << 20)
-    answer = raw(served, "/v1/chat/completions", parts())     # not told
+
+    answer = raw(served, "/v1/chat/completions", parts())  # not told
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     assert raw(served, "/health", method="GET").status_code == 200
     long = [{"role": "user", "content": "x" * (15 << 20)}]
@@ -411,6 +466,7 @@ async def test_a_large_body_is_not_read_to_its_end():
             for _ in range(50):
                 self.taken += 1
                 yield b" " * (1 << 20)
+
     sent = Sent()
     with pytest.raises(RequestError):
         await read_body(sent)
@@ -419,12 +475,16 @@ async def test_a_large_body_is_not_read_to_its_end():
 
 # ---- what fails in here
 
+
 async def test_a_failing_sampler(client, caplog):
     sampler, ask = client.served.service.sampler, client.chat.completions.create
-    for error, status in ((RuntimeError("out of memory"), 500), (ServeError("asleep", status=503), 503),
-                          (ServeError("too long"), 400)):
+    for error, status in (
+        (RuntimeError("out of memory"), 500),
+        (ServeError("asleep", status=503), 503),
+        (ServeError("too long"), 400),
+    ):
         sampler.error = error
-        for stream in (False, True):                    # nothing was sent yet: an ordinary HTTP error
+        for stream in (False, True):  # nothing was sent yet: an ordinary HTTP error
             caplog.clear()
             with pytest.raises(APIStatusError) as caught:
                 await ask(model="base", messages=HI, stream=stream, n=3)
@@ -443,7 +503,7 @@ async def test_a_failing_sampler(client, caplog):
 
 async def test_one_failed_choice_ends_its_siblings(client):
     sampler = client.served.service.sampler
-    sampler.gate = (3, threading.Event())               # its siblings would wait for ever
+    sampler.gate = (3, threading.Event())  # its siblings would wait for ever
     sampler.error, sampler.error_call = RuntimeError("out of memory"), 2
     for stream in (False, True):
         sampler.calls.clear()
@@ -453,6 +513,7 @@ async def test_one_failed_choice_ends_its_siblings(client):
 
 
 # ---- streaming and leaving
+
 
 async def test_tokens_arrive_while_sampling_goes_on(client):
     gate = threading.Event()
@@ -468,7 +529,7 @@ async def test_tokens_arrive_while_sampling_goes_on(client):
 
 async def test_who_leaves_cancels(client):
     sampler = client.served.service.sampler
-    sampler.gate = (3, threading.Event())               # never set: it would wait for ever
+    sampler.gate = (3, threading.Event())  # never set: it would wait for ever
     stream = await client.chat.completions.create(model="base", messages=HI, stream=True, n=2)
     await anext(aiter(stream))
     await stream.close()
@@ -478,7 +539,7 @@ async def test_who_leaves_cancels(client):
     task.cancel()
     await until(lambda: sampler.closed == 4)
     before, patience_s = sampler.closed, 0.2
-    while sampler.closed == before and patience_s < 10:     # the request may not have arrived in that time
+    while sampler.closed == before and patience_s < 10:  # the request may not have arrived in that time
         with pytest.raises(APITimeoutError):
             await client.with_options(timeout=patience_s).chat.completions.create(model="base", messages=HI)
         await asyncio.sleep(0.2)
@@ -494,13 +555,13 @@ async def test_slow_clients_hold_nobody_up(served):
     body = json.dumps({"model": "base", "messages": HI, "stream": True, "logprobs": True}).encode()
     request, lines = http_bytes(served, body), [connect(served) for _ in range(5)]
     for line in lines:
-        line.sendall(request)                           # and read nothing
+        line.sendall(request)  # and read nothing
     dribble = connect(served)
-    for i in range(0, 120, 3):                          # and one that sends a few bytes at a time
-        dribble.sendall(request[i:i + 3])
+    for i in range(0, 120, 3):  # and one that sends a few bytes at a time
+        dribble.sendall(request[i : i + 3])
     async with AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0) as client:
         await client.with_options(timeout=60).chat.completions.create(model="base", messages=HI, max_tokens=5)
-        assert served.service.sampler.open              # replies that nobody reads are still being written
+        assert served.service.sampler.open  # replies that nobody reads are still being written
     dribble.sendall(request[120:])
     got = b""
     while not got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
@@ -531,6 +592,7 @@ async def test_200_at_once(client):
             choice = [c.choices[0] async for c in stream][-1]
         assert bytes(choice.model_extra["prompt_token_ids"]) == f"<user>{i}<assistant>".encode()
         assert choice.model_extra["token_ids"] == HELLO
+
     client.served.service.sampler.delay_s = 0.001
     await asyncio.gather(*(one(i) for i in range(200)))
     assert client.served.service.sampler.open == 0
@@ -548,11 +610,13 @@ async def test_1000_connections(served):
         answer = await reader.read()
         writer.close()
         return answer.split(b" ")[1]
+
     served.service.sampler.delay_s = 0.05
     assert set(await asyncio.gather(*(one() for _ in range(1000)))) == {b"200"}
 
 
 # ---- the life of an endpoint
+
 
 @pytest.fixture
 def new_threads():
@@ -587,9 +651,9 @@ async def test_stop_ends_what_is_open(caplog, new_threads):
     whole = asyncio.create_task(client.chat.completions.create(model="base", messages=HI))
     stream = await client.chat.completions.create(model="base", messages=HI, stream=True)
     half = connect(it)
-    half.sendall(http_bytes(it, b"{", length=100))     # a body that never comes
+    half.sendall(http_bytes(it, b"{", length=100))  # a body that never comes
     await until(lambda: sampler.open == 2)
-    await asyncio.wait_for(asyncio.to_thread(it.stop), 60)      # nothing else would end these requests
+    await asyncio.wait_for(asyncio.to_thread(it.stop), 60)  # nothing else would end these requests
     assert sampler.open == 0
     assert new_threads() == []
     with pytest.raises(APIStatusError) as caught:
@@ -613,7 +677,7 @@ async def test_stop_with_a_client_that_does_not_read(new_threads):
     await until(lambda: it.service.sampler.open)
     await asyncio.sleep(0.5)
     assert it.service.sampler.open
-    await asyncio.wait_for(asyncio.to_thread(it.stop), 60)      # nobody reads: the replies cannot end otherwise
+    await asyncio.wait_for(asyncio.to_thread(it.stop), 60)  # nobody reads: the replies cannot end otherwise
     assert new_threads() == []
     assert it.service.sampler.open == 0
     for line in lines:
@@ -634,8 +698,10 @@ async def test_in_process_needs_no_thread(new_threads):
 
 # ---- with the real chat format
 
-TEMPLATE = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 class Spelling(Scripted):
@@ -647,9 +713,15 @@ class Spelling(Scripted):
 
     async def _say(self, params, fails):
         from art_nb.samplers.base import SampledToken
+
         for token in ("H", "i", "<e>"):
-            yield SampledToken(self.tokenizer.convert_tokens_to_ids(token), -0.5, token.strip("<e>"), [],
-                          "stop" if token == "<e>" else None)
+            yield SampledToken(
+                self.tokenizer.convert_tokens_to_ids(token),
+                -0.5,
+                token.strip("<e>"),
+                [],
+                "stop" if token == "<e>" else None,
+            )
 
 
 async def test_the_next_turn_keeps_the_sampled_ids():
@@ -657,6 +729,7 @@ async def test_the_next_turn_keeps_the_sampled_ids():
     from transformers import PreTrainedTokenizerFast
 
     from art_nb.tokens.chat import ChatFormat
+
     letters = [chr(i) for i in range(32, 127)] + ["Hi"]
     bpe = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, [("H", "i")]))
     bpe.decoder = decoders.Fuse()
@@ -672,7 +745,7 @@ async def test_the_next_turn_keeps_the_sampled_ids():
             messages += [reply, {"role": "user", "content": "again"}]
             second = (await client.chat.completions.create(model="base", messages=messages)).choices[0]
             seen = choice.model_extra["prompt_token_ids"] + choice.model_extra["token_ids"]
-            assert second.model_extra["prompt_token_ids"][:len(seen)] == seen
+            assert second.model_extra["prompt_token_ids"][: len(seen)] == seen
 
 
 def test_parts_are_what_they_say():

@@ -1,4 +1,5 @@
 "Malformed requests: no 5xx, no hang, and a good request is answered afterwards."
+
 import json
 import socket
 
@@ -9,12 +10,21 @@ from hypothesis import strategies as st
 from server_parts import endpoint
 
 GOOD = {
-    "/v1/chat/completions": {"model": "ttt@3", "messages": [
-        {"role": "system", "content": "Play."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
-        {"role": "tool", "content": "7", "tool_call_id": "c"}], "max_tokens": 3,
-        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
+    "/v1/chat/completions": {
+        "model": "ttt@3",
+        "messages": [
+            {"role": "system", "content": "Play."},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "content": "7", "tool_call_id": "c"},
+        ],
+        "max_tokens": 3,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    },
     "/v1/completions": {"model": "base", "prompt": [[72, 105], [72]], "max_tokens": 3, "logprobs": 1},
 }
 FIELDS = """model messages prompt n stream stream_options temperature top_p top_k min_p seed stop max_tokens
@@ -22,10 +32,22 @@ FIELDS = """model messages prompt n stream stream_options temperature top_p top_
     best_of role content nonsense guided_choice structured_outputs chat_template_kwargs return_token_ids
     return_tokens_as_token_ids""".split()
 
-leaves = (st.none() | st.booleans() | st.integers(-5, 30) | st.integers() | st.floats() | st.text(max_size=9)
-          | st.sampled_from([2**63, -2**63, 10**400, 1e308, "auto", "length", "\ud800", "\x00", "text", "user"]))
-anything = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
-    st.sampled_from(FIELDS) | st.text(max_size=5), inner, max_size=4), max_leaves=8)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 30)
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=9)
+    | st.sampled_from([2**63, -(2**63), 10**400, 1e308, "auto", "length", "\ud800", "\x00", "text", "user"])
+)
+anything = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
 
 
 def places(value, path=()):
@@ -56,15 +78,16 @@ def bodies(draw):
     data = json.dumps(body).encode()
     cut = draw(st.integers(0, 3 * len(data)))
     flip = draw(st.binary(max_size=3))
-    return path, data if cut >= len(data) else data[:cut] + flip + data[cut + len(flip):]
+    return path, data if cut >= len(data) else data[:cut] + flip + data[cut + len(flip) :]
 
 
 @pytest.fixture(scope="module")
 def served():
     it = endpoint()
     it.start()
-    with httpx.Client(base_url=it.base_url.removesuffix("/v1"), timeout=60,
-                      headers={"Authorization": f"Bearer {it.api_key}"}) as client:
+    with httpx.Client(
+        base_url=it.base_url.removesuffix("/v1"), timeout=60, headers={"Authorization": f"Bearer {it.api_key}"}
+    ) as client:
         client.endpoint = it
         yield client
     it.stop()
@@ -97,8 +120,7 @@ def is_well(served):
 def test_2000_malformed_bodies(served):
     seen = {}
 
-    @settings(max_examples=2000, derandomize=True, database=None,
-              suppress_health_check=list(HealthCheck))
+    @settings(max_examples=2000, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(bodies())
     def fuzz(request):
         path, data = request
@@ -118,19 +140,32 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("data", [
-    b"", b"\r\n\r\n", b"\x16\x03\x01\x02\x00" * 50, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"G" * 200_000,
-    HEAD + b"Content-Length: -1\r\n\r\n", HEAD + b"Content-Length: 9\r\nContent-Length: 2\r\n\r\n{}",
-    HEAD + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n", HEAD + b"Content-Length: 100\r\n\r\n{}",
-    HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n", HEAD + b"Transfer-Encoding: gzip\r\n\r\n{}",
-    HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}", HEAD + b"X: \x00\r\n\r\n",
-    (HEAD + b"Content-Length: 2\r\n\r\n{}") * 9,
-    HEAD + b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n",
-    b"GET /v1/models/%ff%00/../.. HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n\r\n",
-    b"OPTIONS * HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n\r\n",
-    b"GET http://x/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n\r\n",
-])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" * 50,
+        b"GET\r\n\r\n",
+        b"POST / HTTP/9.9\r\n\r\n",
+        b"G" * 200_000,
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Content-Length: 9\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n",
+        HEAD + b"Content-Length: 100\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"X: \x00\r\n\r\n",
+        (HEAD + b"Content-Length: 2\r\n\r\n{}") * 9,
+        HEAD
+        + b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n",
+        b"GET /v1/models/%ff%00/../.. HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n\r\n",
+        b"GET http://x/v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n\r\n",
+    ],
+)
 def test_malformed_http(served, data):
     port = int(served.endpoint.base_url.split(":")[2].split("/")[0])
     with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
@@ -140,7 +175,7 @@ def test_malformed_http(served, data):
             line.shutdown(socket.SHUT_WR)
             while part := line.recv(1 << 16):
                 got += part
-        except OSError:                 # the server may hang up on such a client
+        except OSError:  # the server may hang up on such a client
             pass
     assert not any(f.startswith(b"5") for f in (p.split(b" ")[0] for p in got.split(b"HTTP/1.1 ")[1:])), got[:500]
     is_well(served)

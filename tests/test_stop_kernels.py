@@ -1,4 +1,5 @@
 """The buttons of the live cell in real kernels: whatever the ipykernel, and whatever a cell does meanwhile."""
+
 import time
 
 import pytest
@@ -26,7 +27,7 @@ options = dict(steps=100_000, groups_per_step=2, rollouts_per_group=4)
 """
 # ways in which a cell may go on while the run does, and whether buttons are heard then
 RETURNED, AWAITING, JOINING = "run = art.train(model, rollout, range(9), **options)", "await run", "run.join()"
-DEAF = {("7.4.0", JOINING)}      # nobody can be heard there: the cell says so, and the STOP file works
+DEAF = {("7.4.0", JOINING)}  # nobody can be heard there: the cell says so, and the STOP file works
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -69,14 +70,14 @@ def test_stop_is_heard_and_done(front, waiting, record_property):
         waits = "deaf" if (version, waiting) in DEAF else "heard"
         assert front.until(lambda: front.tick()["waits"] == waits, 60), front.tick()
     pressed = time.monotonic()
-    number = front.send("control", action="stop")       # of 100,000 steps: no other message could end the cell
+    number = front.send("control", action="stop")  # of 100,000 steps: no other message could end the cell
     if (version, waiting) in DEAF:
         assert front.answer(number, 1) is None
         (stop_file(front)).touch()
     else:
         answer = front.answer(number)
         assert answer is not None and answer["ok"], answer
-        record_property("acknowledged_s", answer["heard"] - pressed)        # 0.5 on an idle machine
+        record_property("acknowledged_s", answer["heard"] - pressed)  # 0.5 on an idle machine
     assert front.until(lambda: over(front), 60)
     if waiting:
         assert front.until(lambda: cell in front.idle, 60)
@@ -86,13 +87,16 @@ def test_stop_is_heard_and_done(front, waiting, record_property):
 def stop_file(front):
     """Where anybody may write, whatever the kernel hears."""
     from pathlib import Path
+
     return Path(front.tick()["where"]) / "STOP"
 
 
 def test_stop_ends_training_within_a_micro_batch(front):
-    front.run("backend, before = model.backend(), await model.get_step()\n"
-              "slow = lambda event: time.sleep(1)\n"
-              "forget = backend.bus.subscribe(slow, GradientStep)")       # each micro-batch takes as long
+    front.run(
+        "backend, before = model.backend(), await model.get_step()\n"
+        "slow = lambda event: time.sleep(1)\n"
+        "forget = backend.bus.subscribe(slow, GradientStep)"
+    )  # each micro-batch takes as long
     front.run(RETURNED.replace("**options", "**options | dict(tokens_per_batch=24, groups_per_step=4)"))
     assert front.until(lambda: front.tick()["micro"][0] >= 1 and front.tick()["phase"] == "training", 60)
     before = front.tick()
@@ -127,7 +131,7 @@ def test_what_a_front_end_without_widgets_sees(front):
     assert front.until(lambda: "No live view has answered" in html(), 60)
     assert front.until(lambda: not [state for state in front.comms.values() if "phase" in state.get("tick", {})], 60)
     before = html()
-    assert front.until(lambda: html() != before, 60)                    # it is kept current
+    assert front.until(lambda: html() != before, 60)  # it is kept current
     front.run("run.stop()")
     assert "stopped" in html()
 
@@ -145,7 +149,7 @@ def test_cells_that_wait_in_line_are_run(front):
 
 def test_interrupting_a_waiting_cell_pauses(front):
     cell = begin(front, AWAITING)
-    assert front.until(lambda: front.tick()["waits"] == "heard", 60)     # no ping is being answered any more
+    assert front.until(lambda: front.tick()["waits"] == "heard", 60)  # no ping is being answered any more
     front.manager.interrupt_kernel()
     assert front.until(lambda: cell in front.idle, 60), front.stacks()
     assert front.until(lambda: front.tick()["status"] == "paused", 60)
@@ -161,7 +165,7 @@ def test_no_more_than_four_messages_a_second_and_no_comm_more(front):
     passed = lambda: time.time() - start
     assert front.until(lambda: passed() > 5 and front.tick()["step"] > step + 3, 60)
     assert len(front.comms) == comms
-    assert sum(sent > start for sent in front.times) <= 4 * passed() + 2       # others arrived late
+    assert sum(sent > start for sent in front.times) <= 4 * passed() + 2  # others arrived late
     front.run("run.stop()")
 
 

@@ -1,4 +1,5 @@
 """Races, kills, full disks, and the files of ART's older versions."""
+
 import io
 import json
 import os
@@ -65,8 +66,12 @@ def make_groups(rng):
     def trajectory():
         further = [History(messages_and_choices=make_conversation(rng)) for _ in range(rng.randrange(2))]
         return Trajectory(
-            messages_and_choices=make_conversation(rng), reward=rng.random(), metrics={"won": True, "n": 3, "f": 0.5},
-            additional_histories=further, metadata={"seed": 7, "deep": {"a": [1, None]}}, logs=["ein Log: ü"],
+            messages_and_choices=make_conversation(rng),
+            reward=rng.random(),
+            metrics={"won": True, "n": 3, "f": 0.5},
+            additional_histories=further,
+            metadata={"seed": 7, "deep": {"a": [1, None]}},
+            logs=["ein Log: ü"],
             tools=[{"type": "function"}],
         )
 
@@ -103,7 +108,8 @@ def test_a_long_conversation_is_stored_once():
 
 def test_odd_values_do_not_lose_the_step(tmp_path):
     odd = Trajectory(
-        messages_and_choices=[{"role": "user", "content": "\ud800 broken"}], reward=float("nan"),
+        messages_and_choices=[{"role": "user", "content": "\ud800 broken"}],
+        reward=float("nan"),
         metadata={"when": datetime.now(UTC), "array": np.arange(3), "object": object(), "set": {1}},
     )
     odd.metrics["np"], odd.metrics["nan"], odd.metrics["text"] = np.float32(0.5), float("nan"), "three"
@@ -137,7 +143,7 @@ def test_a_step_that_is_written_again_fits_what_a_reader_had_opened(tmp_path):
     path = store.write_groups("train", 1, groups)
     before = path.read_bytes()
     store.write_groups("train", 1, groups)
-    path.write_bytes(before)        # of a reader who came between the two files, or after a kill
+    path.write_bytes(before)  # of a reader who came between the two files, or after a kill
     back = store.read_groups("train", 1)
     assert len(pack_tokens(back)["sizes"])
     assert not heard
@@ -153,7 +159,7 @@ def test_rows_that_are_appended_together_stay_together(tmp_path):
         thread.join()
     rows = read_lines(path)
     assert len(rows) == 3 * 40 * 4
-    assert all(rows[i:i + 4] == [rows[i]] * 4 for i in range(0, len(rows), 4))
+    assert all(rows[i : i + 4] == [rows[i]] * 4 for i in range(0, len(rows), 4))
 
 
 def test_every_torn_end_is_repaired(tmp_path):
@@ -318,11 +324,19 @@ def test_arts_older_layout(tmp_path):
     (tmp_path / "history.jsonl").write_text('{"val/reward": 0.5, "step": 4, "recorded_at": "2025-06-14T00:00:00"}\n')
     choice, _ = make_choice(random.Random(1))
     flawed = {"finish_reason": "odd", "index": 0, "message": {"role": "assistant", "content": "B2"}}
-    line = {"trajectories": [
-        {"messages_and_choices": [{"role": "user", "content": "go"}, choice.to_dict(), flawed], "reward": 1,
-         "metrics": {"n": None}, "metadata": {}, "tools": None, "logs": []},
-        {"messages": [{"role": "user", "content": "go"}], "reward": 0},
-    ]}
+    line = {
+        "trajectories": [
+            {
+                "messages_and_choices": [{"role": "user", "content": "go"}, choice.to_dict(), flawed],
+                "reward": 1,
+                "metrics": {"n": None},
+                "metadata": {},
+                "tools": None,
+                "logs": [],
+            },
+            {"messages": [{"role": "user", "content": "go"}], "reward": 0},
+        ]
+    }
     (tmp_path / "trajectories/val").mkdir(parents=True)
     (tmp_path / "trajectories/val/0004.jsonl").write_text(json.dumps(line) + "\n" + json.dumps({"trajectories": []}))
     store = open_run(tmp_path)
@@ -335,14 +349,24 @@ def test_arts_older_layout(tmp_path):
 
 
 def test_arts_flat_parquet(tmp_path):
-    rows = [{
-        "group_index": g, "reward": 0.5, "metrics": '{"n": 1}', "metadata": None, "tools": None, "logs": ["a"],
-        "group_metadata": '{"s": 1}', "group_metrics": None, "group_logs": None,
-        "messages": [
-            {"role": "user", "content": "go", "tool_calls": None, "tool_call_id": None, "trainable": False},
-            {"role": "assistant", "content": "A1", "tool_calls": "[]", "tool_call_id": None, "trainable": True},
-        ],
-    } for g in (1, 0, 1)]
+    rows = [
+        {
+            "group_index": g,
+            "reward": 0.5,
+            "metrics": '{"n": 1}',
+            "metadata": None,
+            "tools": None,
+            "logs": ["a"],
+            "group_metadata": '{"s": 1}',
+            "group_metrics": None,
+            "group_logs": None,
+            "messages": [
+                {"role": "user", "content": "go", "tool_calls": None, "tool_call_id": None, "trainable": False},
+                {"role": "assistant", "content": "A1", "tool_calls": "[]", "tool_call_id": None, "trainable": True},
+            ],
+        }
+        for g in (1, 0, 1)
+    ]
     path = tmp_path / "trajectories/train/0002.parquet"
     path.parent.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -381,11 +405,17 @@ def test_opening_what_is_no_run(tmp_path):
 def test_logprobs_that_nobody_asked_for_are_stored(tmp_path):
     message = {"role": "assistant", "content": "hi"}
     data = {"finish_reason": "stop", "index": 0, "message": message, "logprobs": None}
-    extras = [{"prompt_token_ids": [1], "token_ids": [7, 8], "token_logprobs": [-0.5, -2.0]}, {"token_ids": [9]},
-              {"token_ids": [9], "token_logprobs": "none"}, {"token_ids": [3], "token_logprobs": [-1.5]}]
+    extras = [
+        {"prompt_token_ids": [1], "token_ids": [7, 8], "token_logprobs": [-0.5, -2.0]},
+        {"token_ids": [9]},
+        {"token_ids": [9], "token_logprobs": "none"},
+        {"token_ids": [3], "token_logprobs": [-1.5]},
+    ]
     said = [Choice.model_validate(data | extra) for extra in extras]
-    groups = [TrajectoryGroup([Trajectory(messages_and_choices=said[:3])]),
-              TrajectoryGroup([Trajectory(messages_and_choices=said[3:])])]
+    groups = [
+        TrajectoryGroup([Trajectory(messages_and_choices=said[:3])]),
+        TrajectoryGroup([Trajectory(messages_and_choices=said[3:])]),
+    ]
     store = RunStore(tmp_path)
     store.write_groups("train", 1, groups)
     back = store.read_groups("train", 1)

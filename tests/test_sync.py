@@ -1,4 +1,5 @@
 """The modules are what the notebooks export, and README.md is what index.ipynb says."""
+
 import shutil
 import subprocess
 import sys

@@ -1,4 +1,5 @@
 """Token views: exact where choices carry ids, printed by the chat template where they do not."""
+
 import math
 
 import pytest
@@ -16,14 +17,23 @@ EXACT, DRAWN = TokenFlag.EXACT, TokenFlag.EXACT | TokenFlag.SAMPLED | TokenFlag.
 
 def choice(prompt, sampled, finish="stop", logprobs=True):
     told = [-float(token) for token in sampled] if logprobs else None
-    return Choice.model_validate({
-        "index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": "b2"},
-        "prompt_token_ids": prompt, "token_ids": sampled, "token_logprobs": told})
+    return Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": finish,
+            "message": {"role": "assistant", "content": "b2"},
+            "prompt_token_ids": prompt,
+            "token_ids": sampled,
+            "token_logprobs": told,
+        }
+    )
 
 
 def game(**fields):
-    return art.Trajectory(messages_and_choices=[
-        GO, choice([1, 2], [7, 8]), MORE, choice([1, 2, 7, 8, 4], [9], "length", logprobs=False)], **fields)
+    return art.Trajectory(
+        messages_and_choices=[GO, choice([1, 2], [7, 8]), MORE, choice([1, 2, 7, 8, 4], [9], "length", logprobs=False)],
+        **fields,
+    )
 
 
 def test_the_values_are_arts():
@@ -33,7 +43,7 @@ def test_the_values_are_arts():
 def test_a_game_is_one_sequence():
     t = game(reward=0.5, metrics={"won": True}, metadata={"seed": 1})
     one = t.tokenize(model="ttt")
-    row, = trajectory_rows(t)
+    (row,) = trajectory_rows(t)
     assert one.tokens == row.tokens.tolist() == [1, 2, 7, 8, 4, 9]
     assert [bool(flag & TokenFlag.SAMPLED) for flag in one.flags] == row.sampled.tolist()
     told = DRAWN | TokenFlag.PROCESSED_LOGPROBS
@@ -41,7 +51,12 @@ def test_a_game_is_one_sequence():
     assert one.logprobs[2:4] == [-7, -8]
     assert all(map(math.isnan, one.logprobs[:2] + one.logprobs[4:]))
     assert (one.model, one.trajectory is t, one.reward, one.metrics, one.metadata) == (
-        "ttt", True, 0.5, {"won": True}, {"seed": 1})
+        "ttt",
+        True,
+        0.5,
+        {"won": True},
+        {"seed": 1},
+    )
     one.reward = 2
     assert t.reward == 2.0
 
@@ -71,7 +86,9 @@ async def test_tensors_have_their_kinds():
     assert (made[0].metadata, made[0].trajectory_group is group) == ({"scenario_id": 3}, True)
     assert isinstance(await art.tokenize(group), art.TokenizedTrajectoryGroup)
     assert [type(one) for one in await art.tokenize([game(), group])] == [
-        art.TokenizedTrajectory, art.TokenizedTrajectoryGroup]
+        art.TokenizedTrajectory,
+        art.TokenizedTrajectoryGroup,
+    ]
 
 
 def test_a_conversation_without_ids_is_printed(tiny_model_dir):
@@ -104,10 +121,19 @@ async def test_a_template_of_ones_own_prints_it():
 
 def test_what_one_model_said_is_chosen():
     def exchange(model, prompt):
-        reply = {"id": "1", "object": "chat.completion", "created": 0, "model": model,
-                 "choices": [choice(prompt, [7]).model_dump()]}
-        return {"request": {"model": model, "messages": [{"role": "user", "content": model}]}, "response": reply,
-                "start_time": "2026-01-01T00:00:00Z", "end_time": "2026-01-01T00:00:01Z"}
+        reply = {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 0,
+            "model": model,
+            "choices": [choice(prompt, [7]).model_dump()],
+        }
+        return {
+            "request": {"model": model, "messages": [{"role": "user", "content": model}]},
+            "response": reply,
+            "start_time": "2026-01-01T00:00:00Z",
+            "end_time": "2026-01-01T00:00:01Z",
+        }
 
     t = art.Trajectory.model_validate({"exchanges": {"chat_completions": [exchange("a@1", [1]), exchange("b", [2])]}})
     assert (t.tokenize(model="a@*").tokens, t.tokenize(model="a@*").model) == ([1, 7], "a@1")

@@ -21,14 +21,23 @@ def choice(prompt, sampled, logprobs=True, finish="stop"):
     if logprobs is True:
         logprobs = [-float(token) for token in sampled]
     entries = [{"token": "x", "logprob": value, "top_logprobs": []} for value in logprobs or []]
-    return Choice.model_validate({
-        "index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": "x"},
-        "logprobs": {"content": entries} if logprobs else None, "prompt_token_ids": prompt, "token_ids": sampled})
+    return Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": finish,
+            "message": {"role": "assistant", "content": "x"},
+            "logprobs": {"content": entries} if logprobs else None,
+            "prompt_token_ids": prompt,
+            "token_ids": sampled,
+        }
+    )
 
 
 def trajectory(*entries, histories=()):
-    return Trajectory(messages_and_choices=list(entries),
-                      additional_histories=[History(messages_and_choices=list(one)) for one in histories])
+    return Trajectory(
+        messages_and_choices=list(entries),
+        additional_histories=[History(messages_and_choices=list(one)) for one in histories],
+    )
 
 
 def shape(row):
@@ -42,8 +51,12 @@ def shapes(made):
 
 
 def test_turns_that_extend_one_another_are_one_row():
-    row, = trajectory_rows(trajectory(
-        USER, choice([1, 2], [7, 8]), USER, choice([1, 2, 7, 8, 3, 4], [9]), choice([1, 2, 7, 8, 3, 4, 9], [5])), 3)
+    (row,) = trajectory_rows(
+        trajectory(
+            USER, choice([1, 2], [7, 8]), USER, choice([1, 2, 7, 8, 3, 4], [9]), choice([1, 2, 7, 8, 3, 4, 9], [5])
+        ),
+        3,
+    )
     assert shape(row) == "1 2 [7] [8] 3 4 [9] [5]"
     assert (row.trajectory, row.truncated) == (3, False)
     assert (row.tokens.dtype, row.sampled.dtype, row.logprobs.dtype) == (np.int32, bool, np.float32)
@@ -53,7 +66,9 @@ def test_turns_that_extend_one_another_are_one_row():
 
 def test_a_prompt_that_was_rewritten_starts_a_row():
     assert shapes(trajectory(choice([1, 2], [7, 8]), choice([1, 2, 8, 3], [9]), choice([1, 2, 8, 3, 9], [6]))) == [
-        "1 2 [7] [8]", "1 2 8 3 [9] [6]"]
+        "1 2 [7] [8]",
+        "1 2 8 3 [9] [6]",
+    ]
 
 
 def test_a_shorter_prompt_starts_a_row():
@@ -69,7 +84,9 @@ def test_shared_turns_are_trained_in_the_first_history_only():
     fork = choice([1, 7, 3], [9])
     again = first.model_copy(deep=True)
     assert shapes(trajectory(first, second, histories=[[again, fork], [first, second], [fork]])) == [
-        "1 [7] 2 [8]", "1 7 3 [9]"]
+        "1 [7] 2 [8]",
+        "1 7 3 [9]",
+    ]
     assert shapes(trajectory(USER, histories=[[first], [first, second]])) == ["1 [7]", "1 7 2 [8]"]
 
 
@@ -93,7 +110,7 @@ def test_truncated_tells_of_the_last_choice():
 
 @pytest.mark.parametrize("logprobs", [None, []])
 def test_missing_logprobs_are_nan(logprobs):
-    row, = trajectory_rows(trajectory(choice([1, 2], [7, 8], logprobs=logprobs)), strict=True)
+    (row,) = trajectory_rows(trajectory(choice([1, 2], [7, 8], logprobs=logprobs)), strict=True)
     assert np.isnan(row.logprobs).all()
     assert row.sampled.tolist() == [False, False, True, True]
 
@@ -113,8 +130,9 @@ def without_ids(**given):
     return made
 
 
-@pytest.mark.parametrize("given", [{}, {"token_ids": [7]}, {"prompt_token_ids": [1]},
-                                   {"prompt_token_ids": [], "token_ids": [7]}])
+@pytest.mark.parametrize(
+    "given", [{}, {"token_ids": [7]}, {"prompt_token_ids": [1]}, {"prompt_token_ids": [], "token_ids": [7]}]
+)
 def test_choices_without_ids_give_nothing_or_an_error(given):
     bare = without_ids(**given)
     assert trajectory_rows(trajectory(USER, bare)) == []
@@ -174,10 +192,16 @@ def conversation(turns):
 def test_every_sampled_token_stands_in_its_own_context(turns):
     made = conversation(turns)
     rows = trajectory_rows(trajectory(*made))
-    found = {(tuple(row.tokens[:place].tolist()), int(row.tokens[place]))
-             for row in rows for place in np.flatnonzero(row.sampled)}
-    expected = {(tuple(one.prompt_token_ids + one.token_ids[:n]), token)
-                for one in made for n, token in enumerate(one.token_ids)}
+    found = {
+        (tuple(row.tokens[:place].tolist()), int(row.tokens[place]))
+        for row in rows
+        for place in np.flatnonzero(row.sampled)
+    }
+    expected = {
+        (tuple(one.prompt_token_ids + one.token_ids[:n]), token)
+        for one in made
+        for n, token in enumerate(one.token_ids)
+    }
     assert found == expected
     assert sum(row.sampled.sum() for row in rows) == sum(len(one.token_ids) for one in made)
 

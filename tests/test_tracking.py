@@ -1,4 +1,5 @@
 """Rows on Weights & Biases: what its own client wrote into its own files, and what becomes of a training without it."""
+
 import ast
 import asyncio
 import json
@@ -18,7 +19,7 @@ import art_nb as art
 from art_nb.runs.trackers import is_installed, note_metrics
 
 ROOT = Path(__file__).parents[1]
-BLOCK, WHOLE, LAST = 32768, 1, 4            # of the log that a run's file is: whole records, and last parts of others
+BLOCK, WHOLE, LAST = 32768, 1, 4  # of the log that a run's file is: whole records, and last parts of others
 UNSENT = ("step", "recorded_at")
 
 
@@ -30,7 +31,7 @@ class Sent:
     project: str = ""
     rows: list[dict] = field(default_factory=list)
     config: dict = field(default_factory=dict)
-    axes: dict = field(default_factory=dict)        # by the metrics that they are for
+    axes: dict = field(default_factory=dict)  # by the metrics that they are for
     ended: bool = False
 
 
@@ -43,7 +44,7 @@ def records(path):
             at += left
             continue
         size, kind = struct.unpack_from("<HB", content, at + 4)
-        record += content[at + 7:at + 7 + size]
+        record += content[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (WHOLE, LAST):
             yield wire.Record.FromString(record)
@@ -91,12 +92,21 @@ def kept(folder, project="p", name="a"):
 @pytest.fixture
 def script(tmp_path):
     """A function that runs a program in a process of its own, where W&B writes files and sends nothing."""
+
     def run(source, **env):
         mine = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         mine |= {"PYTHONPATH": str(ROOT), "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path)}
         started = f"import asyncio, art_nb as art\nfrom art_nb import Model, TrainableModel\n{source}"
-        done = subprocess.run([sys.executable, "-W", "always", "-c", started], cwd=tmp_path, env=mine | env, text=True,
-                              capture_output=True, stdin=subprocess.DEVNULL, timeout=100, check=False)
+        done = subprocess.run(
+            [sys.executable, "-W", "always", "-c", started],
+            cwd=tmp_path,
+            env=mine | env,
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=100,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done
 
@@ -226,10 +236,14 @@ def closed():
         return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(("env", "why"), [
-    ({"WANDB_API_KEY": "short"}, "key"),
-    ({"WANDB_API_KEY": ""}, "wandb login"),
-    ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "W&B takes no rows of a")])
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"WANDB_API_KEY": "short"}, "key"),
+        ({"WANDB_API_KEY": ""}, "wandb login"),
+        ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "W&B takes no rows of a"),
+    ],
+)
 def test_a_failure_of_it_is_said_once_and_the_history_goes_on(script, tmp_path, closed, env, why):
     done = script(FAILING, WANDB_MODE="online", WANDB_BASE_URL=closed, **env)
     [said] = ast.literal_eval(done.stdout.splitlines()[-1])

@@ -1,4 +1,5 @@
 """A run that is watched, paused, resumed and stopped from elsewhere; rollouts that crash, hang and lie."""
+
 import asyncio
 import math
 import random
@@ -27,7 +28,8 @@ async def say(model, scenario, max_tokens=4):
     """One reply to one prompt; what it is worth hangs on the reply alone."""
     messages = [{"role": "user", "content": f"free: {scenario}"}]
     reply = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=messages, max_tokens=max_tokens, logprobs=True)
+        model=model.get_inference_name(), messages=messages, max_tokens=max_tokens, logprobs=True
+    )
     choice = reply.choices[0]
     reward = choice.model_extra["token_ids"][0] % 7
     return art.Trajectory(messages_and_choices=[*messages, choice], reward=reward, metadata={"scenario": scenario})
@@ -72,10 +74,11 @@ async def until(truth, timeout_s=60):
 
 # a run
 
+
 async def test_it_returns_at_once_and_can_be_awaited(home):
     model, backend = home
     events, gate = heard(backend, StepDone), Gate()
-    run = train(model, gate)                            # returns although no rollout can finish yet
+    run = train(model, gate)  # returns although no rollout can finish yet
     assert (run.status, events) == ("running", [])
     gate.open.set()
     assert await run is run
@@ -170,6 +173,7 @@ async def test_one_run_at_a_time_trains_a_model(home):
 
 # pause, resume, stop
 
+
 async def test_pause_and_resume_from_another_task(home):
     model, gate = home[0], Gate()
     run = train(model, gate, steps=3)
@@ -210,7 +214,7 @@ async def test_stop_now_drops_the_step(home):
     done, gate = heard(backend, RolloutDone), Gate()
     run = train(model, gate)
     await until(lambda: gate.started == 8)
-    run.stop()                                          # returns although no rollout would ever finish
+    run.stop()  # returns although no rollout would ever finish
     assert (run.status, run.step, gate.cancelled, await model.get_step()) == ("stopped", 0, 8, 0)
     assert [event.error.split(":")[0] for event in done] == ["cancelled"] * 8
     assert (await run) is run
@@ -288,7 +292,7 @@ async def test_a_rollout_may_stop_its_run(home):
 
 async def test_a_file_stops_it_while_rollouts_hang(home):
     mark, gate = home[0].store.path / "STOP", Gate()
-    mark.touch()    # of an earlier run
+    mark.touch()  # of an earlier run
     run = train(home[0], gate)
     await until(lambda: gate.started == 8 and not mark.exists())
     await asyncio.sleep(0.7)
@@ -369,6 +373,7 @@ def test_a_program_can_end_while_a_run_is_paused(tiny_model_dir, tmp_path):
 
 # rollouts that fail
 
+
 async def crash(model, scenario):
     raise ValueError("boom")
 
@@ -387,11 +392,12 @@ async def spoil(model, scenario):
 
 # rollouts ahead of their step
 
+
 class Slow:
     """Two replies a rollout; of odd scenarios the second comes after the next step has been trained."""
 
     def __init__(self):
-        self.begun = []                                 # (scenario, steps trained by then)
+        self.begun = []  # (scenario, steps trained by then)
 
     async def __call__(self, model, scenario):
         step = await model.get_step()
@@ -412,8 +418,14 @@ def versions(trajectory):
 async def test_rollouts_begin_a_step_early_and_go_on_over_it(home, tiny_model_dir):
     model, _ = home
     rollout, plan = Slow(), {"steps": 3, "groups_per_step": 2, "scenarios": [0, 2, 1, 3, 4, 6]}
-    run = await train(model, rollout, max_staleness=1, learning_rate=0.05, seed=next(
-        seed for seed in range(99) if {*scenarios_of_step([0, 2, 1, 3, 4, 6], 1, 2, seed)} == {1, 3}), **plan)
+    run = await train(
+        model,
+        rollout,
+        max_staleness=1,
+        learning_rate=0.05,
+        seed=next(seed for seed in range(99) if {*scenarios_of_step([0, 2, 1, 3, 4, 6], 1, 2, seed)} == {1, 3}),
+        **plan,
+    )
     assert {step for scenario, step in rollout.begun if scenario in (1, 3)} == {0}
     steps = {step: [t for group in model.store.read_groups("train", step) for t in group] for step in (1, 2, 3)}
     assert {tuple(versions(t)) for t in steps[1]} == {(0, 0)}
@@ -422,13 +434,13 @@ async def test_rollouts_begin_a_step_early_and_go_on_over_it(home, tiny_model_di
     assert [row["train/staleness_max"] for row in run.history] == [0, 1, 1]
     assert run.history[1]["train/staleness"] == 0.5
     policy = load_policy(tiny_model_dir, dtype=torch.float32)
-    for trajectory in steps[2][:2]:                     # each logprob is that of the policy that it names
+    for trajectory in steps[2][:2]:  # each logprob is that of the policy that it names
         for choice in trajectory.messages_and_choices[1::2]:
             extra = choice.model_extra
             fold_adapter(policy, read_adapter(model.store.checkpoint_dir(extra["policy_version"])))
             ids = extra["prompt_token_ids"] + extra["token_ids"]
             told = [entry.logprob for entry in choice.logprobs.content]
-            assert sequence_logprobs(policy, ids)[-len(told):].tolist() == pytest.approx(told, abs=0.01)
+            assert sequence_logprobs(policy, ids)[-len(told) :].tolist() == pytest.approx(told, abs=0.01)
 
 
 async def test_what_was_begun_ahead_ends_with_the_run(home):
@@ -446,14 +458,20 @@ async def test_what_was_begun_ahead_ends_with_the_run(home):
     run.stop()
 
 
-@pytest.mark.parametrize(("failing", "kind", "said"), [
-    (crash, "ValueError", "boom"), (hang, "RolloutError", "after 0.5 s"), (lie, "RolloutError", "returned str"),
-    (spoil, "RolloutError", "reward is nan"),
-], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("failing", "kind", "said"),
+    [
+        (crash, "ValueError", "boom"),
+        (hang, "RolloutError", "after 0.5 s"),
+        (lie, "RolloutError", "returned str"),
+        (spoil, "RolloutError", "reward is nan"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
 async def test_a_failed_rollout_is_recorded_and_the_run_goes_on(home, failing, kind, said):
     model, backend = home
     events, count = heard(backend, RolloutDone), iter(range(100))
-    said_before = {scenario: await say(model, scenario) for scenario in SCENARIOS}      # takes no time in a rollout
+    said_before = {scenario: await say(model, scenario) for scenario in SCENARIOS}  # takes no time in a rollout
 
     async def rollout(model, scenario):
         if next(count) % 4 == 0:
@@ -526,6 +544,7 @@ async def test_closing_the_backend_fails_the_run(tiny_model_dir, tmp_path):
 
 # nothing to learn
 
+
 async def test_nothing_learnt_is_said_once_a_step_with_the_reason(home, capsys):
     model, backend = home
     warned, reports = heard(backend, Warned), heard(backend, SignalReport)
@@ -553,11 +572,13 @@ async def test_a_silent_model_is_said_too(home, capsys):
 
 # resume
 
+
 async def test_a_new_backend_continues_step_and_scenarios(tiny_model_dir, tmp_path):
     def told(seen):
         async def rollout(model, scenario):
             seen.append(scenario)
             return await say(model, scenario)
+
         return rollout
 
     whole, parts = [], []
@@ -575,7 +596,7 @@ async def test_a_new_backend_continues_step_and_scenarios(tiny_model_dir, tmp_pa
 
 def test_scenarios_come_once_an_epoch():
     picked = [s for step in range(9) for s in scenarios_of_step(SCENARIOS, step, 4, seed=1)]
-    epochs = [picked[i:i + 12] for i in (0, 12, 24)]
+    epochs = [picked[i : i + 12] for i in (0, 12, 24)]
     assert all(sorted(epoch) == SCENARIOS for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
     assert scenarios_of_step("ab", 0, 5) != ["a"] * 5
@@ -590,6 +611,7 @@ def test_an_epoch_is_shuffled_once(monkeypatch):
 
 
 # the kernel stays the user's
+
 
 async def test_the_event_loop_stays_responsive(home):
     """No event of a run is told before this loop has run once more: what happens on this loop would wait for ever."""
@@ -609,7 +631,7 @@ async def test_the_event_loop_stays_responsive(home):
 
 
 async def test_nothing_is_left_behind(tiny_model_dir, tmp_path):
-    async with at_home(tiny_model_dir, tmp_path / "first") as (model, _):    # what a first use starts once a process
+    async with at_home(tiny_model_dir, tmp_path / "first") as (model, _):  # what a first use starts once a process
         await train(model, steps=1)
     before = set(threading.enumerate())
     async with at_home(tiny_model_dir, tmp_path / "second") as (model, backend):

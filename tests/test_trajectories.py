@@ -1,4 +1,5 @@
 """Trajectories and groups: ART's semantics and the traps on the way to them."""
+
 import asyncio
 import copy
 import gc
@@ -51,6 +52,7 @@ async def crash():
 
 # what goes in comes out
 
+
 def test_messages_are_kept_verbatim():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}, "index": 0}
     entries = [
@@ -73,7 +75,9 @@ def test_token_ids_survive_json_and_copies():
     for other in (
         Trajectory.model_validate_json(trajectory.model_dump_json()),
         Trajectory.model_validate(trajectory.model_dump()),
-        trajectory.model_copy(deep=True), copy.deepcopy(trajectory), pickle.loads(pickle.dumps(trajectory)),
+        trajectory.model_copy(deep=True),
+        copy.deepcopy(trajectory),
+        pickle.loads(pickle.dumps(trajectory)),
     ):
         assert [c.model_extra["token_ids"] for c in choices(other)] == [[3, 4], [3, 4]]
         assert is_choice(other.messages_and_choices[1])
@@ -109,6 +113,7 @@ def test_messages_follow_the_list_and_fill_empty_content():
 
 
 # rewards and metrics
+
 
 @pytest.mark.parametrize(
     "reward", [0, 1, True, 0.5, np.float32(0.5), np.float64(2), np.int64(3), np.bool_(True), "1.5"]
@@ -168,7 +173,9 @@ async def test_durations_are_added_up_even_on_failure():
 
 def test_for_logging_says_what_is_trained():
     trajectory = Trajectory(
-        messages_and_choices=[USER, said("x")], metadata={"a": np.int64(1)}, reward=1,
+        messages_and_choices=[USER, said("x")],
+        metadata={"a": np.int64(1)},
+        reward=1,
         additional_histories=[History(messages_and_choices=[said("y")])],
     )
     trajectory.log("line")
@@ -185,6 +192,7 @@ def test_text_forms_stay_short():
 
 
 # groups
+
 
 def test_a_group_splits_off_exceptions():
     notes = {"metadata": {"s": 1}, "metrics": {"m": 2}, "logs": ["l"]}
@@ -243,6 +251,7 @@ def test_a_recorded_traceback_has_its_causes_and_holds_no_frames():
 
 
 # groups in the making
+
 
 async def test_a_generator_of_rollouts_is_awaitable_and_knows_its_size():
     pending = TrajectoryGroup((make(i, 3 - i) for i in range(3)), metadata={"a": 1}, exceptions=[ValueError("early")])

@@ -1,4 +1,5 @@
 """The tutorials: the longer ones shortened, as a user runs them, and what the saved ones show."""
+
 import re
 import shutil
 
@@ -6,7 +7,7 @@ import nbformat
 import pytest
 from kernels import run_notebook, shorten_tutorial
 
-SHORT = {                                               # steps of the shortened form, and the run that it leaves
+SHORT = {  # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),
     "yes_no_maybe/yes-no-maybe.ipynb": ("1", "yes-no-maybe/models/maybe-001/checkpoints/0001"),
     "own_loss/own-loss.ipynb": ("1", "own-loss/models/only-the-good/checkpoints/0001"),
@@ -15,11 +16,15 @@ SHORT = {                                               # steps of the shortened
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
 }
-LONG = ["self_play/self-play.ipynb", "rock_paper_tool_use/rock-paper-tool-use.ipynb"]     # minutes even if shortened
-LEARNT = {                                              # metric that rose from a run's first evaluation to its last
-    "tic_tac_toe/tic-tac-toe.ipynb": "win", "2048/2048.ipynb": "win", "yes_no_maybe/yes-no-maybe.ipynb": "reward",
-    "resume_and_fork/resume-and-fork.ipynb": "reward", "sft_then_rl/sft-then-rl.ipynb": "right",
-    "self_play/self-play.ipynb": "win", "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
+LONG = ["self_play/self-play.ipynb", "rock_paper_tool_use/rock-paper-tool-use.ipynb"]  # minutes even if shortened
+LEARNT = {  # metric that rose from a run's first evaluation to its last
+    "tic_tac_toe/tic-tac-toe.ipynb": "win",
+    "2048/2048.ipynb": "win",
+    "yes_no_maybe/yes-no-maybe.ipynb": "reward",
+    "resume_and_fork/resume-and-fork.ipynb": "reward",
+    "sft_then_rl/sft-then-rl.ipynb": "right",
+    "self_play/self-play.ipynb": "win",
+    "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
 }
 
 
@@ -50,7 +55,7 @@ def test_what_a_saved_tutorial_shows(path, root):
 def test_the_task_that_others_borrow_is_the_one_that_is_shown(root):
     folder = root / "examples" / "yes_no_maybe"
     shown = [cell.source for cell in nbformat.read(folder / "yes-no-maybe.ipynb", as_version=4).cells]
-    task, = (source for source in shown if source.startswith("asking ="))
+    (task,) = (source for source in shown if source.startswith("asking ="))
     module = (folder / "yes_no_maybe.py").read_text()
-    worth, = (line for source in shown for line in source.splitlines() if line.startswith("WORTH ="))
+    (worth,) = (line for source in shown for line in source.splitlines() if line.startswith("WORTH ="))
     assert module.endswith(f"{worth}\n{task}\n")

@@ -1,4 +1,5 @@
 """Unsloth's own model as the learner (`make test-unsloth`): the contract, our numbers, a process left as it was."""
+
 import subprocess
 import sys
 
@@ -51,7 +52,7 @@ def test_every_token_stands_at_its_own_place(pair, share):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
         torch.testing.assert_close(h, g, atol=2e-5, rtol=0)
     wrong = micro_batches(rows(), 256)
-    for batch in wrong:                     # what it would cost to count along the pack
+    for batch in wrong:  # what it would cost to count along the pack
         batch.positions_S = torch.arange(len(batch.positions_S))
     batches = micro_batches(rows(), 256)
     gaps = [pair[0].logprobs(a)[0] - pair[1].logprobs(b)[0] for a, b in zip(batches, wrong, strict=True)]
@@ -70,8 +71,10 @@ def test_a_step_is_our_step(pair, options):
 def test_the_drift_is_measured_from_another_adapter(pair):
     config, other = StepConfig(learning_rate=0.0, kl_shaping=0.5), adapter(pair[0].policy)
     far = {name: tensor * 2 for name, tensor in other.items()}
-    found = [[learner.step(rows(), config, weights=weights)["loss/kl_policy_ref"] for weights in (None, other, far)]
-             for learner in pair]
+    found = [
+        [learner.step(rows(), config, weights=weights)["loss/kl_policy_ref"] for weights in (None, other, far)]
+        for learner in pair
+    ]
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     base, here, there = found[1]
     assert abs(here) < 1e-5 < 1e-3 < min(abs(base), abs(there))

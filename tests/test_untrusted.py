@@ -1,4 +1,5 @@
 """A notebook full of attacks in other hands: reopened untrusted without a kernel, and as HTML without scripts."""
+
 import json
 import subprocess
 import sys
@@ -22,9 +23,13 @@ expect.set_options(timeout=60_000)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TUTORIALS = ("tic_tac_toe/tic-tac-toe.ipynb", "ruler/ruler.ipynb")
 WORD = "w" * 3000
-TEXTS = [*HOSTILE, "<img src='https://evil.example/x.png'>", "<style>@import url(https://evil.example/x.css)</style>",
-         WORD]
-VIEW, RUN, FROZEN, _, FROZEN_RUN, JUDGED = range(1, 7)          # cells
+TEXTS = [
+    *HOSTILE,
+    "<img src='https://evil.example/x.png'>",
+    "<style>@import url(https://evil.example/x.css)</style>",
+    WORD,
+]
+VIEW, RUN, FROZEN, _, FROZEN_RUN, JUDGED = range(1, 7)  # cells
 CELLS = [
     """import sys; sys.path.insert(0, {tests!r})
 import art_nb as art
@@ -147,7 +152,7 @@ def check_readable(areas, page):
     judged = areas[JUDGED].get_by_text("what they share: 1 messages")
     judged.scroll_into_view_if_needed()
     expect(judged).to_be_visible()
-    for text in TEXTS[:16]:                                      # as many as a frozen group shows in full
+    for text in TEXTS[:16]:  # as many as a frozen group shows in full
         expect(areas[JUDGED]).to_contain_text(visible_text(text))
 
 

@@ -246,9 +246,16 @@ def test_the_mark_stands_where_they_part(opened):
 def test_up_to_four_and_never_more(opened):
     page = opened(games(0, 6))
     page.focus(".art-reader")
-    for key, panes, active in [("l", 2, 0), ("l", 2, 1), ("l", 3, 1), ("l", 3, 2), ("l", 4, 2), ("l", 4, 3),
-                               ("h", 4, 2)]:
-        page.keyboard.press(key)                              # each is heard: the focus goes where the keys lead
+    for key, panes, active in [
+        ("l", 2, 0),
+        ("l", 2, 1),
+        ("l", 3, 1),
+        ("l", 3, 2),
+        ("l", 4, 2),
+        ("l", 4, 3),
+        ("h", 4, 2),
+    ]:
+        page.keyboard.press(key)  # each is heard: the focus goes where the keys lead
         page.wait_for_function(f"document.querySelectorAll('.art-pane').length === {panes}")
         page.wait_for_selector(f".art-is-active[data-pane='{active}']")
     press(page, "l", "l", "l")
@@ -440,9 +447,7 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
 def test_tokens_by_the_push_of_another_loss(opened, tmp_path):
     page = opened(recorded_run(tmp_path / "run"))
     page.select_option(COLOUR, "push")
-    page.wait_for_selector(
-        ", ".join(f"[data-k].art-tk-{side}{level}" for side in "np" for level in range(1, 5))
-    )
+    page.wait_for_selector(", ".join(f"[data-k].art-tk-{side}{level}" for side in "np" for level in range(1, 5)))
     page.select_option("[aria-label=Loss]", "gspo")
     page.wait_for_function("sent.some((one) => one.command === 'lens_tokens' && one.args.losses?.[0] === 'gspo')")
 
@@ -607,7 +612,7 @@ def test_o_overrides_the_score(opened, tmp_path):
 
 
 def test_what_is_read_stays_open_while_more_is_loaded(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(RolloutIndex.load, "__defaults__", (0.0,))           # one step a request
+    monkeypatch.setattr(RolloutIndex.load, "__defaults__", (0.0,))  # one step a request
     page = opened(recorded_run(tmp_path / "run"))
     page.wait_for_function("document.querySelectorAll('.art-row-step').length === 3")
     assert page.locator(".art-row-rollout.art-is-selected").is_visible()
@@ -917,7 +922,7 @@ def test_in_lab_a_saved_panel_is_read_without_its_kernel_and_live_with_it(lab, r
     assert sorted(output["data"]) == ["text/html", "text/plain"] and output["metadata"]["art_nb"]
 
     nb.page.reload()
-    nb.page.wait_for_selector(".art-msg", timeout=30_000)        # the kernel still has it
+    nb.page.wait_for_selector(".art-msg", timeout=30_000)  # the kernel still has it
     assert not nb.page.locator(".jp-mod-dirty").count()
     (again,) = nb.save()["cells"][0]["outputs"]
     assert again == output

@@ -1,4 +1,5 @@
 """vLLM in this process (`make test-vllm`): contract, logprobs, two ways to serve an adapter, a kernel unharmed."""
+
 import asyncio
 import gc
 import json
@@ -35,9 +36,18 @@ from art_nb.policy.folded import adapter, fold_adapter, load_adapter, load_polic
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
 
-NEAR = 0.05             # nats, of two programs that compute in bf16
-SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
-             max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+NEAR = 0.05  # nats, of two programs that compute in bf16
+SHAPE = dict(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=96,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=512,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
 
 
 @pytest.fixture(scope="module", params=["folded", "swapped"])
@@ -63,7 +73,7 @@ async def said(sampler, prompt, key=None, **params):
 def exact(policy, prompt, reply, temperature=1.0):
     """The logprobs of a reply under the working weights of the policy."""
     ids = torch.tensor(prompt + [s.token_id for s in reply])
-    return sequence_logprobs(policy, ids.tolist())[len(prompt) - 1:]
+    return sequence_logprobs(policy, ids.tolist())[len(prompt) - 1 :]
 
 
 async def test_each_step_answers_with_its_own_weights(made):
@@ -74,8 +84,9 @@ async def test_each_step_answers_with_its_own_weights(made):
         if key:
             sampler.load(key, weights)
     keys = [*versions] * 4
-    replies = await asyncio.gather(*(said(sampler, prompts[i % 6], key, max_tokens=6 + i, seed=i, ignore_eos=True)
-                                     for i, key in enumerate(keys)))
+    replies = await asyncio.gather(
+        *(said(sampler, prompts[i % 6], key, max_tokens=6 + i, seed=i, ignore_eos=True) for i, key in enumerate(keys))
+    )
     for i, (key, reply) in enumerate(zip(keys, replies, strict=True)):
         fold_adapter(policy, versions[key], key or "base")
         assert [s.finish for s in reply] == [None] * (5 + i) + ["length"]
@@ -90,23 +101,32 @@ async def test_seeds_stops_tops_and_greed(made):
     assert [s.token_id for s in one] == [s.token_id for s in two] != [s.token_id for s in other]
     text = "".join(s.text for s in one)
     part = await said(sampler, prompt, max_tokens=12, seed=3, ignore_eos=True, stop=(text[3:5],))
-    assert "".join(s.text for s in part) == text[:text.index(text[3:5])]
+    assert "".join(s.text for s in part) == text[: text.index(text[3:5])]
     assert part[-1].finish == "stop"
     greedy = await said(sampler, prompt, max_tokens=4, temperature=0, top_logprobs=3)
     assert all(len(s.top) == 3 and s.top[0] == (s.token_id, s.logprob) for s in greedy)
-    hot, cold = [(await said(sampler, prompt, max_tokens=1, temperature=heat, top_logprobs=20))[0].top
-                 for heat in (1.5, 1)]
+    hot, cold = [
+        (await said(sampler, prompt, max_tokens=1, temperature=heat, top_logprobs=20))[0].top for heat in (1.5, 1)
+    ]
     spread = [likely[0][1] - likely[19][1] for likely in (hot, cold)]
-    assert 1.5 * spread[0] == pytest.approx(spread[1], rel=0.02)        # logprobs are those after the temperature
+    assert 1.5 * spread[0] == pytest.approx(spread[1], rel=0.02)  # logprobs are those after the temperature
     cut = await said(sampler, prompt, max_tokens=8, top_k=1, seed=1, ignore_eos=True)
     assert [s.logprob for s in cut] == pytest.approx([0.0] * 8, abs=1e-6)
 
 
-@pytest.mark.parametrize(("asked", "fits"), [
-    ({"guided_choice": ["B2", "C3"]}, "B2|C3"), ({"guided_regex": "[AB][12]{3}"}, "[AB][12]{3}"),
-    ({"structured_outputs": {"regex": "x{2}"}}, "xx"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["B2"]}}}}, '"B2"')],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    ("asked", "fits"),
+    [
+        ({"guided_choice": ["B2", "C3"]}, "B2|C3"),
+        ({"guided_regex": "[AB][12]{3}"}, "[AB][12]{3}"),
+        ({"structured_outputs": {"regex": "x{2}"}}, "xx"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["B2"]}}}},
+            '"B2"',
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
 async def test_a_reply_is_held_to_a_form(tiny_model_dir, tmp_path, asked, fits):
     model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=tmp_path, sampler="vllm", verbose=False) as backend:
@@ -116,7 +136,7 @@ async def test_a_reply_is_held_to_a_form(tiny_model_dir, tmp_path, asked, fits):
         with pytest.raises(openai.BadRequestError):
             await model.openai_client().chat.completions.create(**ask, extra_body={"guided_regex": "(("})
     assert re.fullmatch(fits, choice.message.content)
-    assert choice.model_extra["cut"]            # the learner cannot score it as it was sampled
+    assert choice.model_extra["cut"]  # the learner cannot score it as it was sampled
 
 
 async def test_more_prompt_than_one_batch_holds(made):
@@ -189,8 +209,11 @@ def qwen3():
 def gemma3():
     """Scaled embeddings, windows of eight tokens."""
     kinds = ["sliding_attention", "full_attention"]
-    return Gemma3ForCausalLM(Gemma3TextConfig(num_hidden_layers=2, head_dim=32, sliding_window=8, layer_types=kinds,
-                                              query_pre_attn_scalar=32, **SHAPE))
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            num_hidden_layers=2, head_dim=32, sliding_window=8, layer_types=kinds, query_pre_attn_scalar=32, **SHAPE
+        )
+    )
 
 
 @pytest.mark.parametrize("family", [qwen2, qwen3, gemma3], ids=lambda family: family.__name__)
@@ -215,7 +238,7 @@ async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)                               # the first time, the weights are fetched and converted
+@pytest.mark.timeout(900)  # the first time, the weights are fetched and converted
 async def test_real_gemma_is_sampled_as_it_is_trained():
     where = fetch("gemma3-270m")
     policy, worker = load_policy(where), DeviceThread()
@@ -232,17 +255,27 @@ async def test_real_gemma_is_sampled_as_it_is_trained():
 
 async def test_settings_pass_through_and_unknown_ones_are_named(tiny_model_dir, tmp_path):
     heard = []
-    model = art.TrainableModel(name="ttt", project="tests", base_model=str(tiny_model_dir),
-                               _internal_config={"engine_args": {"num_scheduler_steps": 8, "max_num_seqs": 3}})
-    backend = art.LocalBackend(path=tmp_path, sampler="vllm", verbose=False,
-                               engine_args={"max_num_batched_tokens": 640, "enable_chunked_prefill": True})
+    model = art.TrainableModel(
+        name="ttt",
+        project="tests",
+        base_model=str(tiny_model_dir),
+        _internal_config={"engine_args": {"num_scheduler_steps": 8, "max_num_seqs": 3}},
+    )
+    backend = art.LocalBackend(
+        path=tmp_path,
+        sampler="vllm",
+        verbose=False,
+        engine_args={"max_num_batched_tokens": 640, "enable_chunked_prefill": True},
+    )
     backend.bus.subscribe(heard.append, Warned)
     async with backend:
         await model.register(backend)
         config = backend.home(model).sampler._engine.vllm_config
     assert config.scheduler_config.max_num_batched_tokens == 640
     assert [event.message.split(":")[0] for event in heard] == [
-        f"{vllm_version()} has no setting num_scheduler_steps", "max_num_seqs of engine_args are set by the backend"]
+        f"{vllm_version()} has no setting num_scheduler_steps",
+        "max_num_seqs of engine_args are set by the backend",
+    ]
 
 
 @pytest.mark.parametrize("architecture", ["NoSuchForCausalLM", "LlamaModel"])
@@ -266,12 +299,13 @@ async def test_the_kernel_is_left_as_it_was(tiny_model_dir, tmp_path):
     np.random.seed(11)
     torch.manual_seed(11)
     before, names = torch.set_num_threads, {t.name for t in threading.enumerate()}
-    for name in ("first", "second"):            # an engine after close() is a whole one
+    for name in ("first", "second"):  # an engine after close() is a whole one
         model = art.TrainableModel(name=name, project="tests", base_model=str(tiny_model_dir))
         async with art.LocalBackend(path=tmp_path, sampler="vllm", verbose=False) as backend:
             await model.register(backend)
             answer = await model.openai_client().chat.completions.create(
-                model=model.get_inference_name(), messages=QUESTION, max_tokens=4)
+                model=model.get_inference_name(), messages=QUESTION, max_tokens=4
+            )
             assert answer.usage.completion_tokens > 0
     assert (random.random(), np.random.random(), float(torch.rand(()))) == wanted
     assert torch.set_num_threads is before
@@ -283,29 +317,42 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
     model = art.TrainableModel(name="two", project="tests", base_model=str(smollm2_dir))
 
     async def rollout(model, seed):
-        choice = (await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), max_tokens=12, logprobs=True,
-            messages=[{"role": "user", "content": f"Say a word that begins with {'abcdefgh'[seed % 8]}."}])).choices[0]
-        return art.Trajectory(messages_and_choices=[{"role": "user", "content": "?"}, choice],
-                              reward=float(len(choice.message.content or "") % 7))
+        choice = (
+            await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(),
+                max_tokens=12,
+                logprobs=True,
+                messages=[{"role": "user", "content": f"Say a word that begins with {'abcdefgh'[seed % 8]}."}],
+            )
+        ).choices[0]
+        return art.Trajectory(
+            messages_and_choices=[{"role": "user", "content": "?"}, choice],
+            reward=float(len(choice.message.content or "") % 7),
+        )
 
     async with art.LocalBackend(path=tmp_path, sampler="vllm", verbose=False) as backend:
         await model.register(backend)
-        run = art.train(model, rollout, range(8), steps=2, groups_per_step=2, rollouts_per_group=4, learning_rate=3e-3,
-                        show=False)
+        run = art.train(
+            model, rollout, range(8), steps=2, groups_per_step=2, rollouts_per_group=4, learning_rate=3e-3, show=False
+        )
         await run
         groups, store = run.groups, model.store
     assert run.step == 2
     drift = [row["offpolicy/logprob_diff_mean"] for row in store.history()]
-    assert max(drift) < 2 * NEAR        # every other word is as likely here: 3 to 4 nats a token
+    assert max(drift) < 2 * NEAR  # every other word is as likely here: 3 to 4 nats a token
     policy, fits = load_policy(smollm2_dir), {}
     choices = [t.messages_and_choices[-1] for t in groups[-1]]
     for step in (0, 1):
         load_adapter(policy, folded.read_adapter(store.checkpoint_dir(step)))
         fold_adapter(policy)
-        fits[step] = np.concatenate([
-            np.array(c.model_extra["token_logprobs"]) - sequence_logprobs(
-                policy, c.model_extra["prompt_token_ids"] + c.model_extra["token_ids"]).numpy()[
-                    len(c.model_extra["prompt_token_ids"]) - 1:] for c in choices])
+        fits[step] = np.concatenate(
+            [
+                np.array(c.model_extra["token_logprobs"])
+                - sequence_logprobs(policy, c.model_extra["prompt_token_ids"] + c.model_extra["token_ids"]).numpy()[
+                    len(c.model_extra["prompt_token_ids"]) - 1 :
+                ]
+                for c in choices
+            ]
+        )
     assert {c.model_extra["policy_version"] for c in choices} == {1}
     assert abs(fits[1]).mean() < 2 * NEAR < abs(fits[0]).mean()

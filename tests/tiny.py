@@ -1,4 +1,5 @@
 """A random Llama of 2 layers with a byte-level tokenizer, built in code: the smallest model that is a real one."""
+
 import re
 from pathlib import Path
 
@@ -41,7 +42,10 @@ def one_by_one(tokenizer, text):
 def tiny_tokenizer():
     """The tokenizer as transformers knows it, with the ChatML template."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_bpe(), bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>",
+        tokenizer_object=byte_bpe(),
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
         model_max_length=512,
     )
     tokenizer.chat_template = CHATML
@@ -54,9 +58,18 @@ def tiny_model(vocab_size, seed=0):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0, dtype="float32",
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        dtype="float32",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -124,10 +137,18 @@ def vocabulary(out, tokenizer):
 def gguf_name(key):
     """llama.cpp's name of a transformers tensor."""
     pairs = {
-        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers.": "blk.",
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down", "post_attention_layernorm": "ffn_norm", "input_layernorm": "attn_norm",
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "model.layers.": "blk.",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "post_attention_layernorm": "ffn_norm",
+        "input_layernorm": "attn_norm",
     }
     for ours, theirs in pairs.items():
         key = key.replace(ours, theirs)

@@ -431,7 +431,7 @@ class LabPage:
         while True:
             try:
                 return json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:      # the server writes in place: it has not written all of it yet
+            except ValueError:  # the server writes in place: it has not written all of it yet
                 assert time.monotonic() < end, "the notebook was saved in part"
                 self.page.wait_for_timeout(100)
 

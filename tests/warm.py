@@ -4,6 +4,7 @@
 which imports torch, transformers and other large packages (nothing of art_nb) and forks a child for each run of the
 executable: with its arguments, environment, working directory and standard streams. A signal to the executable reaches
 the child; the child dies with it. Tests of what an import loads or costs use `sys.executable`."""
+
 import atexit
 import gc
 import json
@@ -22,10 +23,22 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-PACKAGES = ["torch", "transformers", "transformers.models.auto.modeling_auto", "transformers.models.llama",
-            "tokenizers", "safetensors.torch", "openai", "pyarrow.parquet", "pyarrow.compute", "httpx", "starlette"]
+PACKAGES = [
+    "torch",
+    "transformers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama",
+    "tokenizers",
+    "safetensors.torch",
+    "openai",
+    "pyarrow.parquet",
+    "pyarrow.compute",
+    "httpx",
+    "starlette",
+]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {
-    "JE_ARROW_MALLOC_CONF": "background_thread:false"}        # a process that forks must not have other threads
+    "JE_ARROW_MALLOC_CONF": "background_thread:false"
+}  # a process that forks must not have other threads
 FORWARDED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 
 
@@ -34,8 +47,12 @@ def warm_python() -> str:
     """The path of the executable of this process's own server."""
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     address, command = f"{folder.name}/socket", Path(folder.name, "python")
-    server = subprocess.Popen([sys.executable, __file__, "serve", address], env=os.environ | ONE_THREAD,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    server = subprocess.Popen(
+        [sys.executable, __file__, "serve", address],
+        env=os.environ | ONE_THREAD,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert server.stdout.read(1) == b"1", "the server of warm processes did not start"
 
     def end():
@@ -58,8 +75,9 @@ def warm_kernel() -> str:
     spec = folder / "kernels" / "warm" / "kernel.json"
     spec.parent.mkdir(parents=True)
     line = [warm_python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec.write_text(json.dumps({"argv": line, "display_name": "Python 3", "language": "python",
-                                "metadata": {"debugger": True}}))
+    spec.write_text(
+        json.dumps({"argv": line, "display_name": "Python 3", "language": "python", "metadata": {"debugger": True}})
+    )
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("JUPYTER_PATH")]))
     return "warm"
 
@@ -161,7 +179,7 @@ class Server:
         for connection in self.children.values():
             connection.close()
         os.chdir(folder)
-        if "JPY_PARENT_PID" in environment:     # a kernel ends when its parent is another process
+        if "JPY_PARENT_PID" in environment:  # a kernel ends when its parent is another process
             environment["JPY_PARENT_PID"] = str(os.getppid())
         os.environ.clear()
         os.environ.update(environment)
@@ -170,7 +188,7 @@ class Server:
 
 def execute(words: list[str]) -> None:
     """Run a command line as `python` does."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):       # as in a new process
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # as in a new process
         number = getattr(sys, f"__{name}__").fileno()
         lines = mode == "w" and (name == "stderr" or os.isatty(number) or "PYTHONUNBUFFERED" in os.environ)
         stream = open(number, mode, closefd=False, encoding="utf-8")
@@ -205,7 +223,7 @@ def serve(address: str) -> None:
         import_module(package)
     check_threads()
     gc.collect()
-    gc.freeze()         # a collection in a child must not copy the pages of these objects
+    gc.freeze()  # a collection in a child must not copy the pages of these objects
     if (words := Server(address).serve()) is not None:
         execute(words)
 

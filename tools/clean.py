@@ -1,4 +1,5 @@
 """Takes the state of widgets out of the notebooks: frozen outputs stay, and GitHub refuses a notebook that has it."""
+
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ def clean(notebook: dict) -> dict:
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(WIDGET, None)
-            output.get("metadata", {}).pop("art_nb", None)       # which live panel the output belonged to
+            output.get("metadata", {}).pop("art_nb", None)  # which live panel the output belonged to
         if "outputs" in cell:
             cell["outputs"] = [output for output in cell["outputs"] if output.get("data", True)]
     return notebook

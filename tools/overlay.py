@@ -1,4 +1,5 @@
 "Lay a virtual environment over this one (`python overlay.py DIRECTORY`): its own packages come before the ones here."
+
 import sys
 import sysconfig
 from pathlib import Path

@@ -8,6 +8,7 @@ TRL's `_compute_loss`, its advantages and its vLLM weights are cut out of `grpo_
 stand-in for the trainer. verl's `core_algos.py` is run as it is, with stand-ins for its imports. Neither package must
 be installed.
 """
+
 import argparse
 import ast
 import json
@@ -22,7 +23,7 @@ from types import SimpleNamespace
 
 import torch
 
-BATCH = 4           # rollouts of each of three prompts; the first prompt has equal rewards
+BATCH = 4  # rollouts of each of three prompts; the first prompt has equal rewards
 LONGEST = 8
 
 
@@ -34,11 +35,18 @@ def draw(seed: int) -> dict[str, torch.Tensor]:
     new = -normal(1.0).abs() - 0.05
     old = new + normal(0.4)
     sampling = old + normal(0.3)
-    sampling[1, 0] = math.nan                       # unknown to the sampler
+    sampling[1, 0] = math.nan  # unknown to the sampler
     rewards = torch.rand(3 * BATCH, generator=rng, dtype=torch.float64).round(decimals=1)
     rewards[:BATCH] = 1.0
-    return {"new": new, "old": old, "sampling": sampling, "reference": new + normal(0.3), "entropy": normal(1.0).abs(),
-            "mask": (torch.arange(LONGEST) < sizes[:, None]).double(), "rewards": rewards}
+    return {
+        "new": new,
+        "old": old,
+        "sampling": sampling,
+        "reference": new + normal(0.3),
+        "entropy": normal(1.0).abs(),
+        "mask": (torch.arange(LONGEST) < sizes[:, None]).double(),
+        "rewards": rewards,
+    }
 
 
 def function_node(source: str, name: str) -> ast.FunctionDef:
@@ -58,8 +66,11 @@ def function_of(source: str, name: str, **scope):
 
 def block_of(source: str, function: str, test: str, marker: str):
     """Return code that runs the one `if` statement of a function with this test that mentions `marker`."""
-    found = [node for node in ast.walk(function_node(source, function)) if isinstance(node, ast.If)
-             and ast.unparse(node.test) == test and marker in ast.unparse(node)]
+    found = [
+        node
+        for node in ast.walk(function_node(source, function))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == test and marker in ast.unparse(node)
+    ]
     code = compile(ast.Module([found[0]], []), function, "exec")
 
     def run(**scope):
@@ -77,56 +88,102 @@ class Trl:
         part = lambda name, **scope: function_of(self.source, name, **scope)
         minimum = lambda x: x[~x.isnan()].min()
         self.compute_loss = part("_compute_loss", nanmin=minimum, nanmax=lambda x: x[~x.isnan()].max())
-        self.advantages_block = block_of(self.source, "_generate_and_score_completions",
-                                         "self.multi_objective_aggregation == 'sum_then_normalize'", "std_rewards")
+        self.advantages_block = block_of(
+            self.source,
+            "_generate_and_score_completions",
+            "self.multi_objective_aggregation == 'sum_then_normalize'",
+            "std_rewards",
+        )
         self.weights_block = block_of(
-            self.source, "_generate_and_score_completions",
-            "self.use_vllm and self.vllm_importance_sampling_correction", "invalid_mis_mask")
+            self.source,
+            "_generate_and_score_completions",
+            "self.use_vllm and self.vllm_importance_sampling_correction",
+            "invalid_mis_mask",
+        )
         utils = (root / "trl" / "trainer" / "utils.py").read_text()
         self.nanstd = function_of(utils, "nanstd")
 
     def advantages(self, rewards: torch.Tensor, scale: str) -> torch.Tensor:
-        this = SimpleNamespace(multi_objective_aggregation="sum_then_normalize", reward_weights=torch.ones(1).double(),
-                               scale_rewards=scale)
-        return self.advantages_block(self=this, rewards_per_func=rewards[:, None], device="cpu", num_generations=BATCH,
-                                     unscorable_mask=torch.zeros(len(rewards), dtype=torch.bool),
-                                     nanstd=self.nanstd)["advantages"]
+        this = SimpleNamespace(
+            multi_objective_aggregation="sum_then_normalize", reward_weights=torch.ones(1).double(), scale_rewards=scale
+        )
+        return self.advantages_block(
+            self=this,
+            rewards_per_func=rewards[:, None],
+            device="cpu",
+            num_generations=BATCH,
+            unscorable_mask=torch.zeros(len(rewards), dtype=torch.bool),
+            nanstd=self.nanstd,
+        )["advantages"]
 
     def loss(self, step: dict[str, torch.Tensor], options: dict) -> tuple[torch.Tensor, dict[str, float]]:
         """Return the loss of a step and the metrics that TRL logs."""
         this = SimpleNamespace(
-            top_entropy_quantile=1.0, off_policy_mask_threshold=None, aux_loss_enabled=False,
+            top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None,
+            aux_loss_enabled=False,
             use_adaptive_entropy=False,
-            importance_sampling_level=options["level"], loss_type=options["loss_type"], beta=options["beta"],
-            epsilon_low=options["epsilon"], epsilon_high=options["epsilon_high"], entropy_coef=options["entropy_coef"],
-            _entropy_bonus_enabled=bool(options["entropy_coef"]), max_completion_length=LONGEST,
-            use_vllm=options["mode"] is not None, vllm_importance_sampling_correction=True,
-            vllm_importance_sampling_mode=options["mode"], vllm_importance_sampling_clip_min=None,
-            vllm_importance_sampling_clip_max=1.5, current_gradient_accumulation_steps=1,
+            importance_sampling_level=options["level"],
+            loss_type=options["loss_type"],
+            beta=options["beta"],
+            epsilon_low=options["epsilon"],
+            epsilon_high=options["epsilon_high"],
+            entropy_coef=options["entropy_coef"],
+            _entropy_bonus_enabled=bool(options["entropy_coef"]),
+            max_completion_length=LONGEST,
+            use_vllm=options["mode"] is not None,
+            vllm_importance_sampling_correction=True,
+            vllm_importance_sampling_mode=options["mode"],
+            vllm_importance_sampling_clip_min=None,
+            vllm_importance_sampling_clip_max=1.5,
+            current_gradient_accumulation_steps=1,
             args=SimpleNamespace(use_bias_correction_kl=False, delta=options["delta"], steps_per_generation=1),
-            model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
-            accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x,
-                                        sync_gradients=True),
-            _get_per_token_logps_and_entropies=lambda *_, **__: (step["new"], step["entropy"], None))
-        inputs = {"prompt_ids": step["mask"], "prompt_mask": step["mask"], "completion_ids": step["mask"],
-                  "completion_mask": step["mask"], "advantages": step["advantages"], "old_per_token_logps": step["old"],
-                  "ref_per_token_logps": step["reference"], "num_items_in_batch": step["mask"].sum()}
+            model=SimpleNamespace(training=True),
+            _metrics={"train": defaultdict(list)},
+            accelerator=SimpleNamespace(
+                num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
+            ),
+            _get_per_token_logps_and_entropies=lambda *_, **__: (step["new"], step["entropy"], None),
+        )
+        inputs = {
+            "prompt_ids": step["mask"],
+            "prompt_mask": step["mask"],
+            "completion_ids": step["mask"],
+            "completion_mask": step["mask"],
+            "advantages": step["advantages"],
+            "old_per_token_logps": step["old"],
+            "ref_per_token_logps": step["reference"],
+            "num_items_in_batch": step["mask"].sum(),
+        }
         if options["mode"]:
             inputs["importance_sampling_ratio"] = self.weights_block(
-                self=this, completion_mask=step["mask"], tool_mask=None, old_per_token_logps=step["old"],
-                sampling_per_token_logps=step["sampling"])["vllm_importance_sampling_ratio"]
+                self=this,
+                completion_mask=step["mask"],
+                tool_mask=None,
+                old_per_token_logps=step["old"],
+                sampling_per_token_logps=step["sampling"],
+            )["vllm_importance_sampling_ratio"]
         loss = self.compute_loss(this, None, inputs)
         return loss, {name: values[0] for name, values in this._metrics["train"].items()}
 
 
 def trl_cases():
     """Options of TRL with ours that mean the same."""
-    modes = {None: {}, "token_truncate": {"mismatch": "tis", "mismatch_options": {"is_max": 1.5}},
-             "token_mask": {"mismatch": "mask", "mismatch_options": {"low": 0.0, "high": 1.5}},
-             "sequence_truncate": {"mismatch": "sequence_truncate", "mismatch_options": {"is_max": 1.5}},
-             "sequence_mask": {"mismatch": "sequence_mask", "mismatch_options": {"is_max": 1.5}}}
-    around = {"grpo": ("grpo", "sequence"), "bnpo": ("grpo", "token"), "dr_grpo": ("dr_grpo", "constant"),
-              "dapo": ("dapo", "token"), "cispo": ("cispo", "token"), "luspo": ("grpo", "constant")}
+    modes = {
+        None: {},
+        "token_truncate": {"mismatch": "tis", "mismatch_options": {"is_max": 1.5}},
+        "token_mask": {"mismatch": "mask", "mismatch_options": {"low": 0.0, "high": 1.5}},
+        "sequence_truncate": {"mismatch": "sequence_truncate", "mismatch_options": {"is_max": 1.5}},
+        "sequence_mask": {"mismatch": "sequence_mask", "mismatch_options": {"is_max": 1.5}},
+    }
+    around = {
+        "grpo": ("grpo", "sequence"),
+        "bnpo": ("grpo", "token"),
+        "dr_grpo": ("dr_grpo", "constant"),
+        "dapo": ("dapo", "token"),
+        "cispo": ("cispo", "token"),
+        "luspo": ("grpo", "constant"),
+    }
     bands = [(0.2, 0.2, None), (0.1, 0.28, None), (0.2, 0.28, 1.6)]
     for kind, level, mode, beta in product(around, ("token", "sequence"), modes, (0.0, 0.1)):
         loss, reduction = around[kind]
@@ -135,10 +192,24 @@ def trl_cases():
         for low, high, delta in bands if kind != "cispo" else [(0.2, cap, None) for cap in (5.0, 1.1)]:
             clip = {"is_max": high} if kind == "cispo" else {"eps_low": low, "eps_high": high, "delta": delta}
             entropy_coef = 0.05 if reduction == "token" and low == 0.2 else 0.0
-            theirs = {"loss_type": kind, "level": level, "mode": mode, "beta": beta, "epsilon": low,
-                      "epsilon_high": high, "delta": delta, "entropy_coef": entropy_coef}
-            ours = {"loss": loss, "loss_options": clip | {"level": level}, "reduction": reduction, "kl_coef": beta,
-                    "max_tokens": 1 if kind == "luspo" else LONGEST, "entropy_coef": entropy_coef} | modes[mode]
+            theirs = {
+                "loss_type": kind,
+                "level": level,
+                "mode": mode,
+                "beta": beta,
+                "epsilon": low,
+                "epsilon_high": high,
+                "delta": delta,
+                "entropy_coef": entropy_coef,
+            }
+            ours = {
+                "loss": loss,
+                "loss_options": clip | {"level": level},
+                "reduction": reduction,
+                "kl_coef": beta,
+                "max_tokens": 1 if kind == "luspo" else LONGEST,
+                "entropy_coef": entropy_coef,
+            } | modes[mode]
             yield "trl", theirs, ours
 
 
@@ -146,15 +217,22 @@ class Verl:
     """verl's own code with stand-ins for its imports."""
 
     def __init__(self, root: Path):
-        stand_ins = {"omegaconf": {"DictConfig": dict}, "verl": {}, "verl.utils": {"as_torch_index": None,
-                     "group_mean_std": None}, "verl.trainer": {}, "verl.workers": {},
-                     "verl.trainer.config": {"AlgoConfig": type("AlgoConfig", (), {})},
-                     "verl.workers.config": {"ActorConfig": ActorConfig},
-                     "verl.utils.import_utils": {"deprecated": lambda *_, **__: lambda function: function}}
+        stand_ins = {
+            "omegaconf": {"DictConfig": dict},
+            "verl": {},
+            "verl.utils": {"as_torch_index": None, "group_mean_std": None},
+            "verl.trainer": {},
+            "verl.workers": {},
+            "verl.trainer.config": {"AlgoConfig": type("AlgoConfig", (), {})},
+            "verl.workers.config": {"ActorConfig": ActorConfig},
+            "verl.utils.import_utils": {"deprecated": lambda *_, **__: lambda function: function},
+        }
         functional = (root / "verl" / "utils" / "torch_functional.py").read_text()
         masked_sum = function_of(functional, "masked_sum")
         stand_ins["verl.utils.torch_functional"] = {
-            "masked_sum": masked_sum, "masked_mean": function_of(functional, "masked_mean", masked_sum=masked_sum)}
+            "masked_sum": masked_sum,
+            "masked_mean": function_of(functional, "masked_mean", masked_sum=masked_sum),
+        }
         for name, values in stand_ins.items():
             sys.modules[name] = module = types.ModuleType(name)
             vars(module).update(values)
@@ -164,32 +242,47 @@ class Verl:
         path = root / "verl" / "trainer" / "ppo" / "core_algos.py"
         exec(compile(path.read_text(), str(path), "exec"), vars(self.core))
         correction = (root / "verl" / "trainer" / "ppo" / "rollout_corr_helper.py").read_text()
-        self.weights = function_of(correction, "compute_rollout_correction_weights", verl_F=self.core.verl_F,
-                                   SAFETY_BOUND=20.0, compute_is_metrics=lambda **_: {},
-                                   _parse_rollout_is_threshold=lambda spec: (spec, None))
+        self.weights = function_of(
+            correction,
+            "compute_rollout_correction_weights",
+            verl_F=self.core.verl_F,
+            SAFETY_BOUND=20.0,
+            compute_is_metrics=lambda **_: {},
+            _parse_rollout_is_threshold=lambda spec: (spec, None),
+        )
         for name in ("torch_functional", "import_utils"):
             del sys.modules[f"verl.utils.{name}"]
 
     def advantages(self, rewards: torch.Tensor, scale: str) -> torch.Tensor:
         index = torch.arange(len(rewards)).div(BATCH, rounding_mode="floor").numpy()
         return self.core.compute_grpo_outcome_advantage(
-            rewards[:, None].clone(), torch.ones(len(rewards), 1).double(), index,
-            norm_adv_by_std_in_grpo=scale == "group")[0][:, 0]
+            rewards[:, None].clone(),
+            torch.ones(len(rewards), 1).double(),
+            index,
+            norm_adv_by_std_in_grpo=scale == "group",
+        )[0][:, 0]
 
     def loss(self, step: dict[str, torch.Tensor], options: dict) -> tuple[torch.Tensor, dict[str, float]]:
         """Return the loss of a step and the metrics that verl logs."""
-        config = ActorConfig(clip_ratio=options["low"], clip_ratio_low=options["low"], clip_ratio_high=options["high"],
-                             clip_ratio_c=options["dual"], loss_scale_factor=LONGEST)
+        config = ActorConfig(
+            clip_ratio=options["low"],
+            clip_ratio_low=options["low"],
+            clip_ratio_high=options["high"],
+            clip_ratio_c=options["dual"],
+            loss_scale_factor=LONGEST,
+        )
         weights = None
         if options["rollout_is"]:
             log_ratio = torch.nan_to_num(step["old"] - step["sampling"], nan=0.0)
             weights = self.weights(log_ratio, step["mask"], options["rollout_is"], 1.5)[0]
         advantages = step["advantages"][:, None].expand_as(step["new"])
         loss, metrics = self.core.get_policy_loss_fn(options["loss"])(
-            step["old"], step["new"], advantages, step["mask"], options["agg"], config, weights)
+            step["old"], step["new"], advantages, step["mask"], options["agg"], config, weights
+        )
         if options["beta"]:
             loss = loss + options["beta"] * self.aggregate(
-                self.core.kl_penalty(step["new"], step["reference"], "low_var_kl"), step["mask"], options["agg"])
+                self.core.kl_penalty(step["new"], step["reference"], "low_var_kl"), step["mask"], options["agg"]
+            )
         if options["entropy_coef"]:
             loss = loss - options["entropy_coef"] * self.aggregate(step["entropy"], step["mask"], options["agg"])
         return loss, metrics
@@ -212,20 +305,41 @@ class ActorConfig(SimpleNamespace):
 def verl_cases():
     """Options of verl with ours that mean the same."""
     reductions = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
-    weights = {None: {}, "token": {"mismatch": "tis", "mismatch_options": {"is_max": 1.5}},
-               "sequence": {"mismatch": "sequence_truncate", "mismatch_options": {"is_max": 1.5}}}
-    losses = {"vanilla": [(0.2, 0.2, 3.0), (0.2, 0.28, 1.2)], "gspo": [(3e-4, 4e-4, 3.0), (0.2, 0.3, 3.0)],
-              "cispo": [(1.0, 4.0, 3.0), (0.2, 0.28, 3.0)], "dppo_tv": [(0.2, 0.2, 20.0), (0.05, 0.05, 20.0)]}
+    weights = {
+        None: {},
+        "token": {"mismatch": "tis", "mismatch_options": {"is_max": 1.5}},
+        "sequence": {"mismatch": "sequence_truncate", "mismatch_options": {"is_max": 1.5}},
+    }
+    losses = {
+        "vanilla": [(0.2, 0.2, 3.0), (0.2, 0.28, 1.2)],
+        "gspo": [(3e-4, 4e-4, 3.0), (0.2, 0.3, 3.0)],
+        "cispo": [(1.0, 4.0, 3.0), (0.2, 0.28, 3.0)],
+        "dppo_tv": [(0.2, 0.2, 20.0), (0.05, 0.05, 20.0)],
+    }
     names = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "dppo_tv": "dppo"}
     for kind, agg, rollout_is, beta in product(losses, reductions, weights, (0.0, 0.1)):
         for low, high, dual in losses[kind]:
             clip = {"eps_low": low, "eps_high": high} | ({"dual_clip": dual} if kind == "vanilla" else {})
             clip = {"is_min": 1 - low, "is_max": 1 + high} if kind == "cispo" else clip
             clip = {"threshold": low, "kl_coef": 0.0} if kind == "dppo_tv" else clip
-            theirs = {"loss": kind, "agg": agg, "rollout_is": rollout_is, "beta": beta, "low": low, "high": high,
-                      "dual": dual, "entropy_coef": beta / 2}
-            ours = {"loss": names[kind], "loss_options": clip, "reduction": reductions[agg], "kl_coef": beta,
-                    "entropy_coef": beta / 2, "max_tokens": LONGEST}
+            theirs = {
+                "loss": kind,
+                "agg": agg,
+                "rollout_is": rollout_is,
+                "beta": beta,
+                "low": low,
+                "high": high,
+                "dual": dual,
+                "entropy_coef": beta / 2,
+            }
+            ours = {
+                "loss": names[kind],
+                "loss_options": clip,
+                "reduction": reductions[agg],
+                "kl_coef": beta,
+                "entropy_coef": beta / 2,
+                "max_tokens": LONGEST,
+            }
             yield "verl", theirs, ours | weights[rollout_is]
 
 
@@ -247,8 +361,10 @@ def evaluate(peers: dict, case: tuple, step: dict[str, torch.Tensor]) -> dict:
 def step_of(peers: dict, seed: int) -> dict:
     """Return a random step with each peer's own advantages."""
     step = draw(seed)
-    return step | {"advantages": {name: peer.advantages(step["rewards"], "group") for name, peer in peers.items()},
-                   "unscaled": {name: peer.advantages(step["rewards"], "none") for name, peer in peers.items()}}
+    return step | {
+        "advantages": {name: peer.advantages(step["rewards"], "group") for name, peer in peers.items()},
+        "unscaled": {name: peer.advantages(step["rewards"], "none") for name, peer in peers.items()},
+    }
 
 
 def projections(seed: int = 0) -> torch.Tensor:
@@ -256,8 +372,15 @@ def projections(seed: int = 0) -> torch.Tensor:
     return torch.randn(4, 2, 3 * BATCH, LONGEST, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-KEPT = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio", "kl", "entropy",
-        "actor/pg_clipfrac")
+KEPT = (
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "clip_ratio/region_mean",
+    "cispo_clip_ratio",
+    "kl",
+    "entropy",
+    "actor/pg_clipfrac",
+)
 
 
 def golden(peers: dict) -> dict:
@@ -265,10 +388,19 @@ def golden(peers: dict) -> dict:
     step, directions, results = step_of(peers, 0), projections(), []
     for case in all_cases():
         found = evaluate(peers, case, step)
-        results.append({"loss": found["loss"], "gradient": (directions * found["gradient"]).sum((1, 2, 3)).tolist(),
-                        "metrics": {k: v for k, v in found["metrics"].items() if k in KEPT}})
-    return {"versions": "trl 1.16.0, verl 0.9.1", "step": to_json(step), "directions": to_json(directions),
-            "results": results}
+        results.append(
+            {
+                "loss": found["loss"],
+                "gradient": (directions * found["gradient"]).sum((1, 2, 3)).tolist(),
+                "metrics": {k: v for k, v in found["metrics"].items() if k in KEPT},
+            }
+        )
+    return {
+        "versions": "trl 1.16.0, verl 0.9.1",
+        "step": to_json(step),
+        "directions": to_json(directions),
+        "results": results,
+    }
 
 
 def to_json(values):
@@ -280,8 +412,15 @@ def to_json(values):
 def from_json(values):
     if isinstance(values, dict):
         return {name: from_json(value) for name, value in values.items()}
-    return torch.tensor([[math.nan if x is None else x for x in row] if isinstance(row, list) and not isinstance(
-        row[0], list) else row for row in values], dtype=torch.float64)
+    return torch.tensor(
+        [
+            [math.nan if x is None else x for x in row]
+            if isinstance(row, list) and not isinstance(row[0], list)
+            else row
+            for row in values
+        ],
+        dtype=torch.float64,
+    )
 
 
 def compare(peers: dict, batches: int) -> None:

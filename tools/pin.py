@@ -4,6 +4,7 @@ This needs uv (in the dev extra).
 Versions stay as they are, except those of the packages that you name. The hashes cover the files of every platform for
 Python 3.11 and newer. torch is chosen in the Makefile, so neither it nor its CUDA packages are listed.
 """
+
 import re
 import subprocess
 import sys
@@ -11,8 +12,23 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-UV = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--no-config", "--default-index", "https://pypi.org/simple",
-      "--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
+UV = [
+    sys.executable,
+    "-m",
+    "uv",
+    "pip",
+    "compile",
+    "-q",
+    "--no-config",
+    "--default-index",
+    "https://pypi.org/simple",
+    "--universal",
+    "--python-version",
+    "3.11",
+    "--generate-hashes",
+    "--no-annotate",
+    "--no-header",
+]
 CHOSEN_ELSEWHERE = re.compile(r"torch|triton|nvidia-.*|cuda-.*")
 ENTRY = re.compile(r"^([A-Za-z0-9][\w.-]*)==(?:.*\\\n)*.*\n", re.MULTILINE)
 

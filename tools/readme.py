@@ -1,4 +1,5 @@
 """Write README.md from nbs/index.ipynb; with --check, only say whether it is current."""
+
 import re
 import sys
 from pathlib import Path

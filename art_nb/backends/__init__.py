@@ -8,8 +8,11 @@ __all__ = []
 # %% ../../nbs/50_backends/index.ipynb #f6fb793f
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "local": ["LocalBackend", "BACKENDS", "backend"],
-    "remote_client": ["Backend"],
-    "contract": ["check_backend"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "local": ["LocalBackend", "BACKENDS", "backend"],
+        "remote_client": ["Backend"],
+        "contract": ["check_backend"],
+    },
+)

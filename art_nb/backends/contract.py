@@ -30,7 +30,9 @@ def require_promise(kept: bool, what: str) -> None:
 async def reply_of(model, step: int | None = None, **options) -> Choice:
     "A choice of the model at a step; it must carry all that training needs."
     client, name = model.openai_client().with_options(max_retries=0), model.get_inference_name(step=step)
-    answer = await client.chat.completions.create(model=name, messages=PROBE_MESSAGES, max_tokens=8, logprobs=True, **options)
+    answer = await client.chat.completions.create(
+        model=name, messages=PROBE_MESSAGES, max_tokens=8, logprobs=True, **options
+    )
     choice = answer.choices[0]
     turn = read_turn(choice, strict=True)
     require_promise(turn is not None and len(turn.tokens) > 0, "a reply has no tokens")
@@ -47,25 +49,32 @@ def logprob_change(before: Choice, after: Choice) -> tuple[float, float]:
     return float(change.sum()), float(abs(change).max())
 
 
-async def check_backend(backend: Backend, model, *,
-                        learning_rate: float = 1e-3,
-                        rollouts: int = 8,
-                        tolerance: float = 0.05,        # nats by which the older step's logprobs may differ from before
-                        ) -> dict[str, float]:
+async def check_backend(
+    backend: Backend,
+    model,
+    *,
+    learning_rate: float = 1e-3,
+    rollouts: int = 8,
+    tolerance: float = 0.05,  # nats by which the older step's logprobs may differ from before
+) -> dict[str, float]:
     "Hold a backend to its contract on `model`, and close it; raises ServeError naming the first broken promise."
     await model.register(backend)
     step, best = await model.get_step(), await reply_of(model, temperature=0)
-    likely = await reply_of(model, temperature=0.01, seed=0)       # greedy replies themselves are not trained
+    likely = await reply_of(model, temperature=0.01, seed=0)  # greedy replies themselves are not trained
     others = await asyncio.gather(*(reply_of(model, seed=seed) for seed in range(1, rollouts)))
     rewards = [1.0, *(float(read_turn(c).key == read_turn(likely).key) for c in others)]
     require_promise(min(rewards) == 0, f"{rollouts} replies at temperature 1 are all the likeliest one")
-    group = TrajectoryGroup(Trajectory(messages_and_choices=[*PROBE_MESSAGES, choice], reward=reward)
-                            for choice, reward in zip((likely, *others), rewards, strict=True))
+    group = TrajectoryGroup(
+        Trajectory(messages_and_choices=[*PROBE_MESSAGES, choice], reward=reward)
+        for choice, reward in zip((likely, *others), rewards, strict=True)
+    )
     result = await backend.train(model, [group], learning_rate=learning_rate)
     require_promise(result.step == step + 1 == await model.get_step(), "training does not advance the step by one")
     newest, older = await reply_of(model, temperature=0), await reply_of(model, step=step, temperature=0)
     rise, drift = logprob_change(best, newest)[0], logprob_change(best, older)[1]
-    require_promise(rise > 0, "what was rewarded did not become likelier: the new weights are not served, or were not trained")
+    require_promise(
+        rise > 0, "what was rewarded did not become likelier: the new weights are not served, or were not trained"
+    )
     require_promise(drift < min(tolerance, rise), f"step {step} answers otherwise than before")
     await backend.close()
     require_promise(await silent(model), "it still answers after close()")

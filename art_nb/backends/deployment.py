@@ -43,23 +43,28 @@ class ForbiddenBucketCreationError(BackendMissing):
 async def deploy_model(model: Any = None, checkpoint_path: str | None = None, *args: Any, **options: Any) -> NoReturn:
     "Raise: nothing is deployed from here."
     where = checkpoint_path or "await backend._experimental_pull_model_checkpoint(model)"
-    raise LoRADeploymentError("deploy_model: this workbench uploads nothing; the checkpoint is a PEFT directory that "
-                              f"any vLLM serves with --lora-modules and Together takes as an upload: {where}")
+    raise LoRADeploymentError(
+        "deploy_model: this workbench uploads nothing; the checkpoint is a PEFT directory that "
+        f"any vLLM serves with --lora-modules and Together takes as an upload: {where}"
+    )
 
 
 def no_s3(what: str) -> NoReturn:
     "Raise: there is no S3 here."
-    raise BackendMissing(f"{what}: nothing is copied to or from S3 here; a run is the directory .art/(project)/models/"
-                         "(name): copy it with `aws s3 sync`, and register the model where it lies then.")
+    raise BackendMissing(
+        f"{what}: nothing is copied to or from S3 here; a run is the directory .art/(project)/models/"
+        "(name): copy it with `aws s3 sync`, and register the model where it lies then."
+    )
 
 
 @contextmanager
-def without_bucket(bucket: str | None) -> Iterator[None]:   # of S3, where ART would look too; None: none was named
+def without_bucket(bucket: str | None) -> Iterator[None]:  # of S3, where ART would look too; None: none was named
     "Inside, a StoreError also says that the bucket was not looked into."
     try:
         yield
     except StoreError as error:
         if not bucket:
             raise
-        raise StoreError(f"{error} Nothing is fetched from S3: copy what the bucket {bucket} has with `aws s3 sync` "
-                         "first.") from error
+        raise StoreError(
+            f"{error} Nothing is fetched from S3: copy what the bucket {bucket} has with `aws s3 sync` first."
+        ) from error

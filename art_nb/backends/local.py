@@ -73,7 +73,9 @@ from ..tokens.rows import TokenRow, common_temperature, comparable, group_rows, 
 # %% ../../nbs/50_backends/40_local.ipynb #a84be1b6
 class Backend(Place, Protocol):
     "What a model asks of the place where it lives, and a program beside it: to hear of it, and to end it."
+
     bus: Bus
+
     async def close(self) -> None: ...
 
 
@@ -90,44 +92,55 @@ def backend(name: str, **options) -> Backend:
 # %% ../../nbs/50_backends/40_local.ipynb #580d3128
 class LocalBackend:
     "Sampler and learner in this process, on one device."
-    def __init__(self, *,
-                 path: str | Path | None = None,        # where runs are kept; None: `.art` in the working directory
-                 in_process: bool = True,               # ART's; there is no other way here
-                 enable_expert_replay: bool | None = None,      # ART's; means nothing here
-                 sampler: str = "auto",                 # "transformers", "vllm", or what suits this machine
-                 learner: str = "auto",                 # "peft", "unsloth"
-                 profile: str | None = None,            # "t4": settings for such a machine, under what is said here
-                 engine_args: dict | None = None,       # vLLM's own; a model's _internal_config adds to them
-                 init_args: dict | None = None,         # how Unsloth loads its model; likewise
-                 device: str | None = None,             # None: CUDA, else MPS, else the CPU
-                 dtype: str | None = None,              # "bfloat16", "float16", "float32"; None: what the device has
-                 max_running: int | None = None,        # conversations sampled at once; None: 64
-                 max_model_len: int | None = None,      # tokens of a conversation; None: what the model allows
-                 gpu_cost_per_hour_usd: float | None = None,    # None: what the machine costs is not counted
-                 bus: Bus | None = None,
-                 verbose: bool = True):                 # say once what was chosen
-        asked = {"engine_args": engine_args, "init_args": init_args, "dtype": dtype, "max_running": max_running,
-                 "max_model_len": max_model_len}
+
+    def __init__(
+        self,
+        *,
+        path: str | Path | None = None,  # where runs are kept; None: `.art` in the working directory
+        in_process: bool = True,  # ART's; there is no other way here
+        enable_expert_replay: bool | None = None,  # ART's; means nothing here
+        sampler: str = "auto",  # "transformers", "vllm", or what suits this machine
+        learner: str = "auto",  # "peft", "unsloth"
+        profile: str | None = None,  # "t4": settings for such a machine, under what is said here
+        engine_args: dict | None = None,  # vLLM's own; a model's _internal_config adds to them
+        init_args: dict | None = None,  # how Unsloth loads its model; likewise
+        device: str | None = None,  # None: CUDA, else MPS, else the CPU
+        dtype: str | None = None,  # "bfloat16", "float16", "float32"; None: what the device has
+        max_running: int | None = None,  # conversations sampled at once; None: 64
+        max_model_len: int | None = None,  # tokens of a conversation; None: what the model allows
+        gpu_cost_per_hour_usd: float | None = None,  # None: what the machine costs is not counted
+        bus: Bus | None = None,
+        verbose: bool = True,
+    ):  # say once what was chosen
+        asked = {
+            "engine_args": engine_args,
+            "init_args": init_args,
+            "dtype": dtype,
+            "max_running": max_running,
+            "max_model_len": max_model_len,
+        }
         self.path, self.device, self.sampler, self.learner = Path(path or ".art"), device, sampler, learner
         self.settings = {"engine_args": {}, "init_args": {}, "dtype": None, "max_running": 64, "max_model_len": None}
         self.settings |= with_profile(profile, asked)
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._homes: dict[str, ModelRuntime] = {}
-        self._closed: set[str] = set()                  # models that were registered when the backend was closed
+        self._closed: set[str] = set()  # models that were registered when the backend was closed
         with self._print_warnings():
             if not in_process:
-                self.bus.warn_once("in_process",
-                                   "LocalBackend always works in this process; in_process=False is ignored.")
+                self.bus.warn_once(
+                    "in_process", "LocalBackend always works in this process; in_process=False is ignored."
+                )
             if enable_expert_replay is not None:
-                self.bus.warn_once("enable_expert_replay",
-                                   "enable_expert_replay does nothing: no mixture of experts is trained here.")
+                self.bus.warn_once(
+                    "enable_expert_replay", "enable_expert_replay does nothing: no mixture of experts is trained here."
+                )
 
     async def register(self, model) -> None:
         "Load the model, continue from its last checkpoint or begin with step 0, open its endpoint."
         model._bus = self.bus
         if not model.trainable:
-            return                                      # a prompted model is served elsewhere
+            return  # a prompted model is served elsewhere
         store = model.store
         with self._print_warnings():
             device = pick_device(self.device).type
@@ -138,12 +151,15 @@ class LocalBackend:
             await asyncio.to_thread(check_hub, directory)
         if runtime_key(model) in self._homes:
             with self._print_warnings():
-                self.bus.warn_once(f"again {runtime_key(model)}", f"{model.name} was registered with this backend before: "
-                                   "its weights are loaded again, and its endpoint gets a new address.")
+                self.bus.warn_once(
+                    f"again {runtime_key(model)}",
+                    f"{model.name} was registered with this backend before: "
+                    "its weights are loaded again, and its endpoint gets a new address.",
+                )
         fitting = await asyncio.to_thread(self._sampler_for_model, model, sampling, directory)
         sampling, who = fitting, who if fitting == sampling else fitting
-        await self.unregister(model)                    # its last step must be on disk before it is read from there
-        await asyncio.to_thread(retire_runtime, store.path)        # another backend of this process may have it
+        await self.unregister(model)  # its last step must be on disk before it is read from there
+        await asyncio.to_thread(retire_runtime, store.path)  # another backend of this process may have it
         with self._print_warnings():
             home = await self._load(model, store, directory, sampling, learning)
         self._homes[runtime_key(model)] = OPEN_RUNTIMES[str(store.path.resolve())] = home
@@ -157,16 +173,23 @@ class LocalBackend:
         limit = settings["max_model_len"] or init_options(model, Bus()).get("max_seq_length")
         dtype = settings["dtype"] and getattr(torch, settings["dtype"])
         with self._print_warnings():
-            return sampler_for_model(self.sampler, sampling, directory, self.bus.warn_once, device=device,
-                                     dtype=dtype, max_model_len=limit,
-                                     engine_args=settings["engine_args"] | engine_options(model))
+            return sampler_for_model(
+                self.sampler,
+                sampling,
+                directory,
+                self.bus.warn_once,
+                device=device,
+                dtype=dtype,
+                max_model_len=limit,
+                engine_args=settings["engine_args"] | engine_options(model),
+            )
 
     async def _load(self, model, store, directory, sampling: str, learning: str) -> ModelRuntime:
         "Lock the run directory, clean it up and open the model's home."
         locking = asyncio.ensure_future(asyncio.to_thread(acquire_lock, store.path, self.bus.warn_once))
         try:
             lock = await asyncio.shield(locking)
-        except asyncio.CancelledError:                  # the thread takes the lock all the same
+        except asyncio.CancelledError:  # the thread takes the lock all the same
             with suppress(StoreError):
                 (await locking).release()
             raise
@@ -190,8 +213,10 @@ class LocalBackend:
     def _introduce(self, home: ModelRuntime, who: str, whom: str) -> None:
         policy = home.policy
         if self.verbose:
-            print(f"{home.name}: {home.base_model} on {policy.device} in {str(policy.dtype)[6:]}, sampled by {who}, "
-                  f"trained by {whom} (rank {policy.rank}); step {home.step}; {home.endpoint.base_url}")
+            print(
+                f"{home.name}: {home.base_model} on {policy.device} in {str(policy.dtype)[6:]}, sampled by {who}, "
+                f"trained by {whom} (rank {policy.rank}); step {home.step}; {home.endpoint.base_url}"
+            )
 
     @contextmanager
     def _print_warnings(self) -> Iterator[None]:
@@ -226,11 +251,18 @@ class LocalBackend:
                 policy = load_policy(directory, device=self.device, dtype=dtype, **lora)
                 if "targets" not in lora and (note := coverage_note(policy)):
                     warn(f"coverage of {model.name}", note)
-                sampler = SAMPLERS[sampling](policy, worker, directory, engine_args, warn,
-                                             max_running=settings["max_running"], max_model_len=limit)
+                sampler = SAMPLERS[sampling](
+                    policy,
+                    worker,
+                    directory,
+                    engine_args,
+                    warn,
+                    max_running=settings["max_running"],
+                    max_model_len=limit,
+                )
                 undo.callback(sampler.close)
                 learner = LEARNERS[learning](policy, directory, sampler.max_model_len, init_args, warn)
-            adam, = learner.optimizer.param_groups
+            (adam,) = learner.optimizer.param_groups
             adam.update(adam_options(model, self.bus, adam["betas"]))
             home = self._load_and_serve(model, store, worker, policy, learner, sampler)
             undo.pop_all()
@@ -245,7 +277,9 @@ class LocalBackend:
         if latest is None:
             if begun:
                 checkpoints.load(begun, learner)
-            checkpoints.save_checkpoint(store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun))
+            checkpoints.save_checkpoint(
+                store.checkpoint_dir(0), learner, step=0, base_model=base, parent=begun and str(begun)
+            )
         fold_adapter(policy)
         home.publish(latest or 0)
         home.endpoint = Endpoint(sampler, chat, home.resolve, home.names)
@@ -262,13 +296,16 @@ class LocalBackend:
         home = self._homes.get(runtime_key(model))
         if home is None or home.closed:
             if runtime_key(model) in self._closed:
-                raise ServeError(f"{model.name} cannot be used: its backend was closed. Make a new backend, "
-                                 "`await model.register(backend)`, and it continues from its last checkpoint.")
+                raise ServeError(
+                    f"{model.name} cannot be used: its backend was closed. Make a new backend, "
+                    "`await model.register(backend)`, and it continues from its last checkpoint."
+                )
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")
         return home
 
-    def check_options(self, model, options: Mapping[str, Any],
-                      more: Iterable[str] = ()) -> StepConfig:  # parameters that an unknown name may be meant for
+    def check_options(
+        self, model, options: Mapping[str, Any], more: Iterable[str] = ()
+    ) -> StepConfig:  # parameters that an unknown name may be meant for
         "Check the options of a train call before anything is sampled; raises TrainError for impossible ones."
         home, given = self.home(model), {name: value for name, value in options.items() if value is not None}
         with self._print_warnings():
@@ -278,43 +315,64 @@ class LocalBackend:
         "Return why a run with a seed may differ from its repetition, or an empty string if it does not."
         return getattr(self.home(model).sampler, "seed_limits", QueuedSampler.seed_limits)
 
-    async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], *,
-                    learning_rate: float = 5e-6,
-                    loss_fn: str | Callable = "cispo",          # a name in LOSSES, or a function of TokenTensors
-                    loss_options: dict | None = None,           # options of the loss
-                    epsilon: float | None = None,               # ART's clip band, counted from 1
-                    epsilon_high: float | None = None,
-                    normalize_advantages: bool = True,          # False: mean-centred only
-                    scale_rewards: bool = True,
-                    advantage_balance: float = 0.0,
-                    kl_penalty_coef: float = 0.0,               # ART's: taken from the advantages
-                    save_checkpoint: bool = True, verbose: bool = False,
-                    **options) -> LocalTrainResult:            # ART's others (backends.options); fields of StepConfig
+    async def train(
+        self,
+        model,
+        trajectory_groups: Sequence[TrajectoryGroup],
+        *,
+        learning_rate: float = 5e-6,
+        loss_fn: str | Callable = "cispo",  # a name in LOSSES, or a function of TokenTensors
+        loss_options: dict | None = None,  # options of the loss
+        epsilon: float | None = None,  # ART's clip band, counted from 1
+        epsilon_high: float | None = None,
+        normalize_advantages: bool = True,  # False: mean-centred only
+        scale_rewards: bool = True,
+        advantage_balance: float = 0.0,
+        kl_penalty_coef: float = 0.0,  # ART's: taken from the advantages
+        save_checkpoint: bool = True,
+        verbose: bool = False,
+        **options,
+    ) -> LocalTrainResult:  # ART's others (backends.options); fields of StepConfig
         "One optimizer step on the groups. Where nothing can be learnt, says why, and the step advances all the same."
-        asked = {"learning_rate": learning_rate, "loss_fn": loss_fn, "loss_options": loss_options, "epsilon": epsilon,
-                 "epsilon_high": epsilon_high, "normalize_advantages": normalize_advantages,
-                 "scale_rewards": scale_rewards, "advantage_balance": advantage_balance,
-                 "kl_penalty_coef": kl_penalty_coef}
+        asked = {
+            "learning_rate": learning_rate,
+            "loss_fn": loss_fn,
+            "loss_options": loss_options,
+            "epsilon": epsilon,
+            "epsilon_high": epsilon_high,
+            "normalize_advantages": normalize_advantages,
+            "scale_rewards": scale_rewards,
+            "advantage_balance": advantage_balance,
+            "kl_penalty_coef": kl_penalty_coef,
+        }
         home, groups = self.home(model), check_groups(trajectory_groups)
         config = self.check_options(model, asked | options)
         result = await home.worker.result(self._train, home, groups, config, save_checkpoint)
         for group in groups:
-            group.metadata["trained_step"] = result.step      # whoever judges it later knows
+            group.metadata["trained_step"] = result.step  # whoever judges it later knows
         return result
 
     def _train(self, home: ModelRuntime, groups, config, save_checkpoint) -> LocalTrainResult:
         "On the worker."
         start = time.perf_counter()
-        self._save(home)                                # at most one step is only in memory
+        self._save(home)  # at most one step is only in memory
         home.lock.check()
         home.sampler.clear_caches()
         rows = [group_rows(group) for group in groups]
-        report = signal_report(groups, rows, step=home.step, max_length=config.max_length, truncated=config.truncated,
-                               allow_missing_logprobs=config.allow_missing_logprobs)
+        report = signal_report(
+            groups,
+            rows,
+            step=home.step,
+            max_length=config.max_length,
+            truncated=config.truncated,
+            allow_missing_logprobs=config.allow_missing_logprobs,
+        )
         self._tell(home, report)
         if wrong := sum(any(map(lacks_prompt, histories(t))) for group in groups for t in group):
-            message = (f"{wrong} trajectories of step {home.step + 1} have a Choice before the message it answers. "
-                       "Append the messages of the request first, then response.choices[0].")
+            message = (
+                f"{wrong} trajectories of step {home.step + 1} have a Choice before the message it answers. "
+                "Append the messages of the request first, then response.choices[0]."
+            )
             with self._print_warnings():
                 self.bus.warn_once(f"no prompt {home.run}", message)
         if report.reason:
@@ -322,10 +380,12 @@ class LocalBackend:
             self._tell(home, Warned(key=f"no signal at step {home.step + 1}", message=message))
             print(message)
         figures = {"data/step_num_gradient_steps": 0} if report.reason else self._learn(home, groups, rows, config)
-        figures |= {"data/step_num_groups_submitted": len(groups),
-                    "data/step_num_greedy_replies": self._count_greedy(groups),
-                    "data/step_num_groups_trainable": report.trainable_groups,
-                    "time/step_backend_train_s": time.perf_counter() - start}
+        figures |= {
+            "data/step_num_groups_submitted": len(groups),
+            "data/step_num_greedy_replies": self._count_greedy(groups),
+            "data/step_num_groups_trainable": report.trainable_groups,
+            "time/step_backend_train_s": time.perf_counter() - start,
+        }
         return self._advance(home, figures, save_checkpoint)
 
     def _learn(self, home: ModelRuntime, groups, rows, config: StepConfig) -> dict[str, float]:
@@ -333,20 +393,33 @@ class LocalBackend:
         training = step_rows([[t.reward for t in group.trajectories] for group in groups], rows, config)
         self._match_temperature(rows, training, config)
         if left := sum(len(row.tokens) > (config.max_length or len(row.tokens)) for own in rows for row in own):
-            self._tell(home, Warned(key=f"too long at step {home.step + 1}", message=f"{left} rows of more than "
-                                    f"{config.max_length} tokens are left out of step {home.step + 1}."))
+            self._tell(
+                home,
+                Warned(
+                    key=f"too long at step {home.step + 1}",
+                    message=f"{left} rows of more than "
+                    f"{config.max_length} tokens are left out of step {home.step + 1}.",
+                ),
+            )
         for row in training:
             home.learner.check_length(len(row.tokens), f"A row of groups[{row.group}]")
+
         def between(i, n, tokens):
             home.worker.check()
             self._tell(home, GradientStep(step=home.step, micro_batch=i, micro_batches=n, tokens=tokens))
-        with if_full(TrainError, "The learner", "The adapter is as it was: lower tokens_per_batch (now "
-                     f"{config.tokens_per_batch}) and train on the same groups again."):
+
+        with if_full(
+            TrainError,
+            "The learner",
+            "The adapter is as it was: lower tokens_per_batch (now "
+            f"{config.tokens_per_batch}) and train on the same groups again.",
+        ):
             weights = folded.read_matching_adapter(config.kl_reference, home.policy) if config.kl_reference else None
             steps = lambda: optimizer_steps(home.learner, training, config, between, weights)
             figures = retry_if_full(steps, home.sampler.release)
-        records.save_record(home.store, home.step + 1, home.learner.seen, rows, config_to_json(config), self.bus,
-                     training)
+        records.save_record(
+            home.store, home.step + 1, home.learner.seen, rows, config_to_json(config), self.bus, training
+        )
         return figures
 
     def _match_temperature(self, rows: Sequence[Sequence[TokenRow]], training: Sequence[WeightedRow], config) -> None:
@@ -357,18 +430,24 @@ class LocalBackend:
         for row in odd:
             row.logprobs = np.where(known[id(row.tokens)], row.logprobs, np.float32("nan"))
         if odd:
-            self.bus.warn_once("temperatures", f"{len(odd)} of {len(training)} training rows hold replies that were "
-                               f"sampled at another temperature than most ({config.temperature:g}), with top-p, top-k "
-                               "or min-p, or held to a form. The learner cannot score these replies in the same way, "
-                               "so their ratio to the sampler is taken as 1. All other replies keep their ratio.")
+            self.bus.warn_once(
+                "temperatures",
+                f"{len(odd)} of {len(training)} training rows hold replies that were "
+                f"sampled at another temperature than most ({config.temperature:g}), with top-p, top-k "
+                "or min-p, or held to a form. The learner cannot score these replies in the same way, "
+                "so their ratio to the sampler is taken as 1. All other replies keep their ratio.",
+            )
 
     def _count_greedy(self, groups) -> int:
         "How many replies were sampled at temperature 0; says once that they are not trained."
         greedy = sum(temperature_of(choice) == 0 for group in groups for t in group for choice in choices(t))
         if greedy:
-            self.bus.warn_once("greedy", f"{greedy} replies were sampled at temperature 0 and are not trained: a "
-                               "greedy reply was not drawn from the policy, so its reward says nothing about the "
-                               "alternatives. Set temperature=1 in the requests of your rollout.")
+            self.bus.warn_once(
+                "greedy",
+                f"{greedy} replies were sampled at temperature 0 and are not trained: a "
+                "greedy reply was not drawn from the policy, so its reward says nothing about the "
+                "alternatives. Set temperature=1 in the requests of your rollout.",
+            )
         return greedy
 
     def _tell(self, home: ModelRuntime, event: Event) -> None:
@@ -380,8 +459,14 @@ class LocalBackend:
         start = time.perf_counter()
         give_memory_back()
         if skipped := int(sum(count for name, count in figures.items() if name.endswith("step_num_overflows"))):
-            self._tell(home, Warned(key="float16 overflow", message=f"Skipped {skipped} of the optimizer steps of step "
-                                    f"{home.step}: their gradients overflowed float16. The loss scale was halved."))
+            self._tell(
+                home,
+                Warned(
+                    key="float16 overflow",
+                    message=f"Skipped {skipped} of the optimizer steps of step "
+                    f"{home.step}: their gradients overflowed float16. The loss scale was halved.",
+                ),
+            )
         retry_if_full(partial(home.publish, home.step + 1), home.sampler.release)
         figures["time/step_sync_s"] = seconds = time.perf_counter() - start
         self._tell(home, AdapterServed(step=home.step, name=home.key(), seconds_s=seconds, how=home.sampler.how))
@@ -389,7 +474,7 @@ class LocalBackend:
             home.unsaved = figures
             try:
                 self._save(home)
-            except StoreError as error:                 # the result is in memory and served
+            except StoreError as error:  # the result is in memory and served
                 self._tell(home, Warned(key=f"checkpoint {home.step}", message=str(error)))
                 print(error)
         path = str(home.store.checkpoint_dir(home.step)) if save_checkpoint and home.unsaved is None else None
@@ -403,8 +488,15 @@ class LocalBackend:
             return
         home.lock.check()
         path = home.store.checkpoint_dir(home.step)
-        save = partial(checkpoints.save_checkpoint, path, home.learner, step=home.step, base_model=home.base_model,
-                       metrics=home.unsaved, parent=str(home.store.checkpoint_dir(home.step - 1)))
+        save = partial(
+            checkpoints.save_checkpoint,
+            path,
+            home.learner,
+            step=home.step,
+            base_model=home.base_model,
+            metrics=home.unsaved,
+            parent=str(home.store.checkpoint_dir(home.step - 1)),
+        )
         size = retry_if_full(save, home.sampler.release)
         home.unsaved = None
         self._tell(home, CheckpointSaved(step=home.step, path=str(path), bytes=size))
@@ -428,8 +520,14 @@ class LocalBackend:
         wall_s, price = home.since - before, self.gpu_cost_per_hour_usd
         return {"time/step_wall_s": wall_s} | ({} if price is None else {"costs/gpu": wall_s / 3600 * price})
 
-    async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
-                         dev_config: dict | None = None, verbose: bool = False) -> LocalTrainResult:
+    async def _train_sft(
+        self,
+        model,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig,
+        dev_config: dict | None = None,
+        verbose: bool = False,
+    ) -> LocalTrainResult:
         home, rates = self.home(model), config.learning_rate
         with self._print_warnings():
             for message in unusual_values(StepConfig(learning_rate=max(rates) if isinstance(rates, list) else rates)):
@@ -446,22 +544,35 @@ class LocalBackend:
             losses = self._pass(home, *sft_batches(home.chat, trajectories, config, home.learner.check_length))
         means = {k.replace("loss/train", "loss"): v for k, v in mean_metrics(losses).items()}
         figures = {f"sft/{k.rpartition('/')[2]}": v for k, v in means.items()}
-        return self._advance(home, figures | {"sft/final_loss": losses[-1]["loss/train"],
-                                              "time/step_backend_train_s": time.perf_counter() - start}, True)
+        return self._advance(
+            home,
+            figures
+            | {"sft/final_loss": losses[-1]["loss/train"], "time/step_backend_train_s": time.perf_counter() - start},
+            True,
+        )
 
     def _pass(self, home: ModelRuntime, batches: Iterable[list], rates: list[float]) -> list[dict[str, float]]:
         "Figures of each batch; where one fails, the adapter and the optimizer are as they were."
         learner, losses = home.learner, []
+
         def step(batch, rate):
             with restore_on_error(learner):
                 return learner.sft_step(batch, rate)
+
         with restore_on_error(learner):
             learner.reset_optimizer()
             for i, (batch, rate) in enumerate(zip(batches, rates, strict=True)):
                 home.worker.check()
                 losses.append(retry_if_full(partial(step, batch, rate), home.sampler.release))
-                self._tell(home, GradientStep(step=home.step, micro_batch=i + 1, micro_batches=len(rates),
-                                              tokens=int(losses[-1]["data/step_trained_tokens"])))
+                self._tell(
+                    home,
+                    GradientStep(
+                        step=home.step,
+                        micro_batch=i + 1,
+                        micro_batches=len(rates),
+                        tokens=int(losses[-1]["data/step_trained_tokens"]),
+                    ),
+                )
         learner.reset_optimizer()
         return losses
 
@@ -470,8 +581,11 @@ class LocalBackend:
 
     async def _delete_checkpoint_files(self, model, steps_to_keep: list[int]) -> None:
         home = self.home(model)
-        gone = await asyncio.to_thread(checkpoints.delete_old_checkpoints, home.store.checkpoint_dir(0).parent,
-                                       {*steps_to_keep, checkpoints.first_policy(home.store)})
+        gone = await asyncio.to_thread(
+            checkpoints.delete_old_checkpoints,
+            home.store.checkpoint_dir(0).parent,
+            {*steps_to_keep, checkpoints.first_policy(home.store)},
+        )
         home.unload(home.key(step) for step in gone)
 
     async def _prepare_backend_for_training(self, model, config=None) -> tuple[str, str]:
@@ -488,9 +602,16 @@ class LocalBackend:
         "A way to the model's endpoint without a socket."
         return self.home(model).endpoint.transport()
 
-    async def _experimental_fork_checkpoint(self, model, from_model: str, from_project: str | None = None,
-                                            not_after_step: int | None = None, verbose: bool = False,
-                                            from_s3_bucket: str | None = None, prefix: str | None = None) -> None:
+    async def _experimental_fork_checkpoint(
+        self,
+        model,
+        from_model: str,
+        from_project: str | None = None,
+        not_after_step: int | None = None,
+        verbose: bool = False,
+        from_s3_bucket: str | None = None,
+        prefix: str | None = None,
+    ) -> None:
         "Continue another run's newest checkpoint (at most `not_after_step`) in `model`, before it is registered."
         if from_s3_bucket:
             no_s3("_experimental_fork_checkpoint")
@@ -498,8 +619,10 @@ class LocalBackend:
         source = model.model_copy(update={"run_name": from_model, "project": from_project or model.project}).store
         steps = [s for s in source.steps_saved() if not_after_step is None or s <= not_after_step]
         if not steps:
-            raise StoreError(f"The run {from_model} has no checkpoint to fork" +
-                             (f" up to step {not_after_step}." if not_after_step is not None else "."))
+            raise StoreError(
+                f"The run {from_model} has no checkpoint to fork"
+                + (f" up to step {not_after_step}." if not_after_step is not None else ".")
+            )
         if str(model.store.path.resolve()) in OPEN_RUNTIMES:
             raise StoreError(f"{model.store.path} is registered already: fork into it first, then register.")
         await asyncio.to_thread(self._fork, source.checkpoint_dir(max(steps)), model.store)
@@ -511,9 +634,16 @@ class LocalBackend:
         finally:
             lock.release()
 
-    async def _experimental_pull_model_checkpoint(self, model, *, step: int | str | None = None,   # None, "latest"
-                                                  local_path: str | None = None, s3_bucket: str | None = None,
-                                                  prefix: str | None = None, verbose: bool = False) -> str:
+    async def _experimental_pull_model_checkpoint(
+        self,
+        model,
+        *,
+        step: int | str | None = None,  # None, "latest"
+        local_path: str | None = None,
+        s3_bucket: str | None = None,
+        prefix: str | None = None,
+        verbose: bool = False,
+    ) -> str:
         "Where the checkpoint of a step lies, or `local_path` with a copy of it."
         model.base_path = str(self.path)
         with without_bucket(s3_bucket):

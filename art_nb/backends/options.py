@@ -40,8 +40,10 @@ def _shaped(folder: Path, options: dict[str, Any], bus: Bus) -> dict[str, Any]:
     own = adapter_shape(folder)
     asked = options | ({"targets": tuple(sorted(options["targets"]))} if "targets" in options else {})
     if other := sorted(name for name in own.keys() & asked.keys() if own[name] != asked[name]):
-        bus.warn_once(f"adapter {folder}", f"The adapter {folder} keeps its own {', '.join(other)}: what the model "
-                                           "asks for is left out.")
+        bus.warn_once(
+            f"adapter {folder}",
+            f"The adapter {folder} keeps its own {', '.join(other)}: what the model asks for is left out.",
+        )
     return options | own
 
 
@@ -50,13 +52,14 @@ def runtime_key(model) -> str:
     return f"{model.project}/{model.run_name}"
 
 
-ART_DEFAULTS = {"rollout_weight_update_mode": "step_lora", "rollout_weights_mode": "lora"}         # asked for or not
+ART_DEFAULTS = {"rollout_weight_update_mode": "step_lora", "rollout_weights_mode": "lora"}  # asked for or not
 _ONE_DEVICE = "Sampler and learner share one device: choose it with CUDA_VISIBLE_DEVICES, before Python is started."
 ALTERNATIVES = {
     "vllm_runtime": 'A vLLM server of your own gets no new weights: LocalBackend(sampler="vllm") runs vLLM here.',
     "rollout_weight_update_mode": "A reply keeps the adapter it was begun with; art.train(max_staleness=1) samples "
-                                  "while the model learns.",
-    "trainer_gpu_ids": _ONE_DEVICE, "inference_gpu_ids": _ONE_DEVICE,
+    "while the model learns.",
+    "trainer_gpu_ids": _ONE_DEVICE,
+    "inference_gpu_ids": _ONE_DEVICE,
 }
 
 
@@ -69,11 +72,18 @@ def engine_options(model) -> dict[str, Any]:
     return _internal(model).get("engine_args") or {}
 
 
-INIT_OPTIONS = ("max_seq_length", "load_in_4bit")                   # of Unsloth's settings, those that mean something here
-INTERNAL_OPTIONS = ("engine_args", "init_args", "peft_args", "trainer_args", "chat_template", "chat_template_path",
-            "chat_template_kwargs")
-STEP_OPTIONS = ("max_grad_norm", "weight_decay")                    # of the trainer's settings, those of each step
-ADAM_OPTIONS = ("adam_beta1", "adam_beta2", "adam_epsilon")         # and those of the optimizer
+INIT_OPTIONS = ("max_seq_length", "load_in_4bit")  # of Unsloth's settings, those that mean something here
+INTERNAL_OPTIONS = (
+    "engine_args",
+    "init_args",
+    "peft_args",
+    "trainer_args",
+    "chat_template",
+    "chat_template_path",
+    "chat_template_kwargs",
+)
+STEP_OPTIONS = ("max_grad_norm", "weight_decay")  # of the trainer's settings, those of each step
+ADAM_OPTIONS = ("adam_beta1", "adam_beta2", "adam_epsilon")  # and those of the optimizer
 
 
 def init_options(model, bus: Bus) -> dict[str, Any]:
@@ -84,8 +94,10 @@ def init_options(model, bus: Bus) -> dict[str, Any]:
     unknown = odd + [f"init_args.{name}" for name in sorted({*asked} - {*INIT_OPTIONS})]
     if unknown:
         said = [f"Settings of _internal_config without a meaning here, left out: {', '.join(unknown)}."]
-        bus.warn_once(f"_internal_config {unknown}",
-                      " ".join(dict.fromkeys(said + [ALTERNATIVES[name] for name in odd if name in ALTERNATIVES])))
+        bus.warn_once(
+            f"_internal_config {unknown}",
+            " ".join(dict.fromkeys(said + [ALTERNATIVES[name] for name in odd if name in ALTERNATIVES])),
+        )
     return {name: value for name, value in asked.items() if name in INIT_OPTIONS}
 
 
@@ -98,13 +110,17 @@ def step_options(model) -> dict[str, float]:
     return {name: value for name, value in _trainer(model).items() if name in STEP_OPTIONS}
 
 
-def adam_options(model, bus: Bus,
-                 betas: tuple[float, float]) -> dict[str, Any]:     # what they are where nothing else is asked for
+def adam_options(
+    model, bus: Bus, betas: tuple[float, float]
+) -> dict[str, Any]:  # what they are where nothing else is asked for
     "ART's `trainer_args`: AdamW's own settings. What of them means nothing here is announced once."
     asked = _trainer(model)
     if unknown := sorted(asked.keys() - {*STEP_OPTIONS, *ADAM_OPTIONS}):
-        bus.warn_once(f"trainer_args {unknown}", "Settings of trainer_args without a meaning here, left out: "
-                      f"{', '.join(unknown)}. The learning rate is an argument of train(), as in ART.")
+        bus.warn_once(
+            f"trainer_args {unknown}",
+            "Settings of trainer_args without a meaning here, left out: "
+            f"{', '.join(unknown)}. The learning rate is an argument of train(), as in ART.",
+        )
     betas = asked.get("adam_beta1", betas[0]), asked.get("adam_beta2", betas[1])
     return {"betas": betas} | ({"eps": asked["adam_epsilon"]} if "adam_epsilon" in asked else {})
 
@@ -113,9 +129,11 @@ def chat_options(model) -> dict[str, Any]:
     "The chat template of _internal_config, and how the model writes tool calls."
     config = _internal(model)
     path = config.get("chat_template_path")
-    named = {"chat_template": config.get("chat_template") or path and _template(path),
-             "template_kwargs": config.get("chat_template_kwargs"),
-             "tool_call_parser": model._server_args.get("tool_call_parser")}
+    named = {
+        "chat_template": config.get("chat_template") or path and _template(path),
+        "template_kwargs": config.get("chat_template_kwargs"),
+        "tool_call_parser": model._server_args.get("tool_call_parser"),
+    }
     return {k: v for k, v in named.items() if v}
 
 
@@ -124,13 +142,21 @@ def _template(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"chat_template_path {path} cannot be read ({why}): give the path of a Jinja template, or "
-                         "chat_template itself.") from error
+        raise StoreError(
+            f"chat_template_path {path} cannot be read ({why}): give the path of a Jinja template, or "
+            "chat_template itself."
+        ) from error
 
 # %% ../../nbs/50_backends/20_options.ipynb #f50807bc
 PROFILES: dict[str, dict[str, Any]] = {
-    "t4": {"dtype": "float16", "max_running": 16, "max_model_len": 4096,
-           "engine_args": {"enforce_eager": True}, "init_args": {"load_in_4bit": True}}}
+    "t4": {
+        "dtype": "float16",
+        "max_running": 16,
+        "max_model_len": 4096,
+        "engine_args": {"enforce_eager": True},
+        "init_args": {"load_in_4bit": True},
+    }
+}
 
 
 def with_profile(name: str | None, asked: dict[str, Any]) -> dict[str, Any]:
@@ -139,57 +165,91 @@ def with_profile(name: str | None, asked: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"There is no profile {name!r}; there are: {', '.join(PROFILES)}.")
     profile = PROFILES.get(name, {})
     given = {key: value for key, value in asked.items() if value is not None}
-    return profile | {key: profile.get(key, {}) | value if isinstance(value, dict) else value
-                      for key, value in given.items()}
+    return profile | {
+        key: profile.get(key, {}) | value if isinstance(value, dict) else value for key, value in given.items()
+    }
 
 # %% ../../nbs/50_backends/20_options.ipynb #3b3f18ba
 RENAMED = {
-    "loss_fn": "loss", "advantage_balance": "balance", "beta": "kl_coef", "kl_penalty_coef": "kl_shaping",
-    "kl_penalty_source": "kl_source", "precalculate_logprobs": "rescored", "packed_sequence_length": "max_length",
-    "grad_accumulation_sequences": "rows_per_step", "num_trajectories_learning_rate_multiplier_power": "row_power",
+    "loss_fn": "loss",
+    "advantage_balance": "balance",
+    "beta": "kl_coef",
+    "kl_penalty_coef": "kl_shaping",
+    "kl_penalty_source": "kl_source",
+    "precalculate_logprobs": "rescored",
+    "packed_sequence_length": "max_length",
+    "grad_accumulation_sequences": "rows_per_step",
+    "num_trajectories_learning_rate_multiplier_power": "row_power",
     "allow_training_without_logprobs": "allow_missing_logprobs",
 }
-RATIO: dict[str, tuple[str, Any]] = {       # options of the loss, and the value at which they do nothing
-    "importance_sampling_level": ("level", "token"), "mask_prob_ratio": ("mask_prob_ratio", False),
+RATIO: dict[str, tuple[str, Any]] = {  # options of the loss, and the value at which they do nothing
+    "importance_sampling_level": ("level", "token"),
+    "mask_prob_ratio": ("mask_prob_ratio", False),
     "max_negative_advantage_importance_sampling_weight": ("max_negative_advantage_importance_sampling_weight", 0),
     "kimi_k2_tau": ("kimi_k2_tau", 0),
 }
-ART_RANGES = {                              # of ART's numbers that have no counterpart of one name
-    "epsilon": Range(0), "epsilon_high": Range(0), "truncated_importance_sampling": Range(0), "kimi_k2_tau": Range(),
-    "max_negative_advantage_importance_sampling_weight": Range(0), "kl_penalty_reference_step": Range(0, whole=True),
+ART_RANGES = {  # of ART's numbers that have no counterpart of one name
+    "epsilon": Range(0),
+    "epsilon_high": Range(0),
+    "truncated_importance_sampling": Range(0),
+    "kimi_k2_tau": Range(),
+    "max_negative_advantage_importance_sampling_weight": Range(0),
+    "kl_penalty_reference_step": Range(0, whole=True),
     "kl_penalty_step_lag": Range(0, whole=True),
 }
 COMBINED = frozenset(
     "epsilon epsilon_high normalize_advantages scale_rewards ppo truncated_importance_sampling kl_ref_adapter_path"
-    " kl_penalty_reference_step kl_penalty_step_lag".split())
+    " kl_penalty_reference_step kl_penalty_step_lag".split()
+)
 
 # %% ../../nbs/50_backends/20_options.ipynb #ae81f6a3
 NEEDLESS = frozenset("logprob_calculation_chunk_size optimizer_save_interval final_training_step".split())
 SAID = {
     "plot_tensors": "need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw at any time",
     "scale_learning_rate_by_reward_std_dev": "does nothing, as in ART's own LocalBackend since 0.5",
-} | dict.fromkeys(("moe_routing_replay_bundle", "moe_routing_replay_path", "moe_routing_replay_strict"),
-                  "does nothing: no mixture of experts is trained here")
+} | dict.fromkeys(
+    ("moe_routing_replay_bundle", "moe_routing_replay_path", "moe_routing_replay_strict"),
+    "does nothing: no mixture of experts is trained here",
+)
 REFUSED = {
     "loss_fn_config": "give the options of the loss as loss_options",
     "adam_params": "learning_rate, weight_decay and max_grad_norm are options of their own",
 }
 
 
-CALL = frozenset(("save_checkpoint", "verbose"))         # parameters of `backend.train` itself
-KNOWN = (RENAMED.keys() | RATIO.keys() | COMBINED | NEEDLESS | SAID.keys() | CALL | REFUSED.keys()
-         | StepConfig.__dataclass_fields__.keys())
-ELSEWHERE = {                           # names of other libraries, and ours
-    "lr": "learning_rate", "num_generations": "rollouts_per_group", "group_size": "rollouts_per_group",
-    "max_steps": "steps", "num_steps": "steps", "batch_size": "groups_per_step", "loss_type": "loss", "kl": "kl_coef",
-    "kl_beta": "kl_coef", "entropy": "entropy_coef", "clip_grad": "max_grad_norm", "scale_reward": "scale",
-    "mask_truncated_completions": "truncated", "vllm_importance_sampling_correction": "mismatch",
+CALL = frozenset(("save_checkpoint", "verbose"))  # parameters of `backend.train` itself
+KNOWN = (
+    RENAMED.keys()
+    | RATIO.keys()
+    | COMBINED
+    | NEEDLESS
+    | SAID.keys()
+    | CALL
+    | REFUSED.keys()
+    | StepConfig.__dataclass_fields__.keys()
+)
+ELSEWHERE = {  # names of other libraries, and ours
+    "lr": "learning_rate",
+    "num_generations": "rollouts_per_group",
+    "group_size": "rollouts_per_group",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "batch_size": "groups_per_step",
+    "loss_type": "loss",
+    "kl": "kl_coef",
+    "kl_beta": "kl_coef",
+    "entropy": "entropy_coef",
+    "clip_grad": "max_grad_norm",
+    "scale_reward": "scale",
+    "mask_truncated_completions": "truncated",
+    "vllm_importance_sampling_correction": "mismatch",
 }
 
 
-def check_names(names: Iterable[str],
-                more: Iterable[str] = (),       # further parameters of the function that was called
-                ) -> None:
+def check_names(
+    names: Iterable[str],
+    more: Iterable[str] = (),  # further parameters of the function that was called
+) -> None:
     "Raise TrainError if an option does not exist, and suggest the closest one."
     if unknown := sorted({*names} - KNOWN):
         known, hints = {*KNOWN, *more}, []
@@ -225,8 +285,9 @@ def loss_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _clip_of(loss: str | Callable, edges: Mapping[str, float]) -> dict[str, float]:
     if find_spec("torch") is None:
-        return {}                               # a client of `art-nb run`: the server converts them
+        return {}  # a client of `art-nb run`: the server converts them
     from art_nb.learners.losses import from_art
+
     return from_art(loss, **edges)
 
 
@@ -234,8 +295,11 @@ def mismatch_of(given: Mapping[str, Any], bus: Bus) -> dict[str, Any]:
     "The correction of the mismatch between sampler and learner."
     bound = given.get("truncated_importance_sampling")
     if bound and not given.get("rescored"):
-        bus.warn_once("truncated_importance_sampling", "train(): truncated_importance_sampling does nothing without "
-                      "precalculate_logprobs=True: the learner's logprobs of before the step are half of it.")
+        bus.warn_once(
+            "truncated_importance_sampling",
+            "train(): truncated_importance_sampling does nothing without "
+            "precalculate_logprobs=True: the learner's logprobs of before the step are half of it.",
+        )
     elif bound:
         return {"mismatch": "tis", "mismatch_options": {"is_max": bound}}
     return {}
@@ -250,20 +314,23 @@ def reference_of(given: Mapping[str, Any], store: RunStore, step: int) -> str:
         asked = max(0, step - given["kl_penalty_step_lag"])
     if asked is None:
         from art_nb.learners.checkpoints import first_policy  # loads torch, which a client does not need
+
         asked = first_policy(store)
     if asked is None:
         return ""
     if asked not in (saved := store.steps_saved()):
-        raise StoreError(f"{store.path} has no checkpoint of step {asked} to measure the KL from; there are "
-                         f"{', '.join(map(str, saved)) or 'none'}. Keep it, or give another kl_penalty_reference_step.")
+        raise StoreError(
+            f"{store.path} has no checkpoint of step {asked} to measure the KL from; there are "
+            f"{', '.join(map(str, saved)) or 'none'}. Keep it, or give another kl_penalty_reference_step."
+        )
     return str(store.checkpoint_dir(asked))
 
 # %% ../../nbs/50_backends/20_options.ipynb #fdfbd242
 def checked_options(
-    options: Mapping[str, Any],     # of a train call, under ART's names or ours; None is the same as not given
-    bus: Bus,                       # receives warnings about options without an effect and about unusual values
-    more: Iterable[str] = (),       # further parameters of the function that was called, to suggest from
-) -> tuple[StepConfig, dict[str, Any]]:     # without the KL reference; and the options in our names
+    options: Mapping[str, Any],  # of a train call, under ART's names or ours; None is the same as not given
+    bus: Bus,  # receives warnings about options without an effect and about unusual values
+    more: Iterable[str] = (),  # further parameters of the function that was called, to suggest from
+) -> tuple[StepConfig, dict[str, Any]]:  # without the KL reference; and the options in our names
     "Translate and check the options of a train call; raises TrainError for unknown names and impossible values."
     check_names(options, more)
     asked = {name: value for name, value in options.items() if value is not None}
@@ -273,8 +340,14 @@ def checked_options(
     given = rename_art_options(asked)
     unscaled = not given.get("normalize_advantages", True) or not given.get("scale_rewards", True)
     own = (given.keys() & StepConfig.__dataclass_fields__.keys()) - {"loss", "loss_options"}
-    config = StepConfig(**{"scale": "none" if unscaled else "group", **loss_of(given), **mismatch_of(given, bus),
-                           **{name: given[name] for name in own}})
+    config = StepConfig(
+        **{
+            "scale": "none" if unscaled else "group",
+            **loss_of(given),
+            **mismatch_of(given, bus),
+            **{name: given[name] for name in own},
+        }
+    )
     typed = {ours: name for name, ours in RENAMED.items() if name in asked and ours not in asked}
     check_step(config, typed)
     for message in unusual_values(config, typed):
@@ -283,10 +356,10 @@ def checked_options(
 
 
 def step_config(
-    options: Mapping[str, Any],     # as in `checked_options`
+    options: Mapping[str, Any],  # as in `checked_options`
     bus: Bus,
-    store: RunStore,                # whose checkpoints a KL may be measured from
-    step: int,                      # of the run, before this call
+    store: RunStore,  # whose checkpoints a KL may be measured from
+    step: int,  # of the run, before this call
     more: Iterable[str] = (),
 ) -> StepConfig:
     "How a train call learns; where ART's name and ours both speak, ours wins."

@@ -23,13 +23,13 @@ def load_newest(
     store: RunStore,
     learner: Learner,
     base_model: str,
-    warn: Callable[[str, str], object],     # called with a key and a message for each damaged checkpoint
-) -> int | None:                            # the step; None if there is no checkpoint
+    warn: Callable[[str, str], object],  # called with a key and a message for each damaged checkpoint
+) -> int | None:  # the step; None if there is no checkpoint
     "Continue from the newest whole checkpoint; raise `StoreError` if all are damaged."
     places, damaged = store.checkpoints(), {}
     for step in sorted(places, reverse=True):
         if not any(places[step].iterdir()):
-            continue                        # an empty directory
+            continue  # an empty directory
         try:
             if not is_complete_checkpoint(places[step]) or not checkpoints.is_complete(places[step]):
                 raise folded.DamagedCheckpoint("a file is missing or incomplete")
@@ -38,20 +38,22 @@ def load_newest(
             damaged[step] = error
             continue
         for bad, reason in damaged.items():
-            warn(f"damaged {places[bad]}", f"The checkpoint of step {bad} is damaged ({reason}). It was moved to "
-                 f"{set_aside(store, bad).name}, and training continues from step {step}.")
+            warn(
+                f"damaged {places[bad]}",
+                f"The checkpoint of step {bad} is damaged ({reason}). It was moved to "
+                f"{set_aside(store, bad).name}, and training continues from step {step}.",
+            )
         return step
     if damaged:
         reasons = "; ".join(f"step {step}: {error}" for step, error in damaged.items())
-        raise StoreError(f"All checkpoints of {store.path} are damaged ({reasons}). Restore one from a copy, or give "
-                         "this model another name or run_name to begin again.")
+        raise StoreError(
+            f"All checkpoints of {store.path} are damaged ({reasons}). Restore one from a copy, or give "
+            "this model another name or run_name to begin again."
+        )
     return None
 
 
-def set_aside(
-    store: RunStore,
-    step: int,
-) -> Path:      # of the checkpoint
+def set_aside(store: RunStore, step: int) -> Path:  # of the checkpoint
     "Rename a step's checkpoint and trajectories, so that the step can be written again."
     place, number = store.checkpoint_dir(step), 1
     while (target := place.with_name(f"{place.name}.damaged{f'.{number}' if number > 1 else ''}")).exists():
@@ -68,15 +70,19 @@ _TRAINED = ("train/", "sft/", "loss/")
 
 
 def repair_history(
-    model: Any,         # being registered; its run directory is complete up to `latest`
-    latest: int,        # the step that training continues from
+    model: Any,  # being registered; its run directory is complete up to `latest`
+    latest: int,  # the step that training continues from
 ) -> None:
     "Rebuild the rows of finished steps that have none, and mark the rows of undone steps."
     store = model.store
     rows = store.history()
     counted = store.read_own_state("_metrics_builder_state").get("row")
-    if isinstance(counted, dict) and isinstance(counted.get("step"), int) and counted["step"] <= latest \
-            and not _has_row(rows, counted):
+    if (
+        isinstance(counted, dict)
+        and isinstance(counted.get("step"), int)
+        and counted["step"] <= latest
+        and not _has_row(rows, counted)
+    ):
         store.append_history(counted | {"recovered": 1})
         rows.append(counted)
     last = max((row["step"] for row in rows if _is_trained(row)), default=0)

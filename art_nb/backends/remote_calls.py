@@ -57,8 +57,8 @@ def vocabulary(home: ModelRuntime) -> int:
 
 # %% ../../nbs/50_backends/80_remote_calls.ipynb #99b75106
 LOG = logging.getLogger("art_nb.backends.remote_server")
-KEPT_CALLS, MAX_RUNNING_CALLS, MAX_EVENTS = 256, 32, 10_000    # calls remembered and under way; events of one
-MAX_MODELS = 8              # models loaded at the same time; one more releases the least recently used
+KEPT_CALLS, MAX_RUNNING_CALLS, MAX_EVENTS = 256, 32, 10_000  # calls remembered and under way; events of one
+MAX_MODELS = 8  # models loaded at the same time; one more releases the least recently used
 
 
 CANCELLED = {"error": error_data(TrainError("The call was given up; a step that was under way is undone."))}
@@ -72,6 +72,7 @@ def key_digest(key: bytes) -> bytes:
 @dataclass(slots=True, eq=False)
 class Call:
     "Something that was asked for, and what came of it."
+
     task: asyncio.Task | None = None
     events: list[dict] = field(default_factory=list)
     outcome: dict[str, Any] = field(default_factory=CANCELLED.copy)
@@ -97,10 +98,11 @@ class Call:
 
 class CallRegistry:
     "What a server of training knows."
+
     def __init__(self, backend: LocalBackend):
         self.backend = backend
         self.models: dict[str, tuple[ModelForm, TrainableModel]] = {}
-        self.keys: dict[str, set[bytes]] = defaultdict(set)             # hashes of keys, by the run that they open
+        self.keys: dict[str, set[bytes]] = defaultdict(set)  # hashes of keys, by the run that they open
         self.calls: dict[str, Call] = {}
         self.locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.loading = asyncio.Lock()
@@ -108,17 +110,20 @@ class CallRegistry:
     def model(self, run: str) -> TrainableModel:
         "Return a registered model and mark it as the most recently used; raises ServeError 404 for others."
         if run not in self.models:
-            raise ServeError("This model is not registered here, the server was restarted, or "
-                             f"{MAX_MODELS} other models were used since: await model.register(backend) and go on from "
-                             "its step.", status=404)
-        self.models[run] = entry = self.models.pop(run)     # a dict keeps the order of insertion
+            raise ServeError(
+                "This model is not registered here, the server was restarted, or "
+                f"{MAX_MODELS} other models were used since: await model.register(backend) and go on from "
+                "its step.",
+                status=404,
+            )
+        self.models[run] = entry = self.models.pop(run)  # a dict keeps the order of insertion
         return entry[1]
 
     def in_use(self, run: str) -> bool:
         "Return whether a call works on a model, or a request waits for its reply."
         try:
             return self.locks[run].locked() or bool(self.backend.home(self.models[run][1]).endpoint.service.live)
-        except ServeError:                                  # it was closed when loading it again failed
+        except ServeError:  # it was closed when loading it again failed
             return False
 
     async def load(self, form: ModelForm) -> None:
@@ -128,9 +133,11 @@ class CallRegistry:
             while len(self.models.keys() - {form.run}) >= MAX_MODELS:
                 idle = next((run for run in self.models if not self.in_use(run)), None)
                 if idle is None:
-                    raise ServeError(f"{MAX_MODELS} models are in use on this server: register again when one of them "
-                                     "is idle.", status=503)
-                async with self.locks[idle]:                # free: nothing was awaited since it was checked
+                    raise ServeError(
+                        f"{MAX_MODELS} models are in use on this server: register again when one of them is idle.",
+                        status=503,
+                    )
+                async with self.locks[idle]:  # free: nothing was awaited since it was checked
                     await self.backend.unregister(self.models.pop(idle)[1])
             model = form.model()
             await model.register(self.backend, _openai_client_config={"server_args": form.server_args})
@@ -152,7 +159,7 @@ class CallRegistry:
             return
         if sum(not call.task.done() for call in self.calls.values()) >= MAX_RUNNING_CALLS:
             raise ServeError(f"{MAX_RUNNING_CALLS} calls are under way: wait for one of them.", status=503)
-        for old in [n for n, call in self.calls.items() if call.task.done()][:max(0, len(self.calls) - KEPT_CALLS)]:
+        for old in [n for n, call in self.calls.items() if call.task.done()][: max(0, len(self.calls) - KEPT_CALLS)]:
             del self.calls[old]
         self.calls[number] = call = Call()
         call.task = asyncio.create_task(call.carry_out(VERBS[verb][1], self, call, form, groups))
@@ -179,8 +186,13 @@ async def register(desk: CallRegistry, call: Call, form: RegisterForm, groups: l
 
         home, key = desk.backend.home(desk.model(run)), secrets.token_urlsafe(24)
     desk.keys[run].add(key_digest(key.encode()))
-    return {"run": run, "key": key, "step": home.step, "directory": run_identity(home.store),
-            "text": f"{home.base_model} on {home.policy.device}, rank {home.policy.rank}"}
+    return {
+        "run": run,
+        "key": key,
+        "step": home.step,
+        "directory": run_identity(home.store),
+        "text": f"{home.base_model} on {home.policy.device}, rank {home.policy.rank}",
+    }
 
 
 async def train(desk: CallRegistry, call: Call, form: TrainForm, groups: list) -> dict:
@@ -231,8 +243,11 @@ async def delete_checkpoints(desk: CallRegistry, call: Call, form: DeleteForm, g
 async def fork(desk: CallRegistry, call: Call, form: ForkForm, groups: list) -> dict:
     "Copy another run's checkpoint."
     await desk.backend._experimental_fork_checkpoint(
-        form.model.model(), from_model=form.from_model, from_project=form.from_project,
-        not_after_step=form.not_after_step)
+        form.model.model(),
+        from_model=form.from_model,
+        from_project=form.from_project,
+        not_after_step=form.not_after_step,
+    )
     return {}
 
 
@@ -245,7 +260,13 @@ async def leave(desk: CallRegistry, call: Call, form: UnregisterForm, groups: li
 
 
 VERBS: dict[str, tuple[type[Form], Callable]] = {
-    "register": (RegisterForm, register), "train": (TrainForm, train), "train_sft": (SFTForm, train_sft),
-    "log": (LogForm, log), "get_step": (StepForm, get_step), "delete_checkpoints": (DeleteForm, delete_checkpoints),
-    "fork": (ForkForm, fork), "leave": (UnregisterForm, leave)}
+    "register": (RegisterForm, register),
+    "train": (TrainForm, train),
+    "train_sft": (SFTForm, train_sft),
+    "log": (LogForm, log),
+    "get_step": (StepForm, get_step),
+    "delete_checkpoints": (DeleteForm, delete_checkpoints),
+    "fork": (ForkForm, fork),
+    "leave": (UnregisterForm, leave),
+}
 FORMS = {verb: form for verb, (form, _) in VERBS.items()}

@@ -52,13 +52,17 @@ def checked_url(base_url: str, warn: Callable[[str, str], object]) -> str:
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ServeError(f"{redact_text(base_url)!r} is no address ({error}): give one such as http://127.0.0.1:7999."
-                         ) from error
+        raise ServeError(
+            f"{redact_text(base_url)!r} is no address ({error}): give one such as http://127.0.0.1:7999."
+        ) from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ServeError(f"{redact_text(base_url)!r} is no address: give one such as http://127.0.0.1:7999.")
     if url.scheme == "http" and not is_loopback(url.host):
-        warn("clear text", f"The key and all rollouts travel to {url.host} unencrypted: forward the port instead, "
-             f"ssh -L 7999:127.0.0.1:{url.port or 80} {url.host}, and give http://127.0.0.1:7999.")
+        warn(
+            "clear text",
+            f"The key and all rollouts travel to {url.host} unencrypted: forward the port instead, "
+            f"ssh -L 7999:127.0.0.1:{url.port or 80} {url.host}, and give http://127.0.0.1:7999.",
+        )
     return str(url).rstrip("/")
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #06836280
@@ -70,8 +74,9 @@ def parse_reply(reply: httpx.Response) -> dict[str, Any]:
         said = None
     if not isinstance(said, dict) or not ("events" in said or isinstance(said.get("error"), dict)):
         place = redact_url(reply.url.copy_with(path="/", query=None))
-        raise ServeError(f"{place} answers, but not as art-nb run does (HTTP {reply.status_code}): check base_url.",
-                         status=502)
+        raise ServeError(
+            f"{place} answers, but not as art-nb run does (HTTP {reply.status_code}): check base_url.", status=502
+        )
     if "events" not in said:
         raise error_from(said["error"])
     return said
@@ -96,8 +101,11 @@ async def receive_checkpoint(reply: httpx.Response, store: RunStore, local_path:
         with TemporaryFile(dir=target.parent) as file:
             async for piece in reply.aiter_bytes():
                 if file.tell() + len(piece) > MAX_BYTES:
-                    raise ServeError(f"The server sent more than {MAX_BYTES:,} bytes as a checkpoint; nothing of it is "
-                                     "kept. Check the server, then pull again.", status=502)
+                    raise ServeError(
+                        f"The server sent more than {MAX_BYTES:,} bytes as a checkpoint; nothing of it is "
+                        "kept. Check the server, then pull again.",
+                        status=502,
+                    )
                 file.write(piece)
             await asyncio.to_thread(unpack, file, target)
     except OSError as error:
@@ -105,12 +113,13 @@ async def receive_checkpoint(reply: httpx.Response, store: RunStore, local_path:
     return str(target)
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #d9042f2e
-ONCE = ("train", "train_sft", "log", "fork")    # what is asked again finds what came of it, and is not done again
-READ_S = 60.0                   # the server answers sooner, if only that it is still at work
+ONCE = ("train", "train_sft", "log", "fork")  # what is asked again finds what came of it, and is not done again
+READ_S = 60.0  # the server answers sooner, if only that it is still at work
 
 
 class SharedStore(RunStore):
     "A run directory that the server writes into too: what it tells of is in there."
+
     parse_reply: Event | None = None
 
     def append_event(self, event: Event) -> None:
@@ -121,30 +130,35 @@ class SharedStore(RunStore):
 @dataclass(slots=True)
 class RegisteredModel:
     "A model that is registered there."
-    run: str                    # its name in the server's addresses
-    key: str                    # opens its endpoint, and nothing else
+
+    run: str  # its name in the server's addresses
+    key: str  # opens its endpoint, and nothing else
     forget: Callable[[], None]  # end the record of events
     shared: SharedStore | None  # where both sides have one directory
 
 
 class Backend:
     "A LocalBackend on another machine, over HTTP: `art-nb run` serves it there."
-    def __init__(self, *,
-                 base_url: str = "http://127.0.0.1:7999",
-                 api_key: str | None = None,            # None: what ART_NB_API_KEY says
-                 path: str | Path | None = None,        # where this side keeps runs; None: `.art`
-                 patience_s: float = 60.0,              # for which a lost connection is tried again
-                 bus: Bus | None = None,
-                 verbose: bool = True):                 # say once what the server chose
+
+    def __init__(
+        self,
+        *,
+        base_url: str = "http://127.0.0.1:7999",
+        api_key: str | None = None,  # None: what ART_NB_API_KEY says
+        path: str | Path | None = None,  # where this side keeps runs; None: `.art`
+        patience_s: float = 60.0,  # for which a lost connection is tried again
+        bus: Bus | None = None,
+        verbose: bool = True,
+    ):  # say once what the server chose
         self.path, self.bus, self.verbose, self.patience_s = Path(path or ".art"), bus or Bus(), verbose, patience_s
         self.base_url = checked_url(base_url, self.bus.warn_once)
-        self.address = redact_url(self.base_url)        # as it is shown
+        self.address = redact_url(self.base_url)  # as it is shown
         key = (api_key or os.environ.get(KEY_NAME, "")).strip()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._tenants: dict[str, RegisteredModel] = {}
-        self._open: dict[str, str] = {}                 # numbers of ONCE calls whose answer was lost, by what they said
-        self._met = False                               # whether the server has ever answered
-        self._hearing = threading.Lock()                # from naming an event in `parse_reply` until it is delivered
+        self._open: dict[str, str] = {}  # numbers of ONCE calls whose answer was lost, by what they said
+        self._met = False  # whether the server has ever answered
+        self._hearing = threading.Lock()  # from naming an event in `parse_reply` until it is delivered
 
     async def register(self, model) -> None:
         "Have the model loaded there, and its endpoint opened."
@@ -166,8 +180,9 @@ class Backend:
             raise ServeError(f"{model.name} is not registered with this backend: await model.register(backend).")
         return self._tenants[runtime_key(model)]
 
-    def check_options(self, model, options: Mapping[str, Any],
-                      more: Iterable[str] = ()) -> dict[str, Any]:      # what can be sent
+    def check_options(
+        self, model, options: Mapping[str, Any], more: Iterable[str] = ()
+    ) -> dict[str, Any]:  # what can be sent
         "Check the options of a train call before anything is sampled; raises TrainError for impossible ones."
         self._tenant(model)
         end = self.bus.subscribe(lambda event: print(event.message), Warned)
@@ -185,26 +200,44 @@ class Backend:
         "One optimizer step on the groups; options as for `LocalBackend.train`."
         groups = check_groups(trajectory_groups)
         run, options = self._tenant(model).run, self.check_options(model, options)
-        await asyncio.to_thread(lambda: [group_rows(group) for group in groups])    # exchanges do not travel
+        await asyncio.to_thread(lambda: [group_rows(group) for group in groups])  # exchanges do not travel
         said = await self._call("train", groups, run=run, options=options)
         result = TrainResult(**said)
         for group in groups:
             group.metadata["trained_step"] = result.step
         return result
 
-    async def _train_sft(self, model, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
-                         dev_config: dict | None = None, verbose: bool = False) -> TrainResult:
-        return TrainResult(**await self._call("train_sft", [TrajectoryGroup(trajectories)],
-                                              run=self._tenant(model).run, config=config.model_dump()))
+    async def _train_sft(
+        self,
+        model,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig,
+        dev_config: dict | None = None,
+        verbose: bool = False,
+    ) -> TrainResult:
+        return TrainResult(
+            **await self._call(
+                "train_sft", [TrajectoryGroup(trajectories)], run=self._tenant(model).run, config=config.model_dump()
+            )
+        )
 
     def _log(self, model, groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict) -> None:
         "What was written into the run directory here, there too; on a thread that has no loop."
         if not model.trainable or runtime_key(model) not in self._tenants or self._tenant(model).shared:
             return
         if groups and split == "train" and all(group.metadata.get("trained_step") == step for group in groups):
-            groups = None                               # written there when they were trained
-        asyncio.run(self._call("log", groups or (), run=self._tenant(model).run, split=split, step=step,
-                               row=finite(row), grouped=groups is not None))
+            groups = None  # written there when they were trained
+        asyncio.run(
+            self._call(
+                "log",
+                groups or (),
+                run=self._tenant(model).run,
+                split=split,
+                step=step,
+                row=finite(row),
+                grouped=groups is not None,
+            )
+        )
 
     async def save_checkpoint(self, model) -> None:
         "Do nothing: the server saves a step that it could not save before it trains the next."
@@ -215,15 +248,33 @@ class Backend:
     async def _delete_checkpoint_files(self, model, steps_to_keep: list[int]) -> None:
         await self._call("delete_checkpoints", run=self._tenant(model).run, keep=steps_to_keep)
 
-    async def _experimental_fork_checkpoint(self, model, from_model: str, from_project: str | None = None,
-                                            not_after_step: int | None = None, verbose: bool = False) -> None:
+    async def _experimental_fork_checkpoint(
+        self,
+        model,
+        from_model: str,
+        from_project: str | None = None,
+        not_after_step: int | None = None,
+        verbose: bool = False,
+    ) -> None:
         "Continue another run's newest checkpoint there (at most `not_after_step`) in `model`, before it is registered."
-        await self._call("fork", model=described(model), from_model=from_model, from_project=from_project,
-                         not_after_step=not_after_step)
+        await self._call(
+            "fork",
+            model=described(model),
+            from_model=from_model,
+            from_project=from_project,
+            not_after_step=not_after_step,
+        )
 
-    async def _experimental_pull_model_checkpoint(self, model, *, step: int | str | None = None,   # None, "latest"
-                                                  local_path: str | None = None, s3_bucket: str | None = None,
-                                                  prefix: str | None = None, verbose: bool = False) -> str:
+    async def _experimental_pull_model_checkpoint(
+        self,
+        model,
+        *,
+        step: int | str | None = None,  # None, "latest"
+        local_path: str | None = None,
+        s3_bucket: str | None = None,
+        prefix: str | None = None,
+        verbose: bool = False,
+    ) -> str:
         "Fetch the checkpoint of a step into `local_path`, or into the run directory of this side."
         model.base_path = str(self.path)
         asked = {"verb": "pull", "choices": 0, "model": described(model), "step": step}
@@ -232,9 +283,12 @@ class Backend:
                 with without_bucket(s3_bucket):
                     path = await receive_checkpoint(reply, model.store, local_path)
         except httpx.TransportError as error:
-            raise ServeError(f"The checkpoint did not come whole from {self.address} ({type(error).__name__}: {error})"
-                             ", and nothing of it is kept. Is `art-nb run` at work there, and the port forwarded? Then "
-                             "pull it again.", status=503) from error
+            raise ServeError(
+                f"The checkpoint did not come whole from {self.address} ({type(error).__name__}: {error})"
+                ", and nothing of it is kept. Is `art-nb run` at work there, and the port forwarded? Then "
+                "pull it again.",
+                status=503,
+            ) from error
         if verbose:
             print(path)
         return path
@@ -256,7 +310,7 @@ class Backend:
             tenant.forget()
         self.patience_s = 0.0
         if tenants:
-            with suppress(ServeError):                  # it is gone already
+            with suppress(ServeError):  # it is gone already
                 await self._call("leave", keys=[tenant.key for tenant in tenants])
 
     async def __aenter__(self):
@@ -269,7 +323,9 @@ class Backend:
         head = {"verb": verb, "choices": sum(len(choices(t)) for group in groups for t in group), **asked}
         body = await asyncio.to_thread(lambda: json.dumps(head).encode() + b"\n" + group_lines(groups))
         if len(body) > MAX_BODY_BYTES:
-            raise TrainError(f"The groups take {len(body) >> 20} MB to send, {MAX_BODY_BYTES >> 20} are taken: pass fewer.")
+            raise TrainError(
+                f"The groups take {len(body) >> 20} MB to send, {MAX_BODY_BYTES >> 20} are taken: pass fewer."
+            )
         meant = hashlib.sha256(body).hexdigest()
         number = self._open.pop(meant, None) or uuid4().hex
         try:
@@ -277,14 +333,17 @@ class Backend:
         except asyncio.CancelledError:
             if (result := await self._given_up(number)) is None:
                 raise
-            asyncio.current_task().uncancel()           # it was too late
+            asyncio.current_task().uncancel()  # it was too late
             return result
         except httpx.TransportError as error:
             if verb in ONCE:
                 self._open[meant] = number
             known = " What it was training it goes on training: make the same call again." if self._met else ""
-            raise ServeError(f"{self.address} does not answer ({type(error).__name__}: {error}). Is `art-nb run` at "
-                             f"work there, and the port forwarded?{known}", status=503) from error
+            raise ServeError(
+                f"{self.address} does not answer ({type(error).__name__}: {error}). Is `art-nb run` at "
+                f"work there, and the port forwarded?{known}",
+                status=503,
+            ) from error
 
     def _client(self) -> httpx.AsyncClient:
         timeout = httpx.Timeout(READ_S, connect=5.0)
@@ -321,8 +380,8 @@ class Backend:
     def _hear(self, data: dict[str, Any]) -> None:
         event = from_json(data)
         if event is None or isinstance(event, Warned) and self.bus.was_warned(event.key):
-            return                                      # of another version, or printed when the options were checked
-        event.time = time.time()                        # their clock may be another
+            return  # of another version, or printed when the options were checked
+        event.time = time.time()  # their clock may be another
         with self._hearing:
             for tenant in [*self._tenants.values()]:
                 if tenant.shared:

@@ -47,25 +47,28 @@ from ..runs.store import RunStore, is_complete_checkpoint
 from ..serving.openai_requests import param_of
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #432486d6
-PIECE = 1 << 20         # bytes
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,98}")     # fits the name field of a tar header
+PIECE = 1 << 20  # bytes
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,98}")  # fits the name field of a tar header
 
 
 def tar_pieces(directory: Path) -> Iterator[bytes]:
     """Yield a checkpoint directory as a tar, piece by piece: regular files with plain names, no links or folders."""
-    paths = sorted(path for path in directory.iterdir()
-                   if path.is_file() and not path.is_symlink() and PLAIN_NAME.fullmatch(path.name))
+    paths = sorted(
+        path
+        for path in directory.iterdir()
+        if path.is_file() and not path.is_symlink() and PLAIN_NAME.fullmatch(path.name)
+    )
     with ExitStack() as opened:
         for path, file in [(path, opened.enter_context(open(path, "rb"))) for path in paths]:
             head = tarfile.TarInfo(path.name)
             head.size = os.fstat(file.fileno()).st_size
-            yield head.tobuf(tarfile.GNU_FORMAT)        # one header block per file, whatever its size
+            yield head.tobuf(tarfile.GNU_FORMAT)  # one header block per file, whatever its size
             yield from iter(partial(file.read, PIECE), b"")
             yield bytes(-head.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #26bf2f5f
-MAX_FILES, MAX_BYTES = 100, 64 << 30    # of one archive
+MAX_FILES, MAX_BYTES = 100, 64 << 30  # of one archive
 
 
 def unpack(file: BinaryIO, target: Path) -> None:
@@ -83,8 +86,11 @@ def unpack(file: BinaryIO, target: Path) -> None:
             raise ValueError("it is not a complete checkpoint")
         move_into_place(beside, target)
     except (tarfile.HeaderError, ValueError, FileExistsError) as error:
-        raise ServeError(f"The server sent an archive that cannot be unpacked ({error}); nothing of it is kept. "
-                         "Pull the checkpoint again.", status=502) from error
+        raise ServeError(
+            f"The server sent an archive that cannot be unpacked ({error}); nothing of it is kept. "
+            "Pull the checkpoint again.",
+            status=502,
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -108,7 +114,7 @@ def _unpack_file(file: BinaryIO, folder: Path) -> bool:
     return True
 
 
-def _check_end(file: BinaryIO) -> bool:     # always False: no file follows
+def _check_end(file: BinaryIO) -> bool:  # always False: no file follows
     rest = file.read(tarfile.RECORDSIZE + 1)
     if not tarfile.BLOCKSIZE <= len(rest) <= tarfile.RECORDSIZE or rest.strip(b"\0"):
         raise ValueError("it does not end as an archive does")
@@ -151,8 +157,10 @@ def sendable(options: dict[str, Any]) -> dict[str, Any]:
     try:
         return json.loads(json.dumps(options, default=_number, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise TrainError(f"These options cannot be sent to another machine ({error}): give names and finite numbers, a "
-                         "loss by its name in art_nb.learners.losses.LOSSES.") from error
+        raise TrainError(
+            f"These options cannot be sent to another machine ({error}): give names and finite numbers, a "
+            "loss by its name in art_nb.learners.losses.LOSSES."
+        ) from error
 
 
 def _number(value: Any) -> Any:
@@ -161,8 +169,10 @@ def _number(value: Any) -> Any:
     raise TypeError(f"{value!r} is no number and no text")
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #22e74d5b
-ERRORS = {kind.__name__: kind for kind in (
-    ArtError, RolloutError, JudgeError, TokenError, TrainError, ServeError, StoreError, BackendMissing)}
+ERRORS = {
+    kind.__name__: kind
+    for kind in (ArtError, RolloutError, JudgeError, TokenError, TrainError, ServeError, StoreError, BackendMissing)
+}
 
 
 def error_data(error: BaseException) -> dict[str, Any]:
@@ -183,7 +193,7 @@ def error_from(data: dict[str, Any]) -> ArtError:
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #75cd8e9a
 KEY_NAME = "ART_NB_API_KEY"
-MAX_BODY_BYTES = 256 << 20           # bytes of a call
+MAX_BODY_BYTES = 256 << 20  # bytes of a call
 
 
 def is_loopback(host: str) -> bool:
@@ -211,12 +221,14 @@ Step = Annotated[int, Field(ge=0, lt=10**9)]
 
 class Form(BaseModel):
     "What a call says."
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-    choices: Annotated[int, Field(ge=0)]        # among the groups that follow it
+    choices: Annotated[int, Field(ge=0)]  # among the groups that follow it
 
 
 class ModelForm(BaseModel):
     "A model as `described` gives it."
+
     model_config = ConfigDict(extra="forbid")
     name: Name
     project: Name
@@ -224,7 +236,7 @@ class ModelForm(BaseModel):
     base_model: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     lora_config: dict[str, JsonValue] | None = None
     internal_config: dict[str, JsonValue] | None = None
-    server_args: dict[str, JsonValue] = {}      # of the endpoint, given where it is registered
+    server_args: dict[str, JsonValue] = {}  # of the endpoint, given where it is registered
 
     def model(self) -> TrainableModel:
         "The model, registered nowhere."
@@ -239,11 +251,13 @@ class ModelForm(BaseModel):
 
 class RegisterForm(Form):
     "Load a model."
+
     model: ModelForm
 
 
 class ForkForm(Form):
     "Begin a run with another one's checkpoint."
+
     model: ModelForm
     from_model: Folder
     from_project: Folder | None = None
@@ -252,27 +266,32 @@ class ForkForm(Form):
 
 class PullForm(Form):
     "Take a checkpoint away."
+
     model: ModelForm
     step: Step | Literal["latest"] | None = None
 
 
 class StepForm(Form):
     "Anything that concerns a registered model."
+
     run: RunId
 
 
 class TrainForm(StepForm):
     "One step on groups."
+
     options: dict[str, JsonValue]
 
 
 class SFTForm(StepForm):
     "One supervised pass."
+
     config: TrainSFTConfig
 
 
 class LogForm(StepForm):
     "What a step was made of, and its numbers."
+
     split: Folder
     step: Step
     row: dict[str, int | float | str]
@@ -281,11 +300,13 @@ class LogForm(StepForm):
 
 class DeleteForm(StepForm):
     "Which checkpoints to keep."
+
     keep: list[Step]
 
 
 class UnregisterForm(Form):
     "Keys that are needed no more."
+
     keys: list[str]
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #161117cf
@@ -300,16 +321,22 @@ def parse_call(body: bytes, forms: dict[str, type[Form]]) -> tuple[str, Form, li
         first = error.errors(include_url=False)[0]
         raise ServeError(f"{verb}: {param_of(first, said)}: {first['msg']}.") from error
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise ServeError("The first line of a call is a JSON object whose verb is one of "
-                         f"{', '.join(forms)}; this one is not ({type(error).__name__}).") from error
+        raise ServeError(
+            "The first line of a call is a JSON object whose verb is one of "
+            f"{', '.join(forms)}; this one is not ({type(error).__name__})."
+        ) from error
     try:
         groups = read_jsonl(BytesIO(lines))[0]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise ServeError(f"{verb}: the groups cannot be read ({one_line(error)}): send each as a line of JSON, as "
-                         "ART's files have it.") from error
+        raise ServeError(
+            f"{verb}: the groups cannot be read ({one_line(error)}): send each as a line of JSON, as "
+            "ART's files have it."
+        ) from error
     if (found := sum(len(choices(t)) for group in groups for t in group)) != form.choices:
-        raise ServeError(f"{verb}: {form.choices} choices were announced and {found} can be read: send them as the "
-                         "endpoint gave them.")
+        raise ServeError(
+            f"{verb}: {form.choices} choices were announced and {found} can be read: send them as the "
+            "endpoint gave them."
+        )
     return verb, form, groups
 
 

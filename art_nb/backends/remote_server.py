@@ -57,16 +57,20 @@ def error_reply(error: BaseException) -> Response:
     return as_json({"error": data}, data.get("status", 400))
 
 
-def errors_to_replies(handler: Callable[[Request], Awaitable[dict | Response]]) -> Callable[[Request], Awaitable[Response]]:
+def errors_to_replies(
+    handler: Callable[[Request], Awaitable[dict | Response]],
+) -> Callable[[Request], Awaitable[Response]]:
     "A handler whose errors become answers."
+
     async def endpoint(request: Request) -> Response:
         try:
             said = await handler(request)
             return said if isinstance(said, Response) else as_json(said)
         except ClientDisconnect:
             return Response(status_code=499)
-        except Exception as error:      # the boundary: no error of a request may reach the server
+        except Exception as error:  # the boundary: no error of a request may reach the server
             return error_reply(error)
+
     return endpoint
 
 
@@ -81,8 +85,11 @@ async def wait_for_events(call: Call, after: int) -> dict[str, Any]:
 def find_call(desk: CallRegistry, request: Request) -> Call:
     "The call in a request's path."
     if (number := request.path_params["number"]) not in desk.calls:
-        raise ServeError(f"There is no call {number[:40]!r}, or the server was restarted since: await "
-                         "model.register(backend) and go on from its step.", status=404)
+        raise ServeError(
+            f"There is no call {number[:40]!r}, or the server was restarted since: await "
+            "model.register(backend) and go on from its step.",
+            status=404,
+        )
     return desk.calls[number]
 
 
@@ -92,7 +99,9 @@ async def post_call(desk: CallRegistry, request: Request) -> dict[str, Any]:
     if len(number) != 32 or not number.isalnum():
         raise ServeError("A call has 32 letters and digits for a number.")
     reading = asyncio.to_thread(parse_call, await read_body(request, MAX_BODY_BYTES), FORMS)
-    desk.begin(number, *await cancel_on_disconnect(request.receive, reading, set()))      # who has gone gave up, or asks again
+    desk.begin(
+        number, *await cancel_on_disconnect(request.receive, reading, set())
+    )  # who has gone gave up, or asks again
     return await wait_for_events(desk.calls[number], 0)
 
 
@@ -121,8 +130,13 @@ async def health(desk: CallRegistry, request: Request) -> dict[str, Any]:
     return {"status": "ok"}
 
 
-ROUTES = [("/calls/{number}", post_call, "POST"), ("/calls/{number}", get_call, "GET"),
-          ("/calls/{number}", delete_call, "DELETE"), ("/checkpoints", pull_checkpoint, "POST"), ("/health", health, "GET")]
+ROUTES = [
+    ("/calls/{number}", post_call, "POST"),
+    ("/calls/{number}", get_call, "GET"),
+    ("/calls/{number}", delete_call, "DELETE"),
+    ("/checkpoints", pull_checkpoint, "POST"),
+    ("/health", health, "GET"),
+]
 
 
 def application(desk: CallRegistry, key: str) -> Callable:
@@ -135,6 +149,7 @@ def application(desk: CallRegistry, key: str) -> Callable:
 
 def require_key(app: Callable, desk: CallRegistry, key: str) -> Callable:
     "The app behind the owner's key, and beside it the models' endpoints behind theirs."
+
     async def guard(scope: dict, receive: Callable, send: Callable) -> None:
         if scope["path"].startswith("/runs/"):
             answer = proxy_inference(desk, scope)
@@ -146,6 +161,7 @@ def require_key(app: Callable, desk: CallRegistry, key: str) -> Callable:
         else:
             answer = error_reply(ServeError(f"{WRONG_KEY} give what art-nb run shows, or set {KEY_NAME}.", status=401))
         await answer(scope, receive, send)
+
     return guard
 
 
@@ -164,8 +180,11 @@ def proxy_inference(desk: CallRegistry, scope: dict) -> Callable:
     path = f"/{rest}"
     mark_authenticated(scope)
     key = (b"authorization", f"Bearer {endpoint.api_key}".encode())
-    scope |= {"path": path, "raw_path": path.encode(), "headers": [
-        key, *(pair for pair in scope["headers"] if pair[0] != b"authorization")]}
+    scope |= {
+        "path": path,
+        "raw_path": path.encode(),
+        "headers": [key, *(pair for pair in scope["headers"] if pair[0] != b"authorization")],
+    }
     return endpoint.app
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #4c9288c3
@@ -177,8 +196,10 @@ def checked_key(host: str, key: str | None) -> str:
     if key and len(key) < SHORTEST_KEY:
         raise ServeError(f"{KEY_NAME} has {len(key)} characters: take {SHORTEST_KEY} or more.")
     if not key and not is_loopback(host):
-        raise ServeError(f"{host} is open to other machines: set {KEY_NAME} to a key of {SHORTEST_KEY} or more "
-                         "characters, or stay on 127.0.0.1 and forward the port over SSH.")
+        raise ServeError(
+            f"{host} is open to other machines: set {KEY_NAME} to a key of {SHORTEST_KEY} or more "
+            "characters, or stay on 127.0.0.1 and forward the port over SSH."
+        )
     return key or secrets.token_urlsafe(24)
 
 
@@ -191,17 +212,25 @@ def check_certificate(certfile: str | Path | None, keyfile: str | Path | None) -
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=lambda: "")
     except (OSError, ValueError) as error:
-        raise ServeError(f"Could not load the TLS certificate {certfile} with the private key {keyfile or certfile} "
-                         f"({error}): give PEM files that belong together, the key without a password.") from error
+        raise ServeError(
+            f"Could not load the TLS certificate {certfile} with the private key {keyfile or certfile} "
+            f"({error}): give PEM files that belong together, the key without a password."
+        ) from error
 
 
 class BackendServer:
     "A backend, served to other machines from `start` to `stop`."
-    def __init__(self, backend: LocalBackend, *, host: str = "127.0.0.1",
-                 port: int = 7999,                      # 0: any that is free
-                 api_key: str | None = None,            # None: a random one
-                 certfile: str | Path | None = None,    # PEM file of a TLS certificate; None serves plain HTTP
-                 keyfile: str | Path | None = None):    # PEM file of its private key; None if `certfile` contains it
+
+    def __init__(
+        self,
+        backend: LocalBackend,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 7999,  # 0: any that is free
+        api_key: str | None = None,  # None: a random one
+        certfile: str | Path | None = None,  # PEM file of a TLS certificate; None serves plain HTTP
+        keyfile: str | Path | None = None,
+    ):  # PEM file of its private key; None if `certfile` contains it
         self.backend, self.host, self.port, self.chosen = backend, host, port, bool(api_key)
         self.api_key = checked_key(host, api_key)
         check_certificate(certfile, keyfile)

@@ -35,16 +35,17 @@ from ..serving.endpoint import Endpoint
 from ..tokens.chat import ChatFormat
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #2c42dd55
-KEEP_ADAPTER_S = 10                     # adapters that nobody asked for in so many seconds go when a step ends
+KEEP_ADAPTER_S = 10  # adapters that nobody asked for in so many seconds go when a step ends
 
 
-OPEN_RUNTIMES: WeakValueDictionary[str, "ModelRuntime"] = WeakValueDictionary()      # by run directory, of this process
+OPEN_RUNTIMES: WeakValueDictionary[str, "ModelRuntime"] = WeakValueDictionary()  # by run directory, of this process
 
 
 @dataclass(slots=True, weakref_slot=True)
 class ModelRuntime:
     "A registered model's own parts."
-    name: str                   # it is served as `name` (the latest step) and `name@step`
+
+    name: str  # it is served as `name` (the latest step) and `name@step`
     base_model: str
     store: RunStore
     worker: DeviceThread
@@ -55,13 +56,13 @@ class ModelRuntime:
     chat: ChatFormat
     run: str = ""
     step: int = 0
-    used: dict[str, float] = field(default_factory=dict)    # when the adapter of a name was last asked for
-    leased: Counter = field(default_factory=Counter)        # adapters that stay, however long nobody asks
-    clear_caches: Callable[[], None] = lambda: None               # end the record of events
-    save_pending: Callable[[], None] = lambda: None         # save the latest step if that failed before
-    since: float = field(default_factory=time.perf_counter)     # the end of the step before
-    lock: RunLock | None = None                             # of the run directory
-    unsaved: dict[str, float] | None = None                 # the figures of the latest step, if it could not be saved
+    used: dict[str, float] = field(default_factory=dict)  # when the adapter of a name was last asked for
+    leased: Counter = field(default_factory=Counter)  # adapters that stay, however long nobody asks
+    clear_caches: Callable[[], None] = lambda: None  # end the record of events
+    save_pending: Callable[[], None] = lambda: None  # save the latest step if that failed before
+    since: float = field(default_factory=time.perf_counter)  # the end of the step before
+    lock: RunLock | None = None  # of the run directory
+    unsaved: dict[str, float] | None = None  # the figures of the latest step, if it could not be saved
 
     def key(self, step: int | None = None) -> str:
         "The name under which the adapter of a step is served."
@@ -79,9 +80,12 @@ class ModelRuntime:
         key = self.key() if served == self.name else served
         loaded = key in self.sampler.loaded()
         if not loaded and key not in self.names():
-            raise ServeError(f"The model {served!r} is not served here; there are: {', '.join(self.names())}.",
-                             status=404, param="model")
-        self.used[key] = time.monotonic()               # before it is loaded: a step that ends now leaves it
+            raise ServeError(
+                f"The model {served!r} is not served here; there are: {', '.join(self.names())}.",
+                status=404,
+                param="model",
+            )
+        self.used[key] = time.monotonic()  # before it is loaded: a step that ends now leaves it
         if not loaded:
             step = int(key.rpartition("@")[2])
             with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
@@ -112,7 +116,7 @@ class ModelRuntime:
             self.chat.close()
             self.worker.close()
             self.clear_caches()
-            self.policy = self.learner = None   # a client of the model still holds the endpoint, and that holds this
+            self.policy = self.learner = None  # a client of the model still holds the endpoint, and that holds this
             if self.lock is not None:
                 self.lock.release()
 
@@ -157,7 +161,7 @@ async def hold_adapter(home: ModelRuntime, step: int) -> AsyncIterator[None]:
 # %% ../../nbs/50_backends/00_runtime.ipynb #618d7da5
 def export_checkpoint(
     store: RunStore,
-    step: int | str | None,     # None and "latest": the newest
+    step: int | str | None,  # None and "latest": the newest
     target: str | Path | None,  # None: nothing is copied
 ) -> str:  # the directory with the checkpoint
     "Find the checkpoint of a step, and copy it where asked; raises StoreError where there is none."
@@ -191,8 +195,11 @@ def _peft(policy: Policy, directory: Path, max_model_len: int, init_args: dict, 
 
 def _unsloth(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
     if bits := bool(init_args.get("load_in_4bit")):
-        warn("load_in_4bit", "The learner computes with weights of 4 bits, the sampler with whole ones: their "
-                             "logprobs differ by more, which the ratios make good (offpolicy/logprob_diff_mean).")
+        warn(
+            "load_in_4bit",
+            "The learner computes with weights of 4 bits, the sampler with whole ones: their "
+            "logprobs differ by more, which the ratios make good (offpolicy/logprob_diff_mean).",
+        )
     return UnslothLearner(policy, directory, max_seq_length=max_model_len, load_in_4bit=bits)
 
 
@@ -201,10 +208,11 @@ LEARNERS: dict[str, Callable[..., Learner]] = {"peft": _peft, "unsloth": _unslot
 FALLBACK = "The embedded sampler is used, which is slower than vLLM on a GPU. {}"
 
 
-def choose_sampler(asked: str,              # a name in SAMPLERS, or "auto"
-                   device: str,             # "cpu", "cuda", …
-                   warn: Callable[[str, str], None] = lambda key, message: None,    # called if "auto" cannot use vLLM
-                   ) -> tuple[str, str]:
+def choose_sampler(
+    asked: str,  # a name in SAMPLERS, or "auto"
+    device: str,  # "cpu", "cuda", …
+    warn: Callable[[str, str], None] = lambda key, message: None,  # called if "auto" cannot use vLLM
+) -> tuple[str, str]:
     "Return a name in SAMPLERS and how it is described. Raises BackendMissing if the sampler asked for cannot be used."
     if asked == "transformers":
         return asked, "transformers"
@@ -221,9 +229,14 @@ def choose_sampler(asked: str,              # a name in SAMPLERS, or "auto"
         return "transformers", "transformers"
 
 
-def sampler_for_model(asked: str, chosen: str,      # "auto" or a name; a name in SAMPLERS
-                      directory: str | Path, warn: Callable[[str, str], None], **options) -> str:
-    "Return the sampler for a model: `chosen`, or the embedded one if \"auto\" chose one that cannot run the model."
+def sampler_for_model(
+    asked: str,
+    chosen: str,  # "auto" or a name; a name in SAMPLERS
+    directory: str | Path,
+    warn: Callable[[str, str], None],
+    **options,
+) -> str:
+    'Return the sampler for a model: `chosen`, or the embedded one if "auto" chose one that cannot run the model.'
     try:
         if chosen == "vllm":
             check_model(directory, **options)
@@ -235,8 +248,9 @@ def sampler_for_model(asked: str, chosen: str,      # "auto" or a name; a name i
     return chosen
 
 
-def choose_learner(asked: str,              # a name in LEARNERS, or "auto"
-                   ) -> tuple[str, str]:
+def choose_learner(
+    asked: str,  # a name in LEARNERS, or "auto"
+) -> tuple[str, str]:
     "Return a name in LEARNERS and how it is described. Raises BackendMissing if the learner asked for cannot be used."
     if asked == "unsloth":
         return asked, usable_unsloth()

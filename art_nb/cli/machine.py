@@ -26,41 +26,60 @@ def check_machine() -> list:
 
     from art_nb.core.machine import process_memory
     from art_nb.training.doctor import Check
+
     system = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     size, free = process_memory().get("total"), shutil.disk_usage(".").free
-    small = size is not None and size < 5.7e9           # one of "6 GB" reports a little less
-    return [Check("python", "ok", system), Check("cores", "ok", f"{cores}."),
-            Check("memory", "warn" if small else "ok", f"{gigabytes(size)}." if size else "Unknown here.",
-                  "A model of 135 million weights wants 6 GB." if small else ""),
-            Check("disk", "warn" if free < 2e9 else "ok", f"{gigabytes(free)} are free in this directory.")]
+    small = size is not None and size < 5.7e9  # one of "6 GB" reports a little less
+    return [
+        Check("python", "ok", system),
+        Check("cores", "ok", f"{cores}."),
+        Check(
+            "memory",
+            "warn" if small else "ok",
+            f"{gigabytes(size)}." if size else "Unknown here.",
+            "A model of 135 million weights wants 6 GB." if small else "",
+        ),
+        Check("disk", "warn" if free < 2e9 else "ok", f"{gigabytes(free)} are free in this directory."),
+    ]
 
 
 def check_engines() -> list:
     "The device, and who would sample and learn on it."
     from art_nb.core.types import install_hint
     from art_nb.training.doctor import Check
+
     if missing := [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]:
-        return [Check("training", "warn", f"{' and '.join(missing)}: not installed, so nothing is trained here.",
-                      f"{install_hint('local')}, or train elsewhere: art-nb run there, art.Backend here.")]
+        return [
+            Check(
+                "training",
+                "warn",
+                f"{' and '.join(missing)}: not installed, so nothing is trained here.",
+                f"{install_hint('local')}, or train elsewhere: art-nb run there, art.Backend here.",
+            )
+        ]
     import torch
 
     from art_nb.backends.runtime import choose_learner, choose_sampler
     from art_nb.policy.folded import pick_device
+
     device = pick_device()
     said = f"torch {torch.__version__} computes on {device.type}"
     if device.type == "cuda":
         free, size = torch.cuda.mem_get_info()
         said += f", {torch.cuda.get_device_name()}, {gigabytes(free)} of {gigabytes(size)} free"
     why = "" if device.type == "cuda" else "; vLLM is chosen on CUDA, elsewhere it must be asked for"
-    return [Check("device", "ok", f"{said}."),
-            Check("sampler", "ok", f"{choose_sampler('auto', device.type)[1]}{why}."),
-            Check("learner", "ok", f"{choose_learner('auto')[1]}; Unsloth must be asked for.")]
+    return [
+        Check("device", "ok", f"{said}."),
+        Check("sampler", "ok", f"{choose_sampler('auto', device.type)[1]}{why}."),
+        Check("learner", "ok", f"{choose_learner('auto')[1]}; Unsloth must be asked for."),
+    ]
 
 
 def check_extras() -> list:
     "What is installed of each extra."
     from art_nb.training.doctor import Check
+
     wanted: dict[str, list[str]] = {}
     for line in metadata.requires("art_nb") or ():
         if found := re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
@@ -91,10 +110,13 @@ def check_weights() -> list:
     "Which embedded models lie on this machine."
     from art_nb.models.weights import EMBEDDED, cache_directory, converted, is_model
     from art_nb.training.doctor import Check
+
     cache = cache_directory()
     there = {alias: is_model(converted(alias, model.gguf_sha256, cache)) for alias, model in EMBEDDED.items()}
-    said = [f"{alias} is here" if there[alias] else f"{alias} is fetched when first asked for ({model.megabytes} MB)"
-            for alias, model in EMBEDDED.items()]
+    said = [
+        f"{alias} is here" if there[alias] else f"{alias} is fetched when first asked for ({model.megabytes} MB)"
+        for alias, model in EMBEDDED.items()
+    ]
     return [Check("weights", "ok", "; ".join(said) + ".")]
 
 
@@ -103,6 +125,7 @@ def doctor(as_json: bool) -> int:
     from dataclasses import asdict
 
     from art_nb.training.doctor import Diagnosis
+
     looks = (check_machine, check_engines, check_extras, check_weights)
     found = Diagnosis([check for look in looks for check in look()])
     told = {"ok": found.ok, "checks": [asdict(check) for check in found.checks]}

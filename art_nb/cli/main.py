@@ -31,13 +31,23 @@ def run(host: str, port: int, path: str, certfile: str | None, keyfile: str | No
     from art_nb.backends.remote_protocol import KEY_NAME
     from art_nb.backends.remote_server import BackendServer
     from art_nb.serving.http_server import raise_file_limit
+
     raise_file_limit()
-    server = BackendServer(LocalBackend(path=path), host=host, port=port, api_key=os.environ.get(KEY_NAME),
-                  certfile=certfile, keyfile=keyfile)
+    server = BackendServer(
+        LocalBackend(path=path),
+        host=host,
+        port=port,
+        api_key=os.environ.get(KEY_NAME),
+        certfile=certfile,
+        keyfile=keyfile,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
-        print(f"Serving until Ctrl-C. From another machine: ssh -L {server.port}:127.0.0.1:{server.port} this-machine\n"
-              f"In the notebook:\n\n    {server.line}\n    await model.register(backend)\n", flush=True)
+        print(
+            f"Serving until Ctrl-C. From another machine: ssh -L {server.port}:127.0.0.1:{server.port} this-machine\n"
+            f"In the notebook:\n\n    {server.line}\n    await model.register(backend)\n",
+            flush=True,
+        )
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -48,6 +58,7 @@ def run(host: str, port: int, path: str, certfile: str | None, keyfile: str | No
 def definitions(script: Path) -> dict[str, Any]:
     "What a script defines; raises TrainError where it cannot be read, or lacks what a training needs."
     from art_nb.core.types import TrainError
+
     if not script.is_file():
         raise TrainError(f"There is no script {script}: `art-nb init {script.stem or 'toy'}.py` writes one.")
     sys.path.insert(0, str(script.parent.resolve()))
@@ -73,6 +84,7 @@ def model_of(defined: dict[str, Any], script: Path, said: dict[str, Any]) -> Any
     "The script's model, or one named after the script; what the command line says comes first."
     from art_nb.core.types import TrainError
     from art_nb.models.model import TrainableModel
+
     model = defined.get("model") or TrainableModel(name=script.stem, project=script.stem, base_model="smollm2-135m")
     if not getattr(model, "trainable", False):
         raise TrainError(f"The model in {script} is not trainable: make it an art.TrainableModel.")
@@ -85,13 +97,22 @@ def model_of(defined: dict[str, Any], script: Path, said: dict[str, Any]) -> Any
 def train(script: str, steps: int, groups_per_step: int, rollouts_per_group: int, learning_rate: float, **said) -> int:
     "Train the model of a script that defines rollout and scenarios; run again, it goes on."
     import art_nb as art
+
     defined = definitions(Path(script))
     model = model_of(defined, Path(script), said)
     backend = art.LocalBackend(path=model.base_path)
     try:
         asyncio.run(model.register(backend))
-        run = art.train(model, defined["rollout"], defined["scenarios"], steps=steps, groups_per_step=groups_per_step,
-                        rollouts_per_group=rollouts_per_group, learning_rate=learning_rate, start=False)
+        run = art.train(
+            model,
+            defined["rollout"],
+            defined["scenarios"],
+            steps=steps,
+            groups_per_step=groups_per_step,
+            rollouts_per_group=rollouts_per_group,
+            learning_rate=learning_rate,
+            start=False,
+        )
         return follow_run(run, Path(script))
     finally:
         asyncio.run(backend.close())
@@ -101,8 +122,9 @@ def source_line(error: BaseException, script: Path) -> str:
     "Where in a script, or in the code that it imports, an error arose; '' if no such frame is in the traceback."
     here = str(Path(importlib.util.find_spec("art_nb").origin).parent)
     libraries = (here, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not frame.filename.startswith((*libraries, "<"))]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))
+    ]
     own = [frame for frame in frames if Path(frame.filename).resolve() == script.resolve()]
     if not frames:
         return ""
@@ -113,6 +135,7 @@ def source_line(error: BaseException, script: Path) -> str:
 def follow_run(run: Any, script: Path) -> int:
     "Wait for a run's end, and say how it ended."
     from art_nb.core.types import ArtError, TrainError
+
     before = signal.signal(signal.SIGINT, lambda *_: interrupt_run(run))
     try:
         run.start().join()
@@ -120,15 +143,19 @@ def follow_run(run: Any, script: Path) -> int:
         where = source_line(error, script)
         if isinstance(error, ArtError) and not where:
             raise
-        raise TrainError(f"The run failed in step {run.step + 1}: {type(error).__name__}: {error}"
-                         + (f" ({where})" if where else "")) from error
+        raise TrainError(
+            f"The run failed in step {run.step + 1}: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
+        ) from error
     finally:
         signal.signal(signal.SIGINT, before)
     rewards = [f"{row['train/reward']:.3g}" for row in run.history if "train/reward" in row]
-    print(f"{run.status}: step {run.step}" + (f" of {run.plan.steps}" if run.step <= run.plan.steps else "")
-          + (f", reward {rewards[0]} -> {rewards[-1]}" if rewards else "")
-          + (". The same command goes on from there" if run.status == "stopped" else "")
-          + f". Look at it: art-nb view {run.model.store.path}")
+    print(
+        f"{run.status}: step {run.step}"
+        + (f" of {run.plan.steps}" if run.step <= run.plan.steps else "")
+        + (f", reward {rewards[0]} -> {rewards[-1]}" if rewards else "")
+        + (". The same command goes on from there" if run.status == "stopped" else "")
+        + f". Look at it: art-nb view {run.model.store.path}"
+    )
     return 130 if run.status == "stopped" else 0
 
 
@@ -143,6 +170,7 @@ def view(path: str, no_browser: bool) -> int:
     "Open a run, an .art directory or a file of rollouts in the browser."
     import tempfile
     import webbrowser
+
     page = pages(Path(path), Path(tempfile.mkdtemp(prefix="art-nb-view-")))
     print(page)
     if not no_browser:
@@ -156,6 +184,7 @@ def pages(path: Path, folder: Path) -> Path:
     from art_nb.reports.html import table, tag
     from art_nb.reports.report import page, report
     from art_nb.runs.store import RunStore, find_runs, is_run
+
     runs = find_runs(path) if path.is_dir() and not is_run(path) else []
     if len(runs) < 2:
         return report(path, folder / "run.html")
@@ -163,8 +192,13 @@ def pages(path: Path, folder: Path) -> Path:
     for n, run in enumerate(runs):
         written, history = report(run, folder / f"{n}.html"), RunStore(run).history()
         rewards = [row["train/reward"] for row in history if "train/reward" in row]
-        rows.append([tag("a", str(run.relative_to(path)), href=written.name), len(rewards),
-                     f"{rewards[0]:.3g} → {rewards[-1]:.3g}" if rewards else ""])
+        rows.append(
+            [
+                tag("a", str(run.relative_to(path)), href=written.name),
+                len(rewards),
+                f"{rewards[0]:.3g} → {rewards[-1]:.3g}" if rewards else "",
+            ]
+        )
     atomic_write(folder / "runs.html", page(path.name, table(["run", "step", "reward"], rows)).encode())
     return folder / "runs.html"
 
@@ -172,6 +206,7 @@ def pages(path: Path, folder: Path) -> Path:
 def init(path: str) -> int:
     "Write a notebook (.ipynb) or script (.py) that trains a small model in about two minutes."
     from art_nb.cli.starter import write_starter
+
     written = write_starter(path)
     how = f"python {written}, or art-nb train {written}" if written.suffix == ".py" else f"jupyter lab {written}"
     print(f"{written} is written. Try it: {how}")
@@ -181,6 +216,7 @@ def init(path: str) -> int:
 def migrate(path: str, dry_run: bool, keep_jsonl: bool, verbose: bool) -> int:
     "Give an older .art directory the layout of today."
     from art_nb.runs.migrate import migrate
+
     print(migrate(Path(path), dry_run=dry_run, keep_jsonl=keep_jsonl, verbose=verbose))
     return 0
 
@@ -197,39 +233,62 @@ def option(*names: str, **how: Any) -> tuple:
 
 
 COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
-    "run": (run, [
-        option("--host", default="127.0.0.1", help="address to serve on (%(default)s); another needs ART_NB_API_KEY"),
-        option("--port", type=int, default=7999, help="port (%(default)s); 0 takes any free one"),
-        option("--path", default=".art", help="where runs are kept (%(default)s)"),
-        option("--certfile", help="TLS certificate (PEM file); without it the server speaks plain HTTP"),
-        option("--keyfile", help="private key of the certificate (PEM file), if --certfile does not contain it")]),
-    "train": (train, [
-        option("script", metavar="SCRIPT.py", help="defines rollout, scenarios and, if need be, model"),
-        option("--steps", type=int, default=40, help="step to reach, counted from the run's beginning (%(default)s)"),
-        option("--groups-per-step", type=int, default=8, help="scenarios a step (%(default)s)"),
-        option("--rollouts-per-group", type=int, default=8, help="rollouts of each (%(default)s)"),
-        option("--learning-rate", type=float, default=1e-4, help="%(default)s if left out"),
-        option("--base-model", help="what to train; smollm2-135m where the script says nothing else"),
-        option("--name", help="of the run; another name begins another run"),
-        option("--project", help="that the run belongs to")]),
-    "view": (view, [
-        option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
-        option("--no-browser", action="store_true", help="only print where the page is")]),
+    "run": (
+        run,
+        [
+            option(
+                "--host", default="127.0.0.1", help="address to serve on (%(default)s); another needs ART_NB_API_KEY"
+            ),
+            option("--port", type=int, default=7999, help="port (%(default)s); 0 takes any free one"),
+            option("--path", default=".art", help="where runs are kept (%(default)s)"),
+            option("--certfile", help="TLS certificate (PEM file); without it the server speaks plain HTTP"),
+            option("--keyfile", help="private key of the certificate (PEM file), if --certfile does not contain it"),
+        ],
+    ),
+    "train": (
+        train,
+        [
+            option("script", metavar="SCRIPT.py", help="defines rollout, scenarios and, if need be, model"),
+            option(
+                "--steps", type=int, default=40, help="step to reach, counted from the run's beginning (%(default)s)"
+            ),
+            option("--groups-per-step", type=int, default=8, help="scenarios a step (%(default)s)"),
+            option("--rollouts-per-group", type=int, default=8, help="rollouts of each (%(default)s)"),
+            option("--learning-rate", type=float, default=1e-4, help="%(default)s if left out"),
+            option("--base-model", help="what to train; smollm2-135m where the script says nothing else"),
+            option("--name", help="of the run; another name begins another run"),
+            option("--project", help="that the run belongs to"),
+        ],
+    ),
+    "view": (
+        view,
+        [
+            option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
+            option("--no-browser", action="store_true", help="only print where the page is"),
+        ],
+    ),
     "doctor": (doctor, [option("--json", action="store_true", dest="as_json", help="for programs")]),
     "init": (init, [option("path", nargs="?", default="first-run.ipynb", help="the file (%(default)s)")]),
-    "migrate": (migrate, [
-        option("path", metavar="PATH", help="an .art directory, or a part of one"),
-        option("--dry-run", "-n", action="store_true", help="only say what would be done"),
-        option("--keep-jsonl", action="store_true", help="leave the old files beside the new"),
-        option("--verbose", "-v", action="store_true", help="name each file")]),
+    "migrate": (
+        migrate,
+        [
+            option("path", metavar="PATH", help="an .art directory, or a part of one"),
+            option("--dry-run", "-n", action="store_true", help="only say what would be done"),
+            option("--keep-jsonl", action="store_true", help="leave the old files beside the new"),
+            option("--verbose", "-v", action="store_true", help="name each file"),
+        ],
+    ),
     "help": (show_help, [option("topic", nargs="?", metavar="COMMAND", help="a command")]),
 }
 
 
 def parser() -> argparse.ArgumentParser:
     "What reads the command line."
-    top = argparse.ArgumentParser(prog="art-nb", description="Train language model agents with reinforcement learning.",
-                                  epilog="art-nb init && jupyter lab first-run.ipynb is a good beginning.")
+    top = argparse.ArgumentParser(
+        prog="art-nb",
+        description="Train language model agents with reinforcement learning.",
+        epilog="art-nb init && jupyter lab first-run.ipynb is a good beginning.",
+    )
     top.add_argument("--version", action="version", version=f"art_nb {metadata.version('art_nb')}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (work, options) in COMMANDS.items():
@@ -240,15 +299,16 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-ABSENT = {      # commands of ART's own line
+ABSENT = {  # commands of ART's own line
     "install-skills": "there are no files for coding assistants; `art-nb init` writes an example that trains.",
     "runtime": "there is no runtime to prepare, models are sampled in this process; `art-nb doctor` says with what, "
-               "and pip install -e '.[vllm]' in the folder of art_nb adds vLLM.",
+    "and pip install -e '.[vllm]' in the folder of art_nb adds vLLM.",
 }
 
 
-def main(line: list[str] | None = None,         # None: what the shell gave
-         ) -> int:
+def main(
+    line: list[str] | None = None,  # None: what the shell gave
+) -> int:
     "Carry out a command line; gives the exit status."
     line = sys.argv[1:] if line is None else line
     if line and line[0] in ABSENT:
@@ -261,6 +321,7 @@ def main(line: list[str] | None = None,         # None: what the shell gave
         return 130
     except Exception as error:
         from art_nb.core.types import ArtError, install_hint
+
         if not isinstance(error, (ArtError, OSError, ModuleNotFoundError)):
             raise
         hint = f" ({install_hint('local')})" if isinstance(error, ModuleNotFoundError) else ""

@@ -66,9 +66,11 @@ if __name__ == "__main__":
 def as_notebook() -> str:
     "The starter as a notebook."
     parts = [("markdown", ABOUT), ("code", TASK), ("code", WATCH), ("code", LOOK), ("markdown", NEXT)]
-    cells = [{"cell_type": kind, "id": f"part-{n}", "metadata": {}, "source": text.splitlines(True)}
-             | ({"outputs": [], "execution_count": None} if kind == "code" else {})
-             for n, (kind, text) in enumerate(parts)]
+    cells = [
+        {"cell_type": kind, "id": f"part-{n}", "metadata": {}, "source": text.splitlines(True)}
+        | ({"outputs": [], "execution_count": None} if kind == "code" else {})
+        for n, (kind, text) in enumerate(parts)
+    ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
 
@@ -82,8 +84,9 @@ def as_script() -> str:
 FORMS = {".ipynb": as_notebook, ".py": as_script}
 
 
-def write_starter(path: str | Path,         # ends in .ipynb or .py; in a directory, a name is chosen
-                  ) -> Path:
+def write_starter(
+    path: str | Path,  # ends in .ipynb or .py; in a directory, a name is chosen
+) -> Path:
     "Write the starter; raises StoreError where a file is there already."
     path = Path(path)
     path = path / "first-run.ipynb" if path.is_dir() else path

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 # %% ../../nbs/92_compat/10_dev.ipynb #8b6fbe29
 class InitArgs(TypedDict, total=False):
     "How the base model is loaded (Unsloth's from_pretrained)."
+
     model_name: str
     max_seq_length: int
     dtype: str | None
@@ -29,6 +30,7 @@ class InitArgs(TypedDict, total=False):
 
 class EngineArgs(TypedDict, total=False):
     "vLLM's engine; any of its arguments."
+
     dtype: str
     enable_lora: bool
     enable_prefix_caching: bool
@@ -49,6 +51,7 @@ class EngineArgs(TypedDict, total=False):
 
 class LoRAConfig(TypedDict, total=False):
     "The adapter."
+
     rank: int
     target_modules: list[str]
     alpha: int
@@ -68,6 +71,7 @@ class LoRAConfig(TypedDict, total=False):
 
 class PeftArgs(TypedDict, total=False):
     "The adapter, as ART once spelled it; also what LoRAConfig has."
+
     r: int
     lora_alpha: int
     lora_dropout: float
@@ -78,6 +82,7 @@ class PeftArgs(TypedDict, total=False):
 
 class TrainerArgs(TypedDict, total=False):
     "The optimizer (Transformers' TrainingArguments); any of its arguments."
+
     adam_beta1: float
     adam_beta2: float
     adam_epsilon: float
@@ -93,6 +98,7 @@ class TrainerArgs(TypedDict, total=False):
 
 class VllmRuntimeArgs(TypedDict, total=False):
     "A vLLM server that somebody else started."
+
     mode: Literal["managed", "external"]
     server_url: str
     api_key: str | None
@@ -103,6 +109,7 @@ class VllmRuntimeArgs(TypedDict, total=False):
 
 class InternalModelConfig(TypedDict, total=False):
     "Everything about a model that is no field of it."
+
     init_args: InitArgs
     engine_args: EngineArgs
     peft_args: PeftArgs
@@ -124,6 +131,7 @@ class InternalModelConfig(TypedDict, total=False):
 # %% ../../nbs/92_compat/10_dev.ipynb #7d3360a3
 class ServerArgs(TypedDict, total=False):
     "vLLM's OpenAI-compatible server; any of its arguments."
+
     api_key: str | None
     chat_template: str | None
     enable_auto_tool_choice: bool
@@ -135,6 +143,7 @@ class ServerArgs(TypedDict, total=False):
 
 class OpenAIServerConfig(TypedDict, total=False):
     "What `model.register` takes as `_openai_client_config`."
+
     log_file: str
     server_args: ServerArgs
     engine_args: EngineArgs
@@ -142,6 +151,7 @@ class OpenAIServerConfig(TypedDict, total=False):
 
 class TrainConfig(TypedDict, total=False):
     "What `model.train` takes as `_config`."
+
     advantage_balance: float
     allow_training_without_logprobs: bool
     epsilon: float

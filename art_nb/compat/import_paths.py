@@ -21,13 +21,15 @@ UTILS = {
     "rollouts.scenarios": "iterate_dataset",
     "core.aio": "limit_concurrency retry",
     "compat.utils": "benchmark_rollout format_message get_model_step get_repo_root_path log_http_errors"
-                    " record_provenance strip_logprobs",
+    " record_provenance strip_logprobs",
 }
 _FRAMES = {"reports.benchmarks": "BenchmarkModelKey load_aggregated_trajectories load_trajectories"}
 _CHARTS = {"reports.benchmarks": "percentage_comparison_bar_chart training_progress_chart"}
 _BENCHMARKING = _FRAMES | _CHARTS
-_DEPLOYMENT = {"backends.deployment": "LoRADeploymentError deploy_model",
-               "compat.unavailable": "TogetherDeploymentConfig WandbDeploymentConfig"}
+_DEPLOYMENT = {
+    "backends.deployment": "LoRADeploymentError deploy_model",
+    "compat.unavailable": "TogetherDeploymentConfig WandbDeploymentConfig",
+}
 _LOCAL = {"backends.local": "LocalBackend"}
 _MEGATRON, _SKYPILOT = {"compat.unavailable": "MegatronBackend"}, {"compat.unavailable": "SkyPilotBackend"}
 
@@ -39,55 +41,85 @@ PATHS: dict[str, dict[str, str]] = {
     "dev.model": {"compat.dev": "InitArgs InternalModelConfig LoRAConfig PeftArgs TrainerArgs VllmRuntimeArgs"},
     "dev.openai_server": {"compat.dev": "OpenAIServerConfig ServerArgs"},
     "dev.train": {"compat.dev": "TrainConfig TrainSFTConfig"},
-    "distributed": {"compat.unavailable": "ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec"
-                                          " ReplicaManager"},
-    "errors": {"backends.deployment": "ForbiddenBucketCreationError LoRADeploymentError LoRADeploymentTimedOutError"
-                                      " UnsupportedBaseModelDeploymentError UnsupportedLoRADeploymentProviderError",
-               "compat.unavailable": "ARTError", "core.types": "LocalServingUnavailableError"},
+    "distributed": {
+        "compat.unavailable": "ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec ReplicaManager"
+    },
+    "errors": {
+        "backends.deployment": "ForbiddenBucketCreationError LoRADeploymentError LoRADeploymentTimedOutError"
+        " UnsupportedBaseModelDeploymentError UnsupportedLoRADeploymentProviderError",
+        "compat.unavailable": "ARTError",
+        "core.types": "LocalServingUnavailableError",
+    },
     "gather": {"rollouts.gather": "*"},
     "guided_completion": {"compat.utils": "*"},
-    "local": _LOCAL, "local.backend": _LOCAL,
-    "megatron": _MEGATRON, "megatron.backend": _MEGATRON,
+    "local": _LOCAL,
+    "local.backend": _LOCAL,
+    "megatron": _MEGATRON,
+    "megatron.backend": _MEGATRON,
     "metrics": {"runs.metrics": "*"},
     "model": {"models.model": "Model TrainableModel"},
-    "pipeline_trainer": {"pipeline.settings": "PipelineAutotuneConfig PipelineRuntimeConfig RolloutFn"
-                                              " make_group_rollout_fn",
-                         "pipeline.retention": "CheckpointInfo CheckpointRetentionContext"
-                                               " CheckpointRetentionStrategy keep_recent_and_top",
-                         "pipeline.workers": "StatusReporter", "pipeline.trainer": "*"},
+    "pipeline_trainer": {
+        "pipeline.settings": "PipelineAutotuneConfig PipelineRuntimeConfig RolloutFn make_group_rollout_fn",
+        "pipeline.retention": "CheckpointInfo CheckpointRetentionContext"
+        " CheckpointRetentionStrategy keep_recent_and_top",
+        "pipeline.workers": "StatusReporter",
+        "pipeline.trainer": "*",
+    },
     "serverless": {"compat.unavailable": "ServerlessBackend"},
     "serverless.backend": {"compat.unavailable": "ServerlessBackend ServerlessTrainResult"},
-    "skypilot": _SKYPILOT, "skypilot.backend": _SKYPILOT,
+    "skypilot": _SKYPILOT,
+    "skypilot.backend": _SKYPILOT,
     "tinker": {"compat.unavailable": "TinkerBackend"},
     "tinker_native": {"compat.unavailable": "TinkerNativeBackend"},
     "trainer_rank": {"compat.unavailable": "TrainerRank"},
     "trajectories": {"rollouts.trajectories": "*", "rollouts.entries": "LegacyHistory"},
     "types": {"core.types": "*", "compat.unavailable": "ServerlessTrainResult", "compat.dev": "LoRAConfig"},
     "utils": UTILS,
-    "utils.benchmarking": _BENCHMARKING, "utils.benchmarking.load_trajectories": _FRAMES,
+    "utils.benchmarking": _BENCHMARKING,
+    "utils.benchmarking.load_trajectories": _FRAMES,
     "utils.benchmarking.aggregate_trajectories": _FRAMES,
     "utils.benchmarking.charts": _CHARTS,
     "utils.benchmarking.charts.percentage_comparison_bar_chart": _CHARTS,
     "utils.benchmarking.charts.training_progress_chart": _CHARTS,
     "utils.benchmarking.pull_model_trajectories": {"compat.unavailable": "pull_model_trajectories"},
     "utils.benchmarking.types": {"reports.benchmarks": "BenchmarkModelKey"},
-    "utils.deploy_model": _DEPLOYMENT, "utils.deployment": _DEPLOYMENT,
+    "utils.deploy_model": _DEPLOYMENT,
+    "utils.deployment": _DEPLOYMENT,
     "utils.iterate_dataset": {"rollouts.scenarios": "DatasetBatch iterate_dataset"},
     "utils.litellm": {"compat.utils": "convert_litellm_choice_to_openai"},
-    "utils.output_dirs": {"compat.utils": "get_default_art_path get_model_dir get_models_dir get_step_checkpoint_dir"
-                                          " get_trajectories_dir"},
+    "utils.output_dirs": {
+        "compat.utils": "get_default_art_path get_model_dir get_models_dir get_step_checkpoint_dir get_trajectories_dir"
+    },
     "utils.s3": {"compat.unavailable": "pull_model_from_s3 push_model_to_s3"},
-    "utils.sft": {"training.sft": "SFTChunk create_lr_schedule create_sft_dataset_iterator get_file_row_count"
-                                  " iterate_file train_sft_from_file"},
+    "utils.sft": {
+        "training.sft": "SFTChunk create_lr_schedule create_sft_dataset_iterator get_file_row_count"
+        " iterate_file train_sft_from_file"
+    },
 }
-PATHS |= {f"utils.{name}": {module: name} for module, names in UTILS.items() for name in names.split()
-          if f"utils.{name}" not in PATHS}
-MOVED = {            # modules of art_nb 0.1 that its documentation named
-    "arguments": "backends.options", "batches": "policy.packing", "boards": "views.boards",
-    "checkpoints": "learners.checkpoints", "embedded": "samplers.transformers", "engines": "backends.runtime",
-    "events": "core.events", "inprocess": "serving.asgi", "judgements": "rewards.journal", "losses": "learners.losses",
-    "step_settings": "learners.settings", "store": "runs.store", "unsloth_learner": "learners.unsloth",
-    "viewer": "panels.viewer", "vllm_sampler": "samplers.vllm", "weights": "models.weights", "worker": "policy.device",
+PATHS |= {
+    f"utils.{name}": {module: name}
+    for module, names in UTILS.items()
+    for name in names.split()
+    if f"utils.{name}" not in PATHS
+}
+MOVED = {  # modules of art_nb 0.1 that its documentation named
+    "arguments": "backends.options",
+    "batches": "policy.packing",
+    "boards": "views.boards",
+    "checkpoints": "learners.checkpoints",
+    "embedded": "samplers.transformers",
+    "engines": "backends.runtime",
+    "events": "core.events",
+    "inprocess": "serving.asgi",
+    "judgements": "rewards.journal",
+    "losses": "learners.losses",
+    "step_settings": "learners.settings",
+    "store": "runs.store",
+    "unsloth_learner": "learners.unsloth",
+    "viewer": "panels.viewer",
+    "vllm_sampler": "samplers.vllm",
+    "weights": "models.weights",
+    "worker": "policy.device",
 }
 
 

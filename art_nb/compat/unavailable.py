@@ -19,6 +19,7 @@ from ..core.types import ArtError, BackendMissing
 # %% ../../nbs/92_compat/30_unavailable.ipynb #878b3042
 class Unavailable:
     "Raises BackendMissing when it is made, with the docstring of its class."
+
     def __init__(self, *args: Any, **options: Any) -> None:
         raise BackendMissing(f"{type(self).__name__}: {getdoc(type(self))}")
 

@@ -39,9 +39,7 @@ from ..runs.store import RunStore
 Thing = TypeVar("Thing")
 
 # %% ../../nbs/92_compat/20_utils.ipynb #364a6463
-def format_message(
-    message: Message | Choice,
-) -> str:  # role, text, and a line for each tool call
+def format_message(message: Message | Choice) -> str:  # role, text, and a line for each tool call
     "One message as text, for a log."
     message = get_messages([entry_of(message)])[0]
     calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
@@ -72,8 +70,9 @@ def convert_litellm_choice_to_openai(
     message = {name: value for name, value in data["message"].items() if value is not None}
     if message.setdefault("role", "assistant") != "assistant":
         raise ValueError(f"the choice is of the role {message['role']!r}; only an assistant's can be converted")
-    return Choice.model_validate({"index": 0, "logprobs": None} | extra | data | {"message": message | {
-        "content": message.get("content")}})
+    return Choice.model_validate(
+        {"index": 0, "logprobs": None} | extra | data | {"message": message | {"content": message.get("content")}}
+    )
 
 # %% ../../nbs/92_compat/20_utils.ipynb #08eab1bc
 async def benchmark_rollout(
@@ -163,8 +162,8 @@ def get_model_step(model: Model, art_path: str | None = None) -> int:
 
 # %% ../../nbs/92_compat/20_utils.ipynb #2f9c0e74
 def record_provenance(
-    run: Any,           # a W&B run whose artifact of adapters is meant
-    provenance: str,    # how the newest adapter came to be
+    run: Any,  # a W&B run whose artifact of adapters is meant
+    provenance: str,  # how the newest adapter came to be
 ) -> None:
     "Note on W&B how the newest adapter of a run came to be; nothing where the run has none. Raises BackendMissing."
     try:
@@ -188,8 +187,11 @@ def freeze_tool_schema(
     frozen = deepcopy(tool)
     told = (frozen["function"].get("parameters") or {}).get("properties") or {}
     frozen["function"]["parameters"] = {
-        "type": "object", "required": [*fixed_args], "additionalProperties": False,
-        "properties": {name: {**told.get(name, {}), "const": value} for name, value in fixed_args.items()}}
+        "type": "object",
+        "required": [*fixed_args],
+        "additionalProperties": False,
+        "properties": {name: {**told.get(name, {}), "const": value} for name, value in fixed_args.items()},
+    }
     return frozen
 
 # %% ../../nbs/92_compat/20_utils.ipynb #b33df93e

@@ -8,10 +8,29 @@ __all__ = []
 # %% ../../nbs/00_core/index.ipynb #a09b7eaf
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "types": ["ArtError", "BackendMissing", "JudgeError", "LocalServingUnavailableError", "RolloutError",
-              "ServeError", "StoreError", "TokenError", "TrainError", "Message", "Messages", "MessagesAndChoices",
-              "Tools", "TrainConfig", "TrainSFTConfig", "TrainResult", "LocalTrainResult"],
-    "events": ["Bus", "Event"],
-    "aio": ["retry", "limit_concurrency"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "types": [
+            "ArtError",
+            "BackendMissing",
+            "JudgeError",
+            "LocalServingUnavailableError",
+            "RolloutError",
+            "ServeError",
+            "StoreError",
+            "TokenError",
+            "TrainError",
+            "Message",
+            "Messages",
+            "MessagesAndChoices",
+            "Tools",
+            "TrainConfig",
+            "TrainSFTConfig",
+            "TrainResult",
+            "LocalTrainResult",
+        ],
+        "events": ["Bus", "Event"],
+        "aio": ["retry", "limit_concurrency"],
+    },
+)

@@ -31,12 +31,10 @@ async def cancel_and_wait(
         await asyncio.wait(alive, timeout=grace_s)
     for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()    # asyncio complains of an exception that nobody looked at
+            task.exception()  # asyncio complains of an exception that nobody looked at
 
 
-async def gather_or_cancel(
-    awaitables: Iterable[Awaitable],
-) -> list[Any]:  # their results, in order
+async def gather_or_cancel(awaitables: Iterable[Awaitable]) -> list[Any]:  # their results, in order
     """Run awaitables at once; when one fails, or we are cancelled, stop the others and raise."""
     tasks = [_begun(awaitable) for awaitable in awaitables]
     try:

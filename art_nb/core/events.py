@@ -151,8 +151,18 @@ class Failed(Event):
 EVENTS = {
     kind.__name__: kind
     for kind in (
-        RolloutStarted, TurnDone, RolloutDone, GroupDone, Judged, SignalReport, GradientStep, StepDone,
-        CheckpointSaved, AdapterServed, Warned, Failed,
+        RolloutStarted,
+        TurnDone,
+        RolloutDone,
+        GroupDone,
+        Judged,
+        SignalReport,
+        GradientStep,
+        StepDone,
+        CheckpointSaved,
+        AdapterServed,
+        Warned,
+        Failed,
     )
 }
 
@@ -190,7 +200,7 @@ def _fits(kind: Any, value: Any) -> bool:
             return abs(value) < 1e300 and (isinstance(value, kind) or isinstance(float(value), kind))
         case list() | dict():
             entries = value.values() if isinstance(value, dict) else value
-            each = float | str | None if isinstance(value, dict) else float | None    # metrics, or rewards and scores
+            each = float | str | None if isinstance(value, dict) else float | None  # metrics, or rewards and scores
             return isinstance(value, kind) and all(_fits(each, entry) for entry in entries)
     return isinstance(value, kind)
 

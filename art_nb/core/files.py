@@ -32,8 +32,22 @@ from .machine import temporary_path
 from .types import StoreError
 
 # %% ../../nbs/00_core/70_files.ipynb #ecb95f35
-DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, RuntimeError,
-           MemoryError, StopIteration, struct.error, zlib.error, zipfile.BadZipFile, pa.ArrowException)
+DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+    StopIteration,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    pa.ArrowException,
+)
 
 
 def describe_damage(error: BaseException) -> str:
@@ -45,10 +59,7 @@ def describe_damage(error: BaseException) -> str:
 
 
 @contextmanager
-def reading(
-    path: str | Path,
-    advice: str = "fix the file or move it out of the run directory",
-) -> Iterator[None]:
+def reading(path: str | Path, advice: str = "fix the file or move it out of the run directory") -> Iterator[None]:
     """Raise `StoreError` with the path and the advice for every error that a damaged file can cause."""
     try:
         yield
@@ -85,8 +96,12 @@ MAX_DEPTH = 200
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [entry for node in level if isinstance(node, (dict, list))
-                 for entry in (node.values() if isinstance(node, dict) else node)]
+        level = [
+            entry
+            for node in level
+            if isinstance(node, (dict, list))
+            for entry in (node.values() if isinstance(node, dict) else node)
+        ]
         if not level:
             return False
     return True
@@ -127,7 +142,7 @@ def parse_yaml(text: bytes) -> Any:
 def _check_yaml(events: Iterable[Any]) -> None:
     import yaml
 
-    sizes, stack = {}, [(None, 0)]      # characters below each anchor; the open collections with theirs
+    sizes, stack = {}, [(None, 0)]  # characters below each anchor; the open collections with theirs
     for event in events:
         size = len(getattr(event, "value", None) or "") + 1
         anchor = getattr(event, "anchor", None)
@@ -137,7 +152,7 @@ def _check_yaml(events: Iterable[Any]) -> None:
             anchor, inner = stack.pop()
             size += inner
         elif isinstance(event, yaml.AliasEvent):
-            size, anchor = sizes.get(anchor, MAX_UNPACKED_BYTES), None    # unknown: it repeats what is still open
+            size, anchor = sizes.get(anchor, MAX_UNPACKED_BYTES), None  # unknown: it repeats what is still open
         if anchor is not None and not isinstance(event, yaml.CollectionStartEvent):
             sizes[anchor] = size
         stack[-1] = stack[-1][0], stack[-1][1] + size
@@ -187,8 +202,12 @@ def _check_parquet(metadata: pq.FileMetaData, file: Any) -> None:
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
     encoded = sum(max(chunk.total_uncompressed_size, 0) for chunk in chunks)
-    worst = sum(max(chunk.total_uncompressed_size, 0) * max(chunk.num_values, 1) if "DICTIONARY" in str(chunk.encodings)
-                else max(chunk.total_uncompressed_size, 0) for chunk in chunks)
+    worst = sum(
+        max(chunk.total_uncompressed_size, 0) * max(chunk.num_values, 1)
+        if "DICTIONARY" in str(chunk.encodings)
+        else max(chunk.total_uncompressed_size, 0)
+        for chunk in chunks
+    )
     if encoded > MAX_UNPACKED_BYTES:
         raise ValueError(f"it has {encoded:,} bytes unpacked, at most {MAX_UNPACKED_BYTES:,} are read")
     if worst > MAX_UNPACKED_BYTES:
@@ -245,13 +264,13 @@ def atomic_write(
     except OSError as error:
         raise write_error(error, path, needed) from error
     finally:
-        with suppress(OSError):                     # where even the directory could not be made
+        with suppress(OSError):  # where even the directory could not be made
             temporary.unlink(missing_ok=True)
 
 
 def flush_names(directory: Path) -> None:
     """Let the disk know the names in a directory."""
-    if os.name == "posix":    # elsewhere a directory cannot be opened
+    if os.name == "posix":  # elsewhere a directory cannot be opened
         handle = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -270,8 +289,9 @@ def write_error(
     room = f"{needed:,} bytes are needed" if needed else "the size is not known"
     free = f", {shutil.disk_usage(path.parent).free:,} are available" if path.parent.exists() else ""
     why = "" if error.errno == errno.ENOSPC else f" ({error.strerror})"
-    return WriteError(f"no space left to write {path}{why}: {room}{free}; make room and repeat, what was there is "
-                      "unharmed")
+    return WriteError(
+        f"no space left to write {path}{why}: {room}{free}; make room and repeat, what was there is unharmed"
+    )
 
 # %% ../../nbs/00_core/70_files.ipynb #1ea5d5e6
 _appending = threading.Lock()
@@ -298,9 +318,9 @@ def append_lines(
 def _append(file: Any, end: int, lines: bytes) -> None:
     try:
         while lines:
-            lines = lines[file.write(lines):]
+            lines = lines[file.write(lines) :]
     except OSError:
-        with suppress(OSError):    # what cannot be taken back is a torn line, which the next append removes
+        with suppress(OSError):  # what cannot be taken back is a torn line, which the next append removes
             file.truncate(end)
         raise
 
@@ -366,9 +386,10 @@ def file_stamp(
 # %% ../../nbs/00_core/70_files.ipynb #b8c1f7f7
 class JsonLinesTail:
     "The lines of a growing file, each once."
+
     def __init__(self, path: Path, limit: int = 2_000_000):
         self.path, self.at = path, max(0, path.stat().st_size - limit) if path.is_file() else 0
-        self.cut = self.at > 0                          # the first line is a part of one
+        self.cut = self.at > 0  # the first line is a part of one
 
     def new_rows(self) -> list[dict[str, Any]]:
         "What was appended since; a line that is being written comes next time."
@@ -378,11 +399,11 @@ class JsonLinesTail:
             file.seek(self.at)
             whole = file.read().rpartition(b"\n")[0]
         self.at += len(whole) + bool(whole)
-        lines, self.cut = whole.split(b"\n")[self.cut:], self.cut and not whole
+        lines, self.cut = whole.split(b"\n")[self.cut :], self.cut and not whole
         return [row for row in map(parsed, lines) if row]
 
 
-def parsed(line: bytes) -> dict[str, Any]:              # {} where it is torn
+def parsed(line: bytes) -> dict[str, Any]:  # {} where it is torn
     "A line of JSON."
     try:
         row = parse_json(line)

@@ -51,9 +51,13 @@ def compact(
     counts = Counter(_texts(data))
     tabled = [text for text, n in counts.items() if (n - 1) * len(text) > 8 * (n + 1) or _REFERENCE.fullmatch(text)]
     names = {text: f"${place}" for place, text in enumerate(tabled)}
-    return {"format": "art.trajectories", "version": 1, "kind": kind,
-            "strings": {name: text for text, name in names.items()},
-            "data": _mapped(data, lambda text: names.get(text, text))}
+    return {
+        "format": "art.trajectories",
+        "version": 1,
+        "kind": kind,
+        "strings": {name: text for text, name in names.items()},
+        "data": _mapped(data, lambda text: names.get(text, text)),
+    }
 
 
 def expand(
@@ -64,7 +68,7 @@ def expand(
     return _mapped(payload["data"], lambda text: strings.get(text, text))
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #cd59ad47
-MAX_PLAIN_DEPTH = 100    # `files.parse_json` reads up to 200 levels
+MAX_PLAIN_DEPTH = 100  # `files.parse_json` reads up to 200 levels
 
 
 def plain(
@@ -92,9 +96,7 @@ def plain(
     return str(value)
 
 
-def finite(
-    numbers: Mapping[str, Any],
-) -> dict[str, Any]:  # in JSON's own types, without those that are not finite
+def finite(numbers: Mapping[str, Any]) -> dict[str, Any]:  # in JSON's own types, without those that are not finite
     """Leave out the numbers that JSON cannot hold."""
     return {name: value for name, value in plain(numbers).items() if value is not None}
 
@@ -129,9 +131,6 @@ def as_json(value: Any, most: int) -> str:
     return utf8_text(json.dumps(plain(value), indent=1, ensure_ascii=False), most)
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #37757bb4
-def one_line(
-    text: str,
-    length: int = 80,
-) -> str:
+def one_line(text: str, length: int = 80) -> str:
     """The beginning of a text, without line breaks."""
-    return " ".join(text[:20 * length].split())[:length]
+    return " ".join(text[: 20 * length].split())[:length]

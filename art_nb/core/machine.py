@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 # %% ../../nbs/00_core/60_machine.ipynb #4da71883
-BEAT_S, DEAD_S = 5.0, 30.0      # a live process gives a sign every BEAT_S; after DEAD_S without one it counts as dead
+BEAT_S, DEAD_S = 5.0, 30.0  # a live process gives a sign every BEAT_S; after DEAD_S without one it counts as dead
 
 
 @lru_cache(maxsize=1)
@@ -31,13 +31,11 @@ def machine_tag() -> str:
         try:
             facts.append(read().strip())
         except OSError:
-            facts.append("")    # not Linux, or hidden
+            facts.append("")  # not Linux, or hidden
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
 
 # %% ../../nbs/00_core/60_machine.ipynb #0e33dbf8
-def process_start(
-    pid: int,
-) -> int:  # clock ticks since boot; 0 if the system does not show it
+def process_start(pid: int) -> int:  # clock ticks since boot; 0 if the system does not show it
     """Return when a process of this machine started."""
     fields = _stat(pid)
     return int(fields[19]) if len(fields) > 19 and fields[19].isdecimal() else 0
@@ -64,7 +62,7 @@ def process_runs(
     except ProcessLookupError:
         return False
     except OSError:
-        pass    # it runs, and belongs to another user
+        pass  # it runs, and belongs to another user
     fields = _stat(pid)
     if not fields:
         return True if pid == os.getpid() else None
@@ -105,32 +103,41 @@ def owner_runs(
         return False
     pid = int(parts["pid"])
     if not parts["machine"] and pid == os.getpid():
-        return False    # an older version's name: our own number belonged to an earlier process
+        return False  # an older version's name: our own number belonged to an earlier process
     return process_runs(pid, int(parts["start"]))
 
 # %% ../../nbs/00_core/60_machine.ipynb #ef26aca2
-def machine_memory() -> dict[str, Any]:                         # {} where nobody knows
+def machine_memory() -> dict[str, Any]:  # {} where nobody knows
     "Bytes used, in all and at the most, of the device that trains."
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
-        return {"device": torch.cuda.get_device_name(), "used": total - free, "total": total,
-                "peak": torch.cuda.max_memory_reserved()}
+        return {
+            "device": torch.cuda.get_device_name(),
+            "used": total - free,
+            "total": total,
+            "peak": torch.cuda.max_memory_reserved(),
+        }
     if torch is not None and torch.backends.mps.is_available():
-        return {"device": "MPS", "used": torch.mps.driver_allocated_memory(),
-                "total": torch.mps.recommended_max_memory()}
+        return {
+            "device": "MPS",
+            "used": torch.mps.driver_allocated_memory(),
+            "total": torch.mps.recommended_max_memory(),
+        }
     return process_memory()
 
 
 def process_memory() -> dict[str, Any]:
     "What this process takes of the machine's memory."
     import platform
+
     with suppress(OSError, ValueError, AttributeError):
         page = os.sysconf("SC_PAGE_SIZE")
         totals, used = [page * os.sysconf("SC_PHYS_PAGES")], page * int(Path("/proc/self/statm").read_text().split()[1])
         with suppress(OSError, ValueError):
             totals.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
         import resource
+
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
         return {"device": "CPU", "used": used, "total": min(totals), "peak": peak}
     return {}

@@ -14,15 +14,50 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 # %% ../../nbs/00_core/00_redaction.ipynb #fe94c3a2
 REDACTED = "[redacted]"
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRETS = {"secret", "secrets", "password", "passwords", "passwd", "pwd", "passphrase", "authorization", "auth",
-            "bearer", "credential", "credentials", "cookie", "cookies", "signature", "apikey", "apikeys", "accesstoken",
-            "authtoken"}
+_SECRETS = {
+    "secret",
+    "secrets",
+    "password",
+    "passwords",
+    "passwd",
+    "pwd",
+    "passphrase",
+    "authorization",
+    "auth",
+    "bearer",
+    "credential",
+    "credentials",
+    "cookie",
+    "cookies",
+    "signature",
+    "apikey",
+    "apikeys",
+    "accesstoken",
+    "authtoken",
+}
 _KEYS = {"key", "keys", "token", "tokens", "sig", "headers"}
-_HARMLESS = {"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "image", "special", "sort", "primary", "foreign",
-             "public", "group", "max", "min"}
+_HARMLESS = {
+    "eos",
+    "bos",
+    "pad",
+    "unk",
+    "sep",
+    "cls",
+    "mask",
+    "stop",
+    "image",
+    "special",
+    "sort",
+    "primary",
+    "foreign",
+    "public",
+    "group",
+    "max",
+    "min",
+}
 
 
-def _secrecy(name: Any) -> int:     # 2: also of numbers, 1: of texts, 0: none
+def _secrecy(name: Any) -> int:  # 2: also of numbers, 1: of texts, 0: none
     words = {word.lower() for word in _WORD.findall(str(name))}
     return 2 if words & _SECRETS else int(bool(words & _KEYS) and not words & _HARMLESS)
 
@@ -35,8 +70,11 @@ def is_secret(name: Any) -> bool:
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>`]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\b(bearer|basic)\s+(?=\S*[0-9/+=_-])[\w.~+/=-]{6,}", re.IGNORECASE)
 _PREFIXED = re.compile(r"\b(?:(?:sk|pk|rk|glpat|xox[abp])-|(?:hf|ghp|gho|github_pat)_|AKIA|AIza)(?=[\w-]*\d)[\w-]{12,}")
-_PAIR = re.compile(r"(([\w-]*(?:key|token|secret|password|passwd|authorization|cookie|credential)s?)[\"']?\s*[:=]"
-                   r"\s*b?[\"'])[^\"'\n]+(?=[\"'])", re.IGNORECASE)
+_PAIR = re.compile(
+    r"(([\w-]*(?:key|token|secret|password|passwd|authorization|cookie|credential)s?)[\"']?\s*[:=]"
+    r"\s*b?[\"'])[^\"'\n]+(?=[\"'])",
+    re.IGNORECASE,
+)
 
 
 def _pairs(query: str) -> Iterator[str]:
@@ -64,8 +102,9 @@ def redact_url(url: Any, query: bool = True) -> str:
 def redact_text(text: Any, secrets: Iterable[str] = ()) -> str:
     """Return a text without what is known to be secret or looks like it."""
     text = str(text)
-    for secret in sorted({form for one in secrets if len(one) > 3 for form in (one, quote(one, ""), unquote(one))},
-                         key=len, reverse=True):
+    for secret in sorted(
+        {form for one in secrets if len(one) > 3 for form in (one, quote(one, ""), unquote(one))}, key=len, reverse=True
+    ):
         text = text.replace(secret, REDACTED)
     text = _URL.sub(lambda found: redact_url(found[0]), text)
     text = _PAIR.sub(lambda found: found[1] + REDACTED if is_secret(found[2]) else found[0], text)
@@ -78,8 +117,10 @@ def redact(value: Any) -> Any:
         case str():
             return redact_text(value)
         case Mapping():
-            return {name: _hide(entry, _secrecy(name)) if is_secret(name) else redact(entry)
-                    for name, entry in value.items()}
+            return {
+                name: _hide(entry, _secrecy(name)) if is_secret(name) else redact(entry)
+                for name, entry in value.items()
+            }
         case list() | tuple():
             return [redact(entry) for entry in value]
     return value
@@ -107,8 +148,7 @@ def secrets_in(value: Any, secret: bool = False) -> list[str]:
             found = [parts.username, parts.password] if parts else [value] if secret else []
             return [one for one in [*found, *(text for name, _, text in named if is_secret(name))] if one]
         case Mapping():
-            return [one for name, entry in value.items()
-                    for one in secrets_in(entry, secret or is_secret(name))]
+            return [one for name, entry in value.items() for one in secrets_in(entry, secret or is_secret(name))]
         case list() | tuple():
             return [one for entry in value for one in secrets_in(entry, secret)]
     return []

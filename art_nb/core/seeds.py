@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import count
 
 # %% ../../nbs/00_core/10_seeds.ipynb #seed0006
-SEED_HEADER = "x-art-nb-seed"        # of a request; a `seed` in its body takes precedence
+SEED_HEADER = "x-art-nb-seed"  # of a request; a `seed` in its body takes precedence
 
 
 def request_seed(

@@ -47,8 +47,10 @@ class StrictModel(BaseModel):
         known = [alias for name, field in cls.model_fields.items() for alias in (name, field.alias) if alias]
         for name in data if isinstance(data, dict) else ():
             if name not in known:
-                raise ValueError(f"{cls.__name__} has no field {name!r}.{suggest_name(name, known)} "
-                                 f"The fields are {', '.join(cls.model_fields)}.")
+                raise ValueError(
+                    f"{cls.__name__} has no field {name!r}.{suggest_name(name, known)} "
+                    f"The fields are {', '.join(cls.model_fields)}."
+                )
         return data
 
 
@@ -160,6 +162,15 @@ def install_hint(
     return f"pip install -e '.[{extra}]' in the folder of art_nb"
 
 # %% ../../nbs/00_core/20_types.ipynb #b8215461
-for _error in (ArtError, RolloutError, JudgeError, TokenError, TrainError, StoreError, BackendMissing, ServeError,
-               LocalServingUnavailableError):
+for _error in (
+    ArtError,
+    RolloutError,
+    JudgeError,
+    TokenError,
+    TrainError,
+    StoreError,
+    BackendMissing,
+    ServeError,
+    LocalServingUnavailableError,
+):
     _error.__module__ = "art_nb.types"

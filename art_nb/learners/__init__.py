@@ -8,8 +8,11 @@ __all__ = []
 # %% ../../nbs/35_learners/index.ipynb #15a9d35d
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "losses": ["LOSSES", "TokenTensors"],
-    "settings": ["StepConfig"],
-    "base": ["Learner", "optimizer_steps"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "losses": ["LOSSES", "TokenTensors"],
+        "settings": ["StepConfig"],
+        "base": ["Learner", "optimizer_steps"],
+    },
+)

@@ -33,19 +33,30 @@ from ..tokens.advantages import weigh_rows
 from ..tokens.rows import TokenRow
 
 # %% ../../nbs/35_learners/20_base.ipynb #991a3d66
-def step_rows(groups_rewards: Sequence[Sequence[float]],    # rewards [G] of each group
-              groups_rows: Sequence[Sequence[TokenRow]],         # rows of each group
-              config: StepConfig) -> list[WeightedRow]:
+def step_rows(
+    groups_rewards: Sequence[Sequence[float]],  # rewards [G] of each group
+    groups_rows: Sequence[Sequence[TokenRow]],  # rows of each group
+    config: StepConfig,
+) -> list[WeightedRow]:
     "All rows that count in the means of a step, with advantages and factors; those with advantage 0 as well."
     most = config.max_length or np.inf
     told = lambda row: config.allow_missing_logprobs or np.isfinite(row.logprobs[row.sampled]).any()
     fitting = [[row for row in rows if len(row.tokens) <= most and told(row)] for rows in groups_rows]
-    weighed = weigh_rows(groups_rewards, fitting, scale=config.scale, balance=config.balance,
-                         reduction=config.reduction, truncated=config.truncated, max_tokens=config.max_tokens,
-                         silent=True)
+    weighed = weigh_rows(
+        groups_rewards,
+        fitting,
+        scale=config.scale,
+        balance=config.balance,
+        reduction=config.reduction,
+        truncated=config.truncated,
+        max_tokens=config.max_tokens,
+        silent=True,
+    )
     parts = zip(weighed.rows, weighed.group_R, weighed.advantages_R, weighed.coef_R, weighed.units_R)
-    rows = [WeightedRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c), units=float(u))
-            for r, g, a, c, u in parts]
+    rows = [
+        WeightedRow(r.tokens, r.sampled, r.logprobs, int(g), float(a), float(c), units=float(u))
+        for r, g, a, c, u in parts
+    ]
     return [row for row in rows if row.units or has_gradient(row, config)]
 
 
@@ -54,31 +65,34 @@ def has_gradient(row: WeightedRow, config: StepConfig) -> bool:
     return bool(row.advantage or config.entropy_coef or config.kl_coef)
 
 
-def train_rows(groups_rewards: Sequence[Sequence[float]],   # rewards [G] of each group
-               groups_rows: Sequence[Sequence[TokenRow]],        # rows of each group
-               config: StepConfig) -> list[WeightedRow]:
+def train_rows(
+    groups_rewards: Sequence[Sequence[float]],  # rewards [G] of each group
+    groups_rows: Sequence[Sequence[TokenRow]],  # rows of each group
+    config: StepConfig,
+) -> list[WeightedRow]:
     "The rows of a step that have a gradient; the other rows still count in the factors of these."
     return [row for row in step_rows(groups_rewards, groups_rows, config) if has_gradient(row, config)]
 
 # %% ../../nbs/35_learners/20_base.ipynb #4d02ef63
-ProgressFn = Callable[[int, int, int], None]       # called around micro-batches: how many are done, of how many, tokens
+ProgressFn = Callable[[int, int, int], None]  # called around micro-batches: how many are done, of how many, tokens
 
 
 def no_progress(done: int, of: int, tokens: int) -> None:
     "Nobody listens between the micro-batches."
 
 
-MOST_OVERFLOWS = 8          # steps in a row whose gradients may overflow float16
+MOST_OVERFLOWS = 8  # steps in a row whose gradients may overflow float16
 
 
 class Learner:
     "Trains the adapter of a `Policy`. Runs on the policy's worker."
-    shares = True               # what rows have in common is computed once
+
+    shares = True  # what rows have in common is computed once
 
     def __init__(self, policy: Policy, *, betas: tuple[float, float] = (0.9, 0.99)):
         self.policy, self.steps, self.times = policy, 0, 1
-        self.loss_scale, self.overflows = 1.0, 0                # both change in float16 only; overflows in a row
-        self.seen: list[tuple[WeightedRow, TokenTensors]] = []     # what the latest loss was computed from
+        self.loss_scale, self.overflows = 1.0, 0  # both change in float16 only; overflows in a row
+        self.seen: list[tuple[WeightedRow, TokenTensors]] = []  # what the latest loss was computed from
         self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -108,8 +122,9 @@ class Learner:
         finally:
             fold_adapter(self.policy)
 
-    def logprobs(self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True,
-                 ) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(
+        self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         "Logprob and entropy [N] of each trained token of a batch; gradients follow torch's mode."
         hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, tree_attention(batch.segments))
         return self.policy.scores(hidden[batch.predict_N], batch.target_N, temperature, with_entropy=with_entropy)
@@ -117,9 +132,15 @@ class Learner:
     def tensors(self, batch: Batch, temperature: float, reference_N=None, *, with_entropy: bool = True) -> TokenTensors:
         "What a loss function sees of a batch."
         logprobs_N, entropy_N = self.logprobs(batch, temperature, with_entropy=with_entropy)
-        return TokenTensors(logprobs_E=logprobs_N[batch.node_E], old_E=batch.old_E, advantages_E=batch.advantages_E,
-                            row_E=batch.row_E, entropy_E=entropy_N[batch.node_E], sampler_E=batch.sampler_E,
-                            reference_E=None if reference_N is None else reference_N[batch.node_E])
+        return TokenTensors(
+            logprobs_E=logprobs_N[batch.node_E],
+            old_E=batch.old_E,
+            advantages_E=batch.advantages_E,
+            row_E=batch.row_E,
+            entropy_E=entropy_N[batch.node_E],
+            sampler_E=batch.sampler_E,
+            reference_E=None if reference_N is None else reference_N[batch.node_E],
+        )
 
     def batches(self, rows: Sequence[WeightedRow], config: StepConfig) -> list[Batch]:
         "The micro-batches of a step, on the policy's device."
@@ -130,7 +151,9 @@ class Learner:
         self.check_length(max((len(row.tokens) for row in rows), default=0))
         return [b.to(self.policy.device) for b in micro_batches(rows, tokens_per_batch, share)]
 
-    def scored(self, batches: Sequence[Batch], temperature: float, between: ProgressFn = no_progress) -> list[torch.Tensor]:
+    def scored(
+        self, batches: Sequence[Batch], temperature: float, between: ProgressFn = no_progress
+    ) -> list[torch.Tensor]:
         "Logprobs [N] of each batch under the weights in force, without gradient."
         found = []
         for batch in batches:
@@ -139,24 +162,33 @@ class Learner:
             between(0, len(batches), 0)
         return found
 
-    def reference(self, batches: Sequence[Batch], temperature: float, between: ProgressFn = no_progress,
-                  weights: Adapter | None = None) -> list[torch.Tensor]:
+    def reference(
+        self,
+        batches: Sequence[Batch],
+        temperature: float,
+        between: ProgressFn = no_progress,
+        weights: Adapter | None = None,
+    ) -> list[torch.Tensor]:
         "Logprobs [N] of each batch under the reference model."
         with self.reference_model(weights):
             return self.scored(batches, temperature, between)
 
-    def compared(self, batches: Sequence[Batch], config: StepConfig, between: ProgressFn, weights: Adapter | None,
-                 ) -> tuple[list[torch.Tensor | None], float]:
+    def compared(
+        self, batches: Sequence[Batch], config: StepConfig, between: ProgressFn, weights: Adapter | None
+    ) -> tuple[list[torch.Tensor | None], float]:
         "What `reference` gives, where a term asks for it, and the mean drift of the tokens from there."
         if not (config.kl_coef or config.kl_shaping):
             return [None] * len(batches), 0.0
         references = self.reference(batches, config.temperature, between, weights)
         if not config.kl_shaping:
             return references, 0.0
-        return references, mean_logprob_drift(batches, references, self.scored(batches, config.temperature, between),
-                                 config.kl_source)
+        return references, mean_logprob_drift(
+            batches, references, self.scored(batches, config.temperature, between), config.kl_source
+        )
 
-    def rescored(self, rows: Sequence[WeightedRow], config: StepConfig, between: ProgressFn = no_progress) -> list[WeightedRow]:
+    def rescored(
+        self, rows: Sequence[WeightedRow], config: StepConfig, between: ProgressFn = no_progress
+    ) -> list[WeightedRow]:
         "The same rows with the learner's logprobs of now; the sampler's stand beside them."
         self.activate_adapter()
         batches, made = self.batches(rows, config), []
@@ -168,21 +200,36 @@ class Learner:
                 made.append(replace(row, logprobs=logprobs, sampler=row.logprobs))
         return made
 
-    def micro_batch_loss(self, batch: Batch, reference_N: torch.Tensor | None,
-                     mean: float,                   # drift from the reference model over the whole step
-                     config: StepConfig) -> tuple[TokenTensors, torch.Tensor]:
+    def micro_batch_loss(
+        self,
+        batch: Batch,
+        reference_N: torch.Tensor | None,
+        mean: float,  # drift from the reference model over the whole step
+        config: StepConfig,
+    ) -> tuple[TokenTensors, torch.Tensor]:
         "The tokens of a micro-batch, and what they add to the loss of the step."
         asks_entropy = bool(config.entropy_coef) or callable(config.loss)
         t = self.tensors(batch, config.temperature, reference_N, with_entropy=asks_entropy)
         if config.kl_shaping:
             t.advantages_E = shaped_advantages(t, config.kl_shaping, config.kl_source, mean)
-        return t, total_loss(t, batch.coef_E, config.loss, mismatch=config.mismatch, kl_coef=config.kl_coef,
-                             mismatch_options=config.mismatch_options, entropy_coef=config.entropy_coef,
-                             loss_options=config.loss_options)
+        return t, total_loss(
+            t,
+            batch.coef_E,
+            config.loss,
+            mismatch=config.mismatch,
+            kl_coef=config.kl_coef,
+            mismatch_options=config.mismatch_options,
+            entropy_coef=config.entropy_coef,
+            loss_options=config.loss_options,
+        )
 
-    def step(self, rows: Sequence[WeightedRow], config: StepConfig, between: ProgressFn = no_progress,
-             weights: Adapter | None = None,        # of the reference model; None: the base model
-             ) -> dict[str, float]:
+    def step(
+        self,
+        rows: Sequence[WeightedRow],
+        config: StepConfig,
+        between: ProgressFn = no_progress,
+        weights: Adapter | None = None,  # of the reference model; None: the base model
+    ) -> dict[str, float]:
         "One optimizer step over `rows`; returns its figures. An exception from `between` leaves the adapter as it was."
         rows = [row for row in rows if row.sampled[1:].any()]
         batches = self.batches(rows, config)
@@ -200,13 +247,18 @@ class Learner:
             between(i + 1, len(batches), len(batch.tokens_S))
         self.seen = [one for batch, t in zip(batches, parts) for one in by_row(batch, t)]
         trained = max(1, sum(row.advantage != 0 for row in rows))
-        moved = self.update(config.learning_rate * trained ** config.row_power, config.max_grad_norm,
-                            config.weight_decay)
+        moved = self.update(config.learning_rate * trained**config.row_power, config.max_grad_norm, config.weight_decay)
         shaping = {"loss/kl_policy_ref": mean} if config.kl_shaping and not config.kl_coef else {}  # ART's: a log ratio
         return {"loss/train": loss} | moved | step_metrics(parts, batches, rows, config) | shaping
 
-    def sft_step(self, rows: Sequence[WeightedRow], learning_rate: float, *, max_grad_norm: float = 1.0,
-                 tokens_per_batch: int = 1024) -> dict[str, float]:
+    def sft_step(
+        self,
+        rows: Sequence[WeightedRow],
+        learning_rate: float,
+        *,
+        max_grad_norm: float = 1.0,
+        tokens_per_batch: int = 1024,
+    ) -> dict[str, float]:
         "One optimizer step of maximum likelihood over the marked tokens of `rows`, as a token mean."
         self.activate_adapter()
         total, loss = sum(int(row.sampled[1:].sum()) for row in rows), 0.0
@@ -237,9 +289,10 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad()
         if not torch.isfinite(torch.nn.utils.get_total_norm(self.parameters())):
-            raise TrainError(f"learning_rate={learning_rate:g} made the adapter's weights infinite. The step is "
-                             "undone: lower learning_rate.")
-
+            raise TrainError(
+                f"learning_rate={learning_rate:g} made the adapter's weights infinite. The step is "
+                "undone: lower learning_rate."
+            )
 
         self.steps += 1
         self.overflows, self.loss_scale = 0, min(1.0, self.loss_scale * 2 ** (1 / 200))
@@ -250,14 +303,18 @@ class Learner:
         "Drop the gradients and halve the loss scale; raises TrainError in other dtypes, or after many skips in a row."
         self.optimizer.zero_grad()
         if self.policy.dtype != torch.float16:
-            raise TrainError(f"The gradient's norm is {norm}: the step is skipped and the adapter is as before. "
-                             "Look for rewards or logprobs that are not finite.")
+            raise TrainError(
+                f"The gradient's norm is {norm}: the step is skipped and the adapter is as before. "
+                "Look for rewards or logprobs that are not finite."
+            )
         self.overflows, self.loss_scale = self.overflows + 1, self.loss_scale / 2
         if self.overflows >= MOST_OVERFLOWS:
             self.overflows = 0
-            raise TrainError(f"The gradients overflowed float16 in {MOST_OVERFLOWS} steps in a row, which changed "
-                             "nothing. Train with dtype=\"bfloat16\" or \"float32\", or look for rewards or logprobs "
-                             "that are not finite.")
+            raise TrainError(
+                f"The gradients overflowed float16 in {MOST_OVERFLOWS} steps in a row, which changed "
+                'nothing. Train with dtype="bfloat16" or "float32", or look for rewards or logprobs '
+                "that are not finite."
+            )
 
     def reset_optimizer(self) -> None:
         "Forget the moments, as between supervised and reinforced training."
@@ -265,8 +322,11 @@ class Learner:
 
     def state(self) -> dict[str, torch.Tensor]:
         "The optimizer's moments and the random state, as tensors."
-        moments = {f"{i}.{k}": torch.as_tensor(v) for i, s in self.optimizer.state_dict()["state"].items()
-                   for k, v in s.items()}
+        moments = {
+            f"{i}.{k}": torch.as_tensor(v)
+            for i, s in self.optimizer.state_dict()["state"].items()
+            for k, v in s.items()
+        }
         scale = {"loss_scale": torch.tensor(self.loss_scale)} if self.policy.dtype == torch.float16 else {}
         return moments | scale | {"rng": torch.get_rng_state(), "steps": torch.tensor(self.steps)}
 
@@ -283,22 +343,35 @@ class Learner:
         self.loss_scale = float(tensors.get("loss_scale", 1.0))
 
 # %% ../../nbs/35_learners/20_base.ipynb #a058cc9b
-LOGGED_NAMES = {"entropy": "loss/entropy", "ratio_mean": "loss/importance_ratio_mean",
-         "ratio_p95": "loss/importance_ratio_p95", "ratio_p99": "loss/importance_ratio_p99",
-         "clipped": "loss/clipped_token_fraction", "clipped_low": "loss/clipped_low_fraction",
-         "clipped_high": "loss/clipped_high_fraction", "kl_ref": "loss/kl_policy_ref",
-         "mismatch_mean": "offpolicy/mismatch_weight_mean", "mismatch_dropped": "offpolicy/mismatch_dropped_fraction",
-         "kl_sampler": "offpolicy/kl_sampler", "dlogp_mean": "offpolicy/logprob_diff_mean",
-         "dlogp_max": "offpolicy/logprob_diff_max", "unknown_logprobs": "offpolicy/unknown_logprobs"}
+LOGGED_NAMES = {
+    "entropy": "loss/entropy",
+    "ratio_mean": "loss/importance_ratio_mean",
+    "ratio_p95": "loss/importance_ratio_p95",
+    "ratio_p99": "loss/importance_ratio_p99",
+    "clipped": "loss/clipped_token_fraction",
+    "clipped_low": "loss/clipped_low_fraction",
+    "clipped_high": "loss/clipped_high_fraction",
+    "kl_ref": "loss/kl_policy_ref",
+    "mismatch_mean": "offpolicy/mismatch_weight_mean",
+    "mismatch_dropped": "offpolicy/mismatch_dropped_fraction",
+    "kl_sampler": "offpolicy/kl_sampler",
+    "dlogp_mean": "offpolicy/logprob_diff_mean",
+    "dlogp_max": "offpolicy/logprob_diff_max",
+    "unknown_logprobs": "offpolicy/unknown_logprobs",
+}
 
 
-def mean_logprob_drift(batches: Sequence[Batch],
-          references: Sequence[torch.Tensor],       # logprobs [N] under the reference model
-          own: Sequence[torch.Tensor],              # under the learner
-          source: Callable | str = "current_learner") -> float:
+def mean_logprob_drift(
+    batches: Sequence[Batch],
+    references: Sequence[torch.Tensor],  # logprobs [N] under the reference model
+    own: Sequence[torch.Tensor],  # under the learner
+    source: Callable | str = "current_learner",
+) -> float:
     "Mean log ratio of the source to the reference model over the tokens of a step that have an advantage."
-    parts = [TokenTensors(o[b.node_E], b.old_E, b.advantages_E, b.row_E, reference_E=r[b.node_E])
-             for b, r, o in zip(batches, references, own)]
+    parts = [
+        TokenTensors(o[b.node_E], b.old_E, b.advantages_E, b.row_E, reference_E=r[b.node_E])
+        for b, r, o in zip(batches, references, own)
+    ]
     ratios = torch.cat([reference_log_ratio(t, source)[t.advantages_E != 0] for t in parts])
     return float(ratios.mean()) if len(ratios) else 0.0
 
@@ -313,16 +386,21 @@ def by_row(batch: Batch, t: TokenTensors) -> list[tuple[WeightedRow, TokenTensor
 
 def config_to_json(config: StepConfig) -> dict:
     "A configuration in JSON's own types; a function is named, and marked where it is none of ours."
+
     def named(value):
         name = getattr(value, "__name__", type(value).__name__) if callable(value) else ""
         return value if not name else name if LOSSES.get(name) is value else f"{name} (own)"
+
     told = {f.name: getattr(config, f.name) for f in fields(config)}
-    return {k: {n: named(v) for n, v in value.items()} if isinstance(value, dict) else named(value)
-            for k, value in told.items()}
+    return {
+        k: {n: named(v) for n, v in value.items()} if isinstance(value, dict) else named(value)
+        for k, value in told.items()
+    }
 
 
-def step_metrics(parts: Sequence[TokenTensors], batches: Sequence[Batch], rows: Sequence[WeightedRow],
-            config: StepConfig) -> dict[str, float]:
+def step_metrics(
+    parts: Sequence[TokenTensors], batches: Sequence[Batch], rows: Sequence[WeightedRow], config: StepConfig
+) -> dict[str, float]:
     "What a step looked like."
     step = join(parts)
     measured = ratio_metrics(step, config.loss, config.loss_options)
@@ -330,7 +408,8 @@ def step_metrics(parts: Sequence[TokenTensors], batches: Sequence[Batch], rows: 
     return {LOGGED_NAMES[k]: v for k, v in measured.items()} | {
         "data/step_trainer_tokens": sum(len(b.tokens_S) for b in batches),
         "data/step_trainable_assistant_tokens": sum(len(b.node_E) for b in batches),
-        "data/packing_ratio": packing_ratio(rows, batches)}
+        "data/packing_ratio": packing_ratio(rows, batches),
+    }
 
 # %% ../../nbs/35_learners/20_base.ipynb #a9e03653
 def split_optimizer_steps(rows: Sequence[WeightedRow], size: int | None, lot: int) -> list[list[WeightedRow]]:
@@ -338,10 +417,13 @@ def split_optimizer_steps(rows: Sequence[WeightedRow], size: int | None, lot: in
     if not size or size >= len(rows):
         return [list(rows)]
     order = np.random.default_rng(lot).permutation(len(rows))
-    portions = [[rows[i] for i in order[start:start + size]] for start in range(0, len(rows), size)]
+    portions = [[rows[i] for i in order[start : start + size]] for start in range(0, len(rows), size)]
     units = lambda some: sum(row.units for row in some)
-    return [[replace(row, coef=row.coef * units(rows) / (units(portion) or units(rows))) for row in portion]
-            for portion in portions]
+    return [
+        [replace(row, coef=row.coef * units(rows) / (units(portion) or units(rows))) for row in portion]
+        for portion in portions
+    ]
+
 
 @contextmanager
 def restore_on_error(learner: Learner) -> Iterator[None]:
@@ -359,18 +441,27 @@ def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     "Means of the figures of optimizer steps, sums of counts, the largest maximum; a skipped step has no gradient norm."
     names = dict.fromkeys(name for figures in steps for name in figures)
     values = {name: [figures[name] for figures in steps if name in figures] for name in names}
-    return {k: sum(v) if k.startswith("data/step_") else max(v) if k.endswith("_max") else sum(v) / len(v)
-            for k, v in values.items()}
+    return {
+        k: sum(v) if k.startswith("data/step_") else max(v) if k.endswith("_max") else sum(v) / len(v)
+        for k, v in values.items()
+    }
 
 
-def optimizer_steps(learner: Learner, rows: Sequence[WeightedRow], config: StepConfig, between: ProgressFn = no_progress,
-                    weights: Adapter | None = None) -> dict[str, float]:
+def optimizer_steps(
+    learner: Learner,
+    rows: Sequence[WeightedRow],
+    config: StepConfig,
+    between: ProgressFn = no_progress,
+    weights: Adapter | None = None,
+) -> dict[str, float]:
     "The optimizer steps of a train call: means of their figures, sums of their counts."
     if config.rescored:
         idle = [row for row in rows if not has_gradient(row, config)]
         rows = learner.rescored([row for row in rows if has_gradient(row, config)], config, between) + idle
-    portions = [[row for row in portion if has_gradient(row, config)]
-                for portion in split_optimizer_steps(rows, config.rows_per_step, learner.steps)]
+    portions = [
+        [row for row in portion if has_gradient(row, config)]
+        for portion in split_optimizer_steps(rows, config.rows_per_step, learner.steps)
+    ]
     portions, told, seen = [portion for portion in portions if portion] or [[]], [], []
     with restore_on_error(learner):
         for portion in portions:

@@ -22,7 +22,15 @@ from ..core.files import WriteError, flush_names, write_error
 from ..core.machine import owner_runs, parse_temporary, temporary_path
 from ..core.types import StoreError
 from .base import Learner
-from ..policy.folded import _undamaged, adapter, read_training_json, fingerprint, read_matching_adapter, load_adapter, peft_files
+from art_nb.policy.folded import (
+    _undamaged,
+    adapter,
+    read_training_json,
+    fingerprint,
+    read_matching_adapter,
+    load_adapter,
+    peft_files,
+)
 from ..runs.store import RunStore
 
 # %% ../../nbs/35_learners/30_checkpoints.ipynb #d6daf580
@@ -32,18 +40,31 @@ def is_complete(directory: Path) -> bool:
     return not (directory / "training.json").exists() or all((directory / name).exists() for name in needed)
 
 # %% ../../nbs/35_learners/30_checkpoints.ipynb #6f16c609
-def save_checkpoint(directory: Path,                       # where the checkpoint shall stand
-         learner: Learner, *, step: int, base_model: str,
-         metrics: dict[str, float] | None = None,
-         parent: str | None = None) -> int:     # bytes written
+def save_checkpoint(
+    directory: Path,  # where the checkpoint shall stand
+    learner: Learner,
+    *,
+    step: int,
+    base_model: str,
+    metrics: dict[str, float] | None = None,
+    parent: str | None = None,
+) -> int:  # bytes written
     "Write a checkpoint atomically; raises StoreError with path and bytes needed when the disk is full."
     directory = Path(directory)
     weights = adapter(learner.policy)
-    facts = {"step": step, "base_model": base_model, "parent": parent, "adapter": fingerprint(weights),
-             "created": time.time(), "metrics": metrics or {}}
+    facts = {
+        "step": step,
+        "base_model": base_model,
+        "parent": parent,
+        "adapter": fingerprint(weights),
+        "created": time.time(),
+        "metrics": metrics or {},
+    }
     state = {name: t.cpu().contiguous() for name, t in learner.state().items()}
     files = peft_files(learner.policy, weights, base_model) | {
-        "optimizer.safetensors": packed(state), "training.json": json.dumps(facts, indent=1).encode()}
+        "optimizer.safetensors": packed(state),
+        "training.json": json.dumps(facts, indent=1).encode(),
+    }
     need = sum(map(len, files.values()))
     try:
         write_checkpoint(directory, files)
@@ -88,8 +109,10 @@ def load(directory: Path, learner: Learner, base_model: str | None = None) -> di
     "Continue from a checkpoint; returns its facts. Raises StoreError where it belongs to another base model."
     told = read_training_json(directory)
     if base_model and told.get("base_model", base_model) != base_model:
-        raise StoreError(f"{directory} was trained from {told['base_model']}, not from {base_model}: give the model "
-                         "another name, or the base model that the run began with.")
+        raise StoreError(
+            f"{directory} was trained from {told['base_model']}, not from {base_model}: give the model "
+            "another name, or the base model that the run began with."
+        )
     weights, state = read_matching_adapter(directory, learner.policy), Path(directory) / "optimizer.safetensors"
     with _undamaged(state):
         tensors = load_file(state) if state.exists() else None
@@ -117,7 +140,7 @@ def delete_old_checkpoints(checkpoints: Path, keep: Iterable[int]) -> list[int]:
     "Delete all checkpoints but those of the steps in `keep` and the latest; returns what went."
     found = {int(d.name): d for d in Path(checkpoints).iterdir() if d.is_dir() and d.name.isdigit()}
     gone = sorted(found.keys() - set(keep) - {max(found, default=0)})
-    for step in gone:                                   # renamed first: half a checkpoint must not look like one
+    for step in gone:  # renamed first: half a checkpoint must not look like one
         temporary = temporary_path(found[step])
         os.replace(found[step], temporary)
         shutil.rmtree(temporary, ignore_errors=True)
@@ -134,9 +157,9 @@ def first_policy(store: RunStore) -> int | None:
         directory = store.checkpoint_dir(step)
         told = read_training_json(directory)
         supervised = any(name.startswith("sft/") for name in told.get("metrics") or ())
-        parent = told.get("parent")     # another run's, or an adapter; this run may have been moved as a whole
+        parent = told.get("parent")  # another run's, or an adapter; this run may have been moved as a whole
         if start is not None and step > start + 1:
-            return start                # the steps between are pruned: those of reinforcement learning
+            return start  # the steps between are pruned: those of reinforcement learning
         if supervised or parent and Path(parent).resolve().parts[-5:-1] != directory.resolve().parts[-5:-1]:
             start = step
         elif step:
@@ -152,7 +175,7 @@ def lineage(directory: Path) -> list[str]:
     return chain
 
 # %% ../../nbs/35_learners/30_checkpoints.ipynb #baf36dff
-ELSEWHERE_S = 24 * 3600.0       # a temporary file of another machine is left alone for so long after its last change
+ELSEWHERE_S = 24 * 3600.0  # a temporary file of another machine is left alone for so long after its last change
 
 
 def remove_leftovers(run: Path) -> list[str]:
@@ -169,8 +192,10 @@ def remove_leftovers(run: Path) -> list[str]:
                 continue
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"Could not remove {path}, which a killed process left: {error.strerror or error}. "
-                             "Check the permissions of the run directory, or remove it yourself.") from error
+            raise StoreError(
+                f"Could not remove {path}, which a killed process left: {error.strerror or error}. "
+                "Check the permissions of the run directory, or remove it yourself."
+            ) from error
         gone.append(path.name)
     return gone
 
@@ -180,6 +205,6 @@ def _is_left(path: Path, parts: dict[str, str]) -> bool:
     if (runs := owner_runs(parts)) is not None:
         return not runs
     if parts["ending"] == "old" and path.parent.name == "checkpoints":
-        return True                     # checkpoints are written under the run's lock, and we hold it
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock") as clock:    # the clock of the file system
+        return True  # checkpoints are written under the run's lock, and we hold it
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock") as clock:  # the clock of the file system
         return os.fstat(clock.fileno()).st_mtime - path.lstat().st_mtime > ELSEWHERE_S

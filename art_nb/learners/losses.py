@@ -41,8 +41,9 @@ def join(
 ) -> TokenTensors:  # without gradient
     """All tokens of a step in one record, for its metrics."""
     columns = ([getattr(part, field.name) for part in parts] for field in fields(TokenTensors))
-    return TokenTensors(*(torch.cat([c.detach() for c in column]) if column[0] is not None else None
-                          for column in columns))
+    return TokenTensors(
+        *(torch.cat([c.detach() for c in column]) if column[0] is not None else None for column in columns)
+    )
 
 # %% ../../nbs/35_learners/00_losses.ipynb #5ed74dcb
 BOUND = 20.0
@@ -101,8 +102,13 @@ def geometric_average_ratio(log_E: Tensor, row_E: Tensor) -> Tensor:
     return token_ratio(log_E, row_E).sqrt() * sequence_ratio(log_E, row_E).sqrt()
 
 
-LEVELS = {"token": token_ratio, "sequence": sequence_ratio, "sequence_token": sequence_token_ratio,
-          "average": average_ratio, "geometric_average": geometric_average_ratio}
+LEVELS = {
+    "token": token_ratio,
+    "sequence": sequence_ratio,
+    "sequence_token": sequence_token_ratio,
+    "average": average_ratio,
+    "geometric_average": geometric_average_ratio,
+}
 
 # %% ../../nbs/35_learners/00_losses.ipynb #f6f87a73
 def ratio_and_advantages(
@@ -221,15 +227,26 @@ def reinforce_plain(t: TokenTensors) -> Tensor:
     return -t.advantages_E * t.logprobs_E
 
 
-LOSSES = {"cispo": cispo, "ppo": ppo, "grpo": ppo, "dapo": dapo, "dr_grpo": dr_grpo, "gspo": gspo, "dppo": dppo,
-          "reinforce": reinforce, "reinforce_plain": reinforce_plain}
+LOSSES = {
+    "cispo": cispo,
+    "ppo": ppo,
+    "grpo": ppo,
+    "dapo": dapo,
+    "dr_grpo": dr_grpo,
+    "gspo": gspo,
+    "dppo": dppo,
+    "reinforce": reinforce,
+    "reinforce_plain": reinforce_plain,
+}
 
 # %% ../../nbs/35_learners/00_losses.ipynb #9a23a14d
 def mismatch_log_ratio(t: TokenTensors) -> Tensor:  # [E], without gradient
     """Log of learner over sampler, 0 where unknown. Raises TrainError if the loss applies this ratio already."""
     if t.sampler_E is None:
-        raise TrainError("A mismatch correction needs sampler_E: without it, old_E holds the sampler's logprobs and "
-                         "the loss applies the same ratio already. Set rescored=True.")
+        raise TrainError(
+            "A mismatch correction needs sampler_E: without it, old_E holds the sampler's logprobs and "
+            "the loss applies the same ratio already. Set rescored=True."
+        )
     return torch.nan_to_num(log_ratio(t.old_E.detach(), t.sampler_E), nan=0.0)
 
 
@@ -266,8 +283,14 @@ def geometric_mask(t: TokenTensors, *, low: float = 0.9, high: float = 1.1) -> T
     return ((mean_E >= low) & (mean_E <= high)).to(mean_E.dtype)
 
 
-MISMATCH = {"none": unweighted, "tis": tis, "mask": token_mask, "sequence_mask": sequence_mask,
-            "sequence_truncate": sequence_truncate, "geometric_mask": geometric_mask}
+MISMATCH = {
+    "none": unweighted,
+    "tis": tis,
+    "mask": token_mask,
+    "sequence_mask": sequence_mask,
+    "sequence_truncate": sequence_truncate,
+    "geometric_mask": geometric_mask,
+}
 
 # %% ../../nbs/35_learners/00_losses.ipynb #5fcbfea1
 def k3(
@@ -433,7 +456,9 @@ def clip_metrics(
     else:
         return {}
     low_E, high_E, clipped_E = below_E & (advantages_E < 0), above_E & (advantages_E > 0), below_E | above_E
-    signless = find_option(LOSSES, loss) is cispo or options.get("mask_prob_ratio")     # these cut a weight, whatever A says
+    signless = find_option(LOSSES, loss) is cispo or options.get(
+        "mask_prob_ratio"
+    )  # these cut a weight, whatever A says
     clipped_E = clipped_E & (advantages_E != 0) if signless else low_E | high_E
     shares = {"clipped": clipped_E, "clipped_low": low_E, "clipped_high": high_E}
     return {name: share_E.float().mean().item() for name, share_E in shares.items()}
@@ -461,8 +486,11 @@ def ratio_metrics(
     if t.reference_E is not None:
         metrics["kl_ref"] = k3(t.logprobs_E, t.reference_E).float().mean().item()
     if len(d_K):
-        metrics |= {"kl_sampler": (bounded_exp(d_K) - d_K.clamp(-BOUND, BOUND) - 1).mean().item(),
-                    "dlogp_mean": d_K.abs().mean().item(), "dlogp_max": d_K.abs().max().item()}
+        metrics |= {
+            "kl_sampler": (bounded_exp(d_K) - d_K.clamp(-BOUND, BOUND) - 1).mean().item(),
+            "dlogp_mean": d_K.abs().mean().item(),
+            "dlogp_max": d_K.abs().max().item(),
+        }
     ratio_K = loss_ratio(t, loss, options or {})[0][torch.isfinite(t.old_E)].float()
     if len(ratio_K):
         p95, p99 = torch.quantile(ratio_K, ratio_K.new_tensor([0.95, 0.99])).tolist()

@@ -24,46 +24,50 @@ from ..tokens.advantages import REDUCTIONS, SCALES, TRUNCATED
 @dataclass(slots=True, kw_only=True)
 class StepConfig:
     "The options of a training step; `art_nb.learners.losses` and `art_nb.tokens.advantages` explain them."
+
     learning_rate: float = 1e-4
-    row_power: float = 0.0                  # of the rows of an optimizer step, a factor of its learning rate
-    rows_per_step: int | None = None        # rows of an optimizer step; None: all of them
-    loss: Callable | str = "cispo"          # a function of TokenTensors, or its name in LOSSES
+    row_power: float = 0.0  # of the rows of an optimizer step, a factor of its learning rate
+    rows_per_step: int | None = None  # rows of an optimizer step; None: all of them
+    loss: Callable | str = "cispo"  # a function of TokenTensors, or its name in LOSSES
     loss_options: dict = field(default_factory=dict)
-    scale: Callable | str = "group"         # advantages: group | batch | none
-    balance: float = 0.0                    # ART's advantage_balance
-    reduction: Callable | str = "token"     # token | sequence | prompt | constant | art
-    mismatch: Callable | str = "none"       # correction of the sampler-learner mismatch, a name in MISMATCH
+    scale: Callable | str = "group"  # advantages: group | batch | none
+    balance: float = 0.0  # ART's advantage_balance
+    reduction: Callable | str = "token"  # token | sequence | prompt | constant | art
+    mismatch: Callable | str = "none"  # correction of the sampler-learner mismatch, a name in MISMATCH
     mismatch_options: dict = field(default_factory=dict)
-    rescored: bool | None = None            # ratios against the learner's logprobs before the call; None: if `mismatch`
-    truncated: Callable | str = "keep"      # completions cut by length: keep | mask | drop
-    kl_coef: float = 0.0                    # k3 against the reference model, a term of the loss
-    kl_shaping: float = 0.0                 # the same drift taken from the advantages, as ART does
-    kl_source: Callable | str = "current_learner"   # whose drift it is, a name in KL_SOURCES
-    kl_reference: str = ""                  # directory of the reference model's adapter; "base": the base model
-    entropy_coef: float = 0.0               # bonus on the entropy of each sampled token, also of equal groups
-    temperature: float = 1.0                # of the sampler: the learner scores under the same
+    rescored: bool | None = None  # ratios against the learner's logprobs before the call; None: if `mismatch`
+    truncated: Callable | str = "keep"  # completions cut by length: keep | mask | drop
+    kl_coef: float = 0.0  # k3 against the reference model, a term of the loss
+    kl_shaping: float = 0.0  # the same drift taken from the advantages, as ART does
+    kl_source: Callable | str = "current_learner"  # whose drift it is, a name in KL_SOURCES
+    kl_reference: str = ""  # directory of the reference model's adapter; "base": the base model
+    entropy_coef: float = 0.0  # bonus on the entropy of each sampled token, also of equal groups
+    temperature: float = 1.0  # of the sampler: the learner scores under the same
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
-    tokens_per_batch: int = 1024            # packed tokens in a micro-batch
+    tokens_per_batch: int = 1024  # packed tokens in a micro-batch
     share_prefixes: bool = True
-    max_tokens: int | None = None           # the constant of reduction="constant"
-    max_length: int | None = None           # longer rows are left out
-    allow_missing_logprobs: bool = True     # train replies of an unknown sampler, at ratio 1
+    max_tokens: int | None = None  # the constant of reduction="constant"
+    max_length: int | None = None  # longer rows are left out
+    allow_missing_logprobs: bool = True  # train replies of an unknown sampler, at ratio 1
 
     def __post_init__(self):
         "Turn `rescored` on if `mismatch` needs it: without it the loss would apply the same ratio twice."
         if self.mismatch != "none" and self.rescored is False:
-            raise TrainError(f"mismatch={self.mismatch!r} needs rescored=True, but rescored=False was given: the ratio "
-                             "to the sampler would be applied twice. Remove rescored, or set mismatch='none'.")
+            raise TrainError(
+                f"mismatch={self.mismatch!r} needs rescored=True, but rescored=False was given: the ratio "
+                "to the sampler would be applied twice. Remove rescored, or set mismatch='none'."
+            )
         self.rescored = self.rescored or self.mismatch != "none"
 
 # %% ../../nbs/35_learners/10_settings.ipynb #f3715658
 class Range(NamedTuple):
     "The possible values of a numeric option."
+
     least: float = -math.inf
     most: float = math.inf
     whole: bool = False
-    above: bool = False         # `least` itself is not possible
+    above: bool = False  # `least` itself is not possible
     finite: bool = True
 
     def __str__(self):
@@ -88,17 +92,27 @@ def check_number(name: str, value: Any, possible: Range) -> None:
 
 
 RANGES = {
-    "learning_rate": Range(0), "row_power": Range(), "rows_per_step": Range(1, whole=True), "balance": Range(-1, 1),
-    "kl_coef": Range(0), "kl_shaping": Range(0), "entropy_coef": Range(), "temperature": Range(0),
-    "max_grad_norm": Range(0, above=True, finite=False), "weight_decay": Range(0),
-    "tokens_per_batch": Range(1, whole=True), "max_tokens": Range(1, whole=True), "max_length": Range(1, whole=True),
+    "learning_rate": Range(0),
+    "row_power": Range(),
+    "rows_per_step": Range(1, whole=True),
+    "balance": Range(-1, 1),
+    "kl_coef": Range(0),
+    "kl_shaping": Range(0),
+    "entropy_coef": Range(),
+    "temperature": Range(0),
+    "max_grad_norm": Range(0, above=True, finite=False),
+    "weight_decay": Range(0),
+    "tokens_per_batch": Range(1, whole=True),
+    "max_tokens": Range(1, whole=True),
+    "max_length": Range(1, whole=True),
 }
 FLAGS = ("rescored", "share_prefixes", "allow_missing_logprobs")
-USUAL = {       # above it, a value is possible and almost always a mistake
+USUAL = {  # above it, a value is possible and almost always a mistake
     "learning_rate": (0.05, "an adapter is usually trained with 1e-6 to 1e-3, and a large rate can destroy the model"),
     "kl_coef": (10, "the KL term will outweigh the reward"),
     "kl_shaping": (10, "the KL penalty will outweigh the reward"),
-    "entropy_coef": (1, "the entropy bonus will outweigh the reward"), "weight_decay": (1, "it removes the adapter"),
+    "entropy_coef": (1, "the entropy bonus will outweigh the reward"),
+    "weight_decay": (1, "it removes the adapter"),
 }
 
 # %% ../../nbs/35_learners/10_settings.ipynb #8adb56d5
@@ -108,14 +122,17 @@ def named_options() -> dict[str, Mapping[str, Callable]]:
     if find_spec("torch") is None:
         return tables
     from art_nb.learners.losses import KL_SOURCES, LOSSES, MISMATCH
+
     return tables | {"loss": LOSSES, "mismatch": MISMATCH, "kl_source": KL_SOURCES}
 
 
 def check_choice(name: str, value: Any, table: Mapping[str, Any]) -> None:
     "Raise TrainError unless `value` is a name in a table or a function."
     if not callable(value) and not (isinstance(value, str) and value in table):
-        raise TrainError(f"Invalid `{name}={value!r}`.{suggest_name(value, table)} Choose one of {', '.join(table)}, "
-                         "or pass a function.")
+        raise TrainError(
+            f"Invalid `{name}={value!r}`.{suggest_name(value, table)} Choose one of {', '.join(table)}, "
+            "or pass a function."
+        )
 
 # %% ../../nbs/35_learners/10_settings.ipynb #61a44cf5
 def check_options_of(name: str, function: Callable, options: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -129,12 +146,15 @@ def check_options_of(name: str, function: Callable, options: Mapping[str, Any], 
         signature(function).bind(None, **options)
     except TypeError as error:
         wrong = next((option for option in options if option not in accepts), "")
-        raise TrainError(f"Invalid `{name}_options`: {named} does not take {wrong!r} ({error})."
-                         f"{suggest_name(wrong, accepts | known if passes_on else accepts)}") from error
+        raise TrainError(
+            f"Invalid `{name}_options`: {named} does not take {wrong!r} ({error})."
+            f"{suggest_name(wrong, accepts | known if passes_on else accepts)}"
+        ) from error
 
 
 def _known_options() -> frozenset[str]:
     from art_nb.learners.losses import LOSSES, ratio_and_advantages
+
     parameters = [p for f in (*LOSSES.values(), ratio_and_advantages) for p in signature(f).parameters.values()]
     return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
@@ -144,26 +164,35 @@ def try_loss(config: StepConfig) -> None:
     import torch
 
     from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH, TokenTensors, total_loss
+
     loss, mismatch = LOSSES.get(config.loss, config.loss), MISMATCH.get(config.mismatch, config.mismatch)
     known = _known_options()
     check_options_of("loss", loss, config.loss_options, known)
     check_options_of("mismatch", mismatch, config.mismatch_options, frozenset())
     check_choice("level", config.loss_options.get("level", "token"), LEVELS)
     if callable(config.loss) or callable(config.mismatch):
-        return                                  # your own function may expect real tokens
+        return  # your own function may expect real tokens
     tokens = torch.tensor([-1.0, -2.0])
     rows = torch.zeros(2, dtype=torch.long)
     invented = TokenTensors(tokens, tokens, tokens, rows, sampler_E=tokens if config.rescored else None)
     try:
-        total_loss(invented, torch.ones(2), config.loss, mismatch=config.mismatch,
-                   mismatch_options=config.mismatch_options, loss_options=config.loss_options)
+        total_loss(
+            invented,
+            torch.ones(2),
+            config.loss,
+            mismatch=config.mismatch,
+            mismatch_options=config.mismatch_options,
+            loss_options=config.loss_options,
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, TrainError):
             raise
         wrong = next((option for option in config.loss_options if option not in known), "")
-        raise TrainError(f"`loss={config.loss!r}` cannot be computed with `loss_options={config.loss_options}`: "
-                         f"{error}.{suggest_name(wrong, known) if wrong else ''} docs/options.md lists the options of "
-                         "each loss.") from error
+        raise TrainError(
+            f"`loss={config.loss!r}` cannot be computed with `loss_options={config.loss_options}`: "
+            f"{error}.{suggest_name(wrong, known) if wrong else ''} docs/options.md lists the options of "
+            "each loss."
+        ) from error
 
 # %% ../../nbs/35_learners/10_settings.ipynb #42d2c40f
 def check_step(config: StepConfig, typed: Mapping[str, str] | None = None) -> None:

@@ -21,18 +21,21 @@ from ..tokens.chat import ChatFormat
 TURNS = {"all": lambda places: set(places), "last": lambda places: set(places[-1:])}
 
 # %% ../../nbs/35_learners/40_sft_rows.ipynb #48d7ad14
-def sft_rows(chat: ChatFormat,
-             trajectories: Iterable[Trajectory],
-             assistant_turns: str = "all",          # "all", or "last": only the final reply is learnt
-             first: int = 0,                        # number of the first conversation, for the error
-             check_length: Callable[[int, str], None] = lambda length, what: None,  # raises for rows that are too long
-             ) -> list[WeightedRow]:
+def sft_rows(
+    chat: ChatFormat,
+    trajectories: Iterable[Trajectory],
+    assistant_turns: str = "all",  # "all", or "last": only the final reply is learnt
+    first: int = 0,  # number of the first conversation, for the error
+    check_length: Callable[[int, str], None] = lambda length, what: None,  # raises for rows that are too long
+) -> list[WeightedRow]:
     "Training rows of written conversations; raises TokenError where there is no assistant message."
     rows = []
     for i, trajectory in enumerate(trajectories, first):
         if not isinstance(trajectory, Trajectory):
-            raise TokenError(f"Conversation {i} is a {type(trajectory).__name__}: make it an art.Trajectory("
-                             "messages_and_choices=[…]).")
+            raise TokenError(
+                f"Conversation {i} is a {type(trajectory).__name__}: make it an art.Trajectory("
+                "messages_and_choices=[…])."
+            )
         said = list(chat.fresh().turns(trajectory.messages(), trajectory.tools))
         if not said:
             raise TokenError(f"Conversation {i} holds no assistant message: there is nothing to learn from it.")
@@ -46,7 +49,7 @@ def sft_rows(chat: ChatFormat,
 def _rows(said, learnt: set[int]) -> Iterator[WeightedRow]:
     tokens, sampled = [], []
     for place, prompt, reply in said:
-        if prompt[:len(tokens)] != tokens:          # the template rewrote what came before: a row of its own
+        if prompt[: len(tokens)] != tokens:  # the template rewrote what came before: a row of its own
             yield _row(tokens, sampled)
             tokens, sampled = [], []
         sampled = [*sampled, *[False] * (len(prompt) - len(tokens)), *[place in learnt] * len(reply)]
@@ -59,9 +62,12 @@ def _row(tokens, sampled) -> WeightedRow:
     return WeightedRow(np.array(tokens, dtype=np.int32), np.array(sampled), unknown, advantage=1.0)
 
 # %% ../../nbs/35_learners/40_sft_rows.ipynb #32efb7cc
-def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory], config: TrainSFTConfig,
-                check_length: Callable[[int, str], None] = lambda length, what: None,   # as for `sft_rows`
-                ) -> tuple[Iterator[list[WeightedRow]], list[float]]:
+def sft_batches(
+    chat: ChatFormat,
+    trajectories: Iterable[Trajectory],
+    config: TrainSFTConfig,
+    check_length: Callable[[int, str], None] = lambda length, what: None,  # as for `sft_rows`
+) -> tuple[Iterator[list[WeightedRow]], list[float]]:
     "The batches of one pass and the learning rate of each; raises TrainError where their numbers differ."
     size, rates = 2 if config.batch_size == "auto" else config.batch_size, config.learning_rate
     if not isinstance(rates, list):
@@ -72,8 +78,9 @@ def sft_batches(chat: ChatFormat, trajectories: Iterable[Trajectory], config: Tr
     return _batches(chat, trajectories, size, config.assistant_turns, rates, check_length), rates
 
 
-def _batches(chat, trajectories, size: int, assistant_turns: str, rates: list,
-             check_length: Callable) -> Iterator[list[WeightedRow]]:
+def _batches(
+    chat, trajectories, size: int, assistant_turns: str, rates: list, check_length: Callable
+) -> Iterator[list[WeightedRow]]:
     number, source = 0, iter(trajectories)
     while part := list(islice(source, size)):
         if number == len(rates):
@@ -85,6 +92,7 @@ def _batches(chat, trajectories, size: int, assistant_turns: str, rates: list,
 
 def _check(batches: int, rates: list) -> None:
     if not batches or batches != len(rates):
-        raise TrainError(f"There are {batches} batches of conversations and {len(rates)} learning rates: give some "
-                         "conversations, and one learning rate or a list with one for each batch.")
-
+        raise TrainError(
+            f"There are {batches} batches of conversations and {len(rates)} learning rates: give some "
+            "conversations, and one learning rate or a list with one for each batch."
+        )

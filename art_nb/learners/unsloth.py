@@ -43,7 +43,7 @@ def padded_rows(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def values_of_segments(segments: list[Segment], rows_BTH: torch.Tensor) -> torch.Tensor:
     "What was computed for each token of a batch [S, H]."
-    return torch.cat([row[len(s.before):len(s.before) + s.stop - s.start] for s, row in zip(segments, rows_BTH)])
+    return torch.cat([row[len(s.before) : len(s.before) + s.stop - s.start] for s, row in zip(segments, rows_BTH)])
 
 
 def allow_longer_rows(policy: Policy, length: int) -> str:
@@ -51,8 +51,10 @@ def allow_longer_rows(policy: Policy, length: int) -> str:
     context = context_length(policy.model.config)
     if length > context:
         return f"Shorten it: the model's context holds {context:,} tokens."
-    return (f"Pass max_model_len={length} or more to LocalBackend, which sets max_seq_length, or shorten it. "
-            "max_length=… of a train call leaves longer rows out.")
+    return (
+        f"Pass max_model_len={length} or more to LocalBackend, which sets max_seq_length, or shorten it. "
+        "max_length=… of a train call leaves longer rows out."
+    )
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
@@ -67,20 +69,33 @@ def disable_dropout(model: torch.nn.Module) -> None:
 # %% ../../nbs/35_learners/50_unsloth.ipynb #28b0a009
 class UnslothLearner(Learner):
     "Trains Unsloth's copy of the model, and hands its adapter to the policy."
-    shares = False              # its rows are padded, each with all that stands before it
 
-    def __init__(self, policy: Policy,
-                 directory: str | Path,             # of the weights
-                 *, max_seq_length: int = 2048, load_in_4bit: bool = False):
+    shares = False  # its rows are padded, each with all that stands before it
+
+    def __init__(
+        self,
+        policy: Policy,
+        directory: str | Path,  # of the weights
+        *,
+        max_seq_length: int = 2048,
+        load_in_4bit: bool = False,
+    ):
         unsloth_version()
         self.checkpointing = False if policy.device.type == "cpu" else "unsloth"
         with preserve_global_state():
             self.loader = load = import_isolated("unsloth").FastLanguageModel
-            model, _ = load.from_pretrained(str(directory), max_seq_length=max_seq_length, dtype=policy.dtype,
-                                            load_in_4bit=load_in_4bit)
+            model, _ = load.from_pretrained(
+                str(directory), max_seq_length=max_seq_length, dtype=policy.dtype, load_in_4bit=load_in_4bit
+            )
             self.model = load.get_peft_model(
-                model, r=policy.rank, lora_alpha=policy.alpha, target_modules=list(policy.targets), lora_dropout=0.0,
-                bias="none", use_gradient_checkpointing=self.checkpointing)
+                model,
+                r=policy.rank,
+                lora_alpha=policy.alpha,
+                target_modules=list(policy.targets),
+                lora_dropout=0.0,
+                bias="none",
+                use_gradient_checkpointing=self.checkpointing,
+            )
         mine, theirs = masters(policy), dict(self.model.named_parameters())
         names = {name: f"base_model.model.{name.removesuffix('weight')}default.weight" for name in mine}
         if missing := sorted(names[name] for name in mine if names[name] not in theirs):
@@ -92,8 +107,10 @@ class UnslothLearner(Learner):
     def check_length(self, length: int, what: str = "A row") -> None:
         "Raise TrainError for a row that Unsloth would truncate."
         if length > self.max_seq_length:
-            raise TrainError(f"{what} has {length:,} tokens, and Unsloth truncates rows to max_seq_length="
-                             f"{self.max_seq_length:,}. {allow_longer_rows(self.policy, length)}")
+            raise TrainError(
+                f"{what} has {length:,} tokens, and Unsloth truncates rows to max_seq_length="
+                f"{self.max_seq_length:,}. {allow_longer_rows(self.policy, length)}"
+            )
 
     def parameters(self) -> list[torch.nn.Parameter]:
         "What the optimizer moves, in fp32."
@@ -127,8 +144,9 @@ class UnslothLearner(Learner):
         finally:
             self.activate_adapter()
 
-    def logprobs(self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True,
-                 ) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(
+        self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         "Logprob and entropy [N] of each trained token of a batch; gradients follow torch's mode."
         tokens_BT, positions_BT, mask_BT = padded_rows(batch)
         inner = self.model.base_model.model.model

@@ -8,8 +8,7 @@ __all__ = []
 # %% ../../nbs/15_models/index.ipynb #93d1d804
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "model": ["Model", "TrainableModel"],
-    "weights": ["fetch"],
-    "clients": ["at_step", "served_name"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={"model": ["Model", "TrainableModel"], "weights": ["fetch"], "clients": ["at_step", "served_name"]},
+)

@@ -28,9 +28,10 @@ _steps: ContextVar[Mapping[str, int]] = ContextVar("steps", default=MappingProxy
 
 
 @contextmanager
-def at_step(name: str,          # of the model
-            step: int,          # the step whose adapter answers
-            ) -> Iterator[None]:
+def at_step(
+    name: str,  # of the model
+    step: int,  # the step whose adapter answers
+) -> Iterator[None]:
     "Code inside talks to this step of the model; other models are not touched."
     token = _steps.set({**_steps.get(), name: step})
     try:
@@ -51,11 +52,13 @@ def policy_version(served: str | None) -> int | None:
     return int(step) if step.isdecimal() else None
 
 # %% ../../nbs/15_models/20_clients.ipynb #509b2c82
-AT_ONCE = 16           # requests that one pool waits for
+AT_ONCE = 16  # requests that one pool waits for
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+
 
 class ShardedTransport(httpx.AsyncBaseTransport):
     "Requests over HTTP, from as many small pools of connections as the requests at once need."
+
     def __init__(self):
         self._verify, self._waiting = httpx.create_ssl_context(), 0
         self._pools: list[httpx.AsyncHTTPTransport] = []
@@ -93,6 +96,7 @@ def loop_or_thread() -> asyncio.AbstractEventLoop | threading.Thread:
 
 class EndpointClient(AsyncOpenAI):
     "The OpenAI client of a model that is served here: where nobody answers it says which endpoint, and what to do."
+
     async def request(self, *args: Any, **options: Any) -> Any:
         try:
             return await super().request(*args, **options)
@@ -101,4 +105,6 @@ class EndpointClient(AsyncOpenAI):
         except APIConnectionError as error:
             raise LocalServingUnavailableError(
                 f"nothing answers at {redact_url(self.base_url)}: its backend was closed or its process ended; "
-                "register the model again, and ask for model.openai_client() anew", request=error.request) from error
+                "register the model again, and ask for model.openai_client() anew",
+                request=error.request,
+            ) from error

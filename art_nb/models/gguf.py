@@ -22,8 +22,11 @@ def gguf_facts(gguf: Path) -> dict:
     from gguf import GGUFReader
 
     fields = GGUFReader(str(gguf)).fields
-    names = {"pre": "tokenizer.ggml.pre", "add_bos": "tokenizer.ggml.add_bos_token",
-             "end": "tokenizer.ggml.eos_token_id"}
+    names = {
+        "pre": "tokenizer.ggml.pre",
+        "add_bos": "tokenizer.ggml.add_bos_token",
+        "end": "tokenizer.ggml.eos_token_id",
+    }
     return {fact: fields[name].contents() for fact, name in names.items() if name in fields}
 
 
@@ -31,9 +34,12 @@ def cut_digits(tokenizer) -> None:
     """Cut every digit off before the byte-level merges, as SmolLM was trained."""
     from tokenizers import pre_tokenizers
 
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
 
 
 PRE_TOKENIZERS: dict[str, Callable] = {"smollm": cut_digits}  # by GGUF's `tokenizer.ggml.pre`
@@ -79,7 +85,7 @@ def fix_tokenizer(tokenizer, facts: dict, context: int) -> None:
     tokenizer.model_max_length = context
 
 # %% ../../nbs/15_models/00_gguf.ipynb #11999729
-LOADING = Lock()        # transformers patches itself and torch while it loads a model: one at a time
+LOADING = Lock()  # transformers patches itself and torch while it loads a model: one at a time
 
 
 @contextmanager
@@ -102,8 +108,10 @@ def check_complete(
 ) -> None:
     """Raise StoreError if a checkpoint lacks weights: transformers draws them at random."""
     if missing := sorted(report["missing_keys"]):
-        raise StoreError(f"The weights of {path} are incomplete: {len(missing)} tensors of {type(model).__name__} are "
-                         f"missing, the first is {missing[0]}. Check that the config belongs to these weights.")
+        raise StoreError(
+            f"The weights of {path} are incomplete: {len(missing)} tensors of {type(model).__name__} are "
+            f"missing, the first is {missing[0]}. Check that the config belongs to these weights."
+        )
 
 
 def load_gguf(file: Path) -> tuple:
@@ -114,12 +122,13 @@ def load_gguf(file: Path) -> tuple:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise BackendMissing(f"models run with torch, transformers>=5.17 and gguf: {install_hint('local')}.") from error
-    file = file.absolute()      # as transformers spells it, so that all parse the same name
+    file = file.absolute()  # as transformers spells it, so that all parse the same name
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = GgufConfig(dequantize=True)
     with parse_once():
-        model, report = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain,
-                                                             output_loading_info=True)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **where, dtype=torch.bfloat16, quantization_config=plain, output_loading_info=True
+        )
         check_complete(report, model, file)
         return model, AutoTokenizer.from_pretrained(**where), gguf_facts(file)
 

@@ -38,7 +38,8 @@ from ..runs.trackers import Tracker, note_metrics
 class Backend(Protocol):
     """What a model needs from whoever serves and trains it."""
 
-    path: str | Path    # root of the run directories
+    path: str | Path  # root of the run directories
+
     async def register(self, model: "Model") -> None: ...
     async def train(self, model: "TrainableModel", groups: list[TrajectoryGroup], **options: Any) -> TrainResult: ...
     async def _train_sft(
@@ -99,14 +100,14 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     report_metrics: list[str] | None = None
 
     _backend: Any = PrivateAttr(None)
-    _clients: WeakKeyDictionary = PrivateAttr(default_factory=WeakKeyDictionary)    # by event loop
-    _bus: Bus = PrivateAttr(default_factory=Bus)    # on which the model says what the person should know
+    _clients: WeakKeyDictionary = PrivateAttr(default_factory=WeakKeyDictionary)  # by event loop
+    _bus: Bus = PrivateAttr(default_factory=Bus)  # on which the model says what the person should know
     _said: set[str] = PrivateAttr(default_factory=set)
     _wandb_config: dict[str, Any] = PrivateAttr(default_factory=dict)
     _tracker: Tracker = PrivateAttr(default_factory=Tracker)
-    _metrics: MetricsBuilder | None = PrivateAttr(None)    # made when first asked for, from the run's state
+    _metrics: MetricsBuilder | None = PrivateAttr(None)  # made when first asked for, from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
-    _unwritten: dict[tuple, dict[str, Any]] = PrivateAttr(default_factory=dict)    # rows, by what was logged
+    _unwritten: dict[tuple, dict[str, Any]] = PrivateAttr(default_factory=dict)  # rows, by what was logged
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         fields = super().__repr_args__()
@@ -114,8 +115,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return [(name, redact({name: value})[name]) for name, value in shown]
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        kept = {id(self._backend): self._backend, id(self._clients): WeakKeyDictionary(), id(self._bus): Bus(),
-                id(self._metrics): None, id(self._tracker): Tracker()}
+        kept = {
+            id(self._backend): self._backend,
+            id(self._clients): WeakKeyDictionary(),
+            id(self._bus): Bus(),
+            id(self._metrics): None,
+            id(self._tracker): Tracker(),
+        }
         return super().__deepcopy__({**(memo or {}), **kept})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -149,21 +155,28 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
 
     async def register(self, backend: Backend) -> None:
         """Bind the model to a backend and write its model.json."""
-        self._tracker.check(self)                   # what is asked for and missing is said before anything is loaded
+        self._tracker.check(self)  # what is asked for and missing is said before anything is loaded
         if isinstance(backend, type) or not hasattr(backend, "_prepare_backend_for_training"):
-            raise TrainError(f"Invalid `backend`: {self.name}.register() takes a backend such as art.LocalBackend(), "
-                             f"received {backend!r}.")
+            raise TrainError(
+                f"Invalid `backend`: {self.name}.register() takes a backend such as art.LocalBackend(), "
+                f"received {backend!r}."
+            )
         if self._backend not in (None, backend) and self.trainable:
-            self._say_once("second backend", f"{self.name} was registered with another backend. Requests and training "
-                           "now use the new one; `await backend.close()` frees the memory of the other.")
+            self._say_once(
+                "second backend",
+                f"{self.name} was registered with another backend. Requests and training "
+                "now use the new one; `await backend.close()` frees the memory of the other.",
+            )
         if Path(backend.path).exists() and not Path(backend.path).is_dir():
-            raise StoreError(f"Invalid `path={str(backend.path)!r}` of the backend: it is a file. Give the directory "
-                             "where runs are kept.")
+            raise StoreError(
+                f"Invalid `path={str(backend.path)!r}` of the backend: it is a file. Give the directory "
+                "where runs are kept."
+            )
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._check_record)
         before, self._backend, self._clients = self._backend, backend, WeakKeyDictionary()
         try:
-            await backend.register(self)            # only one process may write there: this one, from here on
+            await backend.register(self)  # only one process may write there: this one, from here on
         except BaseException:
             self._backend = before
             raise
@@ -277,8 +290,8 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         if write:
             self.store.write_groups(split, step, groups)
         builder, key = self.metrics_builder(), (split, step, groups is None, *sorted(metrics))
-        with builder.counted.lock:                  # a row and its sums are on disk before another row's are made
-            row = self._unwritten.get(key)          # the same call, counted before: the disk was full
+        with builder.counted.lock:  # a row and its sums are on disk before another row's are made
+            row = self._unwritten.get(key)  # the same call, counted before: the disk was full
             if row is None:
                 row = self._unwritten[key] = self._count(groups, split, metrics, step, recovered)
             if row:
@@ -304,7 +317,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
 
 # %% ../../nbs/15_models/30_model.ipynb #e6c33bf6
 _LORA_NAMES = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "init_lora_weights": "init_weights"}
-REGISTERED: WeakValueDictionary = WeakValueDictionary()    # trainable models by id, in the order of registration
+REGISTERED: WeakValueDictionary = WeakValueDictionary()  # trainable models by id, in the order of registration
 
 
 def _without_meaning(config: Mapping[str, Any]) -> list[str]:
@@ -315,8 +328,10 @@ def _without_meaning(config: Mapping[str, Any]) -> list[str]:
 
 def _check_config(config: Any, kind: type) -> None:
     if config is not None and not isinstance(config, kind):
-        raise TrainError(f"Invalid `config`: expected an art.{kind.__name__}, received a {type(config).__name__}. "
-                         f"Write config=art.{kind.__name__}(learning_rate=…).")
+        raise TrainError(
+            f"Invalid `config`: expected an art.{kind.__name__}, received a {type(config).__name__}. "
+            f"Write config=art.{kind.__name__}(learning_rate=…)."
+        )
 
 
 class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType]):
@@ -367,18 +382,21 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)
         if left := _without_meaning(_openai_client_config or {}):
-            self._say_once(f"client config {left}", "Settings of _openai_client_config without a meaning here, left "
-                                                    f"out: {', '.join(left)}.")
+            self._say_once(
+                f"client config {left}",
+                f"Settings of _openai_client_config without a meaning here, left out: {', '.join(left)}.",
+            )
         url_key = await backend._prepare_backend_for_training(self, _openai_client_config)
         self.inference_base_url, self.inference_api_key = url_key
-        self._clients = WeakKeyDictionary()         # a client made meanwhile asks the old endpoint
+        self._clients = WeakKeyDictionary()  # a client made meanwhile asks the old endpoint
         self.inference_model_name, REGISTERED[id(self)] = backend._model_inference_name(self), self
 
     def _check_record(self) -> None:
         was = self.store.read_model().get("base_model")
         if was not in (None, self.base_model) and self.store.steps_saved():
-            raise StoreError(f"{self.store.path} holds adapters of {was}, not {self.base_model}. Give the model "
-                             "another `name`.")
+            raise StoreError(
+                f"{self.store.path} holds adapters of {was}, not {self.base_model}. Give the model another `name`."
+            )
 
     async def get_step(self) -> int:
         """Give the number of training steps done; without a backend, as far as the disk knows."""
@@ -392,7 +410,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         more: Iterable[str] = (),  # further parameters that an unknown name may be meant for
     ) -> None:
         """Have the backend check the options of a train call before anything is sampled, if it can."""
-        check = getattr(self.backend(), "check_options", None)     # a backend of ART's protocol has no such method
+        check = getattr(self.backend(), "check_options", None)  # a backend of ART's protocol has no such method
         if check is not None:
             check(self, options, more)
 
@@ -425,11 +443,13 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
     ) -> TrainResult:
         """Train on the assistant turns of conversations."""
         if isinstance(trajectories, Trajectory) or not isinstance(trajectories, Iterable):
-            listed("train_sft", trajectories, "trajectories")       # raises and says how to write it
+            listed("train_sft", trajectories, "trajectories")  # raises and says how to write it
         options = dict(_config or {})
         if left := sorted(name for name, value in options.items() if value is not None):
-            self._say_once(f"sft config {left}", "Options in _config of train_sft without a meaning here, left out: "
-                                                 f"{', '.join(left)}.")
+            self._say_once(
+                f"sft config {left}",
+                f"Options in _config of train_sft without a meaning here, left out: {', '.join(left)}.",
+            )
         _check_config(config, TrainSFTConfig)
         result = await self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), options, verbose)
         if log_metrics and result.metrics:

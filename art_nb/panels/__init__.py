@@ -8,9 +8,12 @@ __all__ = []
 # %% ../../nbs/85_panels/index.ipynb #8d580b8a
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "viewer": ["view"],
-    "judging_panel": ["judge"],
-    "ipython": ["load_ipython_extension"],
-    "base": ["Panel", "command"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "viewer": ["view"],
+        "judging_panel": ["judge"],
+        "ipython": ["load_ipython_extension"],
+        "base": ["Panel", "command"],
+    },
+)

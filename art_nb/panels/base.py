@@ -47,24 +47,28 @@ def command(
     thread: bool = False,  # run it in a worker thread
 ) -> Callable:
     """Let the page call a method of a panel; it returns a dict, or a dict and buffers."""
+
     def mark(method: Callable) -> Callable:
         method.art_command = _runner(method, thread)
         return method
+
     return mark if method is None else mark(method)
 
 
 def _runner(method: Callable, thread: bool) -> Callable:
     run = _on_loop if inspect.iscoroutinefunction(method) else _in_thread if thread else _at_once
     checked = validate_call(method, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+
     def start(panel: "Panel", args: dict, done: Callable) -> None:
         run(lambda: checked(panel, **args), done)
+
     return start
 
 # %% ../../nbs/85_panels/30_base.ipynb #2b8414e1
 def _at_once(work: Callable, done: Callable) -> None:
     try:
         reply = work()
-    except Exception as error:                                   # whatever it is, the page gets its sentence
+    except Exception as error:  # whatever it is, the page gets its sentence
         done(None, error)
     else:
         done(reply, None)
@@ -82,6 +86,7 @@ def _on_loop(work: Callable[[], Coroutine], done: Callable) -> None:
             done(None, error)
         else:
             done(reply, None)
+
     asyncio.run_coroutine_threadsafe(run(), _loop())
 
 
@@ -97,9 +102,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 # %% ../../nbs/85_panels/30_base.ipynb #f17a53a6
-def error_sentence(
-    error: BaseException,
-) -> str:  # without a traceback, at most 300 characters
+def error_sentence(error: BaseException) -> str:  # without a traceback, at most 300 characters
     """Say in one sentence what failed."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
@@ -131,21 +134,14 @@ def _mended(value: Any) -> Any:
 class Ticker:
     """Sends dicts at most so often, from any thread, and the last one always."""
 
-    def __init__(
-        self,
-        send: Callable[[dict], None],
-        interval_s: float = 0.25,
-    ):
+    def __init__(self, send: Callable[[dict], None], interval_s: float = 0.25):
         self.send, self.interval_s = send, interval_s
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._waiting: dict | None = None
         self._timer: threading.Timer | None = None
-        self._last, self._busy = -interval_s, False    # the end of the last send; whether one is under way
+        self._last, self._busy = -interval_s, False  # the end of the last send; whether one is under way
 
-    def put(
-        self,
-        tick: dict,
-    ) -> None:
+    def put(self, tick: dict) -> None:
         """Send a dict, at once or merged with those that come meanwhile."""
         with self._lock:
             self._waiting = (self._waiting or {}) | tick
@@ -198,15 +194,15 @@ class Panel(anywidget.AnyWidget):
 
     tick = Dict().tag(sync=True)
     last_error_text = Unicode("").tag(sync=True)
-    comm_id = Unicode("").tag(sync=True)                         # by which the page finds the panel's output
-    static_html = Unicode("").tag(sync=True)                     # of a panel that was left
-    key = ""                                                     # of one whose `__init__` failed, too
+    comm_id = Unicode("").tag(sync=True)  # by which the page finds the panel's output
+    static_html = Unicode("").tag(sync=True)  # of a panel that was left
+    key = ""  # of one whose `__init__` failed, too
 
     def __init__(self, *, key: str | None = None, **traits: Any):
         self.key = key or f"panel-{next(_NUMBERS)}"
         self.last_error: BaseException | None = None
         self._handles, self._seq, self._ticker = [], count(1), Ticker(self._send_tick)
-        self._speaking = threading.RLock()                       # nothing is sent while, or after, the comm is closed
+        self._speaking = threading.RLock()  # nothing is sent while, or after, the comm is closed
         super().__init__(**traits)
         self.on_msg(self._on_message)
 
@@ -238,7 +234,7 @@ class Panel(anywidget.AnyWidget):
         if former not in (None, self):
             try:
                 former.freeze()
-            except Exception as error:                           # it says so itself; this one is shown all the same
+            except Exception as error:  # it says so itself; this one is shown all the same
                 former._failed(error)
         if get_ipython() is None:
             return print(f"<{type(self).__name__}: shown in notebooks>")
@@ -251,7 +247,7 @@ class Panel(anywidget.AnyWidget):
             _SHOWN[self.key] = self
 
     @property
-    def _handle(self) -> Any:                                    # of the latest display; None where there is none
+    def _handle(self) -> Any:  # of the latest display; None where there is none
         return self._handles[-1] if self._handles else None
 
     def _ipython_display_(self) -> None:
@@ -259,7 +255,7 @@ class Panel(anywidget.AnyWidget):
 
     def _bundle(self) -> dict:
         form = {"text/plain": f"<{type(self).__name__}>", "text/html": self.html()}
-        if self.comm is None or display_mode() == "html":              # closed, or nobody wants widgets
+        if self.comm is None or display_mode() == "html":  # closed, or nobody wants widgets
             return form
         bundle = super()._repr_mimebundle_()
         return (bundle[0] if isinstance(bundle, tuple) else bundle) | form
@@ -283,7 +279,7 @@ class Panel(anywidget.AnyWidget):
         for handle in self._handles:
             handle.update({"text/html": html, "text/plain": f"<{type(self).__name__}>"}, raw=True)
         self._handles = []
-        if self.comm is not None:                                # a page that was reloaded knows no display ids
+        if self.comm is not None:  # a page that was reloaded knows no display ids
             self._set_trait("static_html", html)
         if close:
             self.close()
@@ -298,7 +294,7 @@ class Panel(anywidget.AnyWidget):
     def _send_tick(self, tick: dict) -> None:
         try:
             self._set_trait("tick", _fits(tick) | {"seq": next(self._seq)})
-        except ValueError as error:                              # merged beyond the limit; a timer has no caller
+        except ValueError as error:  # merged beyond the limit; a timer has no caller
             self._failed(error)
 
     def _on_message(self, _widget: Any, message: Any, _buffers: list) -> None:

@@ -27,8 +27,9 @@ SHOWN_BY = {
 def _show(home: str, name: str) -> Callable[[Any], None]:
     def show(thing: Any) -> None:
         panel = getattr(import_module(home), name)(thing)
-        if panel is not None:                                    # else it has shown itself
+        if panel is not None:  # else it has shown itself
             panel.show()
+
     return show
 
 # %% ../../nbs/85_panels/70_ipython.ipynb #de9f726a
@@ -45,7 +46,7 @@ USAGE = "%%train model scenarios steps=40 groups_per_step=8, and in the cell: as
 
 def parse_magic_line(line: str) -> tuple[list[str], dict[str, str]]:
     "The names and the options of a line, as text."
-    words = re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", line)     # quotes stay: an option is an expression
+    words = re.findall(r"""(?:"[^"]*"|'[^']*'|\S)+""", line)  # quotes stay: an option is an expression
     pairs = [word.partition("=") for word in words if "=" in word]
     return [word for word in words if "=" not in word], {name: value for name, _, value in pairs}
 
@@ -85,9 +86,7 @@ def attach_displays(
     return True
 
 
-def load_ipython_extension(
-    shell: Any,
-) -> None:
+def load_ipython_extension(shell: Any) -> None:
     """Do so for `%load_ext art_nb`; `%%train` is there in a terminal too."""
     attach_displays(shell)
     shell.register_magic_function(train_magic, "cell", "train")

@@ -52,12 +52,7 @@ def available_judges(
 
 
 async def add_ranking(
-    desk: JudgingSession,
-    judge: Judge,
-    rubric: str,
-    repeats: int = 1,
-    seed: int = 0,
-    cache: str | Path | None = CACHE,
+    desk: JudgingSession, judge: Judge, rubric: str, repeats: int = 1, seed: int = 0, cache: str | Path | None = CACHE
 ) -> Ranking:  # it lies on the desk then
     """Let a judge say its opinion of the group on a desk."""
     group = desk.group
@@ -73,8 +68,11 @@ def ranking_table(desk: JudgingSession) -> str:
     """Lay a desk out as text."""
     told = state_reply(desk)
     using = told["opinions"][told["using"]] if told["opinions"] else {"judge": "hidden", "failure": ""}
-    lines = [f"{told['title']} · {len(told['rows'])} rollouts · judge: {using['judge']}", told["trained"],
-             "rank  rollout  score  advantage  why"]
+    lines = [
+        f"{told['title']} · {len(told['rows'])} rollouts · judge: {using['judge']}",
+        told["trained"],
+        "rank  rollout  score  advantage  why",
+    ]
     lines += [_line(row) for row in told["rows"]]
     lines += [f"{one['judge']} failed: {one['failure']}" for one in told["opinions"] if one["failure"]]
     lines += [f"{row['label']} may speak to the judge: {flag}" for row in told["rows"] for flag in row["flags"]]
@@ -98,14 +96,14 @@ def static_session(
     from art_nb.reports.static_html import messages_html
 
     told, (shared, rests, _) = state_reply(desk), align_conversations(desk.group)
-    cells = [_cells(row, told["blind"]) for row in told["rows"][:room.lines]]
+    cells = [_cells(row, told["blind"]) for row in told["rows"][: room.lines]]
     names = ["rank", "rollout"] + ["score", "judge", "advantage", "changed", "why"] * (not told["blind"])
     step = f" · step {told['step']}" if told["step"] else ""
     title = tag("div", tag("b", "Judged group"), f" · {told['title']}{step}")
     parts = [title, facts_line(told["trained"]), facts_line(*_facts(told)), table(names, cells)]
     parts += [details("the rubric", tag("div", desk.rubric, style="white-space:pre-wrap"))] if desk.rubric else []
     parts += [details(f"what they share: {len(shared)} messages", messages_html(shared, room))] if shared else []
-    for row in told["rows"][:room.rollouts]:
+    for row in told["rows"][: room.rollouts]:
         said = [tag("p", text) for text in (row.get("explanation"), row["reason"], *row["flags"]) if text]
         rest = messages_html(rests[trajectory_index(desk, row["key"])], room)
         given = "" if row["score"] is None else f" · score {row['score']:.3g}"
@@ -128,10 +126,14 @@ def _facts(told: Mapping[str, Any]) -> list[str]:
         return ["judged blind: scores and judges are hidden"]
     one = told["opinions"][told["using"]]
     cost = "from the cache" if one["cached"] else f"{one['tokens']} tokens" if one["tokens"] else ""
-    shown = [f"judge: {one['judge']}", cost, f"${one['cost']:.4f}" if one["cost"] else "",
-             "" if one["tau"] is None else f"τ {one['tau']:.2f} over {one['repeats']} repeats",
-             f"{told['unscored']} unscored" if told["unscored"] else "",
-             f"after overrides: {told['changed']}" if told["changed"] else ""]
+    shown = [
+        f"judge: {one['judge']}",
+        cost,
+        f"${one['cost']:.4f}" if one["cost"] else "",
+        "" if one["tau"] is None else f"τ {one['tau']:.2f} over {one['repeats']} repeats",
+        f"{told['unscored']} unscored" if told["unscored"] else "",
+        f"after overrides: {told['changed']}" if told["changed"] else "",
+    ]
     return shown + [f"{one['judge']} failed: {one['failure']}" for one in told["opinions"] if one["failure"]]
 
 # %% ../../nbs/85_panels/60_judging_panel.ipynb #1089bfc6
@@ -177,8 +179,11 @@ class JudgingPanel(Panel):
     def html(self) -> str:
         """Give the frozen form."""
         from art_nb.reports.html import LIMIT, Html, fit_to_bytes, tag
+
         again = tag("p", tag("code", "await art_nb.judge(group)"), " opens it again")
-        return fit_to_bytes(lambda room: tag("div", *(Html(static_session(desk, room)) for desk in self.desks), again), LIMIT)
+        return fit_to_bytes(
+            lambda room: tag("div", *(Html(static_session(desk, room)) for desk in self.desks), again), LIMIT
+        )
 
     def show(self, handle: Any = None) -> None:
         """Display the panel."""
@@ -186,7 +191,7 @@ class JudgingPanel(Panel):
         super().show(handle)
 
     def _ipython_display_(self) -> None:
-        if self._cell is None or self._cell != get_ipython().execution_count:    # else it stands in this output already
+        if self._cell is None or self._cell != get_ipython().execution_count:  # else it stands in this output already
             self.show()
 
     def pairs(
@@ -195,8 +200,11 @@ class JudgingPanel(Panel):
         pick: Pick = every_pair,
     ) -> list[dict[str, Any]]:
         """Turn the groups into preference pairs; drafts do not count."""
-        return [pair for desk in self.desks
-                for pair in preference_pairs([desk.group], desk.home.journal, margin, pick, desk.home.step)]
+        return [
+            pair
+            for desk in self.desks
+            for pair in preference_pairs([desk.group], desk.home.journal, margin, pick, desk.home.step)
+        ]
 
     async def ask(self, judge: Any, rubric: str = "", repeats: int = 1) -> Ranking:
         """Let a judge say its opinion of the group that is shown."""
@@ -325,7 +333,7 @@ def questions_panel(
     panel, here, lock = JudgingPanel([], key=f"judging-{id(person)}"), set(), threading.Lock()
 
     def come(key: str, question: JudgeQuestion) -> None:
-        with lock:                                               # the same question may come on both ways
+        with lock:  # the same question may come on both ways
             if panel.comm is None:
                 person.listeners[:] = [one for one in person.listeners if one is not come]
             if panel.comm is None or key in here:

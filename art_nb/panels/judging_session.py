@@ -34,13 +34,22 @@ from art_nb.panels.rankings import (
 from ..rewards.journal import Current, agreement, compare, current, disagreements, override
 from ..rewards.judges import Judgement, group_id
 from ..rewards.rubrics import DEFAULT_RUBRIC, Verdict, flags, rubric_id
-from ..rewards.ruler import GroupScores, Round, judgements_of, rank_changes, position_bias, ranks, spread, mean_kendall_tau
+from art_nb.rewards.ruler import (
+    GroupScores,
+    Round,
+    judgements_of,
+    rank_changes,
+    position_bias,
+    ranks,
+    spread,
+    mean_kendall_tau,
+)
 from ..rollouts.trajectories import TrajectoryGroup
 from ..tokens.advantages import group_advantages, has_variance
 from ..views.conversation import paginate, shared_count, shared_units, conversation_of
 
 # %% ../../nbs/85_panels/10_judging_session.ipynb #7f23151d
-_ROUNDS: dict[tuple[str, str], dict[tuple[str, int], list[Round]]] = {}    # of this session, by judge and rubric
+_ROUNDS: dict[tuple[str, str], dict[tuple[str, int], list[Round]]] = {}  # of this session, by judge and rubric
 
 
 class JudgingSession:
@@ -55,7 +64,7 @@ class JudgingSession:
         deliver: Callable[[list[float | None], list[str]], object] | None = None,  # who waits for the scores
     ):
         self.group, self.home, self.rubric, self.deliver = group, home, rubric, deliver
-        self.drafts: dict[int, float | None] = {}    # None takes an override back
+        self.drafts: dict[int, float | None] = {}  # None takes an override back
         self.reasons: dict[int, str] = {}
         self.placed_by_hand: set[int] = set()
         self.opinions, self.using, self.lock = [], -1, threading.RLock()
@@ -76,7 +85,10 @@ class JudgingSession:
         self.human = {i: one for i, one in current(lines).items() if one.by == "human" and i < n}
         texts = (DEFAULT_RUBRIC, self.rubric, str(self.group.metadata.get("ruler", {}).get("rubric", "")))
         rubrics = {rubric_id(text): text for text in texts} | self.home.journal.rubrics()
-        judges, mine = [*rankings_from_metadata(self.group), *rankings_from_journal(lines, rubrics, n)], ranking_from_rewards(self.group)
+        judges, mine = (
+            [*rankings_from_metadata(self.group), *rankings_from_journal(lines, rubrics, n)],
+            ranking_from_rewards(self.group),
+        )
         plain = not judges or len(set(mine.said.scores())) > 1
         newest = {one.key(): one for one in [*judges[::-1], *([mine] if plain else [])]}
         self.opinions = [*newest.values()][::-1]
@@ -200,7 +212,7 @@ class JudgingSession:
             if self.deliver is None and not opinion.failure:
                 self.home.journal.note_rubric(opinion.said.rubric)
                 self.home.journal.append(judgements_of(opinion.said, self.group, self.home.step, renumbered=False))
-        if opinion.said.rounds:    # a judge that failed takes nothing back of what it said before
+        if opinion.said.rounds:  # a judge that failed takes nothing back of what it said before
             rounds = _ROUNDS.setdefault((opinion.said.judge, rubric_id(opinion.said.rubric)), {})
             rounds[group_id(self.group), self.home.step] = opinion.said.rounds
 
@@ -209,8 +221,10 @@ class JudgingSession:
         return self._settled()[0]
 
     def _settled(self) -> tuple[TrajectoryGroup, list[int]]:
-        human = {i: Judgement(group_id(self.group), i, score, judge=self.home.by, by="human", reason=self.reason_of(i))
-                 for i, score in self.by_hand().items()}
+        human = {
+            i: Judgement(group_id(self.group), i, score, judge=self.home.by, by="human", reason=self.reason_of(i))
+            for i, score in self.by_hand().items()
+        }
         opinion, rewards = self.opinion(), [t.reward for t in self.group]
         untouched = opinion.source == "reward" and opinion.said.scores() == rewards
         return apply_scores(self.group, None if untouched else opinion.said, human)
@@ -240,8 +254,11 @@ class JudgingSession:
         return f"The scores are the rewards now{gone}."
 
     def _write(self, drafts: Mapping[int, float | None]) -> None:
-        said = [line for i, score in drafts.items()
-                for line in override(self.group, {i: score}, self.reason_of(i), self.home.step, self.home.by)]
+        said = [
+            line
+            for i, score in drafts.items()
+            for line in override(self.group, {i: score}, self.reason_of(i), self.home.step, self.home.by)
+        ]
         self.home.journal.append(said)
         self.human = {i: one for i, one in self.human.items() if drafts.get(i, 0.0) is not None}
         self.human |= {one.trajectory: one for one in said if one.score is not None}
@@ -249,7 +266,7 @@ class JudgingSession:
 
     def _shrink(self, kept: Sequence[int]) -> None:
         mine = {place: self.human[i] for place, i in enumerate(kept) if i in self.human}
-        stale = [i for i in self.human if i not in mine]    # what the journal says of numbers that mean others now
+        stale = [i for i in self.human if i not in mine]  # what the journal says of numbers that mean others now
         self.human = {place: replace(one, trajectory=place) for place, one in mine.items()}
         self.opinions, self.places = [one.of(kept) for one in self.opinions], list(range(len(kept)))
         gone = override(self.group, dict.fromkeys(stale), "another has this number now", self.home.step, self.home.by)
@@ -280,20 +297,35 @@ def trajectory_index(desk: JudgingSession, key: int) -> int:
 def _bare_row(desk: JudgingSession, i: int, rank: int) -> dict[str, Any]:
     touched = i in desk.placed_by_hand
     shown = touched or not desk.blind
-    return {"key": desk.places.index(i), "label": label(desk, i), "rank": rank, "by_hand": touched,
-            "score": desk.counting()[i] if shown else None, "reason": utf8_text(desk.reason_of(i), 2000),
-            "flags": [utf8_text(one, 200) for one in flags(desk.group.trajectories[i])]}
+    return {
+        "key": desk.places.index(i),
+        "label": label(desk, i),
+        "rank": rank,
+        "by_hand": touched,
+        "score": desk.counting()[i] if shown else None,
+        "reason": utf8_text(desk.reason_of(i), 2000),
+        "flags": [utf8_text(one, 200) for one in flags(desk.group.trajectories[i])],
+    }
 
 
 def _row(desk: JudgingSession, i: int, rank: int, columns: Mapping[str, Sequence]) -> dict[str, Any]:
     opinion = desk.opinion()
     verdict, rounds = opinion.said.verdicts[i], opinion.by_round[i] if opinion.by_round else []
     scored = [score for score in rounds if score is not None]
-    return _bare_row(desk, i, rank) | {name: column[i] for name, column in columns.items()} | {
-        "judge": verdict.score, "explanation": utf8_text(verdict.explanation, 4000), "problem": utf8_text(verdict.problem, 500),
-        "by_hand": i in desk.by_hand(), "draft": i in desk.drafts, "rounds": rounds,
-        "spread": float(np.std(scored)) if len(scored) > 1 else None,
-        "reward": finite_or_none(desk.group.trajectories[i].reward)}
+    return (
+        _bare_row(desk, i, rank)
+        | {name: column[i] for name, column in columns.items()}
+        | {
+            "judge": verdict.score,
+            "explanation": utf8_text(verdict.explanation, 4000),
+            "problem": utf8_text(verdict.problem, 500),
+            "by_hand": i in desk.by_hand(),
+            "draft": i in desk.drafts,
+            "rounds": rounds,
+            "spread": float(np.std(scored)) if len(scored) > 1 else None,
+            "reward": finite_or_none(desk.group.trajectories[i].reward),
+        }
+    )
 
 # %% ../../nbs/85_panels/10_judging_session.ipynb #cc00fbb6
 def title_of(group: TrajectoryGroup) -> str:
@@ -311,10 +343,19 @@ def state_reply(desk: JudgingSession) -> dict[str, Any]:
 
 
 def _head(desk: JudgingSession) -> dict[str, Any]:
-    return {"title": title_of(desk.group), "step": desk.home.step, "blind": desk.blind, "trained": desk.trained(),
-            "rubric": utf8_text(desk.rubric), "journal": utf8_text(desk.home.journal.path.name), "delivered": desk.delivered,
-            "person": desk.deliver is not None, "failed": len(desk.group.exceptions), "drafts": len(desk.drafts),
-            "waiting": desk.waiting()}
+    return {
+        "title": title_of(desk.group),
+        "step": desk.home.step,
+        "blind": desk.blind,
+        "trained": desk.trained(),
+        "rubric": utf8_text(desk.rubric),
+        "journal": utf8_text(desk.home.journal.path.name),
+        "delivered": desk.delivered,
+        "person": desk.deliver is not None,
+        "failed": len(desk.group.exceptions),
+        "drafts": len(desk.drafts),
+        "waiting": desk.waiting(),
+    }
 
 
 def _blind_state(desk: JudgingSession, order: Sequence[int]) -> dict[str, Any]:
@@ -326,22 +367,39 @@ def _open_state(desk: JudgingSession, order: Sequence[int]) -> dict[str, Any]:
     judged, counting = desk.judged(), desk.counting()
     columns = {"before": desk.advantages(judged), "after": desk.advantages(counting), "judge_rank": ranks(judged)}
     scored = [score for score in counting if score is not None]
-    return {"rows": [_row(desk, i, rank, columns) for rank, i in enumerate(order, 1)],
-            "opinions": [ranking_reply(one) for one in desk.opinions], "using": desk.using,
-            "variance": bool(scored) and has_variance(scored), "unscored": counting.count(None),
-            "changed": str(compare(judged, counting)) if desk.by_hand() else ""}
+    return {
+        "rows": [_row(desk, i, rank, columns) for rank, i in enumerate(order, 1)],
+        "opinions": [ranking_reply(one) for one in desk.opinions],
+        "using": desk.using,
+        "variance": bool(scored) and has_variance(scored),
+        "unscored": counting.count(None),
+        "changed": str(compare(judged, counting)) if desk.by_hand() else "",
+    }
 
 
 def ranking_reply(one: Ranking) -> dict[str, Any]:
     """Tell what an opinion took, and how steady it is."""
     said, rubric = one.said, rubric_id(one.said.rubric) if one.said.rubric else ""
     rounds = [each for group in _ROUNDS.get((said.judge, rubric), {}).values() for each in group]
-    steady = {"tau": finite_or_none(mean_kendall_tau(said.rounds)), "spread": finite_or_none(spread(said.rounds)),
-              "bias": asdict(position_bias(rounds)) if len(said.rounds) > 1 else None}
-    return {"judge": utf8_text(said.judge, 200), "rubric": rubric, "line": utf8_text(said.rubric, 160), "cached": said.cached,
-            "repeats": len(said.rounds), "cost": finite_or_none(said.cost), "tokens": said.tokens, "calls": said.calls,
-            "seconds": finite_or_none(said.seconds_s), "unscored": said.scores().count(None), "source": one.source,
-            "failure": utf8_text(one.failure, 500)} | steady
+    steady = {
+        "tau": finite_or_none(mean_kendall_tau(said.rounds)),
+        "spread": finite_or_none(spread(said.rounds)),
+        "bias": asdict(position_bias(rounds)) if len(said.rounds) > 1 else None,
+    }
+    return {
+        "judge": utf8_text(said.judge, 200),
+        "rubric": rubric,
+        "line": utf8_text(said.rubric, 160),
+        "cached": said.cached,
+        "repeats": len(said.rounds),
+        "cost": finite_or_none(said.cost),
+        "tokens": said.tokens,
+        "calls": said.calls,
+        "seconds": finite_or_none(said.seconds_s),
+        "unscored": said.scores().count(None),
+        "source": one.source,
+        "failure": utf8_text(one.failure, 500),
+    } | steady
 
 # %% ../../nbs/85_panels/10_judging_session.ipynb #7d1be56a
 def align_conversations(
@@ -381,8 +439,18 @@ def diff_reply(
     left, right = (desk.counting() if one < 0 else desk.opinions[one].said.scores() for one in (a, b))
     places = {i: (old, new) for i, old, new in rank_changes(left, right)}
     rank_a, rank_b = ranks(left), ranks(right)
-    rows = [{"key": i, "label": label(desk, i), "a": rank_a[i], "b": rank_b[i], "score_a": left[i], "score_b": right[i],
-             "moved": i in places} for i in rank_order(right)]
+    rows = [
+        {
+            "key": i,
+            "label": label(desk, i),
+            "a": rank_a[i],
+            "b": rank_b[i],
+            "score_a": left[i],
+            "score_b": right[i],
+            "moved": i in places,
+        }
+        for i in rank_order(right)
+    ]
     alike = compare(left, right)
     return {"rows": rows, "text": str(alike), "tau": alike.taus[0] if alike.taus else None, "moved": len(places)}
 
@@ -393,7 +461,22 @@ def session_reply(desk: JudgingSession) -> dict[str, Any]:
         return {"text": "", "pairs": 0, "confusions": [], "more": 0, "judge": "", "groups": 0}
     said, judge = desk.home.journal.read(), desk.opinion().said.judge
     found, pairs, here = agreement(said, judge), disagreements(said, judge), (group_id(desk.group), desk.home.step)
-    confusions = [{"here": (one.group, one.step) == here, "group": utf8_text(one.group, 80), "step": one.step,
-                   "pair": [*one.pair], "judge": [*one.judge], "human": [*one.human]} for one in pairs[:50]]
-    return {"text": str(found), "pairs": found.pairs, "confusions": confusions, "more": max(0, len(pairs) - 50),
-            "judge": utf8_text(judge, 200), "groups": len({(one.group, one.step) for one in said if one.by == "human"})}
+    confusions = [
+        {
+            "here": (one.group, one.step) == here,
+            "group": utf8_text(one.group, 80),
+            "step": one.step,
+            "pair": [*one.pair],
+            "judge": [*one.judge],
+            "human": [*one.human],
+        }
+        for one in pairs[:50]
+    ]
+    return {
+        "text": str(found),
+        "pairs": found.pairs,
+        "confusions": confusions,
+        "more": max(0, len(pairs) - 50),
+        "judge": utf8_text(judge, 200),
+        "groups": len({(one.group, one.step) for one in said if one.by == "human"}),
+    }

@@ -38,8 +38,11 @@ from ..training.run_display import DISPLAYS, PassiveWait, as_html
 # %% ../../nbs/85_panels/50_live_cell.ipynb #a36d4bc4
 RunSource: TypeAlias = Run | AttachedRun
 CONTROLS: dict[str, Callable[[RunSource], None]] = {
-    "start": lambda run: run.start(), "pause": lambda run: run.pause(), "resume": lambda run: run.resume(),
-    "stop": lambda run: run.stop(wait=False), "stop_after_step": lambda run: run.stop(after_step=True, wait=False),
+    "start": lambda run: run.start(),
+    "pause": lambda run: run.pause(),
+    "resume": lambda run: run.resume(),
+    "stop": lambda run: run.stop(wait=False),
+    "stop_after_step": lambda run: run.stop(after_step=True, wait=False),
 }
 
 
@@ -64,7 +67,7 @@ def store_of(run: RunSource) -> Any:
     return run.store if isinstance(run, AttachedRun) else run.model.store
 
 
-def runtime_of(run: RunSource) -> Any:                        # None where its backend has no such thing, or is closed
+def runtime_of(run: RunSource) -> Any:  # None where its backend has no such thing, or is closed
     "The sampler, the learner and the device of a run of this process."
     backends = sys.modules.get("art_nb.backends.local")
     if backends is None or isinstance(run, AttachedRun) or not isinstance(run.backend, backends.LocalBackend):
@@ -82,16 +85,18 @@ def machine_state(run: RunSource) -> dict[str, Any]:
     return known if device.startswith("cuda") or not device else known | {"device": device.upper()}
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #b6a0faf7
-def failure_html(p: Progress) -> str:                            # empty where it did not fail
+def failure_html(p: Progress) -> str:  # empty where it did not fail
     "What made a run fail, and what to try, as HTML."
     card = failure_card(p, 5000)
     if card is None:
         return ""
     before = "".join(f"<li>{escaped(line)}</li>" for line in card["before"])
-    return (f"<div><b>Failed</b> in {escaped(card['where'])}: {escaped(card['message'])}</div>"
-            f"<div>What to try: {escaped(card['remedy'])}</div>"
-            f"<details><summary>The last events, and the traceback</summary><ul>{before}</ul>"
-            f"<pre>{escaped(card['traceback'])}</pre></details>")
+    return (
+        f"<div><b>Failed</b> in {escaped(card['where'])}: {escaped(card['message'])}</div>"
+        f"<div>What to try: {escaped(card['remedy'])}</div>"
+        f"<details><summary>The last events, and the traceback</summary><ul>{before}</ul>"
+        f"<pre>{escaped(card['traceback'])}</pre></details>"
+    )
 
 
 def static_form(run: RunSource) -> str:
@@ -113,6 +118,7 @@ def can_poll() -> bool:
 
 class ButtonWait:
     "A wait during which buttons are heard, as far as the kernel can; a context, plain or async."
+
     def __init__(self, cell: "LiveCell", over: threading.Event):
         self.cell, self.over, self.context, self.poll = cell, over, None, None
         self.stage, self.began, self.asked = "asking", time.monotonic(), 0.0
@@ -135,6 +141,7 @@ class ButtonWait:
     def open(self) -> Any:
         "What polls."
         from jupyter_ui_poll import ui_events
+
         self.context, self.began = ui_events(), time.monotonic()
         return self.context
 
@@ -170,13 +177,16 @@ class ButtonWait:
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #7a06167e
 TICK_S, GIVE_UP_S = 0.25, 5.0
-NO_LISTENERS = ("<div>No live view has answered; this picture is kept current without one (anywidget {} in this kernel; the "
-          "server needs the same minor version). run.pause(), run.resume() and run.stop() steer the run, and so does a "
-          "file named STOP in {}.</div>")
+NO_LISTENERS = (
+    "<div>No live view has answered; this picture is kept current without one (anywidget {} in this kernel; the "
+    "server needs the same minor version). run.pause(), run.resume() and run.stop() steer the run, and so does a "
+    "file named STOP in {}.</div>"
+)
 
 
 class LiveCell(Panel):
     "A run, live."
+
     _esm, _css = static("live")
 
     def __init__(self, run: RunSource):
@@ -198,8 +208,13 @@ class LiveCell(Panel):
         "Everything: for a view that begins, or has missed something."
         at_hand = available_groups(self.run)
         with self.progress.lock:
-            return {"columns": COLUMNS, "rows": curve_points(self.progress.rows, from_row), "total": len(self.progress.rows),
-                    "groups": group_entries(self.progress, at_hand, last=60), "tick": self.picture()}
+            return {
+                "columns": COLUMNS,
+                "rows": curve_points(self.progress.rows, from_row),
+                "total": len(self.progress.rows),
+                "groups": group_entries(self.progress, at_hand, last=60),
+                "tick": self.picture(),
+            }
 
     @command
     def pong(self) -> dict:
@@ -270,7 +285,7 @@ class LiveCell(Panel):
             while not self.over.wait(TICK_S) and self.comm is not None:
                 try:
                     self.send_changes()
-                except Exception as error:              # a thread's boundary: the next look may fare better
+                except Exception as error:  # a thread's boundary: the next look may fare better
                     self._failed(error)
                 idle_s += 0.0 if busy or shell is None or self.last_heard else TICK_S
                 if idle_s >= GIVE_UP_S:
@@ -306,13 +321,13 @@ class LiveCell(Panel):
         try:
             if self.plain is not None:
                 self.plain.update({"text/html": self.html()}, raw=True)
-            elif self.comm is not None:                     # it stays open: a page may come back that was closed
+            elif self.comm is not None:  # it stays open: a page may come back that was closed
                 try:
                     self._leave(self.html(), close=False)
-                finally:                                    # the page hears how it ended, whatever the static form does
+                finally:  # the page hears how it ended, whatever the static form does
                     self.send_tick(self.picture())
                     self._ticker.flush()
-        except Exception as error:                      # the run has ended well, whatever its picture does
+        except Exception as error:  # the run has ended well, whatever its picture does
             self._failed(error)
 
 
@@ -330,6 +345,7 @@ def hook_shell(shell: Any, hooks: dict[str, Callable]) -> Iterator[None]:
 # %% ../../nbs/85_panels/50_live_cell.ipynb #8dd98779
 class LiveDisplay:
     "A run shown by a live cell."
+
     def __init__(self, cell: LiveCell):
         self.cell = cell
 
@@ -363,7 +379,7 @@ def display_run(run: RunSource) -> None:
     "Show a run where it is named at the end of a cell; once a cell is enough."
     place, shell = run.show.place if isinstance(run, Run) else None, get_ipython()
     if isinstance(place, LiveDisplay) and shell is not None and place.cell.cell_number == shell.execution_count:
-        return                                          # `await run` in the cell that began it
+        return  # `await run` in the cell that began it
     made = live_display(run, run.progress)
     if made is None:
         display(HTML(static_form(run)))

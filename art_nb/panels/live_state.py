@@ -20,21 +20,28 @@ from ..training.diagnostics import diagnose, advice_for
 from ..training.progress import PHASES, GroupProgress, Progress, eta, speeds, stall_message, step_line, event_line
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #55401a87
-CURVES = {"step": "step", "reward": "train/reward", "std": "train/reward_std_dev", "entropy": "loss/entropy",
-          "grad": "loss/grad_norm", "length": "train/completion_tokens", "truncated": "train/truncated"}
-KL = ("loss/kl_policy_ref", "offpolicy/kl_sampler")     # the first that is known
+CURVES = {
+    "step": "step",
+    "reward": "train/reward",
+    "std": "train/reward_std_dev",
+    "entropy": "loss/entropy",
+    "grad": "loss/grad_norm",
+    "length": "train/completion_tokens",
+    "truncated": "train/truncated",
+}
+KL = ("loss/kl_policy_ref", "offpolicy/kl_sampler")  # the first that is known
 COLUMNS = (*CURVES, "kl", "flat")
 POINTS = 1000
 
 
-def round_figures(value: Any, figures: int = 5) -> float | None:      # None for what is no finite number
+def round_figures(value: Any, figures: int = 5) -> float | None:  # None for what is no finite number
     "A number, as short as a curve needs it."
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(f"{value:.{figures}g}")
 
 
-def curve_point(row: Mapping[str, Any]) -> list[float | None]:        # in the order of COLUMNS
+def curve_point(row: Mapping[str, Any]) -> list[float | None]:  # in the order of COLUMNS
     "What the curves show of a row of the history."
     groups, trainable = row.get("data/step_num_groups_submitted"), row.get("data/step_num_groups_trainable")
     flat = 1 - trainable / groups if groups and trainable is not None else None
@@ -42,9 +49,11 @@ def curve_point(row: Mapping[str, Any]) -> list[float | None]:        # in the o
     return [round_figures(value) for value in values]
 
 
-def curve_points(rows: Sequence[Mapping[str, Any]],
-           start: int = 0,                              # leave out the rows before this one
-           limit: int = POINTS) -> list[list]:          # each begins with the row's number
+def curve_points(
+    rows: Sequence[Mapping[str, Any]],
+    start: int = 0,  # leave out the rows before this one
+    limit: int = POINTS,
+) -> list[list]:  # each begins with the row's number
     "The points of the curves, thinned out."
     n = len(rows) - start
     chosen = range(start, len(rows)) if n <= limit else [start + round(i * (n - 1) / (limit - 1)) for i in range(limit)]
@@ -54,15 +63,25 @@ def curve_points(rows: Sequence[Mapping[str, Any]],
 SHOWN_REWARDS = 32
 
 
-def group_entry(number: int,
-                group: GroupProgress,
-                rewards: Sequence[float] | None = None) -> dict[str, Any]:
+def group_entry(number: int, group: GroupProgress, rewards: Sequence[float] | None = None) -> dict[str, Any]:
     "What the list of groups shows of one."
-    values = [v for v in (round_figures(r, 4) for r in (group.rewards if rewards is None else rewards)) if v is not None]
+    values = [
+        v for v in (round_figures(r, 4) for r in (group.rewards if rewards is None else rewards)) if v is not None
+    ]
     mean, std = (fmean(values), pstdev(values)) if values else (None, None)
-    return {"i": number, "id": group.id, "step": group.step + 1, "scenario": group.scenario[:80], "n": len(values),
-            "rewards": values[:SHOWN_REWARDS], "failed": group.exceptions, "judge": group.judge[:40],
-            "mean": round_figures(mean, 4), "std": round_figures(std, 4), "flat": len(values) > 1 and len({*values}) == 1}
+    return {
+        "i": number,
+        "id": group.id,
+        "step": group.step + 1,
+        "scenario": group.scenario[:80],
+        "n": len(values),
+        "rewards": values[:SHOWN_REWARDS],
+        "failed": group.exceptions,
+        "judge": group.judge[:40],
+        "mean": round_figures(mean, 4),
+        "std": round_figures(std, 4),
+        "flat": len(values) > 1 and len({*values}) == 1,
+    }
 
 
 def groups_by_id(groups: Iterable[TrajectoryGroup]) -> dict[str, TrajectoryGroup]:
@@ -70,10 +89,9 @@ def groups_by_id(groups: Iterable[TrajectoryGroup]) -> dict[str, TrajectoryGroup
     return {group.metadata["group_id"]: group for group in groups if "group_id" in group.metadata}
 
 
-def group_entries(p: Progress,
-                  at_hand: Mapping[str, TrajectoryGroup],
-                  last: int = 10,
-                  before: int | None = None) -> list[dict[str, Any]]:
+def group_entries(
+    p: Progress, at_hand: Mapping[str, TrajectoryGroup], last: int = 10, before: int | None = None
+) -> list[dict[str, Any]]:
     "The last groups, the newest at the end."
     with p.lock:
         first = p.seen - len(p.groups)
@@ -83,13 +101,18 @@ def group_entries(p: Progress,
     return [group_entry(i, group, rewards.get(group.id)) for i, group in chosen]
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #22a5bac3
-def failure_card(p: Progress, letters: int = 1500) -> dict[str, Any] | None:    # of the traceback
+def failure_card(p: Progress, letters: int = 1500) -> dict[str, Any] | None:  # of the traceback
     "What happened, what went before it, what to change."
     if p.failure is None or p.status != "failed":
         return None
     before = [event_line(event)[:300] for event in p.latest if not isinstance(event, Failed)][-3:]
-    return {"where": p.failure.where, "message": p.failure.message[:500], "before": before,
-            "remedy": advice_for(p.failure.message), "traceback": p.failure.traceback[-letters:]}
+    return {
+        "where": p.failure.where,
+        "message": p.failure.message[:500],
+        "before": before,
+        "remedy": advice_for(p.failure.message),
+        "traceback": p.failure.traceback[-letters:],
+    }
 
 
 def phase_times(p: Progress, now: float) -> dict[str, float]:
@@ -100,26 +123,41 @@ def phase_times(p: Progress, now: float) -> dict[str, float]:
     return {phase: round(times.get(phase, 0.0), 1) for phase in PHASES}
 
 
-def live_state(p: Progress,
-            now: float | None = None,
-            at_hand: Mapping[str, TrajectoryGroup] = {},     # finished groups by id
-            machine: Mapping[str, Any] = {}) -> dict[str, Any]:
+def live_state(
+    p: Progress,
+    now: float | None = None,
+    at_hand: Mapping[str, TrajectoryGroup] = {},  # finished groups by id
+    machine: Mapping[str, Any] = {},
+) -> dict[str, Any]:
     "Everything that is current about a run, in a few kilobytes."
     now = time.time() if now is None else now
     with p.lock:
         past = p.past[-1] if p.past else {}
         return {
-            "title": p.title[:200], "status": p.status, "phase": p.phase, "step": p.step, "steps": p.steps,
+            "title": p.title[:200],
+            "status": p.status,
+            "phase": p.phase,
+            "step": p.step,
+            "steps": p.steps,
             "at": step_line(p),
-            "started": p.started, "finished": p.finished, "failed": p.failed, "expected": max(p.expected, p.started),
-            "reward": round_figures(fmean(p.rewards), 4) if p.rewards else None, "micro": list(p.micro),
+            "started": p.started,
+            "finished": p.finished,
+            "failed": p.failed,
+            "expected": max(p.expected, p.started),
+            "reward": round_figures(fmean(p.rewards), 4) if p.rewards else None,
+            "micro": list(p.micro),
             "times": phase_times(p, now),
             "past": {phase: round(past.get(phase, 0.0), 1) for phase in PHASES} if past else None,
-            "eta": [round(s) for s in found] if (found := eta(p, now)) else None, "stall": stall_message(p, now),
-            "speeds": {name: round_figures(value, 3) for name, value in speeds(p).items()}, "machine": dict(machine),
+            "eta": [round(s) for s in found] if (found := eta(p, now)) else None,
+            "stall": stall_message(p, now),
+            "speeds": {name: round_figures(value, 3) for name, value in speeds(p).items()},
+            "machine": dict(machine),
             "judge": {"cost": round_figures(p.judge_cost, 4), "groups": p.judged} if p.judged else None,
-            "rows": len(p.rows), "points": curve_points(p.rows, max(0, len(p.rows) - 4)),
-            "seen": p.seen, "groups": group_entries(p, at_hand),
+            "rows": len(p.rows),
+            "points": curve_points(p.rows, max(0, len(p.rows) - 4)),
+            "seen": p.seen,
+            "groups": group_entries(p, at_hand),
             "lessons": [asdict(lesson) for lesson in diagnose(p.rows)[:5]],
-            "notes": [note[:300] for note in p.notes], "failure": failure_card(p),
+            "notes": [note[:300] for note in p.notes],
+            "failure": failure_card(p),
         }

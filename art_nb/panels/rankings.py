@@ -28,7 +28,7 @@ from ..training.run import Run, active_runs
 from ..views.index import open_rollouts
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #4e891a8f
-Scores: TypeAlias = Mapping[int, float]    # by index of the trajectory
+Scores: TypeAlias = Mapping[int, float]  # by index of the trajectory
 ROOM, GAP = 0.02, 0.1
 
 
@@ -46,12 +46,14 @@ def scores_for_move(
 ) -> dict[int, float]:  # the scores to change
     """Find scores that put one trajectory where it was dragged."""
     at = order.index(moved)
-    above, below = [*order[:at]], [*order[at + 1:]]
+    above, below = [*order[:at]], [*order[at + 1 :]]
     top = min((scores[i] for i in above), default=1.0)
     bottom = max((scores[i] for i in below), default=0.0)
     if top - bottom > ROOM:
         return {moved: round((top + bottom) / 2, 4)}
-    return _downwards(scores, above, below, moved) or _upwards(scores, above, below, moved) or evenly_spaced_scores(order)
+    return (
+        _downwards(scores, above, below, moved) or _upwards(scores, above, below, moved) or evenly_spaced_scores(order)
+    )
 
 
 def _downwards(scores: Scores, above: list[int], below: list[int], moved: int) -> dict[int, float]:
@@ -95,10 +97,7 @@ class Ranking:
         return replace(self, said=said, by_round=[self.by_round[i] for i in kept if self.by_round])
 
 
-def ranking_of_judgement(
-    said: GroupScores,
-    group: TrajectoryGroup,
-) -> Ranking:
+def ranking_of_judgement(said: GroupScores, group: TrajectoryGroup) -> Ranking:
     """Take what `score_group` gave."""
     same = distinct(group.trajectories)
     columns = [list(column) for column in zip(*(one.scores() for one in said.rounds), strict=True)]
@@ -156,13 +155,13 @@ def _together(batch: Sequence[Judgement], rubrics: Mapping[str, str], n: int) ->
         verdicts[line.trajectory] = Verdict(line.score, line.explanation, line.reason)
     costs = {"cost": sum(line.cost for line in batch), "tokens": sum(line.tokens for line in batch)}
     rubric = rubrics.get(first.rubric, f"(a rubric whose text is not in the journal: {first.rubric})")
-    return Ranking(GroupScores(first.judge, rubric, verdicts, seed=first.order_seed, cached=first.cached, **costs),
-                   source="journal")
+    return Ranking(
+        GroupScores(first.judge, rubric, verdicts, seed=first.order_seed, cached=first.cached, **costs),
+        source="journal",
+    )
 
 
-def rankings_from_metadata(
-    group: TrajectoryGroup,
-) -> list[Ranking]:  # [] where no judge rewarded it
+def rankings_from_metadata(group: TrajectoryGroup) -> list[Ranking]:  # [] where no judge rewarded it
     """Find the opinion that the rewards of a group come from."""
     told = [t.metrics.get("ruler_score") for t in group]
     if not told or any(score is None for score in told):
@@ -190,17 +189,17 @@ def _said(group: TrajectoryGroup) -> str:
     return json.dumps([conversation(t) for t in group])
 
 
-def step_of(
-    store: RunStore,
-    group: TrajectoryGroup,
-) -> int | None:  # None where the run does not know it
+def step_of(store: RunStore, group: TrajectoryGroup) -> int | None:  # None where the run does not know it
     """Find the step that a group was rolled out for."""
     name = group.metadata.get("group_id")
     told = (event.step + 1 for event in store.events() if isinstance(event, GroupDone) and event.group == name)
     found = next(told, None) if name else None
     said = _said(group) if found is None else ""
-    older = (step for step in store.steps("train")[::-1][:100]
-             if found is None and any(_said(one) == said for one in store.read_groups("train", step)))
+    older = (
+        step
+        for step in store.steps("train")[::-1][:100]
+        if found is None and any(_said(one) == said for one in store.read_groups("train", step))
+    )
     return next(older, found)
 
 
@@ -237,8 +236,7 @@ def _name(group: TrajectoryGroup, step: int | None) -> None:
 
 
 def already_trained_notice(
-    group: TrajectoryGroup,
-    home: JudgingContext,
+    group: TrajectoryGroup, home: JudgingContext
 ) -> str:  # a sentence; "" while its rewards may change
     """Look whether a group was trained."""
     on_disk = home.step if home.store and home.step in home.store.steps("train") else None
@@ -260,11 +258,14 @@ def apply_scores(
     over = with_overrides(group.model_copy(update={"trajectories": bare}), human)
     kept = [i for i, has in enumerate(scored) if has or i in human]
     lost = [i for i, has in enumerate(scored) if not has]
-    errors = [error for i, error in zip(lost, judged.exceptions[len(group.exceptions):], strict=True) if i not in kept]
+    errors = [error for i, error in zip(lost, judged.exceptions[len(group.exceptions) :], strict=True) if i not in kept]
     left = [one for one in judged.metadata.get("unscored", []) if one["index"] not in kept] if lost else []
     metadata = {k: v for k, v in judged.metadata.items() if k != "unscored"} | ({"unscored": left} if left else {})
-    update = {"trajectories": [over.trajectories[i] for i in kept], "metadata": metadata,
-              "exceptions": [*group.exceptions, *errors]}
+    update = {
+        "trajectories": [over.trajectories[i] for i in kept],
+        "metadata": metadata,
+        "exceptions": [*group.exceptions, *errors],
+    }
     return judged.model_copy(update=update), kept
 
 
@@ -282,7 +283,7 @@ def write_rewards(
     """Let a group be as `apply_scores` made it, and its trajectories remain the objects they are."""
     trajectories = [group.trajectories[i] for i in kept]
     for old, one in zip(trajectories, new.trajectories, strict=True):
-        lines = [line for line in one.logs[len(old.logs):] if line not in old.logs]
+        lines = [line for line in one.logs[len(old.logs) :] if line not in old.logs]
         old.reward, old.metrics, old.metadata = one.reward, {**one.metrics}, {**one.metadata}
         old.logs.extend(lines)
     group.trajectories[:], group.exceptions[:] = trajectories, new.exceptions

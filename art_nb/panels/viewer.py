@@ -43,6 +43,7 @@ def _asked(method: Callable) -> Callable:
             return method(*args, **kwargs)
         except (ValueError, IndexError, KeyError) as error:
             raise ViewError(str(error.args[0] if error.args else error)) from error
+
     return ask
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #6f1c298d
@@ -58,7 +59,7 @@ class RolloutViewer(Panel):
         what: Any,  # rollouts: anything that `open_rollouts` takes
         **traits: Any,
     ):
-        self.what = list(what) if isinstance(what, Iterator) else what    # it is read again for the frozen form
+        self.what = list(what) if isinstance(what, Iterator) else what  # it is read again for the frozen form
         self.rows = open_rollouts(self.what)
         self._jumps = count(1)
         super().__init__(key=f"viewer-{what if isinstance(what, str | Path) else id(what)}", **traits)
@@ -66,6 +67,7 @@ class RolloutViewer(Panel):
     def html(self) -> str:
         """Give the frozen form."""
         from art_nb.reports.static_html import static_html
+
         return static_html(self.what)
 
     def goto(
@@ -141,6 +143,7 @@ class RolloutViewer(Panel):
     def lens(self, id: int, turn: int, token: int, losses: list[str] | None = None) -> Any:
         """Take the objective of one token apart."""
         from art_nb.views.token_objective import objective_reply  # loads torch
+
         return objective_reply(self.rows, id, turn, token, losses)
 
     @command(thread=True)
@@ -148,6 +151,7 @@ class RolloutViewer(Panel):
     def lens_tokens(self, id: int, turn: int, losses: list[str] | None = None) -> Any:
         """Say what losses do to the tokens of a turn."""
         from art_nb.views.token_objective import objective_tokens_reply
+
         return objective_tokens_reply(self.rows, id, turn, losses)
 
     @command(thread=True)
@@ -163,10 +167,11 @@ class RolloutViewer(Panel):
     def export(self, ids: list[int]) -> dict:
         """Write chosen rollouts into one file beside the notebook."""
         from art_nb.reports.report import export
+
         return {"path": write_new("rollouts", ".html", partial(export, self.rows, ids)).name}
 
 
-_writing = Lock()       # a name is free until its file is there: one at a time
+_writing = Lock()  # a name is free until its file is there: one at a time
 
 
 def write_new(stem: str, suffix: str, write: Callable[[Path], Any]) -> Path:

@@ -8,10 +8,19 @@ __all__ = []
 # %% ../../nbs/70_pipeline/index.ipynb #6c6a3cf6
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "trainer": ["PipelineTrainer"],
-    "retention": ["keep_recent_and_top"],
-    "settings": ["PipelineRuntimeConfig", "PipelineAutotuneConfig", "make_group_rollout_fn",
-                 "MetricDefinition", "PIPELINE_RL_METRIC_DEFINITIONS", "PIPELINE_RL_SCORE_METRICS",
-                 "PIPELINE_RL_DASHBOARD_DEFAULT_METRICS"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "trainer": ["PipelineTrainer"],
+        "retention": ["keep_recent_and_top"],
+        "settings": [
+            "PipelineRuntimeConfig",
+            "PipelineAutotuneConfig",
+            "make_group_rollout_fn",
+            "MetricDefinition",
+            "PIPELINE_RL_METRIC_DEFINITIONS",
+            "PIPELINE_RL_SCORE_METRICS",
+            "PIPELINE_RL_DASHBOARD_DEFAULT_METRICS",
+        ],
+    },
+)

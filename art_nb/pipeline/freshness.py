@@ -61,8 +61,10 @@ def age_metrics(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float
         return {}
     tokens = sum(n for _, n in ages)
     faded = sum(n * math.exp(max(0, age) / FADES_AFTER_STEPS) for age, n in ages) / tokens
-    return {"offpolicy/token_weighted_policy_age_steps": mean_age(ages),
-            "sample_efficiency/freshness_discount": 1.0 / faded}
+    return {
+        "offpolicy/token_weighted_policy_age_steps": mean_age(ages),
+        "sample_efficiency/freshness_discount": 1.0 / faded,
+    }
 
 
 def batch_factor(groups: Sequence[TrajectoryGroup], config: PipelineRuntimeConfig) -> float:
@@ -72,7 +74,8 @@ def batch_factor(groups: Sequence[TrajectoryGroup], config: PipelineRuntimeConfi
         return 1.0
     wanted = config.score_reference_rollouts_per_group or rollouts
     return (config.score_reference_groups_per_step + CRITICAL_ROLLOUTS / wanted) / (
-        len(groups) + CRITICAL_ROLLOUTS / rollouts)
+        len(groups) + CRITICAL_ROLLOUTS / rollouts
+    )
 
 
 def score_metrics(
@@ -81,7 +84,8 @@ def score_metrics(
     """Score a step as ART does, as far as its parts are known."""
     figures = age_metrics(groups, step) | {
         "sample_efficiency/accepted_groups_per_step": float(len(groups)),
-        "sample_efficiency/batch_factor": batch_factor(groups, config)}
+        "sample_efficiency/batch_factor": batch_factor(groups, config),
+    }
     if tokens is None or "sample_efficiency/freshness_discount" not in figures:
         return figures
     speed = tokens / wall_s

@@ -23,7 +23,7 @@ class CheckpointInfo(BaseModel):
     path: str
     created_at: datetime
     is_eval_step: bool = False
-    metrics: dict[str, float] = Field(default_factory=dict)    # all that was logged for its step
+    metrics: dict[str, float] = Field(default_factory=dict)  # all that was logged for its step
 
 
 class CheckpointRetentionContext(BaseModel):
@@ -54,7 +54,7 @@ def keep_recent_and_top(
             told = f"no checkpoint has a metric {metric!r}: only the latest {recent} stay"
             warnings.warn(told, UserWarning, stacklevel=2)
         best = sorted(values, key=lambda step: (values[step], step), reverse=True)[:top]
-        return {*best, *[one.step for one in found][len(found) - min(recent, len(found)):]}
+        return {*best, *[one.step for one in found][len(found) - min(recent, len(found)) :]}
 
     return strategy
 
@@ -70,6 +70,13 @@ def checkpoints_of(
         numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
         metrics.setdefault(row.get("step", -1), {}).update(numbers)
     paths = {step: store.checkpoint_dir(step) for step in store.steps_saved() if step not in used}
-    return [CheckpointInfo(step=step, path=str(path), created_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
-                           is_eval_step=step in evaluated, metrics=metrics.get(step, {}))
-            for step, path in paths.items()]
+    return [
+        CheckpointInfo(
+            step=step,
+            path=str(path),
+            created_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
+            is_eval_step=step in evaluated,
+            metrics=metrics.get(step, {}),
+        )
+        for step, path in paths.items()
+    ]

@@ -21,10 +21,10 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 class PipelineRuntimeConfig(StrictModel):
     """How many rollouts at once, how many groups a step."""
 
-    num_rollout_workers: int = Field(16, ge=1)    # groups in the making at once
-    min_batch_size: int = Field(4, ge=1)    # groups a step waits for
-    max_batch_size: int | None = Field(None, ge=1)    # of those that are ready; None: ten times as many
-    queue_maxsize: int | None = Field(None, ge=1)    # finished groups that may wait; None: what stays fresh
+    num_rollout_workers: int = Field(16, ge=1)  # groups in the making at once
+    min_batch_size: int = Field(4, ge=1)  # groups a step waits for
+    max_batch_size: int | None = Field(None, ge=1)  # of those that are ready; None: ten times as many
+    queue_maxsize: int | None = Field(None, ge=1)  # finished groups that may wait; None: what stays fresh
     score_reference_groups_per_step: float | None = Field(8.0, gt=0)
     score_reference_rollouts_per_group: float | None = Field(None, gt=0)
 
@@ -48,7 +48,7 @@ class PipelineAutotuneConfig(BaseModel):
     mode: Literal["off", "online", "profile"] = "off"
 
 # %% ../../nbs/70_pipeline/00_settings.ipynb #aa5aa2e0
-RolloutFn: TypeAlias = Callable[[Any, Any, Any], Awaitable[TrajectoryGroup]]     # model, scenario, config
+RolloutFn: TypeAlias = Callable[[Any, Any, Any], Awaitable[TrajectoryGroup]]  # model, scenario, config
 
 
 def make_group_rollout_fn(
@@ -88,29 +88,90 @@ def _defined(key: str, title: str, kind: str, description: str, better: bool | N
 
 _SCORE, _SHOWN = {"score_component": True}, {"dashboard_default": True}
 PIPELINE_RL_METRIC_DEFINITIONS: tuple[MetricDefinition, ...] = (
-    _defined("objective/score", "Score", "score", "accepted tokens a second, less what staleness and too large a "
-             "batch take from them", True, **_SCORE, **_SHOWN),
-    _defined("sample_efficiency/freshness_discount", "Freshness", "ratio", "1 over the mean of exp(age / 8) over "
-             "sampled tokens, age in steps", True, **_SCORE),
-    _defined("sample_efficiency/batch_factor", "Batch factor", "ratio", "the reference batch over this one, both "
-             "with the critical number of rollouts", True, **_SCORE),
-    _defined("offpolicy/token_weighted_policy_age_steps", "Policy age", "gauge", "steps between the policy that "
-             "sampled a token and the one it trains, mean over tokens", False, unit="steps", **_SCORE),
-    _defined("throughput/accepted_train_tok_per_s", "Accepted tokens a second", "rate", "trained tokens over the "
-             "wall time of the step", True, unit="tok/s", **_SCORE, **_SHOWN),
-    _defined("data/step_trainable_assistant_tokens", "Accepted tokens", "counter", "trained tokens of the step", None,
-             unit="tokens", **_SCORE),
+    _defined(
+        "objective/score",
+        "Score",
+        "score",
+        "accepted tokens a second, less what staleness and too large a batch take from them",
+        True,
+        **_SCORE,
+        **_SHOWN,
+    ),
+    _defined(
+        "sample_efficiency/freshness_discount",
+        "Freshness",
+        "ratio",
+        "1 over the mean of exp(age / 8) over sampled tokens, age in steps",
+        True,
+        **_SCORE,
+    ),
+    _defined(
+        "sample_efficiency/batch_factor",
+        "Batch factor",
+        "ratio",
+        "the reference batch over this one, both with the critical number of rollouts",
+        True,
+        **_SCORE,
+    ),
+    _defined(
+        "offpolicy/token_weighted_policy_age_steps",
+        "Policy age",
+        "gauge",
+        "steps between the policy that sampled a token and the one it trains, mean over tokens",
+        False,
+        unit="steps",
+        **_SCORE,
+    ),
+    _defined(
+        "throughput/accepted_train_tok_per_s",
+        "Accepted tokens a second",
+        "rate",
+        "trained tokens over the wall time of the step",
+        True,
+        unit="tok/s",
+        **_SCORE,
+        **_SHOWN,
+    ),
+    _defined(
+        "data/step_trainable_assistant_tokens",
+        "Accepted tokens",
+        "counter",
+        "trained tokens of the step",
+        None,
+        unit="tokens",
+        **_SCORE,
+    ),
     _defined("loss/importance_ratio_mean", "Importance ratio", "ratio", "learner over sampler, mean over tokens", None),
     _defined("loss/clipped_token_fraction", "Clipped tokens", "ratio", "tokens whose ratio is cut", False),
-    _defined("discarded/rate/stale_groups", "Stale groups", "ratio", "groups dropped as too old, of all", False,
-             **_SHOWN),
-    _defined("discarded/rate/zero_variance_groups", "Groups without variance", "ratio", "groups dropped because "
-             "their rewards are equal, of all", False, **_SHOWN),
+    _defined(
+        "discarded/rate/stale_groups", "Stale groups", "ratio", "groups dropped as too old, of all", False, **_SHOWN
+    ),
+    _defined(
+        "discarded/rate/zero_variance_groups",
+        "Groups without variance",
+        "ratio",
+        "groups dropped because their rewards are equal, of all",
+        False,
+        **_SHOWN,
+    ),
     _defined("queue/occupancy", "Queue", "ratio", "finished groups that wait, of those that may", None, **_SHOWN),
-    _defined("queue/put_wait_frac", "Workers' wait", "ratio", "seconds in which workers waited for room in the "
-             "queue, of all their seconds", False, **_SHOWN),
-    _defined("time/step_trainer_idle_s", "Trainer's wait", "duration", "seconds in which training waited for groups",
-             False, unit="seconds", **_SHOWN),
+    _defined(
+        "queue/put_wait_frac",
+        "Workers' wait",
+        "ratio",
+        "seconds in which workers waited for room in the queue, of all their seconds",
+        False,
+        **_SHOWN,
+    ),
+    _defined(
+        "time/step_trainer_idle_s",
+        "Trainer's wait",
+        "duration",
+        "seconds in which training waited for groups",
+        False,
+        unit="seconds",
+        **_SHOWN,
+    ),
 )
 PIPELINE_RL_DASHBOARD_DEFAULT_METRICS = tuple(m.key for m in PIPELINE_RL_METRIC_DEFINITIONS if m.dashboard_default)
 PIPELINE_RL_SCORE_METRICS = tuple(m.key for m in PIPELINE_RL_METRIC_DEFINITIONS if m.score_component)

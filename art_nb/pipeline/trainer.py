@@ -31,26 +31,35 @@ from ..training.run_display import in_notebook
 from ..training.steps import TrainOptions, staleness
 
 # %% ../../nbs/70_pipeline/40_trainer.ipynb #39c7a227
-FAILURES_IN_A_ROW = 16          # groups that fail as a whole, at least; then it is not bad luck
-SHOWN = 50                      # dropped groups that are kept between two steps, to be looked at
+FAILURES_IN_A_ROW = 16  # groups that fail as a whole, at least; then it is not bad luck
+SHOWN = 50  # dropped groups that are kept between two steps, to be looked at
 
 
 class Pipeline(Run):
     "A run whose groups come from a queue."
+
     def __init__(self, trainer: "PipelineTrainer"):
         t = self.trainer = trainer
         self.config, self.source = t.pipeline, t.source
-        plan = TrainOptions(rollout=t.rollout_fn, scenarios=(), steps=0, groups_per_step=0, rollouts_per_group=0,
-                    max_staleness=t.max_steps_off_policy or 0, on_step=Pipeline._stepped, options={**t.options})
+        plan = TrainOptions(
+            rollout=t.rollout_fn,
+            scenarios=(),
+            steps=0,
+            groups_per_step=0,
+            rollouts_per_group=0,
+            max_staleness=t.max_steps_off_policy or 0,
+            on_step=Pipeline._stepped,
+            options={**t.options},
+        )
         super().__init__(t.model, plan, t.show and in_notebook())
         if t.show and not in_notebook():
             self.show.place = StatusReporter(t.log_interval_seconds, self._queue_line)
         self.queue: asyncio.Queue[tuple[int, TrajectoryGroup]] = asyncio.Queue(t.queue_maxsize)
         self.closing, self.fresh, self.busy, self.broken = asyncio.Event(), asyncio.Event(), WorkClock(), None
         self.learning, self.ended, self.end, self.batch = False, False, math.inf, []
-        self.dropped: list[TrajectoryGroup] = []            # since the last step, the first SHOWN
+        self.dropped: list[TrajectoryGroup] = []  # since the last step, the first SHOWN
         self.now, self.failed_in_row = self._no_drops(), 0
-        self.counts = {"accepted": 0} | self._no_drops()    # over the run
+        self.counts = {"accepted": 0} | self._no_drops()  # over the run
         self.evaluations = Evaluations(t.model, t.eval_fn, t.config, self._say)
 
     @staticmethod
@@ -86,7 +95,7 @@ class Pipeline(Run):
     def _transition(self, table: dict[str, str]) -> bool:
         turned = super()._transition(table)
         if self.status == "stopping":
-            with suppress(RuntimeError, AttributeError):    # the loop has closed, or not begun: nobody waits
+            with suppress(RuntimeError, AttributeError):  # the loop has closed, or not begun: nobody waits
                 self._loop.call_soon_threadsafe(self.closing.set)
         return turned
 
@@ -107,15 +116,18 @@ class Pipeline(Run):
         finally:
             await cancel_and_wait(tasks)
             await asyncio.to_thread(self._persist)
-            await self._show_dropped(self.step + 1)         # by the step that did not come about
+            await self._show_dropped(self.step + 1)  # by the step that did not come about
 
     def _restore(self) -> None:
         t, state = self.trainer, self.model.store.read_own_state("_pipeline_trainer") if self.trainer.resume else {}
         if state and state["training_step"] != self.step:
-            self._say("pipeline step", f"The pipeline was at step {state['training_step']}, the model is at "
-                      f"{self.step}; it goes on from there.")
+            self._say(
+                "pipeline step",
+                f"The pipeline was at step {state['training_step']}, the model is at "
+                f"{self.step}; it goes on from there.",
+            )
         self.source.begin()
-        if not self.source.taken:       # else it knows better
+        if not self.source.taken:  # else it knows better
             self.source.offset, self.source.ahead = state.get("scenario_offset", 0), {*state.get("scenarios_ahead", ())}
         self.evaluations.done = {*state.get("completed_eval_steps", ())}
         self.evaluations.last = state.get("last_eval_step", 0)
@@ -127,10 +139,18 @@ class Pipeline(Run):
 
     def _persist(self) -> None:
         source, evaluations = self.source, self.evaluations
-        self.model.store.write_own_state("_pipeline_trainer", {
-            "scenario_offset": source.offset, "scenarios_ahead": sorted(source.ahead), "training_step": self.step,
-            "total_scenarios_consumed": source.taken, "last_eval_step": evaluations.last,
-            "completed_eval_steps": sorted(evaluations.done), "counts": self.counts})
+        self.model.store.write_own_state(
+            "_pipeline_trainer",
+            {
+                "scenario_offset": source.offset,
+                "scenarios_ahead": sorted(source.ahead),
+                "training_step": self.step,
+                "total_scenarios_consumed": source.taken,
+                "last_eval_step": evaluations.last,
+                "completed_eval_steps": sorted(evaluations.done),
+                "counts": self.counts,
+            },
+        )
 
     def _say(self, key: str, message: str) -> None:
         print(message)
@@ -148,7 +168,7 @@ class Pipeline(Run):
     async def _workers(self) -> None:
         try:
             await gather_or_cancel([self._worker() for _ in range(self.config.num_rollout_workers)])
-        except Exception as error:                          # the scenarios have failed: a rollout is caught below
+        except Exception as error:  # the scenarios have failed: a rollout is caught below
             self.broken = error
         finally:
             self.closing.set()
@@ -165,14 +185,20 @@ class Pipeline(Run):
 
     async def _rolled(self, scenario: Any) -> TrajectoryGroup:
         t, step, start = self.trainer, self.step, time.perf_counter()
-        facts, of_step = scenario_metadata(scenario), step + self.learning      # whose batch it may be in, at the earliest
+        facts, of_step = scenario_metadata(scenario), step + self.learning  # whose batch it may be in, at the earliest
         found = await gather_trajectory_groups(
-            [self._called(t.rollout_fn, scenario)], pbar_desc=None, max_exceptions=math.inf, timeout_s=t.timeout_s,
-            bus=self.bus, step=of_step)
+            [self._called(t.rollout_fn, scenario)],
+            pbar_desc=None,
+            max_exceptions=math.inf,
+            timeout_s=t.timeout_s,
+            bus=self.bus,
+            step=of_step,
+        )
         group = found[0] if found else TrajectoryGroup([])
         if "group_id" not in group.metadata:
-            emit_group(self.bus, group, self.step + self.learning, str(facts["scenario_id"]),
-                       time.perf_counter() - start)
+            emit_group(
+                self.bus, group, self.step + self.learning, str(facts["scenario_id"]), time.perf_counter() - start
+            )
         group.metadata |= {name: value for name, value in facts.items() if name not in group.metadata}
         for trajectory in group:
             if trajectory.initial_policy_version is None:
@@ -235,8 +261,10 @@ class Pipeline(Run):
         if self.failed_in_row >= max(FAILURES_IN_A_ROW, self.config.num_rollout_workers):
             last = group.exceptions[-1] if group.exceptions else None
             told = f"the last with {last.type}: {last.message}" if last else "none gave a trajectory"
-            raise TrainError(f"{self.failed_in_row} groups in a row have failed as a whole, {told}. Fix the rollout; "
-                             "what was trained is saved.")
+            raise TrainError(
+                f"{self.failed_in_row} groups in a row have failed as a whole, {told}. Fix the rollout; "
+                "what was trained is saved."
+            )
         return False
 
     def _why_unusable(self, group: TrajectoryGroup) -> str | None:
@@ -249,9 +277,12 @@ class Pipeline(Run):
     def _collapsed(self) -> bool:
         limit, flat = self.trainer.discard_queue_multiplier * self.config.min_batch_size, self.now["zero_variance"]
         if flat >= limit:
-            self._say("collapse", f"Training stops at step {self.step}: {flat} groups since the last step had no "
-                      "variance in their rewards. Look at them (split `discarded`): does the reward tell good from "
-                      "bad, do the replies still differ? Lower the learning rate, or raise discard_queue_multiplier.")
+            self._say(
+                "collapse",
+                f"Training stops at step {self.step}: {flat} groups since the last step had no "
+                "variance in their rewards. Look at them (split `discarded`): does the reward tell good from "
+                "bad, do the replies still differ? Lower the learning rate, or raise discard_queue_multiplier.",
+            )
             self.stop(after_step=True, wait=False)
         return self.status == "stopping"
 
@@ -260,10 +291,20 @@ class Pipeline(Run):
         idle_s, waiting = metrics["time/step_rollout_s"], self.queue.qsize()
         tokens = metrics.get("data/step_trainable_assistant_tokens")
         scores = score_metrics(self.groups, self.step - 1, self.config, tokens, metrics["time/step_wall_s"])
-        return (super()._figures(metrics) | staleness(self.groups, self.step - 1) | scores | self._drops() |
-                self.busy.take() | {"time/step_collect_batch_s": idle_s, "time/step_trainer_idle_s": idle_s,
-                                    "queue/groups_depth": waiting, "queue/groups_depth_max": self.queue.maxsize,
-                                    "queue/occupancy": waiting / self.queue.maxsize})
+        return (
+            super()._figures(metrics)
+            | staleness(self.groups, self.step - 1)
+            | scores
+            | self._drops()
+            | self.busy.take()
+            | {
+                "time/step_collect_batch_s": idle_s,
+                "time/step_trainer_idle_s": idle_s,
+                "queue/groups_depth": waiting,
+                "queue/groups_depth_max": self.queue.maxsize,
+                "queue/occupancy": waiting / self.queue.maxsize,
+            }
+        )
 
     def _accept(self) -> None:
         "The batch has been trained: its scenarios are over."
@@ -276,9 +317,11 @@ class Pipeline(Run):
     def _drops(self) -> dict[str, float]:
         counts, kinds = self.counts, self._no_drops()
         every = max(1, sum(counts.values()))
-        return ({f"discarded/cum/{kind}_groups": counts[kind] for kind in kinds} |
-                {f"discarded/step/{kind}_groups": self.now[kind] for kind in kinds} |
-                {f"discarded/rate/{kind}_groups": counts[kind] / every for kind in kinds})
+        return (
+            {f"discarded/cum/{kind}_groups": counts[kind] for kind in kinds}
+            | {f"discarded/step/{kind}_groups": self.now[kind] for kind in kinds}
+            | {f"discarded/rate/{kind}_groups": counts[kind] / every for kind in kinds}
+        )
 
     async def _stepped(self) -> None:
         "After a step: think of the next evaluation, remember, show what was dropped, delete what is old."
@@ -297,8 +340,11 @@ class Pipeline(Run):
 
     async def _retain(self, strategy: CheckpointRetentionStrategy) -> None:
         if not (saved := await asyncio.to_thread(self.model.store.steps_saved)):
-            self.model._say_once("retention", "checkpoint_retention_strategy has no effect: the checkpoints of "
-                                 f"{self.model.name} are not in {self.model.store.path} but where its backend works.")
+            self.model._say_once(
+                "retention",
+                "checkpoint_retention_strategy has no effect: the checkpoints of "
+                f"{self.model.name} are not in {self.model.store.path} but where its backend works.",
+            )
             return
         back = max(self.plan.max_staleness, self.trainer.kl_penalty_step_lag or 0)
         used = {*range(self.step - back, self.step + 1), self.plan.options.get("kl_penalty_reference_step")}
@@ -312,28 +358,38 @@ class Pipeline(Run):
 # %% ../../nbs/70_pipeline/40_trainer.ipynb #ccd786cc
 class PipelineTrainer:
     "Rollouts, training and evaluation, side by side."
-    def __init__(self, model, backend, rollout_fn: RolloutFn,       # async (model, scenario, config) -> TrajectoryGroup
-                 scenarios: Iterable | AsyncIterable,               # may be endless
-                 config: Any,                                       # handed to the functions as it is
-                 eval_fn: Callable[[Any, int, Any], Awaitable[Any]] | None = None,      # async (model, step, config)
-                 *, pipeline: PipelineRuntimeConfig | None = None, autotune: PipelineAutotuneConfig | None = None,
-                 learning_rate: float = 1e-5, loss_fn: str | Callable = "cispo", normalize_advantages: bool = True,
-                 kl_penalty_coef: float = 0.0,
-                 kl_penalty_step_lag: int | None = None,            # steps the reference is older; None: the base
-                 max_steps: int | None = None,                      # of this call; None: until the scenarios end
-                 discard_queue_multiplier: int = 100,               # times min_batch_size: flat groups a step bears
-                 max_steps_off_policy: int | None = 4,              # a reply may be so many steps older; None: any
-                 limit_mean_steps_off_policy: float | None = None,  # mean age in steps, over tokens; None: any
-                 log_interval_seconds: float = 60.0,                # between two lines, outside a notebook
-                 eval_every_n_steps: int = 20,                      # 0: never but at the start
-                 eval_at_start: bool = True,
-                 save_checkpoint: bool = True,
-                 checkpoint_retention_strategy: CheckpointRetentionStrategy | None = None,
-                 checkpoint_retention_interval: int = 1,            # steps between two looks
-                 resume: bool = True,                               # pass over the scenarios that are over
-                 timeout_s: float | None = None,                    # of one rollout of a group made of coroutines
-                 show: bool = True,
-                 **options: Any):                                   # PipelineRuntimeConfig's, or of backend.train
+
+    def __init__(
+        self,
+        model,
+        backend,
+        rollout_fn: RolloutFn,  # async (model, scenario, config) -> TrajectoryGroup
+        scenarios: Iterable | AsyncIterable,  # may be endless
+        config: Any,  # handed to the functions as it is
+        eval_fn: Callable[[Any, int, Any], Awaitable[Any]] | None = None,  # async (model, step, config)
+        *,
+        pipeline: PipelineRuntimeConfig | None = None,
+        autotune: PipelineAutotuneConfig | None = None,
+        learning_rate: float = 1e-5,
+        loss_fn: str | Callable = "cispo",
+        normalize_advantages: bool = True,
+        kl_penalty_coef: float = 0.0,
+        kl_penalty_step_lag: int | None = None,  # steps the reference is older; None: the base
+        max_steps: int | None = None,  # of this call; None: until the scenarios end
+        discard_queue_multiplier: int = 100,  # times min_batch_size: flat groups a step bears
+        max_steps_off_policy: int | None = 4,  # a reply may be so many steps older; None: any
+        limit_mean_steps_off_policy: float | None = None,  # mean age in steps, over tokens; None: any
+        log_interval_seconds: float = 60.0,  # between two lines, outside a notebook
+        eval_every_n_steps: int = 20,  # 0: never but at the start
+        eval_at_start: bool = True,
+        save_checkpoint: bool = True,
+        checkpoint_retention_strategy: CheckpointRetentionStrategy | None = None,
+        checkpoint_retention_interval: int = 1,  # steps between two looks
+        resume: bool = True,  # pass over the scenarios that are over
+        timeout_s: float | None = None,  # of one rollout of a group made of coroutines
+        show: bool = True,
+        **options: Any,
+    ):  # PipelineRuntimeConfig's, or of backend.train
         self.model, self.backend, self.rollout_fn, self.source = model, backend, rollout_fn, ScenarioSource(scenarios)
         self.config, self.eval_fn, self.run = config, eval_fn, None
         self.pipeline, more = _settings(pipeline, options)
@@ -344,29 +400,39 @@ class PipelineTrainer:
         self.checkpoint_retention_strategy = checkpoint_retention_strategy
         self.checkpoint_retention_interval = checkpoint_retention_interval
         self.kl_penalty_step_lag, self.resume, self.show = kl_penalty_step_lag, resume, show
-        self.options = more | {"learning_rate": learning_rate, "loss_fn": loss_fn, "save_checkpoint": save_checkpoint,
-                               "normalize_advantages": normalize_advantages, "kl_penalty_coef": kl_penalty_coef}
+        self.options = more | {
+            "learning_rate": learning_rate,
+            "loss_fn": loss_fn,
+            "save_checkpoint": save_checkpoint,
+            "normalize_advantages": normalize_advantages,
+            "kl_penalty_coef": kl_penalty_coef,
+        }
         self.options |= {} if kl_penalty_step_lag is None else {"kl_penalty_step_lag": kl_penalty_step_lag}
         self._check(autotune or PipelineAutotuneConfig())
 
     def _check(self, autotune: PipelineAutotuneConfig) -> None:
-        if hasattr(self.backend, "check_options"):      # a backend of ART's protocol has no such method
+        if hasattr(self.backend, "check_options"):  # a backend of ART's protocol has no such method
             names = [*signature(type(self)).parameters, *PipelineRuntimeConfig.model_fields]
             checked_options(self.options, self.backend.bus, names)
         if autotune.mode != "off":
-            raise TrainError(f"There is no autotuning here (mode={autotune.mode!r}; ART's is for Megatron, with GPUs "
-                             "for sampling alone): set PipelineRuntimeConfig yourself. If time/step_trainer_idle_s "
-                             "is high, take more workers, if queue/put_wait_frac is, fewer.")
+            raise TrainError(
+                f"There is no autotuning here (mode={autotune.mode!r}; ART's is for Megatron, with GPUs "
+                "for sampling alone): set PipelineRuntimeConfig yourself. If time/step_trainer_idle_s "
+                "is high, take more workers, if queue/put_wait_frac is, fewer."
+            )
         least = dict.fromkeys(
-            ("max_steps", "max_steps_off_policy", "limit_mean_steps_off_policy", "eval_every_n_steps"), 0)
+            ("max_steps", "max_steps_off_policy", "limit_mean_steps_off_policy", "eval_every_n_steps"), 0
+        )
         least |= dict.fromkeys(("discard_queue_multiplier", "kl_penalty_step_lag", "checkpoint_retention_interval"), 1)
         for name, low in least.items():
             if (value := vars(self)[name]) is not None and value < low:
                 raise ValueError(f"{name} is {low} or more; it was {value}")
         options = self.options
         if options["kl_penalty_coef"] and "kl_penalty_step_lag" in options and not options["save_checkpoint"]:
-            raise ValueError("kl_penalty_step_lag measures the KL from the checkpoint of an earlier step: it needs "
-                             "save_checkpoint=True")
+            raise ValueError(
+                "kl_penalty_step_lag measures the KL from the checkpoint of an earlier step: it needs "
+                "save_checkpoint=True"
+            )
         if self.log_interval_seconds <= 0:
             raise ValueError(f"log_interval_seconds is more than 0; it was {self.log_interval_seconds}")
 
@@ -378,7 +444,7 @@ class PipelineTrainer:
             window = math.ceil(self.limit_mean_steps_off_policy or 1)
         return self.pipeline.queue_maxsize or max(1, window * self.pipeline.most - self.pipeline.num_rollout_workers)
 
-    async def train(self, *, handle_signals: bool = True) -> Run:       # SIGINT and SIGTERM stop it
+    async def train(self, *, handle_signals: bool = True) -> Run:  # SIGINT and SIGTERM stop it
         "Run until the scenarios or `max_steps` end, or somebody stops it; raises what made it fail."
         if self.model._backend is not self.backend:
             await self.model.register(self.backend)

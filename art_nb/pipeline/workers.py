@@ -29,14 +29,24 @@ def emit_group(bus: Bus, group: TrajectoryGroup, step: int, scenario: str, secon
     ended += [(uuid4().hex[:8], None, {}, f"{e.type}: {e.message}") for e in group.exceptions]
     for rollout, reward, metrics, error in ended:
         bus.emit(RolloutStarted(rollout=rollout, group=name, step=step, scenario=scenario))
-        bus.emit(RolloutDone(rollout=rollout, group=name, step=step, reward=reward, metrics={**metrics}, error=error,
-                             seconds_s=seconds_s))
+        bus.emit(
+            RolloutDone(
+                rollout=rollout,
+                group=name,
+                step=step,
+                reward=reward,
+                metrics={**metrics},
+                error=error,
+                seconds_s=seconds_s,
+            )
+        )
     rewards = [trajectory.reward for trajectory in group]
     bus.emit(GroupDone(group=name, step=step, rewards=rewards, exceptions=len(group.exceptions)))
 
 # %% ../../nbs/70_pipeline/30_workers.ipynb #193586b5
 class WorkClock:
     "The time in which something was under way."
+
     def __init__(self):
         self.open, self.since, self.busy_s, self.total_s, self.waited_s = 0, 0.0, 0.0, 0.0, 0.0
 
@@ -64,10 +74,12 @@ class WorkClock:
 # %% ../../nbs/70_pipeline/30_workers.ipynb #593fc1d4
 class StatusReporter:
     "A place to show a run: lines of text."
+
     listening = PassiveWait
 
-    def __init__(self, log_interval_seconds: float = 60.0, more: Callable[[], str] = str,
-                 write: Callable[[str], object] = print):
+    def __init__(
+        self, log_interval_seconds: float = 60.0, more: Callable[[], str] = str, write: Callable[[str], object] = print
+    ):
         self.every_s, self.more, self.write = log_interval_seconds, more, write
         self._next = 0.0
 
@@ -87,8 +99,14 @@ class StatusReporter:
 # %% ../../nbs/70_pipeline/30_workers.ipynb #399823ef
 class Evaluations:
     "Steps that are evaluated, one after the other."
-    def __init__(self, model, eval_fn: Callable[[Any, int, Any], Awaitable[Any]] | None, config: Any,
-                 say: Callable[[str, str], object]):
+
+    def __init__(
+        self,
+        model,
+        eval_fn: Callable[[Any, int, Any], Awaitable[Any]] | None,
+        config: Any,
+        say: Callable[[str, str], object],
+    ):
         self.model, self.eval_fn, self.config, self.say = model, eval_fn, config, say
         self.queue: asyncio.Queue[int] = asyncio.Queue()
         self.scheduled, self.done, self.last = set(), set(), 0
@@ -106,9 +124,11 @@ class Evaluations:
             try:
                 await self._evaluate(step)
                 self.done.add(step)
-            except Exception as error:                      # the boundary: a user's function
-                self.say(f"evaluation {step}", f"The evaluation of step {step} failed, training goes on: "
-                                               f"{type(error).__name__}: {error}")
+            except Exception as error:  # the boundary: a user's function
+                self.say(
+                    f"evaluation {step}",
+                    f"The evaluation of step {step} failed, training goes on: {type(error).__name__}: {error}",
+                )
             finally:
                 self.scheduled.discard(step)
                 self.queue.task_done()
@@ -129,15 +149,18 @@ class Evaluations:
         "Talk to the adapter of a step, or to the newest where other steps were saved and this one was not."
         if step in saved or not saved:
             return at_step(self.model.name, step)
-        self.model._say_once("evaluation", f"{self.model.store.path} has no checkpoint of step {step}: its evaluation "
-                             f"asks the newest policy instead, and is logged as step {step}. Train with "
-                             "save_checkpoint=True to evaluate each step itself.")
+        self.model._say_once(
+            "evaluation",
+            f"{self.model.store.path} has no checkpoint of step {step}: its evaluation "
+            f"asks the newest policy instead, and is logged as step {step}. Train with "
+            "save_checkpoint=True to evaluate each step itself.",
+        )
         return nullcontext()
 
 # %% ../../nbs/70_pipeline/30_workers.ipynb #a71d9568
 @contextmanager
 def signal_handlers(
-    interrupt: Callable[[str], object],                     # called with the signal's name
+    interrupt: Callable[[str], object],  # called with the signal's name
     bus: Bus,
 ) -> Iterator[None]:
     "Hand signals to a run."
@@ -148,8 +171,11 @@ def signal_handlers(
             loop.add_signal_handler(one, interrupt, one.name)
             before[one] = old
     except (NotImplementedError, RuntimeError, ValueError):
-        bus.warn_once("signals", "Signals cannot be heard here (not the main thread, or Windows): stop the pipeline "
-                      "with trainer.request_stop() or with a file STOP in the run directory.")
+        bus.warn_once(
+            "signals",
+            "Signals cannot be heard here (not the main thread, or Windows): stop the pipeline "
+            "with trainer.request_stop() or with a file STOP in the run directory.",
+        )
     try:
         yield
     finally:
@@ -164,14 +190,14 @@ class ScenarioSource:
 
     def __init__(self, scenarios: Iterable | AsyncIterable):
         self._next = _reader(scenarios)
-        self.taken = 0      # the number of the next scenario
-        self.offset, self.ahead = 0, set()      # all below are over, and these
-        self.open: dict[int, Any] = {}      # taken and not over, by number
+        self.taken = 0  # the number of the next scenario
+        self.offset, self.ahead = 0, set()  # all below are over, and these
+        self.open: dict[int, Any] = {}  # taken and not over, by number
         self.begin()
 
     def begin(self) -> None:
         """Give out first what was taken and is not over."""
-        self._lock = asyncio.Lock()     # of this event loop; an asynchronous generator bears one reader at a time
+        self._lock = asyncio.Lock()  # of this event loop; an asynchronous generator bears one reader at a time
         self._again = iter([*self.open.items()])
 
     async def take(self) -> tuple[int, Any] | None:
@@ -195,7 +221,7 @@ class ScenarioSource:
             self.offset += 1
 
 
-_END = object()     # where another scenario would be
+_END = object()  # where another scenario would be
 
 
 def _reader(scenarios: Iterable | AsyncIterable) -> Callable[[], Awaitable[Any]]:

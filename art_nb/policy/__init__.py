@@ -8,7 +8,6 @@ __all__ = []
 # %% ../../nbs/30_policy/index.ipynb #783b6caf
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "folded": ["Policy", "load_policy"],
-    "device": ["DeviceThread"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"folded": ["Policy", "load_policy"], "device": ["DeviceThread"]}
+)

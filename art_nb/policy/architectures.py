@@ -24,59 +24,78 @@ def error_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0].rstrip('.')}"
 
 
-def read_config(path: str | Path) -> PreTrainedConfig:     # a directory of weights, or a hub name
+def read_config(path: str | Path) -> PreTrainedConfig:  # a directory of weights, or a hub name
     "Read a model's config.json. Raises StoreError if it cannot be read, TrainError if transformers does not know it."
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except OSError as error:
-        raise StoreError(f"{path} cannot be loaded ({error_line(error)}): give a directory of weights, or a "
-                         "hub name that can be reached from here.") from error
-    except Exception as error:      # transformers raises errors of many types, and so do the classes of its configs
-        raise TrainError(f"The config.json of {path} describes a model that this version of transformers cannot build "
-                         f"({error_line(error)}). {ADVICE}") from error
+        raise StoreError(
+            f"{path} cannot be loaded ({error_line(error)}): give a directory of weights, or a "
+            "hub name that can be reached from here."
+        ) from error
+    except Exception as error:  # transformers raises errors of many types, and so do the classes of its configs
+        raise TrainError(
+            f"The config.json of {path} describes a model that this version of transformers cannot build "
+            f"({error_line(error)}). {ADVICE}"
+        ) from error
 
 
 ADVICE = "Choose a model of the Llama, Mistral, Qwen2, Qwen3 or Gemma 3 architecture, or one that is based on them."
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #dffda321
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-FEATURES = {        # by model type, where no value in the config says it
-    "bloom": "ALiBi position biases", "mpt": "ALiBi position biases",
-    "diffllama": "differential attention", "doge": "attention masks that depend on the input",
-    "gpt_oss": "attention sinks", "granite_swa": "attention sinks", "granitemoe_swa": "attention sinks",
+FEATURES = {  # by model type, where no value in the config says it
+    "bloom": "ALiBi position biases",
+    "mpt": "ALiBi position biases",
+    "diffllama": "differential attention",
+    "doge": "attention masks that depend on the input",
+    "gpt_oss": "attention sinks",
+    "granite_swa": "attention sinks",
+    "granitemoe_swa": "attention sinks",
     "mimo_v2_flash": "attention sinks",
-    "gemma3n": "layers that share keys and values", "gemma4_text": "layers that share keys and values",
+    "gemma3n": "layers that share keys and values",
+    "gemma4_text": "layers that share keys and values",
     "gemma4_unified_text": "layers that share keys and values",
     "nemotron": "attention layers that take no custom attention function",
     "stablelm": "attention layers that take no custom attention function",
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), "recurrent layers"),
     **dict.fromkeys(("biogpt", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "xglm"), "learned position embeddings"),
-    **dict.fromkeys(("codegen", "gpt_neox", "gptj", "persimmon", "falcon", "jetmoe"),
-                    "a decoder that is not built of q_proj, k_proj, v_proj and o_proj"),
+    **dict.fromkeys(
+        ("codegen", "gpt_neox", "gptj", "persimmon", "falcon", "jetmoe"),
+        "a decoder that is not built of q_proj, k_proj, v_proj and o_proj",
+    ),
 }
 
 
-def unsupported_feature(config: PreTrainedConfig) -> str:       # of the text model
+def unsupported_feature(config: PreTrainedConfig) -> str:  # of the text model
     "Return the first part of this architecture that art_nb does not compute; empty if the config reveals none."
     value = lambda name: getattr(config, name, None)
     other = sorted(set(value("layer_types") or ()) - LAYER_TYPES)
-    return next(feature for condition, feature in (
-        (other, f"layers of the kind {', '.join(other)}"),
-        (value("attn_logit_softcapping"), f"capped attention scores (attn_logit_softcapping="
-                                          f"{value('attn_logit_softcapping')})"),
-        (value("kv_lora_rank"), f"multi-head latent attention (kv_lora_rank={value('kv_lora_rank')})"),
-        (value("alibi"), "ALiBi position biases (alibi=true)"),
-        (value("num_kv_shared_layers"), "layers that share keys and values (num_kv_shared_layers="
-                                        f"{value('num_kv_shared_layers')})"),
-        (value("is_encoder_decoder"), "an encoder"),
-        (True, FEATURES.get(config.model_type, "")),
-    ) if condition)
+    return next(
+        feature
+        for condition, feature in (
+            (other, f"layers of the kind {', '.join(other)}"),
+            (
+                value("attn_logit_softcapping"),
+                f"capped attention scores (attn_logit_softcapping={value('attn_logit_softcapping')})",
+            ),
+            (value("kv_lora_rank"), f"multi-head latent attention (kv_lora_rank={value('kv_lora_rank')})"),
+            (value("alibi"), "ALiBi position biases (alibi=true)"),
+            (
+                value("num_kv_shared_layers"),
+                f"layers that share keys and values (num_kv_shared_layers={value('num_kv_shared_layers')})",
+            ),
+            (value("is_encoder_decoder"), "an encoder"),
+            (True, FEATURES.get(config.model_type, "")),
+        )
+        if condition
+    )
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #dbaecd33
-WRAPPERS = ("gemma3", "llava", "mistral3")      # model types whose text model is `model.language_model`
+WRAPPERS = ("gemma3", "llava", "mistral3")  # model types whose text model is `model.language_model`
 WRAPPED_PREFIX = "model.language_model."
 KEY_MAPPING = {r"^(model\.language_model|language_model\.model)\.": "model.", r"^language_model\.lm_head\.": "lm_head."}
-OTHER_PARTS = [r"^(model\.)?(vision_tower|multi_modal_projector)\."]       # of such a checkpoint: not loaded
+OTHER_PARTS = [r"^(model\.)?(vision_tower|multi_modal_projector)\."]  # of such a checkpoint: not loaded
 
 
 def is_wrapped(config: PreTrainedConfig) -> bool:
@@ -88,11 +107,15 @@ def check_config(config: PreTrainedConfig, path: str | Path) -> None:
     "Raise TrainError if the config reveals that the model cannot be trained here."
     text, name = config.get_text_config(), (config.architectures or [config.model_type])[0]
     if is_wrapped(config) and config.model_type not in WRAPPERS:
-        raise TrainError(f"{path} is a {name}: only the text models inside {', '.join(WRAPPERS)} checkpoints can be "
-                         f"loaded, and this one is inside {config.model_type}. {ADVICE}")
+        raise TrainError(
+            f"{path} is a {name}: only the text models inside {', '.join(WRAPPERS)} checkpoints can be "
+            f"loaded, and this one is inside {config.model_type}. {ADVICE}"
+        )
     if text.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise TrainError(f"{path} is a {name}, and transformers has no causal language model for the model type "
-                         f"{text.model_type!r}. {ADVICE}")
+        raise TrainError(
+            f"{path} is a {name}, and transformers has no causal language model for the model type "
+            f"{text.model_type!r}. {ADVICE}"
+        )
     quantized = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if quantized:
         raise TrainError(f"The weights of {path} are quantized ({_method(quantized)}): use the unquantized model.")
@@ -105,20 +128,23 @@ def _method(quantized) -> str:
     return str(method or "no quant_method")
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #f3ebebc4
-NO_FLOAT16 = {"gemma3_text", "glm4"}        # as in vLLM's list of models that overflow
+NO_FLOAT16 = {"gemma3_text", "glm4"}  # as in vLLM's list of models that overflow
 
 
-def usable_dtype(config: PreTrainedConfig,
-                 asked: torch.dtype | None,             # by the user
-                 suggested: torch.dtype,                # by the device
-                 ) -> torch.dtype:
+def usable_dtype(
+    config: PreTrainedConfig,
+    asked: torch.dtype | None,  # by the user
+    suggested: torch.dtype,  # by the device
+) -> torch.dtype:
     "Return the dtype to load a model in. Raises TrainError if the user asks for float16 and the model overflows in it."
     kind = config.get_text_config().model_type
     if torch.float16 not in (asked, suggested) or kind not in NO_FLOAT16:
         return asked or suggested
     if asked == torch.float16:
-        raise TrainError(f'dtype="float16" does not suit a model of the type {kind}: its activations exceed the range '
-                         'of float16. Pass dtype="bfloat16", or "float32" on a GPU without bfloat16.')
+        raise TrainError(
+            f'dtype="float16" does not suit a model of the type {kind}: its activations exceed the range '
+            'of float16. Pass dtype="bfloat16", or "float32" on a GPU without bfloat16.'
+        )
     return asked or torch.float32
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #1f6f2e5e
@@ -134,20 +160,24 @@ def context_length(config: PreTrainedConfig) -> int:
     "Return the longest sequence, in tokens, whose position embeddings do not depend on its length."
     ropes = getattr(config, "rope_parameters", None) or {}
     ropes = [ropes] if "rope_type" in ropes else [rope for rope in ropes.values() if isinstance(rope, dict)]
-    lengths = [rope.get("original_max_position_embeddings") for rope in ropes
-               if rope.get("rope_type") in ("dynamic", "longrope")]
+    lengths = [
+        rope.get("original_max_position_embeddings")
+        for rope in ropes
+        if rope.get("rope_type") in ("dynamic", "longrope")
+    ]
     return min([config.max_position_embeddings, *(length for length in lengths if length)])
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #f2491bb4
-def model_class(config: PreTrainedConfig) -> type:          # of the text model
+def model_class(config: PreTrainedConfig) -> type:  # of the text model
     "Return the causal language model class of a config, from a copy of its module that other libraries cannot change."
     package, _, file = type(config).__module__.rpartition(".")
     name = f"{package}.{file.replace('configuration_', 'modeling_')}"
     private = f"{name}_art_nb"
     if private not in sys.modules:
         module = importlib.util.module_from_spec(
-            importlib.util.spec_from_file_location(private, importlib.util.find_spec(name).origin))
-        sys.modules[private] = module           # transformers looks up the module of a class here
+            importlib.util.spec_from_file_location(private, importlib.util.find_spec(name).origin)
+        )
+        sys.modules[private] = module  # transformers looks up the module of a class here
         try:
             module.__spec__.loader.exec_module(module)
         except BaseException:

@@ -31,30 +31,42 @@ def _glibc(name: str) -> Callable:
     "A function of glibc's malloc; elsewhere one that does nothing."
     return getattr(ctypes.CDLL(None) if sys.platform == "linux" else None, name, lambda *args: None)
 
+
 def keep_freed_memory() -> None:
     "Let malloc keep what is freed, up to 16 MB a piece and in one arena, until `give_memory_back`."
     mallopt = _glibc("mallopt")
-    arena_max, mmap_threshold, trim_threshold = -8, -3, -1      # as glibc's malloc.h numbers them
+    arena_max, mmap_threshold, trim_threshold = -8, -3, -1  # as glibc's malloc.h numbers them
     mallopt(arena_max, 1)
     mallopt(mmap_threshold, 1 << 24)
     mallopt(trim_threshold, 1 << 30)
+
 
 def give_memory_back() -> None:
     "Hand what was freed back to the system."
     _glibc("malloc_trim")(0)
 
-
 # %% ../../nbs/30_policy/40_device.ipynb #22a0a007
-FULL = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "ALLOC_FAILED",
-        "could not create a primitive", "could not create a memory", "could not execute a primitive")    # oneDNN's
+FULL = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "ALLOC_FAILED",
+    "could not create a primitive",
+    "could not create a memory",
+    "could not execute a primitive",
+)  # oneDNN's
 
 
 def out_of_memory(error: BaseException) -> bool:
     "Return whether an error says that memory could not be allocated."
-    if isinstance(error, ArtError):                     # it says so in a sentence already
+    if isinstance(error, ArtError):  # it says so in a sentence already
         return False
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or \
-        isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
+    return (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        or isinstance(error, RuntimeError)
+        and any(words in str(error) for words in FULL)
+    )
 
 
 def first_line(error: BaseException) -> str:
@@ -70,8 +82,10 @@ def release_memory() -> None:
     give_memory_back()
 
 
-def retry_if_full(job: Callable[[], T],                 # it can be called again after it has failed
-                  release: Callable[[], object]) -> T:
+def retry_if_full(
+    job: Callable[[], T],  # it can be called again after it has failed
+    release: Callable[[], object],
+) -> T:
     "Call `job`. If memory is full, release caches with `release` and call `job` once more."
     try:
         return job()
@@ -85,8 +99,11 @@ def retry_if_full(job: Callable[[], T],                 # it can be called again
 
 
 @contextmanager
-def if_full(kind: Callable[[str], ArtError],            # makes the error that is raised instead
-            who: str, advice: str) -> Iterator[None]:
+def if_full(
+    kind: Callable[[str], ArtError],  # makes the error that is raised instead
+    who: str,
+    advice: str,
+) -> Iterator[None]:
     "Inside, a failed allocation becomes one sentence, and what its frames held is released."
     try:
         yield
@@ -103,6 +120,7 @@ def if_full(kind: Callable[[str], ArtError],            # makes the error that i
 # %% ../../nbs/30_policy/40_device.ipynb #26f26043
 class DeviceThread:
     "A thread that runs jobs in order, and `tick` between them while it has work."
+
     def __init__(self, name: str = "art-nb-device"):
         self._jobs, self._ready, self._closed = deque(), threading.Condition(), False
         self._tick: Callable[[], bool] = lambda: False
@@ -135,7 +153,7 @@ class DeviceThread:
         "Await a job. Cancelled, it gives the job up at its next `check`; was it too late, it returns the result."
         future = self.submit(job, *args, **kwargs)
         waiting = asyncio.wrap_future(future)
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())      # looked at, whoever waits
+        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # looked at, whoever waits
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -202,7 +220,7 @@ class DeviceThread:
         self._current = future
         try:
             future.set_result(job(*args, **kwargs))
-        except BaseException as error:              # the caller's to handle: it travels in the future
+        except BaseException as error:  # the caller's to handle: it travels in the future
             future.set_exception(error)
         finally:
             self._current = self._given_up = None

@@ -51,6 +51,7 @@ from .packing import Segment, WeightedRow, micro_batches, tree_attention
 # %% ../../nbs/30_policy/60_folded.ipynb #aec73f85
 class LoRALinear(nn.Module):
     "A linear layer with weights W (`base`), W' (`weight`) and the fp32 masters A [r, in] and B [out, r]."
+
     def __init__(self, linear: nn.Linear, rank: int, scale: float, generator: torch.Generator):
         super().__init__()
         self.bias, self.scale, self.folded = linear.bias, scale, True
@@ -82,9 +83,10 @@ class LoRALinear(nn.Module):
 
 class FusedLinear(nn.Module):
     "Layers that read the same input, their working weights one matrix."
+
     def __init__(self, layers: Sequence[LoRALinear]):
         super().__init__()
-        self.layers = tuple(layers)                     # a tuple: each is registered in its own place already
+        self.layers = tuple(layers)  # a tuple: each is registered in its own place already
         self.sizes = [len(layer.B) for layer in layers]
         self.weight = nn.Parameter(torch.cat([layer.own for layer in layers]), requires_grad=False)
         for i, layer in enumerate(layers):
@@ -128,18 +130,35 @@ def _mlp(module, x):
     return module.down_proj(module.act_fn(gate) * up)
 
 
-def _attend(module, query, key, value, attention_mask, *, attend, scaling=None, sliding_window=None, softcap=None,
-            s_aux=None, **_):
+def _attend(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    *,
+    attend,
+    scaling=None,
+    sliding_window=None,
+    softcap=None,
+    s_aux=None,
+    **_,
+):
     if softcap is not None or s_aux is not None:
         raise TrainError("This model caps its attention scores or has attention sinks, which is not done here.")
-    scale = module.head_dim ** -0.5 if scaling is None else scaling
+    scale = module.head_dim**-0.5 if scaling is None else scaling
     flat = (t[0].transpose(0, 1) for t in (query, key, value))
     return attend(module.layer_idx, *flat, scale, sliding_window)[None], None
 
 
-FUSED_LAYERS = {f"{family}{part}": how for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
-           for part, how in {"Attention": (("q_proj", "k_proj", "v_proj"), _attention),
-                             "MLP": (("gate_proj", "up_proj"), _mlp)}.items()}
+FUSED_LAYERS = {
+    f"{family}{part}": how
+    for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")
+    for part, how in {
+        "Attention": (("q_proj", "k_proj", "v_proj"), _attention),
+        "MLP": (("gate_proj", "up_proj"), _mlp),
+    }.items()
+}
 ALL_ATTENTION_FUNCTIONS.register("art_nb", _attend)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -163,18 +182,29 @@ def patch_modules(model: nn.Module) -> None:
 # %% ../../nbs/30_policy/60_folded.ipynb #d73b46f2
 class Policy:
     "A model that runs folded, the adapter being trained, and the copies of adapters that are served."
-    def __init__(self, model, tokenizer=None, *, rank: int = 8, alpha: float = 16, targets: tuple[str, ...] = TARGETS,
-                 seed: int = 3407,
-                 prefix: str = "model.",            # of the layers' names in an adapter, instead of "model."
-                 architecture: str = ""):           # of the whole checkpoint; left out: the class of the model
+
+    def __init__(
+        self,
+        model,
+        tokenizer=None,
+        *,
+        rank: int = 8,
+        alpha: float = 16,
+        targets: tuple[str, ...] = TARGETS,
+        seed: int = 3407,
+        prefix: str = "model.",  # of the layers' names in an adapter, instead of "model."
+        architecture: str = "",
+    ):  # of the whole checkpoint; left out: the class of the model
         self.model, self.tokenizer = model.eval().requires_grad_(False), tokenizer
         self.rank, self.alpha, self.targets, self.prefix = rank, alpha, tuple(targets), prefix
         self.architecture = architecture or type(model).__name__
         self.coverage = _coverage(model, self.targets)
         self.layers = dict(self._wrap(torch.Generator().manual_seed(seed)))
         if not self.layers:
-            raise TrainError(f"No linear layer of this model is named one of {', '.join(targets)}: there is nothing to "
-                             "attach an adapter to. Pass the names of its projections as target_modules.")
+            raise TrainError(
+                f"No linear layer of this model is named one of {', '.join(targets)}: there is nothing to "
+                "attach an adapter to. Pass the names of its projections as target_modules."
+            )
         model.set_attn_implementation("art_nb")
         patch_modules(model)
         self._head_product, self.current = None, "training"
@@ -231,18 +261,25 @@ class Policy:
         bound = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if bound is None else bound * torch.tanh(logits / bound)
 
-    def scores(self, hidden_N, target_N, temperature: float = 1.0, *, with_entropy: bool = True,
-               ) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores(
+        self, hidden_N, target_N, temperature: float = 1.0, *, with_entropy: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         "Logprob of each target and entropy of its distribution [N]; `with_entropy` gives the entropy a gradient."
         if getattr(self.model.config, "final_logit_softcapping", None) is None:
-            return token_logprobs(hidden_N, self._head().weight, target_N, temperature / logit_scale(self.model.config),
-                                  with_entropy, bias=self._head_bias())
+            return token_logprobs(
+                hidden_N,
+                self._head().weight,
+                target_N,
+                temperature / logit_scale(self.model.config),
+                with_entropy,
+                bias=self._head_bias(),
+            )
         logp = (self.logits(hidden_N) / temperature).log_softmax(-1)
         return logp.gather(-1, target_N[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
     def _head(self) -> PackedWeight:
         if self._head_product is None:
-            with torch.inference_mode(False):           # the sampler may be first, and the learner needs it too
+            with torch.inference_mode(False):  # the sampler may be first, and the learner needs it too
                 self._head_product = PackedWeight(self.model.get_output_embeddings().weight.detach().float())
         return self._head_product
 
@@ -273,11 +310,13 @@ def coverage_note(policy: Policy) -> str:
     names = sorted(left, key=left.get, reverse=True)
     linear = [name for name in names if "." not in name and left[name] > 0.01 * total]
     advice = f" To train more of them, pass target_modules with {', '.join(linear)} added." if linear else ""
-    return (f"The adapter covers {policy.coverage[''] / total:.0%} of the parameters of the linear layers. It leaves "
-            f"out {', '.join(names)}.{advice}")
+    return (
+        f"The adapter covers {policy.coverage[''] / total:.0%} of the parameters of the linear layers. It leaves "
+        f"out {', '.join(names)}.{advice}"
+    )
 
 # %% ../../nbs/30_policy/60_folded.ipynb #9280f15f
-Adapter = dict[str, torch.Tensor]       # "<layer>.lora_A.weight" and "<layer>.lora_B.weight", fp32
+Adapter = dict[str, torch.Tensor]  # "<layer>.lora_A.weight" and "<layer>.lora_B.weight", fp32
 
 
 def adapter(policy: Policy) -> Adapter:
@@ -297,8 +336,10 @@ def adapter_mismatch(policy: Policy, weights: Adapter) -> str:
     wrong += sorted(n for n in mine.keys() & weights.keys() if mine[n].shape != weights[n].shape)
     if not wrong:
         return ""
-    return (f"The adapter does not fit this model: {len(wrong)} tensors differ, the first is {wrong[0]}. "
-            "Check base_model, rank and target_modules against those it was trained with.")
+    return (
+        f"The adapter does not fit this model: {len(wrong)} tensors differ, the first is {wrong[0]}. "
+        "Check base_model, rank and target_modules against those it was trained with."
+    )
 
 
 def load_adapter(policy: Policy, weights: Adapter) -> None:
@@ -309,12 +350,12 @@ def load_adapter(policy: Policy, weights: Adapter) -> None:
     with torch.no_grad():
         for name, tensor in weights.items():
             mine[name].copy_(tensor)
-    policy.current = ""                                 # the working weights are still those of before
+    policy.current = ""  # the working weights are still those of before
 
 
 def fold_adapter(policy: Policy, weights: Adapter | None = None, key: str = "training") -> None:
     "Fold `weights` (None: the adapter in training) into the working weights; key 'base' restores the pristine ones."
-    policy.current = ""                                 # nobody's, should one of the folds fail
+    policy.current = ""  # nobody's, should one of the folds fail
     for name, layer in policy.layers.items():
         if key == "base":
             layer.weight.copy_(layer.base)
@@ -344,8 +385,10 @@ def fingerprint(weights: Adapter) -> str:
 # %% ../../nbs/30_policy/60_folded.ipynb #6e355d12
 def cpu_dtype() -> torch.dtype:
     "bfloat16 where the processor multiplies it natively, else float32."
-    capable = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)() or \
-        getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    capable = (
+        getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+        or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    )
     return torch.bfloat16 if capable else torch.float32
 
 
@@ -366,23 +409,30 @@ def pick_device(device: str | None = None) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 # %% ../../nbs/30_policy/60_folded.ipynb #73516140
-def load_model(path: str | Path, config: PreTrainedConfig,  # of the whole checkpoint
-               dtype: torch.dtype, device: torch.device) -> nn.Module:
+def load_model(
+    path: str | Path,
+    config: PreTrainedConfig,  # of the whole checkpoint
+    dtype: torch.dtype,
+    device: torch.device,
+) -> nn.Module:
     "Load the causal language model of a checkpoint. Raises StoreError if weights are missing or cannot be read."
     text, options = config.get_text_config(), {}
     kind = model_class(text)
-    if is_wrapped(config):          # the config of the whole says whether the head is tied
+    if is_wrapped(config):  # the config of the whole says whether the head is tied
         text.tie_word_embeddings, options = config.tie_word_embeddings, {"key_mapping": KEY_MAPPING}
-        kind = type(kind.__name__, (kind,), {"__module__": kind.__module__,
-                                             "_keys_to_ignore_on_load_unexpected": OTHER_PARTS})
+        kind = type(
+            kind.__name__, (kind,), {"__module__": kind.__module__, "_keys_to_ignore_on_load_unexpected": OTHER_PARTS}
+        )
     try:
-        model, report = kind.from_pretrained(path, config=text, dtype=dtype, device_map={"": device},
-                                             output_loading_info=True, **options)
-    except Exception as error:      # of transformers, safetensors, torch or the file system
+        model, report = kind.from_pretrained(
+            path, config=text, dtype=dtype, device_map={"": device}, output_loading_info=True, **options
+        )
+    except Exception as error:  # of transformers, safetensors, torch or the file system
         if out_of_memory(error):
             raise
-        raise StoreError(f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download "
-                         "them again.") from error
+        raise StoreError(
+            f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
+        ) from error
     check_complete(report, model, path)
     return model
 
@@ -391,9 +441,11 @@ def load_tokenizer(path: str | Path):
     "Load the tokenizer of a checkpoint. Raises StoreError if that fails."
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:      # transformers raises errors of many types
-        raise StoreError(f"The tokenizer of {path} cannot be loaded ({error_line(error)}). Check that its files are "
-                         "there, and install what the message names.") from error
+    except Exception as error:  # transformers raises errors of many types
+        raise StoreError(
+            f"The tokenizer of {path} cannot be loaded ({error_line(error)}). Check that its files are "
+            "there, and install what the message names."
+        ) from error
 
 
 def chosen_dtype(config: PreTrainedConfig, device: torch.device, asked: torch.dtype | None) -> torch.dtype:
@@ -401,23 +453,36 @@ def chosen_dtype(config: PreTrainedConfig, device: torch.device, asked: torch.dt
     return usable_dtype(config, asked, DTYPES.get(device.type, lambda: torch.bfloat16)())
 
 
-def load_policy(path: str | Path,                 # directory of weights, or a hub name
-                *, device: str | None = None,     # "cpu", "mps", "cuda", …; None picks
-                dtype: torch.dtype | None = None, # None: bfloat16 where the device has it, else what comes nearest
-                rank: int = 8, alpha: float = 16, targets: tuple[str, ...] = TARGETS, seed: int = 3407) -> Policy:
+def load_policy(
+    path: str | Path,  # directory of weights, or a hub name
+    *,
+    device: str | None = None,  # "cpu", "mps", "cuda", …; None picks
+    dtype: torch.dtype | None = None,  # None: bfloat16 where the device has it, else what comes nearest
+    rank: int = 8,
+    alpha: float = 16,
+    targets: tuple[str, ...] = TARGETS,
+    seed: int = 3407,
+) -> Policy:
     "The model at `path` with a fresh adapter. Raises TrainError if art_nb does not compute the model correctly."
     where, config = pick_device(device), read_config(path)
     check_config(config, path)
     kind, tokenizer = chosen_dtype(config, where, dtype), load_tokenizer(path)
     model = load_model(path, config, kind, where)
-    return checked_policy(model, tokenizer, rank=rank, alpha=alpha, targets=targets, seed=seed,
-                          prefix=WRAPPED_PREFIX if is_wrapped(config) else "model.",
-                          architecture=(config.architectures or [""])[0] if is_wrapped(config) else "")
+    return checked_policy(
+        model,
+        tokenizer,
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        seed=seed,
+        prefix=WRAPPED_PREFIX if is_wrapped(config) else "model.",
+        architecture=(config.architectures or [""])[0] if is_wrapped(config) else "",
+    )
 
 # %% ../../nbs/30_policy/60_folded.ipynb #4a20285f
 PROBE = "What a model says of these words is compared with what it says once it is folded: 1, 2, 3."
-PROBE_TOKENS, PROBE_WINDOW = 12, 4      # a row is longer than the window; more tokens would only take longer
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}     # relative to the logprobs' spread
+PROBE_TOKENS, PROBE_WINDOW = 12, 4  # a row is longer than the window; more tokens would only take longer
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}  # relative to the logprobs' spread
 
 
 def checked_policy(model, tokenizer, **options) -> Policy:
@@ -430,16 +495,19 @@ def checked_policy(model, tokenizer, **options) -> Policy:
             paths = {"learner": packed_logprobs(policy, rows), "sampler": cached_logprobs(policy, rows)}
     except TrainError:
         raise
-    except Exception as error:      # raised in the code of any architecture
+    except Exception as error:  # raised in the code of any architecture
         if out_of_memory(error):
             raise
-        raise TrainError(f"{name} cannot be trained here: it does not run with art_nb's attention "
-                         f"({error_line(error)}). {ADVICE}") from error
+        raise TrainError(
+            f"{name} cannot be trained here: it does not run with art_nb's attention ({error_line(error)}). {ADVICE}"
+        ) from error
     for path, logprobs in paths.items():
         error = float((logprobs - wanted).square().mean().sqrt() / wanted.std())
-        if not error <= TOLERANCE[policy.dtype]:        # also where it is NaN
-            raise TrainError(f"{name} computes something that art_nb does not: the {path} gives other probabilities "
-                             f"than transformers (relative difference {error:.2g}). {ADVICE}")
+        if not error <= TOLERANCE[policy.dtype]:  # also where it is NaN
+            raise TrainError(
+                f"{name} computes something that art_nb does not: the {path} gives other probabilities "
+                f"than transformers (relative difference {error:.2g}). {ADVICE}"
+            )
     return policy
 
 
@@ -447,8 +515,10 @@ def probe_rows(model, tokenizer) -> list[list[int]]:
     "Return two rows of token ids of one length that begin alike."
     ids, known = tokenizer(PROBE)["input_ids"][:PROBE_TOKENS], model.get_input_embeddings().num_embeddings
     if max(ids) >= known:
-        raise StoreError(f"The tokenizer does not fit the model: it gives the id {max(ids)}, and the model has "
-                         f"{known} embeddings. Check that the files belong together.")
+        raise StoreError(
+            f"The tokenizer does not fit the model: it gives the id {max(ids)}, and the model has "
+            f"{known} embeddings. Check that the files belong together."
+        )
     return [ids, ids[:4] + ids[:3:-1]]
 
 
@@ -456,8 +526,11 @@ def probe_rows(model, tokenizer) -> list[list[int]]:
 def short_windows(model, tokens: int) -> Iterator[None]:
     "Inside, no attention window of the model is longer than `tokens`."
     owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", None))}
-    windows = [(owner, owner.sliding_window) for owner in owners.values()
-               if isinstance(getattr(owner, "sliding_window", None), int)]
+    windows = [
+        (owner, owner.sliding_window)
+        for owner in owners.values()
+        if isinstance(getattr(owner, "sliding_window", None), int)
+    ]
     try:
         for owner, window in windows:
             owner.sliding_window = min(window, tokens)
@@ -471,8 +544,13 @@ def short_windows(model, tokens: int) -> Iterator[None]:
 def unpatched_logprobs(model, rows: list[list[int]]) -> torch.Tensor:
     "Return the logprobs [rows, T-1] of each token after the first, by the model's own forward pass."
     ids = torch.tensor(rows, device=model.device)
-    return model.eval()(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1).gather(
-        -1, ids[:, 1:, None])[..., 0]
+    return (
+        model.eval()(input_ids=ids, use_cache=False)
+        .logits[:, :-1]
+        .float()
+        .log_softmax(-1)
+        .gather(-1, ids[:, 1:, None])[..., 0]
+    )
 
 
 @torch.inference_mode()
@@ -509,17 +587,31 @@ PREFIX = "base_model.model."
 
 def peft_config(policy: Policy, base_model: str) -> dict:
     "What PEFT writes into adapter_config.json for this adapter."
-    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_model, "r": policy.rank,
-            "lora_alpha": policy.alpha, "target_modules": policy.target_modules(), "lora_dropout": 0.0, "bias": "none",
-            "fan_in_fan_out": False, "inference_mode": True, "use_rslora": False, "use_dora": False,
-            "init_lora_weights": True, "modules_to_save": None}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": policy.rank,
+        "lora_alpha": policy.alpha,
+        "target_modules": policy.target_modules(),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
 
 
 def peft_files(policy: Policy, weights: Adapter, base_model: str) -> dict[str, bytes]:
     "The files of a PEFT directory that holds `weights`."
     tensors = {PREFIX + name: t.cpu().contiguous() for name, t in weights.items()}
-    return {"adapter_model.safetensors": packed(tensors, {"format": "pt"}),
-            "adapter_config.json": json.dumps(peft_config(policy, base_model), indent=1).encode()}
+    return {
+        "adapter_model.safetensors": packed(tensors, {"format": "pt"}),
+        "adapter_config.json": json.dumps(peft_config(policy, base_model), indent=1).encode(),
+    }
 
 
 @contextmanager
@@ -559,11 +651,15 @@ def read_matching_adapter(directory: Path, policy: Policy) -> Adapter:
         written = json.loads(config.read_bytes()) | {}
         written["lora_alpha"]
     if written["lora_alpha"] != policy.alpha:
-        raise StoreError(f"{directory} was trained with lora_alpha {written['lora_alpha']}, this model asks for "
-                         f"{policy.alpha}: the adapter would weigh differently. Give it the same alpha.")
+        raise StoreError(
+            f"{directory} was trained with lora_alpha {written['lora_alpha']}, this model asks for "
+            f"{policy.alpha}: the adapter would weigh differently. Give it the same alpha."
+        )
     if odd := [name for name in ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern") if written.get(name)]:
-        raise StoreError(f"{directory} was trained with {', '.join(odd)}, which is not computed here: train on where "
-                         "it came from, or merge it into its base model.")
+        raise StoreError(
+            f"{directory} was trained with {', '.join(odd)}, which is not computed here: train on where "
+            "it came from, or merge it into its base model."
+        )
     if wrong := adapter_mismatch(policy, weights):
         raise TrainError(f"{directory}: {wrong}")
     return weights

@@ -34,16 +34,21 @@ from ..core.types import BackendMissing
 from .device import first_line
 
 # %% ../../nbs/30_policy/50_isolation.ipynb #25a0a006
-CHECKED = frozenset("torch transformers peft trl accelerate tokenizers huggingface-hub safetensors datasets numpy "
-                    "triton bitsandbytes xformers torchao compressed-tensors xgrammar unsloth-zoo".split())
-PARTS = frozenset({"unsloth-zoo"})          # packages that belong to an engine: their requirements are its own
+CHECKED = frozenset(
+    "torch transformers peft trl accelerate tokenizers huggingface-hub safetensors datasets numpy "
+    "triton bitsandbytes xformers torchao compressed-tensors xgrammar unsloth-zoo".split()
+)
+PARTS = frozenset({"unsloth-zoo"})  # packages that belong to an engine: their requirements are its own
 
 
 def applicable(found: metadata.Distribution, extras: Iterable[str]) -> list[Requirement]:
     "Return the requirements of a package that apply to this machine and to the extras that were asked for."
     asked = [{"extra": extra} for extra in {"", *extras}]
-    return [r for r in map(Requirement, found.requires or ())
-            if canonicalize_name(r.name) in CHECKED and (r.marker is None or any(map(r.marker.evaluate, asked)))]
+    return [
+        r
+        for r in map(Requirement, found.requires or ())
+        if canonicalize_name(r.name) in CHECKED and (r.marker is None or any(map(r.marker.evaluate, asked)))
+    ]
 
 
 def unmet_requirements(found: metadata.Distribution, name: str, extras: Iterable[str] = ()) -> list[str]:
@@ -56,17 +61,20 @@ def unmet_requirements(found: metadata.Distribution, name: str, extras: Iterable
             continue
         version = torch.__version__ if wanted.name == "torch" else other.version
         if failed := [str(s) for s in wanted.specifier if not s.contains(version, prereleases=True)]:
-            sentences.append(f"{name} {found.version} requires {wanted.name}{','.join(sorted(failed))}, and "
-                             f"{wanted.name} {version} is installed")
+            sentences.append(
+                f"{name} {found.version} requires {wanted.name}{','.join(sorted(failed))}, and "
+                f"{wanted.name} {version} is installed"
+            )
         if canonicalize_name(wanted.name) in PARTS:
             sentences += unmet_requirements(other, wanted.name, wanted.extras)
     return list(dict.fromkeys(sentences))
 
 
-def require_package(names: tuple[str, ...],       # under which it may be installed
-              oldest: str,                  # the first version that will do
-              how: str,                     # what to type to get it
-              ) -> str:
+def require_package(
+    names: tuple[str, ...],  # under which it may be installed
+    oldest: str,  # the first version that will do
+    how: str,  # what to type to get it
+) -> str:
     "Return name and version of a package, as `vllm 0.32.0`. Raises BackendMissing if none can be used, and says why."
     for name in names:
         try:
@@ -76,8 +84,10 @@ def require_package(names: tuple[str, ...],       # under which it may be instal
         if Version(found.version) < Version(oldest):
             raise BackendMissing(f"{name} {found.version} is installed, and art_nb needs {oldest} or newer: {how}.")
         if sentences := unmet_requirements(found, name):
-            raise BackendMissing(f"{'; '.join(sentences)}. `pip install {name}=={found.version}` installs versions "
-                                 "that fit it. Then restart Python.")
+            raise BackendMissing(
+                f"{'; '.join(sentences)}. `pip install {name}=={found.version}` installs versions "
+                "that fit it. Then restart Python."
+            )
         return f"{name} {found.version}"
     raise BackendMissing(f"{names[0]} is not installed: {how}.")
 
@@ -93,14 +103,22 @@ PROBE_S = 180
 
 
 @cache
-def load_error(package: str, modules: tuple[str, ...],      # its compiled modules: the first that exists is imported
-               path: tuple[str, ...],                       # `sys.path`
-               cuda: str | None = torch.version.cuda) -> str:
+def load_error(
+    package: str,
+    modules: tuple[str, ...],  # its compiled modules: the first that exists is imported
+    path: tuple[str, ...],  # `sys.path`
+    cuda: str | None = torch.version.cuda,
+) -> str:
     "Return why the compiled module of an installed package cannot be loaded, or an empty string if it can."
-    spec = find_spec(package)                               # does not import it
+    spec = find_spec(package)  # does not import it
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
-    files = [(name, file) for name in modules for folder in folders for file in folder.glob(f"{name}.*")
-             if file.name.endswith(tuple(all_suffixes()))]
+    files = [
+        (name, file)
+        for name in modules
+        for folder in folders
+        for file in folder.glob(f"{name}.*")
+        if file.name.endswith(tuple(all_suffixes()))
+    ]
     if not files:
         return f"it has no compiled module {' or '.join(modules)}"
     name, file = files[0]
@@ -108,8 +126,9 @@ def load_error(package: str, modules: tuple[str, ...],      # its compiled modul
         return f"it is built for CUDA {built}, and torch {torch.__version__} for CUDA {cuda}"
     code = f"import sys; sys.path[:] = {list(path)!r}; import torch, {package}.{name}"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                              timeout=PROBE_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_S, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return f"importing it took more than {PROBE_S} seconds"
     last = (done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
@@ -143,10 +162,12 @@ def import_isolated(name: str) -> ModuleType:
         return alone.submit(import_module, name).result()
 
 
-def importable(name: str, version: str) -> None:        # of the engine, as `vllm 0.32.0`
+def importable(name: str, version: str) -> None:  # of the engine, as `vllm 0.32.0`
     "Import an engine. Raises BackendMissing if that fails."
     try:
         import_isolated(name)
-    except Exception as error:                          # engines check their machine during the import
-        raise BackendMissing(f"{version} cannot be imported ({type(error).__name__}: {first_line(error)}): install a "
-                             "version that fits this machine, or choose another engine.") from error
+    except Exception as error:  # engines check their machine during the import
+        raise BackendMissing(
+            f"{version} cannot be imported ({type(error).__name__}: {first_line(error)}): install a "
+            "version that fits this machine, or choose another engine."
+        ) from error

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #88be8082
-_PRECISIONS: list[str] = []         # as each one that is inside found it; the last to leave restores the first
+_PRECISIONS: list[str] = []  # as each one that is inside found it; the last to leave restores the first
 _SWITCHING = Lock()
 
 
@@ -62,9 +62,11 @@ class _Norm(Function):
         return d.sub_(x32 * along).mul_(r).to(x.dtype), None, None
 
 
-def rms_norm(x: torch.Tensor,           # [..., H]
-             gain: torch.Tensor,        # fp32 [H], frozen
-             eps: float) -> torch.Tensor:
+def rms_norm(
+    x: torch.Tensor,  # [..., H]
+    gain: torch.Tensor,  # fp32 [H], frozen
+    eps: float,
+) -> torch.Tensor:
     "x over its root mean square, times `gain`, in fp32 and rounded once (Zhang & Sennrich 2019, equation 4)."
     return _Norm.apply(x, gain, eps) if torch.is_grad_enabled() else _normed(x, gain, eps)[0]
 
@@ -87,9 +89,11 @@ class _Rotate(Function):
         return _rotated(dy, cos, -sin), None, None
 
 
-def rotate(x: torch.Tensor,             # [S, heads, D]
-           cos: torch.Tensor,           # [S, D], both halves alike
-           sin: torch.Tensor) -> torch.Tensor:
+def rotate(
+    x: torch.Tensor,  # [S, heads, D]
+    cos: torch.Tensor,  # [S, D], both halves alike
+    sin: torch.Tensor,
+) -> torch.Tensor:
     "Rotary positions in the layout of transformers (Su et al. 2021, equation 34): pairs are D/2 apart."
     how = _Rotate.apply if torch.is_grad_enabled() else _rotated
     return how(x, cos[:, None], sin[:, None])
@@ -118,15 +122,16 @@ class _Folded(Function):
 
 class PackedWeight:
     "Wx without gradients, for a W that seldom changes: in oneDNN's own layout, where that multiplies bf16 natively."
-    def __init__(self, weight: torch.Tensor):           # [out, in]
+
+    def __init__(self, weight: torch.Tensor):  # [out, in]
         self.weight, self.copy, self.version = weight, None, None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         kind = self.weight.dtype
         if self.weight.device.type != "cpu" or kind not in (torch.bfloat16, torch.float32) or not _packs():
             return F.linear(x, self.weight)
-        if self.version != self.weight._version:        # it has been written to
-            self.copy = None                            # first, so that its memory is used again
+        if self.version != self.weight._version:  # it has been written to
+            self.copy = None  # first, so that its memory is used again
             self.copy = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
             self.version = self.weight._version
         return torch.ops.mkldnn._linear_pointwise(x, self.copy, None, "none", [], "")
@@ -141,15 +146,19 @@ def _packs() -> bool:
     "Whether this torch has the two functions (inductor's, not public) and the processor a use for them."
     ops = torch.ops.mkldnn
     wanted = "_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"
-    return torch.backends.mkldnn.is_available() and all(hasattr(ops, n) for n in wanted) and \
-        ops._is_mkldnn_bf16_supported()
+    return (
+        torch.backends.mkldnn.is_available()
+        and all(hasattr(ops, n) for n in wanted)
+        and ops._is_mkldnn_bf16_supported()
+    )
 
 
-def folded_product(x: torch.Tensor,             # [..., in]
-                   product: PackedWeight,             # with W' [sum of outs, in], frozen, the adapters folded in
-                   scale: float,
-                   adapters: Sequence[torch.Tensor],    # A [r, in] and B [out, r] of each layer in turn, fp32
-                   ) -> torch.Tensor:
+def folded_product(
+    x: torch.Tensor,  # [..., in]
+    product: PackedWeight,  # with W' [sum of outs, in], frozen, the adapters folded in
+    scale: float,
+    adapters: Sequence[torch.Tensor],  # A [r, in] and B [out, r] of each layer in turn, fp32
+) -> torch.Tensor:
     "W'x of layers that read the same x, with the gradients of Wx + sBAx for A and B (Hu et al. 2021, equation 3)."
     return _Folded.apply(x, product.weight, scale, *adapters) if torch.is_grad_enabled() else product(x)
 
@@ -176,11 +185,13 @@ class _Attention(Function):
         return dq.view(ctx.shapes[0]), dk.view(ctx.shapes[1]), dv.view(ctx.shapes[1]), None, None
 
 
-def attention(q: torch.Tensor,          # [n, K, G, s, D]: G query heads for each of K key heads
-              k: torch.Tensor,          # [n, K, l, D]
-              v: torch.Tensor,          # [n, K, l, D]
-              bias: torch.Tensor,       # fp32 [n, s, l]: 0 where a query sees a key, else minus infinity
-              scale: float) -> torch.Tensor:
+def attention(
+    q: torch.Tensor,  # [n, K, G, s, D]: G query heads for each of K key heads
+    k: torch.Tensor,  # [n, K, l, D]
+    v: torch.Tensor,  # [n, K, l, D]
+    bias: torch.Tensor,  # fp32 [n, s, l]: 0 where a query sees a key, else minus infinity
+    scale: float,
+) -> torch.Tensor:
     "softmax(scale · qkᵀ + bias) v, of q's shape (Vaswani et al. 2017, equation 1); scores are fp32."
     if q.device.type == "cpu":
         return _Attention.apply(q, k, v, bias, scale)
@@ -189,11 +200,12 @@ def attention(q: torch.Tensor,          # [n, K, G, s, D]: G query heads for eac
     return F.scaled_dot_product_attention(q.reshape(n, K, G * s, D), k, v, attn_mask=mask, scale=scale).view(q.shape)
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #62fb5beb
-SPARED = 40_000        # scores that are computed in the time that one call more takes
+SPARED = 40_000  # scores that are computed in the time that one call more takes
 
 
-def batch_by_size(sizes: Sequence[tuple[int, int]],     # (queries, keys) of each stretch
-          ) -> list[list[int]]:
+def batch_by_size(
+    sizes: Sequence[tuple[int, int]],  # (queries, keys) of each stretch
+) -> list[list[int]]:
     "Batches of stretches, by number, in which padding costs less than more calls would."
     batches, queries, keys = [], 0, 0
     for i in sorted(range(len(sizes)), key=lambda i: sizes[i][::-1]):
@@ -209,12 +221,14 @@ def batch_by_size(sizes: Sequence[tuple[int, int]],     # (queries, keys) of eac
     return batches
 
 
-def causal_bias(before: torch.Tensor,           # [n]: keys that stand before the first query of each stretch
-                queries: int,
-                keys: int,
-                window: int | None) -> torch.Tensor:
+def causal_bias(
+    before: torch.Tensor,  # [n]: keys that stand before the first query of each stretch
+    queries: int,
+    keys: int,
+    window: int | None,
+) -> torch.Tensor:
     "0 where query i of a stretch sees key j (j at most `before` + i, and within the window), else minus infinity."
-    at = (before[:, None] + torch.arange(queries, device=before.device)).clamp(max=keys - 1)   # also padding
+    at = (before[:, None] + torch.arange(queries, device=before.device)).clamp(max=keys - 1)  # also padding
     distance = at[..., None] - torch.arange(keys, device=before.device)
     seen = (distance >= 0) & (distance < window) if window else distance >= 0
     return torch.zeros(seen.shape, dtype=torch.float32, device=before.device).masked_fill_(~seen, float("-inf"))
@@ -235,8 +249,12 @@ class _Gather(Function):
 
 class IndexSelect:
     "Rows of a tensor by number, any of them often; their gradients are summed in fp32."
-    def __init__(self, at: torch.Tensor,        # int64 [N]
-                 rows: int):                    # of the tensor
+
+    def __init__(
+        self,
+        at: torch.Tensor,  # int64 [N]
+        rows: int,
+    ):  # of the tensor
         order = at.argsort()
         self.places = at, order, torch.searchsorted(at[order], torch.arange(rows, device=at.device))
 
@@ -247,8 +265,10 @@ class IndexSelect:
 class _TokenLogprobs(Function):
     @staticmethod
     def forward(ctx, hidden, head, targets, temperature, with_entropy, chunk, bias):
-        parts = [_scored(h, head, t, temperature, ctx.needs_input_grad[0], with_entropy, bias)
-                 for h, t in zip(hidden.split(chunk), targets.split(chunk))]
+        parts = [
+            _scored(h, head, t, temperature, ctx.needs_input_grad[0], with_entropy, bias)
+            for h, t in zip(hidden.split(chunk), targets.split(chunk))
+        ]
         logprobs, entropies, *pulls = (torch.cat(part) for part in zip(*parts))
         ctx.save_for_backward(*pulls)
         ctx.kind = hidden.dtype
@@ -279,13 +299,14 @@ def _scored(h, head, targets, temperature, with_grad, with_entropy, bias):
     return logprobs, entropies, for_logprob, for_entropy
 
 
-def token_logprobs(hidden: torch.Tensor,        # [N, H]
-                   head: torch.Tensor,          # fp32 [V, H], frozen
-                   targets: torch.Tensor,       # [N]
-                   temperature: float = 1.0,
-                   with_entropy: bool = True,   # whether the entropy too has a gradient
-                   chunk: int = 128,
-                   bias: torch.Tensor | None = None,    # fp32 [V], of the head, frozen
-                   ) -> tuple[torch.Tensor, torch.Tensor]:
+def token_logprobs(
+    hidden: torch.Tensor,  # [N, H]
+    head: torch.Tensor,  # fp32 [V, H], frozen
+    targets: torch.Tensor,  # [N]
+    temperature: float = 1.0,
+    with_entropy: bool = True,  # whether the entropy too has a gradient
+    chunk: int = 128,
+    bias: torch.Tensor | None = None,  # fp32 [V], of the head, frozen
+) -> tuple[torch.Tensor, torch.Tensor]:
     "Logprob of each target and entropy of its distribution, fp32 [N] each; memory does not grow with N times V."
     return _TokenLogprobs.apply(hidden, head, targets, temperature, with_entropy, chunk, bias)

@@ -22,16 +22,17 @@ def block_hashes(ids: Sequence[int], seed: str) -> list[int]:
     "A hash for every full block of `ids`, each covering all that stands before it."
     hashes, h = [], hash(seed)
     for i in range(0, len(ids) - BLOCK + 1, BLOCK):
-        h = hash((h, *ids[i:i + BLOCK]))
+        h = hash((h, *ids[i : i + BLOCK]))
         hashes.append(h)
     return hashes
 
 
 class PrefixCache:
     "Pages of keys and values by the hash of what they end; the least recently used go first."
+
     def __init__(self, max_bytes: int):
         self.max_bytes, self._page_bytes = max_bytes, 0
-        self._pool: torch.Tensor | None = None          # [pages, layers, 2, heads, BLOCK, dim]
+        self._pool: torch.Tensor | None = None  # [pages, layers, 2, heads, BLOCK, dim]
         self._page_of: OrderedDict[int, int] = OrderedDict()
         self._free: list[int] = []
 
@@ -40,13 +41,13 @@ class PrefixCache:
         "What the kept pages hold."
         return len(self._page_of) * self._page_bytes
 
-    def add(self, hashes: Sequence[int], kv: torch.Tensor) -> None:     # kv: [layers, 2, heads, tokens, dim]
+    def add(self, hashes: Sequence[int], kv: torch.Tensor) -> None:  # kv: [layers, 2, heads, tokens, dim]
         "Keep the full blocks of a conversation."
         self._make_pool(kv)
-        new = [i for i, h in enumerate(hashes) if h not in self._page_of][:len(self._free) + len(self._page_of)]
+        new = [i for i, h in enumerate(hashes) if h not in self._page_of][: len(self._free) + len(self._page_of)]
         pages = [self._take() for _ in new]
         if pages:
-            blocks = kv[..., :len(hashes) * BLOCK, :].unflatten(3, (-1, BLOCK)).permute(3, 0, 1, 2, 4, 5)
+            blocks = kv[..., : len(hashes) * BLOCK, :].unflatten(3, (-1, BLOCK)).permute(3, 0, 1, 2, 4, 5)
             self._pool[torch.tensor(pages)] = blocks[torch.tensor(new)]
         self._page_of.update((hashes[i], page) for i, page in zip(new, pages))
         self._touch(hashes)
@@ -63,7 +64,7 @@ class PrefixCache:
         return self._free.pop() if self._free else self._page_of.popitem(last=False)[1]
 
     def _touch(self, hashes: Sequence[int]) -> None:
-        for h in reversed(hashes):              # the beginning is the youngest: without it the rest is of no use
+        for h in reversed(hashes):  # the beginning is the youngest: without it the rest is of no use
             if h in self._page_of:
                 self._page_of.move_to_end(h)
 
@@ -85,8 +86,14 @@ class PrefixCache:
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #893f2b61
 class KVSlots:
     "Keys and values of the running conversations: [layers, 2, slots, heads, places, dim]."
-    def __init__(self, config,                          # of the model, as transformers has it
-                 dtype: torch.dtype, device: torch.device, max_bytes: int):
+
+    def __init__(
+        self,
+        config,  # of the model, as transformers has it
+        dtype: torch.dtype,
+        device: torch.device,
+        max_bytes: int,
+    ):
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.layers, self.heads, self.dim = config.num_hidden_layers, config.num_key_value_heads, dim
         self.dtype, self.device, self.max_bytes, self.kv = dtype, device, max_bytes, None
@@ -109,8 +116,7 @@ class KVSlots:
         return self.layers * 2 * slots * self.heads * length * self.dim * self.dtype.itemsize
 
     def _reshape(self, slots: int, length: int) -> None:
-        new = torch.zeros(self.layers, 2, slots, self.heads, length, self.dim, dtype=self.dtype,
-                          device=self.device)
+        new = torch.zeros(self.layers, 2, slots, self.heads, length, self.dim, dtype=self.dtype, device=self.device)
         if self.kv is not None:
             n, m = min(slots, self.kv.shape[2]), min(length, self.kv.shape[4])
             new[:, :, :n, :, :m] = self.kv[:, :, :n, :, :m]
@@ -127,8 +133,8 @@ class KVSlots:
     def attention(self, slots: torch.Tensor, places: torch.Tensor, counts: list[int]):
         "What the attention layers call in a flat run of `counts[i]` new tokens in slot i."
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
-        longest = -(-(int(places.max()) + 1) // BLOCK) * BLOCK          # else the rest of a block rounds differently
-        bias = cache(causal_bias)                                      # the same for all layers of a window
+        longest = -(-(int(places.max()) + 1) // BLOCK) * BLOCK  # else the rest of a block rounds differently
+        bias = cache(causal_bias)  # the same for all layers of a window
         ones = [i for i, n in enumerate(counts) if n == 1]
         at = torch.tensor([starts[i] for i in ones], device=places.device, dtype=torch.long)
         rows = slice(len(ones)) if ones == list(range(len(ones))) else torch.tensor(ones, device=places.device)
@@ -174,8 +180,15 @@ def _parts(starts: list[int], places: torch.Tensor) -> list[tuple]:
     for batch in batch_by_size([(n, b + n) for n, b in zip(counts, before)]):
         n, s, l = len(batch), max(counts[j] for j in batch), max(counts[j] + before[j] for j in batch)
         tokens = pad([torch.arange(starts[pieces[j]], starts[pieces[j] + 1]) for j in batch], True, -1).flatten()
-        made.append((torch.tensor([pieces[j] for j in batch], device=device), (n, s, l), tokens.clamp(0).to(device),
-                     (tokens >= 0).to(device), torch.tensor([before[j] for j in batch], device=device)))
+        made.append(
+            (
+                torch.tensor([pieces[j] for j in batch], device=device),
+                (n, s, l),
+                tokens.clamp(0).to(device),
+                (tokens >= 0).to(device),
+                torch.tensor([before[j] for j in batch], device=device),
+            )
+        )
     return made
 
 

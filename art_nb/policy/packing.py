@@ -21,39 +21,42 @@ from .kernels import IndexSelect, batch_by_size, attention, causal_bias
 @dataclass(slots=True)
 class WeightedRow:
     "One sequence with what the loss needs of it."
-    tokens: np.ndarray          # int32 [T]
-    sampled: np.ndarray         # bool [T], True where the loss applies
-    logprobs: np.ndarray        # float32 [T], the sampler's; NaN where unknown
-    group: int = 0              # rows of one group are packed together
+
+    tokens: np.ndarray  # int32 [T]
+    sampled: np.ndarray  # bool [T], True where the loss applies
+    logprobs: np.ndarray  # float32 [T], the sampler's; NaN where unknown
+    group: int = 0  # rows of one group are packed together
     advantage: float = 0.0
-    coef: float = 1.0           # factor of each of its trained tokens in the loss of the step
-    sampler: np.ndarray | None = None       # float32 [T], the sampler's, where `logprobs` are the learner's own
-    units: float = 1.0          # what it adds to the number that the reduction divides by
+    coef: float = 1.0  # factor of each of its trained tokens in the loss of the step
+    sampler: np.ndarray | None = None  # float32 [T], the sampler's, where `logprobs` are the learner's own
+    units: float = 1.0  # what it adds to the number that the reduction divides by
 
 
 @dataclass(slots=True)
 class Segment:
     "Tokens start…stop follow one another, after the tokens `before`."
+
     start: int
     stop: int
-    before: torch.Tensor        # int64, the nodes from the root of the tree to the segment
+    before: torch.Tensor  # int64, the nodes from the root of the tree to the segment
 
 # %% ../../nbs/30_policy/10_packing.ipynb #05430031
 @dataclass(slots=True)
 class Batch:
     "A micro-batch: S packed tokens, N distinct trained tokens, E (row, token) entries."
-    tokens_S: torch.Tensor              # int64
-    positions_S: torch.Tensor           # int64, each token's place in its own row
-    segments: list["Segment"]           # the runs of tokens that attention takes one by one
-    predict_N: torch.Tensor             # index into S of the token whose hidden state predicts
-    target_N: torch.Tensor              # the token predicted
-    node_E: torch.Tensor                # index into N
-    old_E: torch.Tensor                 # the sampler's logprob, NaN where unknown
+
+    tokens_S: torch.Tensor  # int64
+    positions_S: torch.Tensor  # int64, each token's place in its own row
+    segments: list["Segment"]  # the runs of tokens that attention takes one by one
+    predict_N: torch.Tensor  # index into S of the token whose hidden state predicts
+    target_N: torch.Tensor  # the token predicted
+    node_E: torch.Tensor  # index into N
+    old_E: torch.Tensor  # the sampler's logprob, NaN where unknown
     advantages_E: torch.Tensor
     coef_E: torch.Tensor
-    row_E: torch.Tensor                 # number of the row in `rows`
+    row_E: torch.Tensor  # number of the row in `rows`
     rows: list[WeightedRow]
-    sampler_E: torch.Tensor | None = None   # the sampler's logprob, where `old_E` is the learner's own
+    sampler_E: torch.Tensor | None = None  # the sampler's logprob, where `old_E` is the learner's own
 
     def to(self, device) -> "Batch":
         "The same batch on another device."
@@ -66,8 +69,9 @@ class Batch:
 @dataclass(slots=True)
 class Tree:
     "Rows merged along their common prefixes."
+
     rows: list[WeightedRow]
-    paths: list[np.ndarray]                 # for each row, its nodes
+    paths: list[np.ndarray]  # for each row, its nodes
     tokens: np.ndarray
     positions: np.ndarray
     segments: list[tuple[int, np.ndarray]]  # number of new nodes, and the nodes before them
@@ -124,8 +128,11 @@ def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def shift_segments(tree: Tree, start: int) -> list[Segment]:
     "The segments of a tree whose first node stands at `start` of a batch; empty ones (twins) are left out."
     ends = start + np.cumsum([n for n, _ in tree.segments])
-    return [Segment(int(end) - n, int(end), torch.from_numpy(before + start))
-            for end, (n, before) in zip(ends, tree.segments) if n]
+    return [
+        Segment(int(end) - n, int(end), torch.from_numpy(before + start))
+        for end, (n, before) in zip(ends, tree.segments)
+        if n
+    ]
 
 
 def batch(trees: Sequence[Tree]) -> Batch:
@@ -144,18 +151,27 @@ def batch(trees: Sequence[Tree]) -> Batch:
     real = lambda a: torch.as_tensor(a, dtype=torch.float32)
     trained = lambda values: real(np.concatenate([v[1:][r.sampled[1:]] for r, v in zip(rows, values)]))
     rescored = all(r.sampler is not None for r in rows)
-    return Batch(tokens_S=long(tokens), positions_S=long(np.concatenate([t.positions for t in trees])), rows=rows,
-                 segments=[s for tree, start in zip(trees, starts) for s in shift_segments(tree, int(start))],
-                 predict_N=long(before[first]), target_N=long(tokens[distinct]), node_E=long(node_E.reshape(-1)),
-                 old_E=trained([r.logprobs for r in rows]), advantages_E=real(advantage_R[row]),
-                 coef_E=real(coef_R[row]), row_E=long(row),
-                 sampler_E=trained([r.sampler for r in rows]) if rescored else None)
+    return Batch(
+        tokens_S=long(tokens),
+        positions_S=long(np.concatenate([t.positions for t in trees])),
+        rows=rows,
+        segments=[s for tree, start in zip(trees, starts) for s in shift_segments(tree, int(start))],
+        predict_N=long(before[first]),
+        target_N=long(tokens[distinct]),
+        node_E=long(node_E.reshape(-1)),
+        old_E=trained([r.logprobs for r in rows]),
+        advantages_E=real(advantage_R[row]),
+        coef_E=real(coef_R[row]),
+        row_E=long(row),
+        sampler_E=trained([r.sampler for r in rows]) if rescored else None,
+    )
 
 # %% ../../nbs/30_policy/10_packing.ipynb #a82438ef
-def micro_batches(rows: Sequence[WeightedRow],
-                  max_tokens: int = 2048,           # packed tokens in a micro-batch
-                  share: bool = True,               # merge common prefixes inside a group
-                  ) -> list[Batch]:
+def micro_batches(
+    rows: Sequence[WeightedRow],
+    max_tokens: int = 2048,  # packed tokens in a micro-batch
+    share: bool = True,  # merge common prefixes inside a group
+) -> list[Batch]:
     "The rows of a step as micro-batches; trees of like size stand together."
     by_group = groupby(sorted(rows, key=lambda row: row.group), key=lambda row: row.group)
     grow = group_trees if share else plain_trees
@@ -178,10 +194,11 @@ def packing_ratio(rows: Sequence[WeightedRow], batches: Sequence[Batch]) -> floa
 @dataclass(slots=True)
 class PaddedSegments:
     "Segments of like size, padded: `n` of them, at most `s` new tokens and `l` visible ones each."
-    asking: IndexSelect                      # [S] to [n * s]
-    seen: IndexSelect                        # [S] to [n * l]
-    before: torch.Tensor                # int64 [n]
-    shape: tuple[int, int, int]         # n, s, l
+
+    asking: IndexSelect  # [S] to [n * s]
+    seen: IndexSelect  # [S] to [n * l]
+    before: torch.Tensor  # int64 [n]
+    shape: tuple[int, int, int]  # n, s, l
 
 
 def padded_segments(segments: Sequence[Segment]) -> tuple[list[PaddedSegments], IndexSelect]:
@@ -194,11 +211,16 @@ def padded_segments(segments: Sequence[Segment]) -> tuple[list[PaddedSegments], 
         asking = padded([torch.arange(s.start, s.stop) for s in chosen], batch_first=True)
         seen = padded([torch.cat([s.before.cpu(), torch.arange(s.start, s.stop)]) for s in chosen], batch_first=True)
         for row, s in enumerate(chosen):
-            places[s.start:s.stop] = size + row * asking.shape[1] + torch.arange(s.stop - s.start)
+            places[s.start : s.stop] = size + row * asking.shape[1] + torch.arange(s.stop - s.start)
         size += asking.numel()
-        made.append(PaddedSegments(IndexSelect(asking.flatten().to(device), S), IndexSelect(seen.flatten().to(device), S),
-                            torch.tensor([len(s.before) for s in chosen], device=device),
-                            (*asking.shape, seen.shape[1])))
+        made.append(
+            PaddedSegments(
+                IndexSelect(asking.flatten().to(device), S),
+                IndexSelect(seen.flatten().to(device), S),
+                torch.tensor([len(s.before) for s in chosen], device=device),
+                (*asking.shape, seen.shape[1]),
+            )
+        )
     return made, IndexSelect(places.to(device), size)
 
 

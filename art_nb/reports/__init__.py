@@ -8,8 +8,11 @@ __all__ = []
 # %% ../../nbs/80_reports/index.ipynb #4399f879
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "report": ["export"],
-    "plots": ["learning_curve", "comparison_bars", "reward_histogram", "token_heatmaps"],
-    "static_html": ["static_html"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "report": ["export"],
+        "plots": ["learning_curve", "comparison_bars", "reward_histogram", "token_heatmaps"],
+        "static_html": ["static_html"],
+    },
+)

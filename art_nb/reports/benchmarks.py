@@ -24,9 +24,10 @@ from ..runs.store import RunStore, find_runs
 @dataclass(frozen=True, slots=True)
 class BenchmarkModelKey:
     "Which model of a table is meant, in which split, and what it is called in a chart."
+
     name: str
-    display_name: str | None = None     # None: its name
-    split: str | None = "val"           # None: every split
+    display_name: str | None = None  # None: its name
+    split: str | None = "val"  # None: every split
 
     def __str__(self) -> str:
         return self.display_name or self.name
@@ -57,23 +58,35 @@ def _of(owner: Trajectory | TrajectoryGroup, prefix: str = "") -> dict[str, Any]
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     functions = [{"name": _text(call.get("name")), "arguments": _text(call.get("arguments"))} for call in calls]
-    return {"role": message.get("role"), "content": _text(message.get("content")), "trainable": message["trainable"],
-            "tool_calls": [{"function": function} for function in functions] or None,
-            "tool_call_id": message.get("tool_call_id")}
+    return {
+        "role": message.get("role"),
+        "content": _text(message.get("content")),
+        "trainable": message["trainable"],
+        "tool_calls": [{"function": function} for function in functions] or None,
+        "tool_call_id": message.get("tool_call_id"),
+    }
 
 
 def _rows(store: RunStore, split: str, step: int) -> Iterator[dict[str, Any]]:
     for number, group in enumerate(store.read_groups(split, step)):
         for trajectory in group:
             said = [_message(message) for message in trajectory.for_logging()["messages"]]
-            yield {"model": store.path.name, "split": split, "step": step, "reward": trajectory.reward,
-                   "group_number": number, "messages": said, "logs": trajectory.logs,
-                   **_of(trajectory), **_of(group, "group_")}
+            yield {
+                "model": store.path.name,
+                "split": split,
+                "step": step,
+                "reward": trajectory.reward,
+                "group_number": number,
+                "messages": said,
+                "logs": trajectory.logs,
+                **_of(trajectory),
+                **_of(group, "group_"),
+            }
 
 
 def project_rows(
     project: Path,
-    models: Iterable[str] | None = None,    # None: all
+    models: Iterable[str] | None = None,  # None: all
 ) -> list[dict[str, Any]]:
     "The trajectories of a project's runs; a file that cannot be read is announced and left out."
     wanted, rows = None if models is None else set(models), []
@@ -90,19 +103,33 @@ def project_rows(
 def _schema(names: Iterable[str]) -> dict[str, Any]:
     pl = polars()
     call = pl.Struct({"function": pl.Struct({"name": pl.String, "arguments": pl.String})})
-    message = pl.Struct({"role": pl.String, "content": pl.String, "tool_calls": pl.List(call),
-                         "tool_call_id": pl.String, "trainable": pl.Boolean})
-    fixed = {"model": pl.String, "split": pl.String, "step": pl.Int64, "reward": pl.Float64,
-             "group_number": pl.Int64, "messages": pl.List(message), "logs": pl.List(pl.String)}
+    message = pl.Struct(
+        {
+            "role": pl.String,
+            "content": pl.String,
+            "tool_calls": pl.List(call),
+            "tool_call_id": pl.String,
+            "trainable": pl.Boolean,
+        }
+    )
+    fixed = {
+        "model": pl.String,
+        "split": pl.String,
+        "step": pl.Int64,
+        "reward": pl.Float64,
+        "group_number": pl.Int64,
+        "messages": pl.List(message),
+        "logs": pl.List(pl.String),
+    }
     own = [name for name in names if name not in fixed]
     return fixed | {name: pl.Float64 if name.startswith(("metric_", "group_metric_")) else pl.String for name in own}
 
 
 async def load_trajectories(
     project_name: str,
-    models: list[str] | None = None,    # None: all of the project
-    debug: bool = False,                # say what was read
-    art_path: str | None = None,        # None: `.art` in the working directory
+    models: list[str] | None = None,  # None: all of the project
+    debug: bool = False,  # say what was read
+    art_path: str | None = None,  # None: `.art` in the working directory
 ) -> Any:  # a polars.DataFrame, a row for each trajectory
     "The trajectories of a project's models, of every split and step; raises BackendMissing."
     pl, numbers = polars(), {}
@@ -117,10 +144,10 @@ async def load_trajectories(
 # %% ../../nbs/80_reports/20_benchmarks.ipynb #f8fc31ac
 async def load_aggregated_trajectories(
     project_name: str,
-    models: list[str] | None = None,    # None: all of the project
-    metrics: list[str] | None = None,   # None: all
-    art_path: str | None = None,        # None: `.art` in the working directory
-    include_history: bool = False,      # add when the step was logged
+    models: list[str] | None = None,  # None: all of the project
+    metrics: list[str] | None = None,  # None: all
+    art_path: str | None = None,  # None: `.art` in the working directory
+    include_history: bool = False,  # add when the step was logged
 ) -> Any:  # a polars.DataFrame, a row for each model, split and step
     "Means of a step, over each group first; raises BackendMissing."
     table, pl = await load_trajectories(project_name, models, art_path=art_path), polars()
@@ -128,7 +155,8 @@ async def load_aggregated_trajectories(
     names = ["reward", *(name for name in known if metrics is None or name.removeprefix("metric_") in metrics)]
     step = ["model", "split", "step"]
     groups = table.group_by([*step, "group_number"]).agg(
-        *(pl.col(name).mean() for name in names), pl.col("reward").std(ddof=0).alias("reward_std_dev"))
+        *(pl.col(name).mean() for name in names), pl.col("reward").std(ddof=0).alias("reward_std_dev")
+    )
     means = groups.group_by(step).agg(pl.col(name).mean() for name in [*names, "reward_std_dev"]).sort(step)
     if include_history:
         means = means.join(_recorded(project_name, models, art_path), on=["model", "step"], how="left")
@@ -137,26 +165,34 @@ async def load_aggregated_trajectories(
 
 def _recorded(project_name: str, models: list[str] | None, art_path: str | None) -> Any:
     stores = [RunStore(path) for path in find_runs(Path(art_path or ".art") / project_name)]
-    found = {(store.path.name, row["step"]): row["recorded_at"] for store in stores
-             if models is None or store.path.name in models
-             for row in store.history() if "recorded_at" in row and "step" in row}
+    found = {
+        (store.path.name, row["step"]): row["recorded_at"]
+        for store in stores
+        if models is None or store.path.name in models
+        for row in store.history()
+        if "recorded_at" in row and "step" in row
+    }
     pl = polars()
-    return pl.DataFrame([(*key, when) for key, when in found.items()], orient="row",
-                        schema={"model": pl.String, "step": pl.Int64, "recorded_at": pl.String})
+    return pl.DataFrame(
+        [(*key, when) for key, when in found.items()],
+        orient="row",
+        schema={"model": pl.String, "step": pl.Int64, "recorded_at": pl.String},
+    )
 
 # %% ../../nbs/80_reports/20_benchmarks.ipynb #cf42ca0b
 @dataclass(slots=True)
 class Way:
     "A metric of one model by step."
+
     title: str
     steps: list[int]
     means: list[float]
 
 
 def ways(
-    df: Any,                # of `load_trajectories`
-    metric_name: str,       # a column, or a metric without its prefix
-    models: Iterable[str | BenchmarkModelKey] | None = None,    # in this order; None: all, trained ones first
+    df: Any,  # of `load_trajectories`
+    metric_name: str,  # a column, or a metric without its prefix
+    models: Iterable[str | BenchmarkModelKey] | None = None,  # in this order; None: all, trained ones first
 ) -> list[Way]:
     "What a chart shows; raises ValueError where there is nothing to show."
     column = metric_name if metric_name in df.columns else f"metric_{metric_name}"
@@ -167,8 +203,10 @@ def ways(
     keys = keys if models is None else [BenchmarkModelKey(m) if isinstance(m, str) else m for m in models]
     found = [_way(rows, key) for key in keys]
     if not any(way.steps for way in found):
-        raise ValueError(f"no {column!r} of {', '.join(map(str, keys)) or 'any model'}; there are, of model and split: "
-                         f"{', '.join(sorted({f'{model}/{split}' for model, split, *_ in rows})) or 'none'}")
+        raise ValueError(
+            f"no {column!r} of {', '.join(map(str, keys)) or 'any model'}; there are, of model and split: "
+            f"{', '.join(sorted({f'{model}/{split}' for model, split, *_ in rows})) or 'none'}"
+        )
     found = [way for way in found if way.steps]
     return found if models is not None else sorted(found, key=lambda way: len(way.steps) == 1)
 
@@ -182,13 +220,13 @@ def _way(rows: list[tuple], key: BenchmarkModelKey) -> Way:
 
 # %% ../../nbs/80_reports/20_benchmarks.ipynb #71475d68
 def training_progress_chart(
-    df: Any,                            # of `load_trajectories`
+    df: Any,  # of `load_trajectories`
     metric_name: str,
-    models: Iterable[str | BenchmarkModelKey] | None = None,    # in this order; None: all
-    title: str | None = None,           # None: the metric
-    x_label: str | None = None,         # None: "Step"
+    models: Iterable[str | BenchmarkModelKey] | None = None,  # in this order; None: all
+    title: str | None = None,  # None: the metric
+    x_label: str | None = None,  # None: "Step"
     y_label: str | None = None,
-    perfect_score: float | None = None,     # a line that nobody can pass
+    perfect_score: float | None = None,  # a line that nobody can pass
     legend_loc: str | None = "lower right",
 ) -> Any:  # the Figure
     "A metric by step: a curve for a model with several steps, a level for one with a single one."
@@ -223,13 +261,13 @@ def _perfect(ax: Any, score: float, x: float) -> None:
 
 # %% ../../nbs/80_reports/20_benchmarks.ipynb #0a06ffb1
 def percentage_comparison_bar_chart(
-    df: Any,                            # of `load_trajectories`
+    df: Any,  # of `load_trajectories`
     metric_name: str,
-    models: Iterable[str | BenchmarkModelKey] | None = None,    # in this order; None: all
-    title: str | None = None,           # None: the metric
+    models: Iterable[str | BenchmarkModelKey] | None = None,  # in this order; None: all
+    title: str | None = None,  # None: the metric
     y_label: str | None = None,
-    perfect_score: float | None = None,     # a line that nobody can pass
-    num_decimals: int = 0,              # of the figures on the bars
+    perfect_score: float | None = None,  # a line that nobody can pass
+    num_decimals: int = 0,  # of the figures on the bars
 ) -> Any:  # the Figure
     "Each model's last step, with what it gained since its first; shares are shown as percentages."
     found = ways(df, metric_name, models)
@@ -250,9 +288,30 @@ def _bar(ax: Any, place: int, first: float, last: float, digits: str, unit: str)
     gained = last - first
     ax.bar(place, min(first, last), width=0.7, color=COLORS[1] if gained else "#BBBBBB", edgecolor="white")
     if gained:
-        ax.bar(place, abs(gained), width=0.7, bottom=min(first, last), color=COLORS[1], edgecolor="white", hatch="///",
-               alpha=0.7)
-        ax.text(place, (first + last) / 2, f"RL {gained:+{digits}}{unit}", ha="center", va="center",
-                bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.2"})
-    ax.annotate(f"{last:{digits}}{unit}", (place, max(first, last)), (0, 3), textcoords="offset points", ha="center",
-                va="bottom", fontweight="bold")
+        ax.bar(
+            place,
+            abs(gained),
+            width=0.7,
+            bottom=min(first, last),
+            color=COLORS[1],
+            edgecolor="white",
+            hatch="///",
+            alpha=0.7,
+        )
+        ax.text(
+            place,
+            (first + last) / 2,
+            f"RL {gained:+{digits}}{unit}",
+            ha="center",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.2"},
+        )
+    ax.annotate(
+        f"{last:{digits}}{unit}",
+        (place, max(first, last)),
+        (0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontweight="bold",
+    )

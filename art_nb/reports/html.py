@@ -24,7 +24,8 @@ class Html(str):
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")
+    "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
 
 
 def visible_text(text: str) -> str:
@@ -58,8 +59,15 @@ class DetailLevel:
     lines: int = 50  # of a table
 
 
-DETAIL_LEVELS = (DetailLevel(8000, 200, 16), DetailLevel(3000, 100, 8), DetailLevel(1200, 60, 8), DetailLevel(500, 40, 4), DetailLevel(200, 20, 3),
-         DetailLevel(80, 8, 2, 20), DetailLevel(40, 4, 1, 8))
+DETAIL_LEVELS = (
+    DetailLevel(8000, 200, 16),
+    DetailLevel(3000, 100, 8),
+    DetailLevel(1200, 60, 8),
+    DetailLevel(500, 40, 4),
+    DetailLevel(200, 20, 3),
+    DetailLevel(80, 8, 2, 20),
+    DetailLevel(40, 4, 1, 8),
+)
 LIMIT = 150_000
 
 
@@ -80,21 +88,17 @@ def truncate(text: str, letters: int) -> str:
     if len(text) <= letters + 40:
         return text
     head, tail = letters * 2 // 3, letters // 3
-    return f"{text[:head]}\n… {len(text) - head - tail:,} characters left out …\n{text[len(text) - tail:]}"
+    return f"{text[:head]}\n… {len(text) - head - tail:,} characters left out …\n{text[len(text) - tail :]}"
 
 # %% ../../nbs/80_reports/10_html.ipynb #6dd54352
 BOX = "border:1px solid rgba(128,128,128,0.4);border-radius:4px;padding:4px 8px;margin:4px 0px"
-WRAP = "overflow-wrap:break-word"      # of what stands outermost
+WRAP = "overflow-wrap:break-word"  # of what stands outermost
 PRE = "white-space:pre-wrap;margin:2px 0px;padding:4px 8px;background-color:rgba(128,128,128,0.12)"
 CELL = "text-align:left;padding:1px 8px"
 NUMBER = "text-align:right;padding:1px 8px"
 
 
-def table(
-    headers: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    caption: str = "",
-) -> Html:
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> Html:
     """Lay cells out; numbers stand right."""
     right = [isinstance(cell, (int, float)) for cell in rows[0]] if rows else [False] * len(headers)
     head = tag("tr", *(tag("th", n, style=NUMBER if r else CELL) for n, r in zip(headers, right, strict=True)))

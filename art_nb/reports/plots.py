@@ -103,7 +103,7 @@ def smoothed(
 ) -> list[float]:
     "Centred means."
     half = width // 2
-    windows = [values[max(0, i - half):i + half + 1] for i in range(len(values))]
+    windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 
 
@@ -146,8 +146,17 @@ def _draw_evaluations(ax: Any, evaluations: list[Evaluation], looks: Mapping[str
         mine = sorted((e for e in evaluations if (e.name, e.metric) == (name, metric)), key=lambda e: e.step)
         colour, mark = looks.get(name, ("#444444", "x"))
         steps, means = [e.step for e in mine], [e.mean() for e in mine]
-        ax.errorbar(steps, means, yerr=_errors(mine, metric), fmt=mark, color=colour, markerfacecolor="white",
-                    capsize=3, zorder=3, label=f"{name}: {metric}, 95 %")
+        ax.errorbar(
+            steps,
+            means,
+            yerr=_errors(mine, metric),
+            fmt=mark,
+            color=colour,
+            markerfacecolor="white",
+            capsize=3,
+            zorder=3,
+            label=f"{name}: {metric}, 95 %",
+        )
 
 
 def _errors(evaluations: list[Evaluation], metric: str | None) -> tuple[list[float], list[float]]:
@@ -174,8 +183,16 @@ def comparison_bars(
     metric, ax = metric or evaluations[0].metric, _axes(ax)
     means = [e.mean(metric) for e in evaluations]
     colours = dict(zip(dict.fromkeys(e.name for e in evaluations), cycle(COLORS), strict=False))
-    ax.bar(range(len(means)), means, width=0.6, color=[colours[e.name] for e in evaluations], alpha=0.85,
-           yerr=_errors(evaluations, metric), capsize=4, ecolor="#222222")
+    ax.bar(
+        range(len(means)),
+        means,
+        width=0.6,
+        color=[colours[e.name] for e in evaluations],
+        alpha=0.85,
+        yerr=_errors(evaluations, metric),
+        capsize=4,
+        ecolor="#222222",
+    )
     ax.set_xticks(range(len(means)), _titles(evaluations))
     ax.margins(y=0.1)
     return _labelled(ax, evaluations[0].name if len(colours) == 1 else "model", f"{metric}, 95 %", legend=False)
@@ -194,14 +211,20 @@ def reward_histogram(
     if not teach + idle:
         raise ValueError("There are no rewards: the groups hold no trajectories.")
     ax, useful = _axes(ax), sum(map(has_variance, rewards))
-    ax.hist([teach, idle], bins=bins, stacked=True, color=[COLORS[0], "#BBBBBB"], edgecolor="white",
-            label=[f"groups that differ: {useful}", f"all equal: {len(groups) - useful}"])
+    ax.hist(
+        [teach, idle],
+        bins=bins,
+        stacked=True,
+        color=[COLORS[0], "#BBBBBB"],
+        edgecolor="white",
+        label=[f"groups that differ: {useful}", f"all equal: {len(groups) - useful}"],
+    )
     for bar in ax.containers[1]:
         bar.set_hatch("//")
     return _labelled(ax, "reward", "trajectories", legend=True)
 
 # %% ../../nbs/80_reports/00_plots.ipynb #451e5c21
-HEATS = {       # name: the values of a record
+HEATS = {  # name: the values of a record
     "advantage": lambda record: record.advantage_E,
     "sampler's logprob": lambda record: record.old_E,
     "learner's logprob": lambda record: record.new_E,
@@ -209,7 +232,7 @@ HEATS = {       # name: the values of a record
     "entropy": lambda record: record.entropy_E,
     "weight in the loss": lambda record: np.repeat(record.coef_R, record.size_R),
 }
-SIGNED = {"advantage", "log of their ratio"}    # white where they are zero
+SIGNED = {"advantage", "log of their ratio"}  # white where they are zero
 
 
 def token_heatmaps(
@@ -236,8 +259,10 @@ def _recorded(run: PlotSource, step: int | None) -> tuple[RunStore, int, Learner
         raise StoreError(f"{found[0].path} has no record yet of what the loss saw; a step of training writes one")
     step = known[-1] if step is None else step
     if (record := read_record(found[0], step)) is None:
-        raise StoreError(f"{found[0].path} has no readable record of what the loss saw in step {step}; there are "
-                         f"files of: {', '.join(map(str, known))}")
+        raise StoreError(
+            f"{found[0].path} has no readable record of what the loss saw in step {step}; there are "
+            f"files of: {', '.join(map(str, known))}"
+        )
     return found[0], step, record
 
 

@@ -40,7 +40,8 @@ STYLE = Html(
     "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:.5rem 0}"
     "th,td{border-bottom:1px solid #8886}caption{text-align:left;opacity:.8}pre{overflow-wrap:anywhere}"
-    "img{max-width:100%;background:#fff}summary{cursor:pointer}a{color:inherit}")
+    "img{max-width:100%;background:#fff}summary{cursor:pointer}a{color:inherit}"
+)
 MAX_BYTES, MAX_CONVERSATIONS = 10_000_000, 200
 
 
@@ -49,9 +50,14 @@ def page(
     *children: Any,  # markup, or text that is escaped
 ) -> str:
     """Put content into a file of its own."""
-    head = tag("head", tag("meta", charset="utf-8"),
-               Html(f'<meta http-equiv="Content-Security-Policy" content="{escaped(POLICY)}">'),
-               Html('<meta name="viewport" content="width=device-width">'), tag("title", title), tag("style", STYLE))
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{escaped(POLICY)}">'),
+        Html('<meta name="viewport" content="width=device-width">'),
+        tag("title", title),
+        tag("style", STYLE),
+    )
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("h1", title), *children)}</html>\n'
 
 
@@ -73,7 +79,7 @@ def _told(store: RunStore) -> Html:
 
 
 def _model(store: RunStore) -> Html:
-    told = redact(store.read_model())       # a run of ART may hold the user's keys
+    told = redact(store.read_model())  # a run of ART may hold the user's keys
     lines = [[key, one_line(str(value), 200)] for key, value in told.items() if value not in (None, {}, [])]
     return details("model", table(["", ""], lines)) if lines else Html("")
 
@@ -96,9 +102,16 @@ def report(
     if groups is not None:
         picked = [("chosen groups", dict.fromkeys(map(int, groups), "chosen"))]
     store = rows.store
-    about = [steps_table(store, DetailLevel(0, 0, 0, 1000)), curves(store), _told(store), _model(store)] if store else []
-    facts = facts_line(f"{len(rows):,} rollouts", f"{rows.groups:,} groups", f"{len(rows.steps())} steps",
-                       f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", lost_line(rows))
+    about = (
+        [steps_table(store, DetailLevel(0, 0, 0, 1000)), curves(store), _told(store), _model(store)] if store else []
+    )
+    facts = facts_line(
+        f"{len(rows):,} rollouts",
+        f"{rows.groups:,} groups",
+        f"{len(rows.steps())} steps",
+        f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        lost_line(rows),
+    )
 
     def make(room: DetailLevel) -> str:
         shown = [Html(tag("h2", name) + groups_html(rows, numbers, room)) for name, numbers in picked if numbers]
@@ -136,5 +149,6 @@ def export(
         shown = tag("h2", link(rows, row)), tag("p", headline(rows, row)), rollout_html(rows, row, room)
         return tag("section", *shown, id=f"r{row}")
 
-    return _written(file, lambda room: page(
-        rows.title, tag("p", note) if note else "", *(body(row, room) for row in chosen), index))
+    return _written(
+        file, lambda room: page(rows.title, tag("p", note) if note else "", *(body(row, room) for row in chosen), index)
+    )

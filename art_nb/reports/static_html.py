@@ -50,8 +50,11 @@ def _message(message: dict[str, Any], room: DetailLevel) -> Html:
     name = f"{role}{' (trained)' if message['trained'] else ''}{cut}"
     parts = [details("thinking", _pre(message["thinking"], room))] if message.get("thinking") else []
     body = tag("pre", text, style=PRE) if text else ""
-    parts.append(details(f"{name}: {one_line(text, 60)}", body) if role in ("system", "developer", "tool") and text else
-                 tag("div", tag("b", name), body))
+    parts.append(
+        details(f"{name}: {one_line(text, 60)}", body)
+        if role in ("system", "developer", "tool") and text
+        else tag("div", tag("b", name), body)
+    )
     for call in message.get("tool_calls", ()):
         parts.append(details(f"calls {call['name']}", _pre(call["arguments"], room)))
     return Html("".join(parts))
@@ -93,9 +96,11 @@ def _details(trajectory: Trajectory, room: DetailLevel) -> list[Html]:
     metrics = ", ".join(f"{one_line(key, 60)} {number(float(value))}" for key, value in shown)
     name, frames, _ = board_of(trajectory)
     grid = _grid(frames[-1]["rows"]) if frames else ""
-    return [*([tag("div", f"metrics: {metrics}")] if metrics else []),
-            *([details(f"{name}: the last of {len(frames)} boards", tag("pre", grid, style=PRE))] if frames else []),
-            *([details("log", _pre("\n".join(trajectory.logs), room))] if trajectory.logs else [])]
+    return [
+        *([tag("div", f"metrics: {metrics}")] if metrics else []),
+        *([details(f"{name}: the last of {len(frames)} boards", tag("pre", grid, style=PRE))] if frames else []),
+        *([details("log", _pre("\n".join(trajectory.logs), room))] if trajectory.logs else []),
+    ]
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> str:
@@ -118,7 +123,7 @@ def rollout_html(
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #240e6205
 def _has_steps(rows: RolloutIndex) -> bool:
-    return rows.store is not None or any(part.step for part in rows.parts)    # groups in memory do not know theirs
+    return rows.store is not None or any(part.step for part in rows.parts)  # groups in memory do not know theirs
 
 
 def group_line(rows: RolloutIndex, number_: int) -> str:
@@ -130,20 +135,25 @@ def group_line(rows: RolloutIndex, number_: int) -> str:
     idle = "all rewards equal: nothing to learn here" if len(mine) and mine["flags"][0] & FLAGS["zero_variance"] else ""
     failed = int((mine["status"] == 1).sum())
     step = f"step {part.step}" if _has_steps(rows) else ""
-    return " · ".join(filter(None, [one_line(name), step, f"{len(reward)} rollouts", spread, idle,
-                                    f"{failed} failed" if failed else ""]))
+    return " · ".join(
+        filter(
+            None, [one_line(name), step, f"{len(reward)} rollouts", spread, idle, f"{failed} failed" if failed else ""]
+        )
+    )
 
 
 def lost_line(rows: RolloutIndex) -> str:
     """Say what could not be read."""
-    lost = [f"step {step} of {split} could not be read: {one_line(why, 200)}"
-            for (split, step), why in [*rows.lost.items()][:5]]
+    lost = [
+        f"step {step} of {split} could not be read: {one_line(why, 200)}"
+        for (split, step), why in [*rows.lost.items()][:5]
+    ]
     return "; ".join(lost)
 
 
 def _shared(rows: RolloutIndex, mine: Sequence[int]) -> list[dict[str, Any]]:
     threads = [conversation_of(one) for one in map(rows.trajectory, mine) if isinstance(one, Trajectory)]
-    return threads[0][:shared_count(threads)] if threads else []
+    return threads[0][: shared_count(threads)] if threads else []
 
 
 def group_html(rows: RolloutIndex, group: int, room: DetailLevel) -> Html:
@@ -152,13 +162,24 @@ def group_html(rows: RolloutIndex, group: int, room: DetailLevel) -> Html:
     order = mine["id"][np.argsort(-np.nan_to_num(mine["reward"], nan=-np.inf), kind="stable")].tolist()
     kept = _spread_out(order, room.rollouts)
     shared = _shared(rows, order[:32])
-    lines = [[int(told["idx_in_group"]), *metrics_of(told)] for told in mine[:room.lines]]
+    lines = [[int(told["idx_in_group"]), *metrics_of(told)] for told in mine[: room.lines]]
     more = tag("p", tag("i", f"{len(mine) - room.lines} more rollouts")) if len(mine) > room.lines else ""
     left = tag("p", tag("i", f"shown in full: {len(kept)} of {len(mine)}")) if len(kept) < len(mine) else ""
     same = details(f"what they share: {len(shared)} messages", messages_html(shared, room)) if shared else ""
-    return Html("".join(map(escaped, [
-        table(["rollout", *METRICS], lines), more, same,
-        *(details(headline(rows, row), rollout_html(rows, row, room, len(shared))) for row in kept), left])))
+    return Html(
+        "".join(
+            map(
+                escaped,
+                [
+                    table(["rollout", *METRICS], lines),
+                    more,
+                    same,
+                    *(details(headline(rows, row), rollout_html(rows, row, room, len(shared))) for row in kept),
+                    left,
+                ],
+            )
+        )
+    )
 
 
 def _spread_out(order: Sequence[int], most: int) -> list[int]:
@@ -189,8 +210,11 @@ def representative_groups(rows: RolloutIndex, step: tuple[str, int] | None = Non
     done = {n: mine["reward"][mine["status"] == 0] for n in numbers if len(mine := rows.rows_of(n))}
     done = {n: reward for n, reward in done.items() if len(reward) and np.isfinite(reward).all()}
     chosen: dict[int, str] = {}
-    for why, key in (("best", lambda n: done[n].mean()), ("worst", lambda n: -done[n].mean()),
-                     ("most varied", lambda n: done[n].std())):
+    for why, key in (
+        ("best", lambda n: done[n].mean()),
+        ("worst", lambda n: -done[n].mean()),
+        ("most varied", lambda n: done[n].std()),
+    ):
         n = max(done, key=key, default=None)
         if n is not None and (why != "most varied" or done[n].std() > 0):
             chosen[n] = f"{chosen[n]}, {why}" if n in chosen else why
@@ -199,7 +223,9 @@ def representative_groups(rows: RolloutIndex, step: tuple[str, int] | None = Non
 
 def groups_html(rows: RolloutIndex, chosen: dict[int, str], room: DetailLevel) -> Html:
     """Show chosen groups, folded."""
-    return Html("".join(details(f"{why}: {group_line(rows, n)}", group_html(rows, n, room)) for n, why in chosen.items()))
+    return Html(
+        "".join(details(f"{why}: {group_line(rows, n)}", group_html(rows, n, room)) for n, why in chosen.items())
+    )
 
 
 def _groups_table(rows: RolloutIndex, room: DetailLevel) -> Html:
@@ -210,31 +236,33 @@ def _groups_table(rows: RolloutIndex, room: DetailLevel) -> Html:
         numbers = (float(reward.mean()), float(reward.std())) if len(reward) else (np.nan, np.nan)
         lines.append([part.step, one_line(rows.name_of(n) or f"group {n}"), len(mine), *numbers])
     skip = 0 if _has_steps(rows) else 1
-    return table(["step", "scenario", "rollouts", "mean reward", "std"][skip:], [line[skip:] for line in lines],
-                 f"{rows.groups} groups" + (f", the first {room.lines} of them" if rows.groups > room.lines else ""))
+    return table(
+        ["step", "scenario", "rollouts", "mean reward", "std"][skip:],
+        [line[skip:] for line in lines],
+        f"{rows.groups} groups" + (f", the first {room.lines} of them" if rows.groups > room.lines else ""),
+    )
 
 
 def static_groups(groups: Any, limit: int = LIMIT) -> Html:
     """Freeze a list of groups, steps of groups, or somebody else's files."""
     rows = load_all(groups)
     title, chosen = facts_line(rows.title, f"{len(rows)} rollouts", lost_line(rows)), representative_groups(rows)
-    return fit_to_bytes(lambda room: tag(
-        "div", title, _groups_table(rows, room), groups_html(rows, chosen, room), style=WRAP), limit)
+    return fit_to_bytes(
+        lambda room: tag("div", title, _groups_table(rows, room), groups_html(rows, chosen, room), style=WRAP), limit
+    )
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #835e0142
-def describe_curve(
-    steps: Sequence[float],
-    values: Sequence[float],
-    label: str,
-) -> str:
+def describe_curve(steps: Sequence[float], values: Sequence[float], label: str) -> str:
     """Say a curve in words."""
     pairs = [(step, value) for step, value in zip(steps, values, strict=True) if np.isfinite(value)]
     if not pairs:
         return f"{label}: no values"
     (first, start), (last, end) = pairs[0], pairs[-1]
     high, low = max(pairs, key=lambda pair: pair[1]), min(pairs, key=lambda pair: pair[1])
-    return (f"{label} over {len(pairs)} steps: {start:.4g} at step {first}, {end:.4g} at step {last}; "
-            f"highest {high[1]:.4g} at step {high[0]}, lowest {low[1]:.4g} at step {low[0]}")
+    return (
+        f"{label} over {len(pairs)} steps: {start:.4g} at step {first}, {end:.4g} at step {last}; "
+        f"highest {high[1]:.4g} at step {high[0]}, lowest {low[1]:.4g} at step {low[0]}"
+    )
 
 
 def _image(draw: Callable[[Any], object], words: str, width: float = 4.5, columns: int = 1) -> Html:
@@ -248,8 +276,16 @@ def _image(draw: Callable[[Any], object], words: str, width: float = 4.5, column
     return tag("img", src="data:image/png;base64," + base64.b64encode(file.getvalue()).decode(), alt=words, title=words)
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #fdee2ca8
-SHOWN = ("train/reward", "val/reward", "train/reward_std_dev", "loss/train", "loss/grad_norm", "loss/entropy",
-         "offpolicy/kl_sampler", "time/step_wall_s")
+SHOWN = (
+    "train/reward",
+    "val/reward",
+    "train/reward_std_dev",
+    "loss/train",
+    "loss/grad_norm",
+    "loss/entropy",
+    "offpolicy/kl_sampler",
+    "time/step_wall_s",
+)
 CURVES = ("train/reward", "loss/entropy", "offpolicy/kl_sampler")
 
 
@@ -298,13 +334,24 @@ def static_run(
     heading = f"groups of step {shown.step}{'' if shown.split == 'train' else f' ({shown.split})'}" if chosen else ""
     images, store = curves(rows.store), rows.store
     state = f"{run.status} at {step_count(run.step, run.progress.steps)}" if isinstance(run, (Run, AttachedRun)) else ""
-    title = [tag("div", tag("b", rows.title), f" · {_about(store)}" if _about(store) else ""),
-             facts_line(state, note, lost_line(rows))]
+    title = [
+        tag("div", tag("b", rows.title), f" · {_about(store)}" if _about(store) else ""),
+        facts_line(state, note, lost_line(rows)),
+    ]
     again = tag("p", tag("code", f'art_nb.view("{store.path}")'), " opens it again")
-    return fit_to_bytes(lambda room: tag(
-        "div", *title, steps_table(store, room), images,
-        tag("div", heading), groups_html(rows, chosen, room), again,
-        style=WRAP), limit)
+    return fit_to_bytes(
+        lambda room: tag(
+            "div",
+            *title,
+            steps_table(store, room),
+            images,
+            tag("div", heading),
+            groups_html(rows, chosen, room),
+            again,
+            style=WRAP,
+        ),
+        limit,
+    )
 
 
 def static_html(x: Any, limit: int = LIMIT) -> Html:

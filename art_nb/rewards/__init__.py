@@ -8,12 +8,15 @@ __all__ = []
 # %% ../../nbs/20_rewards/index.ipynb #e525a815
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "ruler": ["ruler", "ruler_score_group", "score_group", "position_bias", "TrajectoryScore"],
-    "rubrics": ["DEFAULT_RUBRIC"],
-    "judges": ["as_judge", "Person"],
-    "llm_judges": ["Judge"],
-    "journal": ["Journal"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "ruler": ["ruler", "ruler_score_group", "score_group", "position_bias", "TrajectoryScore"],
+        "rubrics": ["DEFAULT_RUBRIC"],
+        "judges": ["as_judge", "Person"],
+        "llm_judges": ["Judge"],
+        "journal": ["Journal"],
+    },
+)
 # At once, because the module `ruler` would hide the function that is loaded later.
 from .ruler import ruler

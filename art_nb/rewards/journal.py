@@ -72,9 +72,13 @@ class Journal:
 
     def read(self) -> list[Judgement]:
         """Read everything, in the order it was written."""
-        return [Judgement(**{name: row[name] for name in _FIELDS if name in row})
-                for row in read_lines(self.path) if row.keys() >= {"group", "trajectory", "score"}
-                and fits(Judgement, row) and row.get("by", "judge") in ("judge", "human")]
+        return [
+            Judgement(**{name: row[name] for name in _FIELDS if name in row})
+            for row in read_lines(self.path)
+            if row.keys() >= {"group", "trajectory", "score"}
+            and fits(Judgement, row)
+            and row.get("by", "judge") in ("judge", "human")
+        ]
 
     def of(
         self,
@@ -103,8 +107,10 @@ def override(
     """Write down that a person sees it otherwise."""
     name = group if isinstance(group, str) else group_id(group)
     clipped = {i: None if score is None else min(max(float(score), 0.0), 1.0) for i, score in scores.items()}
-    return [Judgement(group=name, trajectory=i, score=score, step=step, judge=by, by="human", reason=reason)
-            for i, score in clipped.items()]
+    return [
+        Judgement(group=name, trajectory=i, score=score, step=step, judge=by, by="human", reason=reason)
+        for i, score in clipped.items()
+    ]
 
 
 def with_overrides(
@@ -118,9 +124,12 @@ def with_overrides(
 
 
 def _overruled(trajectory: Trajectory, said: Judgement) -> Trajectory:
-    update = {"reward": said.score, "metrics": {**trajectory.metrics, "human_score": said.score},
-              "metadata": {**trajectory.metadata, "human_reason": said.reason},
-              "logs": [*trajectory.logs, f"override by {said.judge}: {said.reason}"]}
+    update = {
+        "reward": said.score,
+        "metrics": {**trajectory.metrics, "human_score": said.score},
+        "metadata": {**trajectory.metadata, "human_reason": said.reason},
+        "logs": [*trajectory.logs, f"override by {said.judge}: {said.reason}"],
+    }
     return trajectory.model_copy(update=update)
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #fc90bd7c
@@ -201,12 +210,15 @@ def disagreements(judgements: Iterable[Judgement], judge: str | None = None) -> 
     for (group, step), raters in _by_rater(judgements, judge).items():
         a, b = raters["judge"], raters["human"]
         both = sorted(a.keys() & b.keys(), key=lambda i: (-a[i], i))
-        found += [Disagreement(group, step, (i, j), (a[i], a[j]), (b[i], b[j]))
-                  for i, j in combinations(both, 2) if (a[i] - a[j]) * (b[i] - b[j]) < 0]
+        found += [
+            Disagreement(group, step, (i, j), (a[i], a[j]), (b[i], b[j]))
+            for i, j in combinations(both, 2)
+            if (a[i] - a[j]) * (b[i] - b[j]) < 0
+        ]
     return sorted(found, key=lambda one: one.judge[1] - one.judge[0])
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #4fb0a38e
-Scored: TypeAlias = tuple[Trajectory, float, str]    # who, what it got, from whom
+Scored: TypeAlias = tuple[Trajectory, float, str]  # who, what it got, from whom
 Pick: TypeAlias = Callable[[list[Scored]], Iterable[tuple[Scored, Scored]]]
 
 
@@ -240,8 +252,15 @@ def preference_pairs(
 def _pair(better: Scored, worse: Scored, group: str) -> dict[str, Any]:
     chosen, rejected = conversation(better[0]), conversation(worse[0])
     shared = shared_prefix([chosen, rejected])
-    return {"prompt": chosen[:shared], "chosen": chosen[shared:], "rejected": rejected[shared:],
-            "score_chosen": better[1], "score_rejected": worse[1], "by": [better[2], worse[2]], "group": group}
+    return {
+        "prompt": chosen[:shared],
+        "chosen": chosen[shared:],
+        "rejected": rejected[shared:],
+        "score_chosen": better[1],
+        "score_rejected": worse[1],
+        "by": [better[2], worse[2]],
+        "group": group,
+    }
 
 
 def write_pairs(path: str | Path, pairs: Iterable[Mapping[str, Any]]) -> Path:

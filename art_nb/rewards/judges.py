@@ -51,9 +51,7 @@ class Judgement:
     rollout: str = ""  # the trajectory's own id, where it has one
 
 
-def group_id(
-    group: TrajectoryGroup,
-) -> str:  # "" where nothing names it
+def group_id(group: TrajectoryGroup) -> str:  # "" where nothing names it
     """Name a group: the id that gathering gave it, else its scenario's."""
     return str(group.metadata.get("group_id") or group.metadata.get("scenario_id") or "")
 
@@ -104,7 +102,7 @@ class Person:
         on_question: Callable[[str, JudgeQuestion], object] | None = None,  # told the key of each question
     ):
         self.name, self.on_question = name, on_question
-        self.listeners: list[Callable[[str, JudgeQuestion], object]] = []    # told too, as long as they stand here
+        self.listeners: list[Callable[[str, JudgeQuestion], object]] = []  # told too, as long as they stand here
         self.pending: dict[str, Pending] = {}
         self._lock = threading.Lock()
 
@@ -133,14 +131,19 @@ class Person:
             raise JudgeError(f"{len(scores)} scores for {n} trajectories; give one each, None where you cannot tell")
         waiting = self._waiting(key)
         pairs = zip(scores, reasons or [""] * len(scores), strict=True)
-        waiting.answered.set_result([Verdict(problem="the person gave no score") if score is None
-                                     else clamped(float(score), reason) for score, reason in pairs])
+        waiting.answered.set_result(
+            [
+                Verdict(problem="the person gave no score") if score is None else clamped(float(score), reason)
+                for score, reason in pairs
+            ]
+        )
 
     def withdraw(self, key: str) -> None:
         """End the wait without an answer."""
         waiting = self._waiting(key)
-        waiting.answered.set_result([Verdict(problem="the question was withdrawn")
-                                     for _ in waiting.question.trajectories])
+        waiting.answered.set_result(
+            [Verdict(problem="the question was withdrawn") for _ in waiting.question.trajectories]
+        )
 
     def _waiting(self, key: str) -> Pending:
         with self._lock:
@@ -171,13 +174,19 @@ class JudgeCache:
             row = self._rows.get(key)
         try:
             return row and JudgeReply([Verdict(**verdict) for verdict in row["verdicts"]], row["cost"], row["tokens"])
-        except DAMAGED:     # the judge is asked again
+        except DAMAGED:  # the judge is asked again
             return None
 
     def put(self, key: str, judge: str, sheet: JudgeReply, settings: str = "") -> None:
         """Add a sheet."""
-        row = {"key": key, "judge": judge, "settings": settings, "verdicts": [asdict(v) for v in sheet.verdicts],
-               "cost": sheet.cost, "tokens": sheet.tokens}
+        row = {
+            "key": key,
+            "judge": judge,
+            "settings": settings,
+            "verdicts": [asdict(v) for v in sheet.verdicts],
+            "cost": sheet.cost,
+            "tokens": sheet.tokens,
+        }
         with self._lock:
             append_lines(self.path, row)
             self._rows[key] = row
@@ -222,7 +231,7 @@ class CachedJudge:
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
         """Answer from the tape where it can, at no cost."""
-        settings = getattr(self.inner, "settings", "")    # a judge of the user's own may have none
+        settings = getattr(self.inner, "settings", "")  # a judge of the user's own may have none
         key = judge_cache_key(self.name, settings, question, repeat)
         found = await asyncio.to_thread(self.tape.get, key)
         if found is not None:
@@ -251,8 +260,10 @@ class ReplayJudge:
         key = judge_cache_key(self.name, self.settings, question, repeat)
         found = await asyncio.to_thread(self.tape.get, key)
         if found is None:
-            raise JudgeError(f"{self.tape.path.name} holds no answer of {self.name or 'anybody'} to this question; "
-                             "record it again with cache=path and the judge itself")
+            raise JudgeError(
+                f"{self.tape.path.name} holds no answer of {self.name or 'anybody'} to this question; "
+                "record it again with cache=path and the judge itself"
+            )
         return JudgeReply(found.verdicts, found.cost, found.tokens, cached=True, calls=0)
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #1fee29bf
@@ -275,8 +286,10 @@ def as_judge(
     if isinstance(judge, str) and judge:
         make = next(make for pattern, make in PLACES.items() if re.fullmatch(pattern, judge))
         if make is by_litellm and (hint := suggest_name(judge, ["local"])):
-            raise JudgeError(f"There is no judge {judge!r}.{hint} A judge is 'local', a LiteLLM name such as "
-                             "'openai/o3', or an address, model@http://host:port/v1.")
+            raise JudgeError(
+                f"There is no judge {judge!r}.{hint} A judge is 'local', a LiteLLM name such as "
+                "'openai/o3', or an address, model@http://host:port/v1."
+            )
         return make(judge, params)
     if isinstance(judge, Model):
         return of_model(judge, params)

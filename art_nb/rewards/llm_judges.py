@@ -65,7 +65,7 @@ class Reply:
     top: dict[str, float] = field(default_factory=dict)  # logprobs of the likeliest first tokens, of a prompt
 
 
-CompletionFn: TypeAlias = Callable[[Any], Awaitable[Reply]]    # of messages, or of a prompt
+CompletionFn: TypeAlias = Callable[[Any], Awaitable[Reply]]  # of messages, or of a prompt
 
 
 async def ask_until_complete(
@@ -82,20 +82,38 @@ async def ask_until_complete(
         best = reading if best is None or reading.scored() >= best.scored() else best
         if not reading.faults:
             break
-        messages = [*messages, {"role": "assistant", "content": reply.text or "(nothing)"}, correction_message(reading.faults)]
+        messages = [
+            *messages,
+            {"role": "assistant", "content": reply.text or "(nothing)"},
+            correction_message(reading.faults),
+        ]
     sheet.verdicts = best.verdicts
     return sheet
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #07156be7
 _SCORE = {"trajectory_id": {"type": "string"}, "explanation": {"type": "string"}, "score": {"type": "number"}}
 _OBJECT = {"type": "object", "properties": _SCORE, "required": [*_SCORE], "additionalProperties": False}
-SCHEMA = {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": {
-    "type": "object", "properties": {"scores": {"type": "array", "items": _OBJECT}}, "required": ["scores"],
-    "additionalProperties": False}}}
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "scores",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {"scores": {"type": "array", "items": _OBJECT}},
+            "required": ["scores"],
+            "additionalProperties": False,
+        },
+    },
+}
 _REFUSES_SCHEMA: set[str] = set()
-_ADVICE = {openai.AuthenticationError: "give it the right api_key", openai.NotFoundError: "check its name and address",
-           openai.RateLimitError: "ask it less often, or raise max_retries", openai.APITimeoutError: "raise timeout",
-           openai.APIConnectionError: "check that it runs at that address"}
+_ADVICE = {
+    openai.AuthenticationError: "give it the right api_key",
+    openai.NotFoundError: "check its name and address",
+    openai.RateLimitError: "ask it less often, or raise max_retries",
+    openai.APITimeoutError: "raise timeout",
+    openai.APIConnectionError: "check that it runs at that address",
+}
 
 
 async def call(
@@ -223,25 +241,31 @@ def _direct(name: str, params: Mapping[str, Any]) -> "ListwiseJudge | None":
 
 
 def _litellm() -> Any:
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")    # else the import asks the network for prices
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import asks the network for prices
     try:
         return import_module("litellm")
     except ImportError as error:
-        raise BackendMissing(f"Judges under LiteLLM's names need litellm: {install_hint('judge')}, or name the "
-                             "judge by its address, model@http://host:port/v1, or take judge='local'.") from error
+        raise BackendMissing(
+            f"Judges under LiteLLM's names need litellm: {install_hint('judge')}, or name the "
+            "judge by its address, model@http://host:port/v1, or take judge='local'."
+        ) from error
 
 
 def _check_provider(litellm: Any, name: str, params: Mapping[str, Any]) -> None:
     try:
         litellm.get_llm_provider(name)
     except Exception as error:  # the boundary: LiteLLM raises several kinds for a name it does not know
-        raise JudgeError(f"LiteLLM does not know the judge {name!r}: write provider/model, for example "
-                         "'openai/gpt-4.1-mini', or judge='local'.") from error
+        raise JudgeError(
+            f"LiteLLM does not know the judge {name!r}: write provider/model, for example "
+            "'openai/gpt-4.1-mini', or judge='local'."
+        ) from error
     found = litellm.validate_environment(name)
     given = {"api_key", "api_base", "base_url"} & params.keys()
     if found["missing_keys"] and not found["keys_in_environment"] and not given:
-        raise JudgeError(f"The judge {name} needs a key: set {' and '.join(found['missing_keys'])} in the environment, "
-                         "or pass api_key in the judge's parameters. Or take judge='local'.")
+        raise JudgeError(
+            f"The judge {name} needs a key: set {' and '.join(found['missing_keys'])} in the environment, "
+            "or pass api_key in the judge's parameters. Or take judge='local'."
+        )
 
 
 def _litellm_cost(litellm: Any, answer: Any) -> float:
@@ -323,8 +347,12 @@ class PointwiseJudge:
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
         """Ask for the grade of each trajectory."""
         replies = await asyncio.gather(*(self.complete(grading_prompt(question, t)) for t in question.trajectories))
-        return JudgeReply([expected_grade(reply.top) for reply in replies], sum(reply.cost for reply in replies),
-                     sum(reply.tokens for reply in replies), calls=len(replies))
+        return JudgeReply(
+            [expected_grade(reply.top) for reply in replies],
+            sum(reply.cost for reply in replies),
+            sum(reply.tokens for reply in replies),
+            calls=len(replies),
+        )
 
 
 def grading_prompt(
@@ -333,8 +361,9 @@ def grading_prompt(
 ) -> str:  # a prompt whose next token is a grade
     """Write the question about one trajectory down."""
     said = [(m["role"], m.get("content") or json.dumps(m.get("tool_calls", ""))) for m in conversation(trajectory)]
-    turns = "\n".join(f"[{role}] {_FRAME.sub(' ', text if isinstance(text, str) else json.dumps(text))}"
-                      for role, text in said)
+    turns = "\n".join(
+        f"[{role}] {_FRAME.sub(' ', text if isinstance(text, str) else json.dumps(text))}" for role, text in said
+    )
     return GRADING.format(rubric=question.rubric, turns=turns)
 
 
@@ -358,8 +387,10 @@ def local(
     wanted = place.partition(":")[2]
     model = next((model for model in [*REGISTERED.values()][::-1] if wanted in ("", model.name)), None)
     if model is None:
-        raise JudgeError(f"no model{f' {wanted!r}' * bool(wanted)} is registered in this kernel, so there is no local "
-                         "judge: `await model.register(art.LocalBackend())` first")
+        raise JudgeError(
+            f"no model{f' {wanted!r}' * bool(wanted)} is registered in this kernel, so there is no local "
+            "judge: `await model.register(art.LocalBackend())` first"
+        )
     options = {name: params.get(name, value) for name, value in DEFAULTS.items()}
     asked_for = {"model": base_name(model.base_model), "max_tokens": 1, "logprobs": 20}
 

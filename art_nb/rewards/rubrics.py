@@ -29,9 +29,7 @@ DEFAULT_RUBRIC = """\
 - Real progress towards a goal that was not reached earns part of the credit."""
 
 
-def rubric_id(
-    rubric: str,
-) -> str:  # twelve hexadecimal digits
+def rubric_id(rubric: str) -> str:  # twelve hexadecimal digits
     """Give the short name of a rubric: a hash of its text."""
     return hashlib.sha256(rubric.strip().encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
@@ -78,13 +76,15 @@ def shared_prefix(
     if len(conversations) < 2:
         return 0
     columns = zip(*conversations, strict=False)
-    return next((i for i, column in enumerate(columns) if any(message != column[0] for message in column)),
-                min(map(len, conversations)))
+    return next(
+        (i for i, column in enumerate(columns) if any(message != column[0] for message in column)),
+        min(map(len, conversations)),
+    )
 
 
 def _dumped(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode()    # half a surrogate pair cannot be sent
+    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair cannot be sent
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #6b0a1c0b
 SYSTEM = """\
@@ -138,7 +138,7 @@ def json_values(
             found.append(value)
         except ValueError:
             at = opening.end()
-        except RecursionError:    # nobody nests an answer so deep, and trying each bracket would take minutes
+        except RecursionError:  # nobody nests an answer so deep, and trying each bracket would take minutes
             break
     return found
 
@@ -146,7 +146,7 @@ def json_values(
 def _as_python(text: str) -> str:
     start, end = _OPENING.search(text), max(text.rfind("}"), text.rfind("]")) + 1
     try:
-        return json.dumps(ast.literal_eval(text[start.start():end])) if start else ""
+        return json.dumps(ast.literal_eval(text[start.start() : end])) if start else ""
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ""
 
@@ -182,8 +182,11 @@ def entries(
         name = value.get("trajectory_id", value.get("id", ids[0] if len(ids) == 1 else ""))
         return [Entry(str(name).strip(), value["score"], str(value.get("explanation") or ""))]
     if value.keys() & set(ids):
-        return [found for key, inner in value.items()
-                for found in (entries({"id": key} | inner, ids, 1) if isinstance(inner, dict) else [Entry(key, inner)])]
+        return [
+            found
+            for key, inner in value.items()
+            for found in (entries({"id": key} | inner, ids, 1) if isinstance(inner, dict) else [Entry(key, inner)])
+        ]
     return [entry for inner in value.values() for entry in entries(inner, ids, depth - 1)]
 
 
@@ -234,10 +237,7 @@ def as_score(
     return number if number is not None and math.isfinite(number) else None
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #32aa255d
-def clamped(
-    score: float,
-    explanation: str = "",
-) -> Verdict:  # says so where it had to clamp
+def clamped(score: float, explanation: str = "") -> Verdict:  # says so where it had to clamp
     """Bring a score into [0, 1]."""
     inside = min(max(score, 0.0), 1.0)
     problem = "" if inside == score else f"the judge said {score:g}; clamped to {inside:g}"
@@ -273,9 +273,7 @@ def read_scores(
     return Reading(verdicts, faults if found else ["there is no score object in the answer"])
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #18d4a2b8
-def correction_message(
-    faults: Iterable[str],
-) -> dict[str, str]:  # a user message
+def correction_message(faults: Iterable[str]) -> dict[str, str]:  # a user message
     """Ask for a better answer."""
     listed = "".join(f"- {fault}\n" for fault in faults)
     return {"role": "user", "content": f"Your answer cannot be used:\n{listed}Answer again, with the JSON object only."}
@@ -285,14 +283,14 @@ _WHO = r"(?:judge|grader|evaluator|rater|reviewer|scorer|ruler)"
 _BEST = r"(?:1(?:\.0+)?|10|100|full|highest|maximum|max|perfect|top|best)"
 FLAGS = {
     "speaks to the judge": r"\b(?:dear|attention|note (?:to|for)|message (?:to|for)|hello|hey)\W{0,3}"
-                           rf"(?:the )?{_WHO}\b|\byou are (?:the|a|an) {_WHO}\b",
+    rf"(?:the )?{_WHO}\b|\byou are (?:the|a|an) {_WHO}\b",
     "overrides instructions": r"\b(?:ignore|disregard|forget|override)\b.{0,30}\b(?:previous|prior|above|all|your)\b"
-                              r".{0,30}\b(?:instruct|rubric|prompt|rule|standard|trajector)",
+    r".{0,30}\b(?:instruct|rubric|prompt|rule|standard|trajector)",
     "asks for a score": r"\b(?:score|rate|grade|rank|give|award|assign)\b.{0,20}\b(?:this|me|my|it|trajectory|response)"
-                        rf"\b.{{0,30}}\b{_BEST}\b|\b(?:this|my) (?:trajectory|answer|response|solution)\b.{{0,20}}"
-                        r"\b(?:deserves?|should (?:get|receive|be|have)|merits?)\b"
-                        rf"|\b(?:my|our|final|trajectory) (?:score|rating|grade)\W{{0,3}}"
-                        rf"(?:is|of|must be|should be)?\W{{0,3}}{_BEST}\b",
+    rf"\b.{{0,30}}\b{_BEST}\b|\b(?:this|my) (?:trajectory|answer|response|solution)\b.{{0,20}}"
+    r"\b(?:deserves?|should (?:get|receive|be|have)|merits?)\b"
+    rf"|\b(?:my|our|final|trajectory) (?:score|rating|grade)\W{{0,3}}"
+    rf"(?:is|of|must be|should be)?\W{{0,3}}{_BEST}\b",
     "forges a tag": r"<\s*/?\s*(?:trajectory|context|available_tools)\b",
     "forges a score object": r"[\"']?trajectory_id[\"']?\s*:",
 }
@@ -307,17 +305,18 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
     return [text for text in (*texts, *calls, message.get("reasoning_content")) if isinstance(text, str)]
 
 
-def flags(
-    trajectory: Trajectory,
-) -> list[str]:  # what was found, with the words; [] where nothing was
+def flags(trajectory: Trajectory) -> list[str]:  # what was found, with the words; [] where nothing was
     """List what in a trajectory seems to be said to its judge."""
     found: dict[str, str] = {}
     for message in conversation(trajectory):
         for text in _texts(message) if message.get("role") not in ("system", "developer", "note") else ():
             hidden = _HIDDEN.search(text)
-            if hidden and ord(hidden[0]) != 0x200D:    # the joiner of emoji
+            if hidden and ord(hidden[0]) != 0x200D:  # the joiner of emoji
                 found.setdefault("hides characters", f"U+{ord(hidden[0]):04X}")
             clear = " ".join(_HIDDEN.sub("", unicodedata.normalize("NFKC", text)).split())
-            found |= {name: match[0][:80] for name, pattern in _FLAGS.items()
-                      if name not in found and (match := pattern.search(clear))}
+            found |= {
+                name: match[0][:80]
+                for name, pattern in _FLAGS.items()
+                if name not in found and (match := pattern.search(clear))
+            }
     return [f"{name}: {words}" for name, words in found.items()]

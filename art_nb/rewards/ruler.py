@@ -66,7 +66,7 @@ class GroupScores:
     judge: str
     rubric: str
     verdicts: list[Verdict]  # by trajectory, over all rounds
-    rounds: list[Round] = field(default_factory=list)    # of the distinct trajectories
+    rounds: list[Round] = field(default_factory=list)  # of the distinct trajectories
     seed: int = 0
     cost: float = 0.0
     tokens: int = 0
@@ -79,9 +79,7 @@ class GroupScores:
         return [verdict.score for verdict in self.verdicts]
 
 
-def distinct(
-    trajectories: Sequence[Trajectory],
-) -> list[int]:  # for each, the index of the first that says the same
+def distinct(trajectories: Sequence[Trajectory]) -> list[int]:  # for each, the index of the first that says the same
     """Find the trajectories that are the same to a judge."""
     said = [json.dumps([conversation(t), plain(t.tools)]) for t in trajectories]
     return [said.index(one) for one in said]
@@ -148,7 +146,9 @@ async def score_group(
     judge = CachedJudge(judge, judge_cache(Path(cache).resolve())) if judge.lasting and cache is not None else judge
     same = distinct(trajectories)
     places = sorted(set(same))
-    rounds, sums = await _put(judge, [trajectories[i] for i in places], rubric, presentation_orders(len(places), repeats, seed))
+    rounds, sums = await _put(
+        judge, [trajectories[i] for i in places], rubric, presentation_orders(len(places), repeats, seed)
+    )
     said = [mean_verdict(verdicts) for verdicts in zip(*(one.verdicts for one in rounds), strict=True)]
     verdicts = [said[places.index(i)] for i in same]
     if all(verdict.score is None for verdict in verdicts):
@@ -195,9 +195,7 @@ class PositionBias:
     warning: str = ""
 
 
-def ranks(
-    scores: Sequence[float | None],
-) -> list[float | None]:  # 1 is best; equals share the mean of their ranks
+def ranks(scores: Sequence[float | None]) -> list[float | None]:  # 1 is best; equals share the mean of their ranks
     """Rank scores; who has none has no rank."""
     known = [score for score in scores if score is not None]
     place = lambda score: sum(other > score for other in known) + (known.count(score) + 1) / 2
@@ -233,9 +231,13 @@ def with_scores(
     errors = [_unscored(i, verdict, scores.judge) for i, _, verdict in lost]
     left = [{"index": i, "problem": verdict.problem, **t.for_logging()} for i, t, verdict in lost]
     ruler = {"judge": scores.judge, "rubric": scores.rubric, "repeats": len(scores.rounds), "seed": scores.seed}
-    update = {"trajectories": kept, "exceptions": [*group.exceptions, *errors], "logs": [*group.logs],
-              "metadata": {**group.metadata, "ruler": ruler, **({"unscored": left} if left else {})},
-              "metrics": {**group.metrics, **judgement_metrics(scores)}}
+    update = {
+        "trajectories": kept,
+        "exceptions": [*group.exceptions, *errors],
+        "logs": [*group.logs],
+        "metadata": {**group.metadata, "ruler": ruler, **({"unscored": left} if left else {})},
+        "metrics": {**group.metrics, **judgement_metrics(scores)},
+    }
     return group.model_copy(update=update)
 
 
@@ -248,20 +250,26 @@ def _rewarded(trajectory: Trajectory, verdict: Verdict, scores: GroupScores) -> 
     found = flags(trajectory)
     metrics = {**trajectory.metrics, "independent_reward": own, "ruler_score": verdict.score}
     metadata = {**trajectory.metadata, "ruler_explanation": verdict.explanation, "ruler_judge": scores.judge}
-    update = {"messages_and_choices": [*trajectory.messages_and_choices], "reward": verdict.score,
-              "metrics": metrics | ({"injection_flag": 1} if found else {}),
-              "metadata": metadata | ({"injection_flags": found} if found else {}),
-              "logs": [*trajectory.logs, f"RULER explanation: {verdict.explanation}"]}
+    update = {
+        "messages_and_choices": [*trajectory.messages_and_choices],
+        "reward": verdict.score,
+        "metrics": metrics | ({"injection_flag": 1} if found else {}),
+        "metadata": metadata | ({"injection_flags": found} if found else {}),
+        "logs": [*trajectory.logs, f"RULER explanation: {verdict.explanation}"],
+    }
     return trajectory.model_copy(update=update)
 
 
-def judgement_metrics(
-    scores: GroupScores,
-) -> dict[str, float]:  # numbers for the metrics of a group
+def judgement_metrics(scores: GroupScores) -> dict[str, float]:  # numbers for the metrics of a group
     """Sum up what judging a group took, and how steady the judge was."""
-    found = {"judge_cost": scores.cost, "judge_tokens": scores.tokens, "judge_s": scores.seconds_s,
-             "judge_unscored": sum(score is None for score in scores.scores()),
-             "judge_tau": mean_kendall_tau(scores.rounds), "judge_spread": spread(scores.rounds)}
+    found = {
+        "judge_cost": scores.cost,
+        "judge_tokens": scores.tokens,
+        "judge_s": scores.seconds_s,
+        "judge_unscored": sum(score is None for score in scores.scores()),
+        "judge_tau": mean_kendall_tau(scores.rounds),
+        "judge_spread": spread(scores.rounds),
+    }
     return {name: value for name, value in found.items() if np.isfinite(value)}
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #eb434563
@@ -280,17 +288,32 @@ def judgements_of(
     """Write a judgement down, a line a trajectory."""
     n, left = len(scores.verdicts), count()
     numbers = [-1 if v.score is None else next(left) for v in scores.verdicts] if renumbered else range(n)
-    shared = {"group": group_id(group), "step": step, "judge": scores.judge, "rubric": rubric_id(scores.rubric),
-              "order_seed": scores.seed, "cost": scores.cost / max(1, n), "tokens": scores.tokens // max(1, n),
-              "cached": scores.cached}
-    return [Judgement(trajectory=i, score=v.score, explanation=v.explanation, reason=v.problem,
-                      rollout=str(t.metadata.get("rollout_id", "")), **shared)
-            for i, t, v in zip(numbers, group.trajectories, scores.verdicts, strict=True)]
+    shared = {
+        "group": group_id(group),
+        "step": step,
+        "judge": scores.judge,
+        "rubric": rubric_id(scores.rubric),
+        "order_seed": scores.seed,
+        "cost": scores.cost / max(1, n),
+        "tokens": scores.tokens // max(1, n),
+        "cached": scores.cached,
+    }
+    return [
+        Judgement(
+            trajectory=i,
+            score=v.score,
+            explanation=v.explanation,
+            reason=v.problem,
+            rollout=str(t.metadata.get("rollout_id", "")),
+            **shared,
+        )
+        for i, t, v in zip(numbers, group.trajectories, scores.verdicts, strict=True)
+    ]
 
 
 def _gathering() -> tuple[Bus | None, int]:
     gather = gathering.get()
-    return (None, 0) if gather is None else (gather.bus, gather.step + bool(gather.bus))     # makes the next
+    return (None, 0) if gather is None else (gather.bus, gather.step + bool(gather.bus))  # makes the next
 
 
 def _tell(bus: Bus | None, group: str, message: str) -> None:
@@ -308,8 +331,16 @@ def _report(scores: GroupScores, group: TrajectoryGroup, bus: Bus | None, debug:
         missing = sum(score is None for score in scores.scores())
         _tell(bus, name, f"{scores.judge}, group {name!r}: {missing} of {len(group)} unscored; {problems[0]}")
     if bus is not None and scores.verdicts:
-        bus.emit(Judged(group=name, judge=scores.judge, scores=scores.scores(), cost=scores.cost,
-                        tokens=scores.tokens, seconds_s=scores.seconds_s))
+        bus.emit(
+            Judged(
+                group=name,
+                judge=scores.judge,
+                scores=scores.scores(),
+                cost=scores.cost,
+                tokens=scores.tokens,
+                seconds_s=scores.seconds_s,
+            )
+        )
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #8a627ae1
 async def ruler_score_group(
@@ -367,16 +398,17 @@ async def ruler(
     trajectories = [Trajectory(messages_and_choices=messages, tools=tools) for messages in message_lists]
     keywords = {"params": extra_litellm_params, "cache": cache}
     scores = await score_group(trajectories, judge_model, rubric, repeats, seed, **keywords)
-    found = [TrajectoryScore(trajectory_id=str(i), explanation=v.explanation or v.problem, score=v.score)
-             for i, v in enumerate(scores.verdicts, 1)]
+    found = [
+        TrajectoryScore(trajectory_id=str(i), explanation=v.explanation or v.problem, score=v.score)
+        for i, v in enumerate(scores.verdicts, 1)
+    ]
     if debug:
         print(json.dumps([one.model_dump() for one in found], indent=1))
     return found
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #b2045ca2
 def rank_changes(
-    before: Sequence[float | None],
-    after: Sequence[float | None],
+    before: Sequence[float | None], after: Sequence[float | None]
 ) -> list[tuple[int, float | None, float | None]]:  # index, rank before, rank after
     """List the trajectories whose rank differs between two judgements."""
     pairs = zip(ranks(before), ranks(after), strict=True)

@@ -8,12 +8,20 @@ __all__ = []
 # %% ../../nbs/05_rollouts/index.ipynb #e313a040
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "trajectories": ["Trajectory", "TrajectoryGroup", "choices"],
-    "entries": ["History", "get_messages"],
-    "gather": ["gather_trajectories", "gather_trajectory_groups", "trajectory_group_batches"],
-    "capture": ["trajectory", "trajectory_group", "current_trajectory", "yield_trajectory",
-                "capture_yielded_trajectory"],
-    "http_capture": ["no_capture"],
-    "scenarios": ["iterate_dataset"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "trajectories": ["Trajectory", "TrajectoryGroup", "choices"],
+        "entries": ["History", "get_messages"],
+        "gather": ["gather_trajectories", "gather_trajectory_groups", "trajectory_group_batches"],
+        "capture": [
+            "trajectory",
+            "trajectory_group",
+            "current_trajectory",
+            "yield_trajectory",
+            "capture_yielded_trajectory",
+        ],
+        "http_capture": ["no_capture"],
+        "scenarios": ["iterate_dataset"],
+    },
+)

@@ -31,8 +31,10 @@ async def trajectory(
 ) -> Trajectory:
     """Run agent code and capture what it asks of language models; raises what the code raises."""
     if not inspect.iscoroutine(coroutine):
-        raise TypeError(f"art.trajectory takes a coroutine that has not begun, not {type(coroutine).__name__}: "
-                        "pass rollout(...) itself, without create_task")
+        raise TypeError(
+            f"art.trajectory takes a coroutine that has not begun, not {type(coroutine).__name__}: "
+            "pass rollout(...) itself, without create_task"
+        )
     with Trajectory() as captured:
         await coroutine
     return captured

@@ -93,4 +93,4 @@ class History(BaseModel):
         return get_messages(self.messages_and_choices)
 
 
-LegacyHistory = History             # the name that ART gave it later
+LegacyHistory = History  # the name that ART gave it later

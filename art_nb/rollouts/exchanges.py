@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 class Exchange(BaseModel):
     """One request to a language model and its reply."""
 
-    protocol: ClassVar[str]     # a list of `TrajectoryExchanges`
+    protocol: ClassVar[str]  # a list of `TrajectoryExchanges`
     request: dict[str, Any]
     response: Any
     start_time: datetime
@@ -85,7 +85,7 @@ _TEXTS = {"content", "text", "arguments", "reasoning", "reasoning_content", "ref
 
 def events_of(stream: bytes) -> Iterator[dict[str, Any]]:
     """Read the JSON objects in a stream of server-sent events."""
-    for event in stream.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:        # one without its end was cut off
+    for event in stream.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:  # one without its end was cut off
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         if lines and lines != [b"[DONE]"]:
             yield json.loads(b"\n".join(lines))
@@ -107,7 +107,7 @@ def _grow(whole: dict[str, Any], part: dict[str, Any]) -> None:
 
 def _grow_calls(calls: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
     for part in parts:
-        index = part.get("index")       # a name more than a place: not every server counts from 0, or without gaps
+        index = part.get("index")  # a name more than a place: not every server counts from 0, or without gaps
         call = next((one for one in calls if index is not None and one["index"] == index), None)
         if call is None:
             calls.append(call := {"index": index})
@@ -123,7 +123,7 @@ def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
             named = {"message" if key == "delta" else key: value for key, value in part.items()}
             _grow(choices.setdefault(part.get("index", 0), {}), named)
     for message in (choice["message"] for choice in choices.values() if choice.get("message") is not None):
-        message.setdefault("role", "assistant")     # not every server says so in a stream
+        message.setdefault("role", "assistant")  # not every server says so in a stream
         for call in message.get("tool_calls") or ():
             del call["index"]
         if message.get("tool_calls") and not message.get("content"):
@@ -155,7 +155,7 @@ def _grow_block(block: dict[str, Any], delta: dict[str, Any]) -> None:
     for key, value in delta.items():
         if key == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]
-        elif key != "type":         # that of the piece
+        elif key != "type":  # that of the piece
             block[key] = (block.get(key) or "") + value if isinstance(value, str) else value
 
 
@@ -170,8 +170,8 @@ class Protocol:
 
     record: type[Exchange]
     join: Callable[[Iterable[dict[str, Any]]], dict[str, Any]]
-    whole: Callable[[dict[str, Any], dict[str, Any]], bool]     # request, reply
-    fields: Mapping[str, Any] = field(default_factory=dict)     # of every reply, whatever a server leaves out or sends
+    whole: Callable[[dict[str, Any], dict[str, Any]], bool]  # request, reply
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of every reply, whatever a server leaves out or sends
 
 
 def _all_choices(asked: dict[str, Any], said: dict[str, Any]) -> bool:
@@ -218,7 +218,7 @@ def read_exchange(
     said = json.loads(reply) if reply.lstrip()[:1] == b"{" else protocol.join(events_of(reply))
     if not protocol.whole(asked, said):
         return None
-    for choice in said.get("choices", ()):      # vLLM tells the prompt's ids once
+    for choice in said.get("choices", ()):  # vLLM tells the prompt's ids once
         if said.get("prompt_token_ids") and not choice.get("prompt_token_ids"):
             choice["prompt_token_ids"] = said["prompt_token_ids"]
     said = {"id": "", "created": 0, "model": asked.get("model") or "", **said, **protocol.fields}
@@ -232,9 +232,9 @@ class Turn:
 
     model: str
     protocol: str
-    asked: Sequence     # what a conversation is compared with: texts of messages, letters, or token ids
-    said: Sequence      # the reply, in the same terms
-    rest: Callable[[int], list[dict[str, Any]]]     # the messages behind so much of `asked`
+    asked: Sequence  # what a conversation is compared with: texts of messages, letters, or token ids
+    said: Sequence  # the reply, in the same terms
+    rest: Callable[[int], list[dict[str, Any]]]  # the messages behind so much of `asked`
     reply: Choice | dict[str, Any]
     tools: list | None = None
 
@@ -245,14 +245,14 @@ class Conversation:
 
     model: str
     protocol: str
-    entries: list[Any] = field(default_factory=list)    # messages and choices
+    entries: list[Any] = field(default_factory=list)  # messages and choices
     tools: list | None = None
     known: Sequence = ()
 
     def takes(self, turn: Turn) -> bool:
         """Tell whether a turn goes on with this conversation."""
         mine = (self.protocol, policy_name(self.model)) == (turn.protocol, policy_name(turn.model))
-        return mine and len(self.known) > 0 and turn.asked[:len(self.known)] == self.known
+        return mine and len(self.known) > 0 and turn.asked[: len(self.known)] == self.known
 
     def add(self, turn: Turn) -> None:
         """Take a turn in."""
@@ -368,8 +368,11 @@ def _of_blocks(role: str, content: Any) -> Iterator[dict[str, Any]]:
         if block.get("type") == "tool_result":
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _text(block.get("content"))}
     said = [block for block in blocks if block.get("type") == "text"]
-    calls = [_call_of(block["name"], json.dumps(block["input"]), block.get("id"))
-             for block in blocks if block.get("type") == "tool_use"]
+    calls = [
+        _call_of(block["name"], json.dumps(block["input"]), block.get("id"))
+        for block in blocks
+        if block.get("type") == "tool_use"
+    ]
     if said or calls:
         yield {"role": role, "content": _text(said)} | ({"tool_calls": calls} if calls else {})
 
@@ -379,16 +382,26 @@ def _of_messages(exchange: MessagesExchange) -> Iterator[Turn]:
     messages = [{"role": "system", "content": _text(asked["system"])}] if asked.get("system") else []
     for message in asked.get("messages") or ():
         messages += _of_blocks(message["role"], message.get("content"))
-    tools = [{"type": "function", "function": {
-        "name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}}
-        for tool in asked.get("tools") or ()]
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.get("name"),
+                "description": tool.get("description"),
+                "parameters": tool.get("input_schema"),
+            },
+        }
+        for tool in asked.get("tools") or ()
+    ]
     for reply in _of_blocks("assistant", exchange.response.get("content")):
         yield _chat_turn(exchange, messages, reply, tools or None)
 
 
 _TURNS: dict[type[Exchange], Callable[[Any], Iterator[Turn]]] = {
-    ChatCompletionsExchange: _of_chat, CompletionsExchange: _of_completions,
-    ResponsesExchange: _of_responses, MessagesExchange: _of_messages,
+    ChatCompletionsExchange: _of_chat,
+    CompletionsExchange: _of_completions,
+    ResponsesExchange: _of_responses,
+    MessagesExchange: _of_messages,
 }
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #9b519a5e
@@ -407,9 +420,11 @@ def token_history(conversation: Conversation) -> CompletionsHistory:
     for choice in (entry for entry in conversation.entries if isinstance(entry, Choice)):
         extra = choice.model_extra or {}
         prompt, said = extra.get("prompt_token_ids"), extra.get("token_ids")
-        if not prompt or said is None or prompt[:len(tokens)] != tokens:
-            raise ValueError(f"the replies of {conversation.model} carry no token ids that continue one another: take "
-                             "histories(), which gives messages")
+        if not prompt or said is None or prompt[: len(tokens)] != tokens:
+            raise ValueError(
+                f"the replies of {conversation.model} carry no token ids that continue one another: take "
+                "histories(), which gives messages"
+            )
         tokens, spans = [*prompt, *said], [*spans, (len(prompt), len(prompt) + len(said))]
     return CompletionsHistory(conversation.model, tokens, spans)
 

@@ -50,9 +50,7 @@ def _new_id() -> str:
     return uuid4().hex[:8]
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #e90e81b3
-def completion_tokens(
-    choice: Choice,
-) -> int | None:  # None where the choice does not tell
+def completion_tokens(choice: Choice) -> int | None:  # None where the choice does not tell
     """Count the sampled tokens of one choice."""
     ids = (choice.model_extra or {}).get("token_ids")
     if ids is not None:
@@ -69,9 +67,7 @@ def count_tokens(
         trajectory.metrics["completion_tokens"] = sum(counts)
 
 
-def policy_versions(
-    trajectory: Trajectory,
-) -> list[int]:  # of the replies that tell, in order
+def policy_versions(trajectory: Trajectory) -> list[int]:  # of the replies that tell, in order
     """List the steps whose policies sampled a trajectory."""
     told = [(choice.model_extra or {}).get("policy_version") for choice in choices(trajectory)]
     return [version for version in told if version is not None]
@@ -126,7 +122,9 @@ class GatherProgress:
     timeout_s: float | None = None
     bus: Bus | None = None
     step: int = 0
-    show: Callable[["GatherProgress", int], None] = lambda gather, ended: None  # redraws; `ended` rollouts more are over
+    show: Callable[["GatherProgress", int], None] = lambda gather, ended: (
+        None
+    )  # redraws; `ended` rollouts more are over
     means: Means = field(default_factory=Means)
     failures: int = 0
     last_straw: Exception | None = None  # the failure that passed the limit
@@ -210,18 +208,26 @@ class GatherProgress:
         for trajectory in trajectories:
             means.add({"reward": trajectory.reward} | trajectory.metrics)
         metrics = means.postfix(exceptions=0)
-        self._emit(RolloutDone(
-            rollout=name, group=group, step=self.step, reward=metrics.pop("reward", None), metrics=metrics,
-            error=error, seconds_s=time.perf_counter() - start_s,
-        ))
+        self._emit(
+            RolloutDone(
+                rollout=name,
+                group=group,
+                step=self.step,
+                reward=metrics.pop("reward", None),
+                metrics=metrics,
+                error=error,
+                seconds_s=time.perf_counter() - start_s,
+            )
+        )
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #43b4c5a4
-gathering: ContextVar[GatherProgress | None] = ContextVar("gathering", default=None)    # that this code runs in
+gathering: ContextVar[GatherProgress | None] = ContextVar("gathering", default=None)  # that this code runs in
 
 
 @contextmanager
 def _watching(gather: GatherProgress, desc: str | None, max_metrics: int | None, total_tokens: bool) -> Iterator[None]:
     with _bar(desc, gather.total) as bar:
+
         def show(gather: GatherProgress, ended: int) -> None:
             bar.total = gather.total
             bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens), refresh=False)
@@ -323,8 +329,10 @@ async def _foreign(gather: GatherProgress, item: Any) -> TrajectoryGroup | None:
     try:
         group = await with_timeout(item, None) if inspect.isawaitable(item) else item
         if group is not None and not isinstance(group, TrajectoryGroup):
-            raise RolloutError(f"gather_trajectory_groups takes groups; it received a {type(group).__name__}. Put the "
-                               "rollouts of one scenario into an art.TrajectoryGroup.")
+            raise RolloutError(
+                f"gather_trajectory_groups takes groups; it received a {type(group).__name__}. Put the "
+                "rollouts of one scenario into an art.TrajectoryGroup."
+            )
     except Exception as error:
         return TrajectoryGroup([gather.fail(error)])
     gather.total -= 1

@@ -65,8 +65,8 @@ def no_capture() -> Iterator[None]:
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #00d9b059
 PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
-LIMIT = 64 << 20       # bytes of a request or a reply
-_DONE = (b"\ndata: [DONE]", b"\ndata:[DONE]")       # a newline in what the model says would be escaped
+LIMIT = 64 << 20  # bytes of a request or a reply
+_DONE = (b"\ndata: [DONE]", b"\ndata:[DONE]")  # a newline in what the model says would be escaped
 _said: set[str] = set()
 
 
@@ -74,7 +74,7 @@ def without_raising(work: Callable, *args: Any) -> Any:
     """Do what concerns only us; a failure is announced once, and gives None."""
     try:
         return work(*args)
-    except Exception as error:      # the boundary: the user's request goes on, whatever we fail at
+    except Exception as error:  # the boundary: the user's request goes on, whatever we fail at
         kind = type(error).__name__
         _say_once(kind, f"what passes is not captured, trajectories lack it: {kind}: {str(error)[:500]}")
 
@@ -100,7 +100,7 @@ class ExchangeRecording:
         if len(self.reply) > LIMIT:
             self._drop()
             _say_once("reply", f"a reply of more than {LIMIT >> 20} MB was not captured")
-        elif self._at_the_end(self.reply[-32 - len(chunk):]):
+        elif self._at_the_end(self.reply[-32 - len(chunk) :]):
             without_raising(self._hand_over)
 
     def _at_the_end(self, tail: bytes) -> bool:
@@ -164,7 +164,7 @@ def _add_seed(method: str, url: str, headers: MutableMapping[str, str] | None) -
         if SEED_HEADER in headers or not is_model_request(method, url) or not scope.shared.serves(url):
             return None
         headers[SEED_HEADER] = str(scope.begin())
-    except Exception as error:      # the boundary: the user's request goes on, whatever we fail at
+    except Exception as error:  # the boundary: the user's request goes on, whatever we fail at
         _say_once("seed", f"a request was sent without a seed: {type(error).__name__}: {str(error)[:500]}")
         return None
     return scope
@@ -383,7 +383,10 @@ def _posted(options: Mapping[str, Any]) -> bytes | str | None:
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #1de42f94
 _TAPS: dict[str, Callable[[ModuleType], None]] = {
-    "httpx": _tap_httpx, "httpx2": _tap_httpx, "requests": _tap_requests, "aiohttp": _tap_aiohttp,
+    "httpx": _tap_httpx,
+    "httpx2": _tap_httpx,
+    "requests": _tap_requests,
+    "aiohttp": _tap_aiohttp,
 }
 _tapped: set[str] = set()
 _tapping = threading.RLock()

@@ -20,10 +20,11 @@ Item = TypeVar("Item")
 @dataclass(slots=True)
 class DatasetBatch(Generic[Item]):
     "The items of one step."
+
     items: list[Item]
-    step: int                   # counted over all epochs, from 0
+    step: int  # counted over all epochs, from 0
     epoch: int
-    epoch_step: int             # counted within the epoch
+    epoch_step: int  # counted within the epoch
 
     def __iter__(self) -> Iterator:
         "Unpack in the order of ART's first generation: items, epoch, step, epoch_step."
@@ -32,10 +33,10 @@ class DatasetBatch(Generic[Item]):
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #362ef6b7
 def iterate_dataset(
     dataset: Iterable[Item],
-    groups_per_step: int = 1,       # items of a batch; the last of an epoch may have fewer
+    groups_per_step: int = 1,  # items of a batch; the last of an epoch may have fewer
     num_epochs: int = 1,
-    initial_step: int = 0,          # where a resumed run goes on, usually `await model.get_step()`
-    use_tqdm: bool = True,          # show a bar
+    initial_step: int = 0,  # where a resumed run goes on, usually `await model.get_step()`
+    use_tqdm: bool = True,  # show a bar
 ) -> Iterator[DatasetBatch[Item]]:
     "Batches of a dataset, each epoch in an order of its own; raises ValueError where a batch would be empty."
     if groups_per_step < 1:
@@ -51,14 +52,11 @@ def _batches(items: list[Item], size: int, epochs: int, begin: int, use_tqdm: bo
         for epoch in range(begin // max(steps, 1), epochs):
             order = shuffled_order(items, epoch)
             for place in range(max(0, begin - epoch * steps), steps):
-                yield DatasetBatch(order[place * size:(place + 1) * size], epoch * steps + place, epoch, place)
+                yield DatasetBatch(order[place * size : (place + 1) * size], epoch * steps + place, epoch, place)
                 bar.update()
 
 
-def shuffled_order(
-    items: Iterable[Item],
-    seed: int,
-) -> list[Item]:  # a new list
+def shuffled_order(items: Iterable[Item], seed: int) -> list[Item]:  # a new list
     "The items in the order of a seed; the random numbers of everybody else stay as they are."
     order = list(items)
     random.Random(seed).shuffle(order)
@@ -79,12 +77,10 @@ def scenarios_of_step(scenarios: Sequence, step: int, groups_per_step: int, seed
     return picked
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #5c0e11a2
-_ID_CHARS = 80      # of the name of a scenario that has none
+_ID_CHARS = 80  # of the name of a scenario that has none
 
 
-def scenario_metadata(
-    scenario: Any,
-) -> dict[str, Any]:  # for the metadata of its group
+def scenario_metadata(scenario: Any) -> dict[str, Any]:  # for the metadata of its group
     """Name a scenario: what its own `metadata` says, as in ART, else how it is written."""
     told = scenario.get("metadata") if isinstance(scenario, Mapping) else None
     told = told if isinstance(told, Mapping) else {}
@@ -99,4 +95,4 @@ def _written(scenario: Any) -> str:
     if len(text) <= _ID_CHARS:
         return text
     whole = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
-    return f"{text[:_ID_CHARS - 1 - len(whole)]}…{whole}"
+    return f"{text[: _ID_CHARS - 1 - len(whole)]}…{whole}"

@@ -94,8 +94,9 @@ class Captured:
 
 def _as_reward(value: Any) -> Any:
     if value is None or isinstance(value, str) and not _is_number(value):
-        raise ValueError(f"Invalid `reward={value!r}`: expected a number, for example 1.0. Check what the reward "
-                         "function returns.")
+        raise ValueError(
+            f"Invalid `reward={value!r}`: expected a number, for example 1.0. Check what the reward function returns."
+        )
     return scalar(value)
 
 
@@ -115,16 +116,16 @@ class Trajectory(BaseModel):
 
     model_config = ConfigDict(validate_assignment=True)
 
-    exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges, exclude=True)   # captured calls
-    messages_and_choices: Entries = Field(default_factory=list)     # a Choice is trained on, a dict is context
-    tools: ToolList | None = None                                   # that the model was offered
-    additional_histories: list[History] = Field(default_factory=list)   # its other conversations, of the same reward
-    reward: Annotated[float, BeforeValidator(_as_reward)] = 0.0         # compared with those of its group
-    initial_policy_version: int | None = None   # the oldest step whose weights sampled in it
-    final_policy_version: int | None = None     # the newest
-    metrics: dict[str, Number] = Field(default_factory=dict)        # numbers, averaged over a step
-    metadata: dict[str, Any] = Field(default_factory=dict)          # of any kind, such as its scenario
-    logs: list[str] = Field(default_factory=list)                   # lines for whoever reads it
+    exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges, exclude=True)  # captured calls
+    messages_and_choices: Entries = Field(default_factory=list)  # a Choice is trained on, a dict is context
+    tools: ToolList | None = None  # that the model was offered
+    additional_histories: list[History] = Field(default_factory=list)  # its other conversations, of the same reward
+    reward: Annotated[float, BeforeValidator(_as_reward)] = 0.0  # compared with those of its group
+    initial_policy_version: int | None = None  # the oldest step whose weights sampled in it
+    final_policy_version: int | None = None  # the newest
+    metrics: dict[str, Number] = Field(default_factory=dict)  # numbers, averaged over a step
+    metadata: dict[str, Any] = Field(default_factory=dict)  # of any kind, such as its scenario
+    logs: list[str] = Field(default_factory=list)  # lines for whoever reads it
     start_time: datetime = Field(default_factory=lambda: datetime.now(UTC), exclude=True)
 
     _captured: Captured | None = PrivateAttr(None)
@@ -136,8 +137,10 @@ class Trajectory(BaseModel):
             return self
         if not self._shows(was):
             self._restore()
-            raise ValueError("a trajectory has exchanges or messages_and_choices and additional_histories, not both: "
-                             "what is captured is appended by itself")
+            raise ValueError(
+                "a trajectory has exchanges or messages_and_choices and additional_histories, not both: "
+                "what is captured is appended by itself"
+            )
         if was is None or was.exchanges is not self.exchanges:
             self._captured = Captured(self.exchanges, conversations_of(self.exchanges))
             self._show()
@@ -151,7 +154,7 @@ class Trajectory(BaseModel):
     def _find_source(self) -> None:
         found = Captured(self.exchanges, conversations_of(self.exchanges))
         self._captured = found if self._shows(found) else None
-        if self._captured is None:      # the messages are others than were captured
+        if self._captured is None:  # the messages are others than were captured
             self._restore()
 
     def _shows(self, captured: Captured | None) -> bool:
@@ -178,7 +181,7 @@ class Trajectory(BaseModel):
             try:
                 if untouched:
                     self._show()
-            except ValueError:      # what was asked is no conversation: it is said, and left out
+            except ValueError:  # what was asked is no conversation: it is said, and left out
                 self._captured = was
                 raise
             getattr(self.exchanges, found.protocol).append(found)
@@ -233,8 +236,10 @@ class Trajectory(BaseModel):
             copy._find_source()
         if include_models is None and exclude_models is None:
             return copy
-        kept = {name: [one for one in exchanges if _chosen(one.model, include_models, exclude_models)]
-                for name, exchanges in self.exchanges}
+        kept = {
+            name: [one for one in exchanges if _chosen(one.model, include_models, exclude_models)]
+            for name, exchanges in self.exchanges
+        }
         copy.exchanges = TrajectoryExchanges.model_construct(**kept)
         return copy
 
@@ -290,8 +295,10 @@ class Trajectory(BaseModel):
 
 
 def _marked(entries: MessagesAndChoices) -> list[dict[str, Any]]:
-    return [plain(message) | {"trainable": is_choice(entry)}
-            for entry, message in zip(entries, get_messages(entries), strict=True)]
+    return [
+        plain(message) | {"trainable": is_choice(entry)}
+        for entry, message in zip(entries, get_messages(entries), strict=True)
+    ]
 
 
 def lacks_prompt(
@@ -351,8 +358,10 @@ def listed(
     """Return the items as a list; raises TypeError for a single one and for a coroutine that was not awaited."""
     if inspect.iscoroutine(items):
         items.close()
-        raise TypeError(f"{function} received a coroutine instead of a list of {wanted}. Write `await` before the call "
-                        "that made it.")
+        raise TypeError(
+            f"{function} received a coroutine instead of a list of {wanted}. Write `await` before the call "
+            "that made it."
+        )
     if isinstance(items, (Trajectory, PendingGroup)) or not isinstance(items, Iterable):
         kind = "TrajectoryGroup" if isinstance(items, PendingGroup) else type(items).__name__
         close_coroutines(items.items if isinstance(items, PendingGroup) else [items])
@@ -368,11 +377,15 @@ def check_groups(
     for i, item in enumerate(found):
         if isinstance(item, PendingGroup) or inspect.isawaitable(item):
             close_coroutines(item.items if isinstance(item, PendingGroup) else [item])
-            raise TypeError(f"train received groups that are not finished (item {i}). Roll them out first: "
-                            "`groups = await art.gather_trajectory_groups(groups)`.")
+            raise TypeError(
+                f"train received groups that are not finished (item {i}). Roll them out first: "
+                "`groups = await art.gather_trajectory_groups(groups)`."
+            )
         if not isinstance(item, TrajectoryGroup):
-            raise TypeError(f"train takes a list of TrajectoryGroup; item {i} is a {type(item).__name__}. Put the "
-                            "trajectories of one scenario into a group: art.TrajectoryGroup(trajectories).")
+            raise TypeError(
+                f"train takes a list of TrajectoryGroup; item {i} is a {type(item).__name__}. Put the "
+                "trajectories of one scenario into a group: art.TrajectoryGroup(trajectories)."
+            )
     return found
 
 
@@ -418,10 +431,14 @@ collecting: ContextVar[Callable[[PendingGroup], Awaitable["TrajectoryGroup"]]] =
 def _why_no_group(items: list) -> str:
     kinds = ", ".join(sorted({type(item).__name__ for item in items}))
     if any(inspect.isawaitable(item) for item in items):
-        return (f"A TrajectoryGroup takes finished trajectories (and exceptions) or awaitables, not both. It received "
-                f"{kinds}. Await the rollouts first, or pass all of them without `await`.")
-    return (f"A TrajectoryGroup takes trajectories (and exceptions) or awaitable rollouts. It received {kinds}. Define "
-            "the rollout with `async def`, and let it return an art.Trajectory.")
+        return (
+            f"A TrajectoryGroup takes finished trajectories (and exceptions) or awaitables, not both. It received "
+            f"{kinds}. Await the rollouts first, or pass all of them without `await`."
+        )
+    return (
+        f"A TrajectoryGroup takes trajectories (and exceptions) or awaitable rollouts. It received {kinds}. Define "
+        "the rollout with `async def`, and let it return an art.Trajectory."
+    )
 
 
 class _GroupType(type(BaseModel)):
@@ -460,7 +477,10 @@ class TrajectoryGroup(BaseModel, metaclass=_GroupType):
         super().__init__(
             trajectories=[item for item in items if not isinstance(item, BaseException)],
             exceptions=[PydanticException.of(e) if isinstance(e, BaseException) else e for e in errors],
-            metadata=metadata or {}, metrics=metrics or {}, logs=logs or [], **extra,
+            metadata=metadata or {},
+            metrics=metrics or {},
+            logs=logs or [],
+            **extra,
         )
 
     @field_serializer("metrics")

@@ -8,10 +8,13 @@ __all__ = []
 # %% ../../nbs/10_runs/index.ipynb #c9da9965
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "store": ["RunStore", "open_run", "find_runs"],
-    "readers": ["read_groups"],
-    "metrics": ["MetricsBuilder", "track_api_cost"],
-    "costs": ["ModelPricing"],
-    "trackers": ["Tracker"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "store": ["RunStore", "open_run", "find_runs"],
+        "readers": ["read_groups"],
+        "metrics": ["MetricsBuilder", "track_api_cost"],
+        "costs": ["ModelPricing"],
+        "trackers": ["Tracker"],
+    },
+)

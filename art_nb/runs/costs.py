@@ -54,8 +54,13 @@ def get_model_pricing(
     return found
 
 
-_PRICES = {"prompt": "prefill", "completion": "sample", "cached_prompt": "cached", "cache_read": "cached",
-           "cache_creation": "cache_write"}
+_PRICES = {
+    "prompt": "prefill",
+    "completion": "sample",
+    "cached_prompt": "cached",
+    "cache_read": "cached",
+    "cache_creation": "cache_write",
+}
 
 
 def as_pricing(
@@ -113,9 +118,7 @@ def usage_of(
     return Usage(count("input_tokens") - cached, cached + read, written, count("output_tokens"))
 
 
-def reported_cost(
-    response: Any,
-) -> float | None:
+def reported_cost(response: Any) -> float | None:
     """Read the US dollars that the endpoint itself names; None where it does not."""
     told = (field_of(response, "usage", "cost"), field_of(response, "_hidden_params", "response_cost"))
     return next((float(cost) for cost in told if isinstance(cost, (int, float)) and not isinstance(cost, bool)), None)
@@ -124,8 +127,12 @@ def reported_cost(
 def usage_cost(usage: Usage, price: ModelPricing) -> float:
     """Price the tokens of one answer, in US dollars."""
     read, write = (price.prefill if rate is None else rate for rate in (price.cached, price.cache_write))
-    pairs = [(usage.prompt, price.prefill), (usage.cached, read), (usage.written, write),
-             (usage.completion, price.sample)]
+    pairs = [
+        (usage.prompt, price.prefill),
+        (usage.cached, read),
+        (usage.written, write),
+        (usage.completion, price.sample),
+    ]
     return sum(tokens_to_cost(tokens, rate) for tokens, rate in pairs)
 
 # %% ../../nbs/10_runs/00_costs.ipynb #486cfdd5

@@ -77,7 +77,7 @@ def _bare_logprobs(choice: Choice) -> np.ndarray | None:
     given = None if entries else (choice.model_extra or {}).get("token_logprobs")
     try:
         return None if given is None else np.asarray(given, np.float32).reshape(-1)
-    except (TypeError, ValueError):    # not numbers: another server's field of the same name
+    except (TypeError, ValueError):  # not numbers: another server's field of the same name
         return None
 
 
@@ -97,8 +97,18 @@ def pack_tokens(
     groups: Iterable[TrajectoryGroup],
 ) -> dict[str, np.ndarray]:  # `sizes` is empty if no choice carries token data
     """Gather the token data of all choices into flat arrays."""
-    names = ("choice", "sizes", "prompt_ids", "token_ids", "tops", "logprobs", "text", "text_sizes", "bare_sizes",
-             "bare_logprobs")
+    names = (
+        "choice",
+        "sizes",
+        "prompt_ids",
+        "token_ids",
+        "tops",
+        "logprobs",
+        "text",
+        "text_sizes",
+        "bare_sizes",
+        "bare_logprobs",
+    )
     out: dict[str, list] = {name: [] for name in names}
     for place, choice, shared, added, sampled in _split_ids(groups):
         entries = choice.logprobs.content if choice.logprobs else None
@@ -120,13 +130,18 @@ def _arrays(out: dict[str, list]) -> dict[str, np.ndarray]:
     flat = {name: np.concatenate([np.zeros(0, np.int32), *out[name]]) for name in ("prompt_ids", "token_ids")}
     table = {name: np.array(out[name], np.int32).reshape(-1, 4) for name in ("choice", "sizes")}
     bare = np.concatenate([np.zeros(0, np.float32), *out["bare_logprobs"]])
-    return flat | table | {
-        "tops": np.array(out["tops"], np.uint8), "logprobs": np.clip(out["logprobs"], -6e4, 6e4).astype(np.float16),
-        "bare_sizes": np.array(out["bare_sizes"], np.int32),
-        "bare_logprobs": np.clip(bare, -6e4, 6e4).astype(np.float16),
-        "text": np.frombuffer(b"".join(out["text"]), np.uint8),
-        "text_sizes": np.array(out["text_sizes"], np.int32).reshape(-1, 2),
-    }
+    return (
+        flat
+        | table
+        | {
+            "tops": np.array(out["tops"], np.uint8),
+            "logprobs": np.clip(out["logprobs"], -6e4, 6e4).astype(np.float16),
+            "bare_sizes": np.array(out["bare_sizes"], np.int32),
+            "bare_logprobs": np.clip(bare, -6e4, 6e4).astype(np.float16),
+            "text": np.frombuffer(b"".join(out["text"]), np.uint8),
+            "text_sizes": np.array(out["text_sizes"], np.int32).reshape(-1, 2),
+        }
+    )
 
 # %% ../../nbs/10_runs/10_formats.ipynb #d0f6593d
 def _taker(array: np.ndarray) -> Callable[[int], np.ndarray]:
@@ -135,7 +150,7 @@ def _taker(array: np.ndarray) -> Callable[[int], np.ndarray]:
     def take(count: int) -> np.ndarray:
         nonlocal position
         position += max(count, 0)
-        return array[position - max(count, 0):position]
+        return array[position - max(count, 0) : position]
 
     return take
 
@@ -143,8 +158,8 @@ def _taker(array: np.ndarray) -> Callable[[int], np.ndarray]:
 def _cells(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str | None, list[int] | None, float]]:
     text, position = arrays["text"].tobytes(), 0
     for logprob, (size, raw_size) in zip(arrays["logprobs"].tolist(), arrays["text_sizes"].tolist(), strict=True):
-        token = text[position:position + max(size, 0)]
-        raw = text[position + len(token):position + len(token) + max(raw_size, 0)]
+        token = text[position : position + max(size, 0)]
+        raw = text[position + len(token) : position + len(token) + max(raw_size, 0)]
         position += len(token) + len(raw)
         exact = {SAME: list(token), NONE: None}.get(raw_size, list(raw))
         yield None if size == NONE else token.decode("utf-8", "replace"), exact, logprob
@@ -166,14 +181,14 @@ def unpack_tokens(
     _check_tokens(arrays)
     take_prompt, take_sampled = _taker(arrays["prompt_ids"]), _taker(arrays["token_ids"])
     take_bare = _taker(arrays.get("bare_logprobs", np.zeros(0)))
-    bare_sizes = arrays.get("bare_sizes", np.full(len(arrays["sizes"]), NONE))    # absent from older files
+    bare_sizes = arrays.get("bare_sizes", np.full(len(arrays["sizes"]), NONE))  # absent from older files
     cells, tops, places = _cells(arrays), iter(arrays["tops"].tolist()), dict(_located(groups))
     before, conversation = np.zeros(0, np.int32), None
     columns = (arrays["choice"].tolist(), arrays["sizes"].tolist(), bare_sizes.tolist())
     for place, (shared, added, sampled, entries), bare in zip(*columns, strict=True):
         choice = places[tuple(place)]
         before, conversation = before if place[:3] == conversation else before[:0], place[:3]
-        prompt, ids = np.concatenate([before[:max(shared, 0)], take_prompt(added)]), take_sampled(sampled)
+        prompt, ids = np.concatenate([before[: max(shared, 0)], take_prompt(added)]), take_sampled(sampled)
         if shared >= 0:
             choice.prompt_token_ids = prompt.tolist()
             before = np.concatenate([prompt, ids])
@@ -187,16 +202,32 @@ def unpack_tokens(
             choice.logprobs = ChoiceLogprobs.model_validate({"content": content, "refusal": _refusal(choice)})
 
 
-TOKEN_ARRAYS = {"name": ("U", 0), "choice": ("i", 2), "sizes": ("i", 2), "prompt_ids": ("i", 1), "token_ids": ("i", 1),
-                "tops": ("u", 1), "logprobs": ("f", 1), "text": ("u", 1), "text_sizes": ("i", 2),
-                "bare_sizes": ("i", 1), "bare_logprobs": ("f", 1)}
+TOKEN_ARRAYS = {
+    "name": ("U", 0),
+    "choice": ("i", 2),
+    "sizes": ("i", 2),
+    "prompt_ids": ("i", 1),
+    "token_ids": ("i", 1),
+    "tops": ("u", 1),
+    "logprobs": ("f", 1),
+    "text": ("u", 1),
+    "text_sizes": ("i", 2),
+    "bare_sizes": ("i", 1),
+    "bare_logprobs": ("f", 1),
+}
 
 
 def _check_tokens(arrays: Mapping[str, np.ndarray]) -> None:
     added, sampled, entries = np.maximum(arrays["sizes"][:, 1:].T.astype(np.int64), 0).sum(1)
     cells = int(arrays["tops"].sum(dtype=np.int64)) + len(arrays["tops"])
-    sizes = {"prompt_ids": added, "token_ids": sampled, "tops": entries, "logprobs": cells, "text_sizes": cells,
-             "text": np.maximum(arrays["text_sizes"], 0).sum(dtype=np.int64)}
+    sizes = {
+        "prompt_ids": added,
+        "token_ids": sampled,
+        "tops": entries,
+        "logprobs": cells,
+        "text_sizes": cells,
+        "text": np.maximum(arrays["text_sizes"], 0).sum(dtype=np.int64),
+    }
     if wrong := [name for name, size in sizes.items() if len(arrays[name]) != size]:
         raise ValueError(f"the sizes of its arrays {', '.join(wrong)} contradict one another")
 
@@ -213,8 +244,13 @@ def group_tokens(
     mine = np.flatnonzero(arrays["choice"][:, 0] == group)
     first, last = (int(mine[0]), int(mine[-1]) + 1) if len(mine) else (0, 0)
     added, sampled, entries = np.maximum(arrays["sizes"][:, 1:].T, 0)
-    parts = {"choice": slice(first, last), "sizes": slice(first, last), "prompt_ids": _span(added, first, last),
-             "token_ids": _span(sampled, first, last), "tops": _span(entries, first, last)}
+    parts = {
+        "choice": slice(first, last),
+        "sizes": slice(first, last),
+        "prompt_ids": _span(added, first, last),
+        "token_ids": _span(sampled, first, last),
+        "tops": _span(entries, first, last),
+    }
     if "bare_sizes" in arrays:
         bare = _span(np.maximum(arrays["bare_sizes"], 0), first, last)
         parts |= {"bare_sizes": parts["choice"], "bare_logprobs": bare}
@@ -231,7 +267,7 @@ def _span(sizes: np.ndarray, first: int, last: int) -> slice:
 
 # %% ../../nbs/10_runs/10_formats.ipynb #0893183e
 VERSION = b"art.trajectory_parquet.version"
-TOKENS = b"art_nb.tokens"    # which sidecar belongs to this file
+TOKENS = b"art_nb.tokens"  # which sidecar belongs to this file
 _TOKEN_FIELDS = {"prompt_token_ids": True, "token_ids": True, "token_logprobs": True, "logprobs": {"content"}}
 
 
@@ -249,7 +285,8 @@ def _history_data(history: Trajectory | History) -> dict[str, Any]:
 
 def _trajectory_data(trajectory: Trajectory) -> dict[str, Any]:
     return _history_data(trajectory) | {
-        "reward": float(trajectory.reward), "metrics": _numbers(trajectory.metrics),
+        "reward": float(trajectory.reward),
+        "metrics": _numbers(trajectory.metrics),
         "start_time": trajectory.start_time.isoformat(),
         "additional_histories": [_history_data(history) for history in trajectory.additional_histories],
     }
@@ -263,24 +300,40 @@ def _group_data(group: TrajectoryGroup) -> dict[str, Any]:
     return plain(group.model_dump(exclude={"trajectories", "metrics"})) | {"metrics": _numbers(group.metrics)}
 
 # %% ../../nbs/10_runs/10_formats.ipynb #7d8a60a9
-_MESSAGE = pa.struct([
-    ("role", pa.string()), ("content", pa.string()), ("tool_calls", pa.string()), ("tool_call_id", pa.string()),
-    ("trainable", pa.bool_()),
-])
-_SCHEMA = pa.schema([
-    ("format_version", pa.int16()), ("group_index", pa.int64()), ("trajectory_index", pa.int64()),
-    ("group_json", pa.large_string()), ("trajectory_json", pa.large_string()),
-    ("group_metadata", pa.string()), ("group_metrics", pa.string()), ("group_logs", pa.list_(pa.string())),
-    ("reward", pa.float64()), ("metrics", pa.string()), ("metadata", pa.string()), ("tools", pa.string()),
-    ("logs", pa.list_(pa.string())), ("messages", pa.list_(_MESSAGE)),
-])
+_MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("tool_calls", pa.string()),
+        ("tool_call_id", pa.string()),
+        ("trainable", pa.bool_()),
+    ]
+)
+_SCHEMA = pa.schema(
+    [
+        ("format_version", pa.int16()),
+        ("group_index", pa.int64()),
+        ("trajectory_index", pa.int64()),
+        ("group_json", pa.large_string()),
+        ("trajectory_json", pa.large_string()),
+        ("group_metadata", pa.string()),
+        ("group_metrics", pa.string()),
+        ("group_logs", pa.list_(pa.string())),
+        ("reward", pa.float64()),
+        ("metrics", pa.string()),
+        ("metadata", pa.string()),
+        ("tools", pa.string()),
+        ("logs", pa.list_(pa.string())),
+        ("messages", pa.list_(_MESSAGE)),
+    ]
+)
 
 
 def _json(value: Any) -> str | None:
     return json.dumps(value, separators=(",", ":")) if value else None
 
 
-def _clean(text: Any) -> str | None:    # UTF-8 has no lone surrogates, and an id may be a number
+def _clean(text: Any) -> str | None:  # UTF-8 has no lone surrogates, and an id may be a number
     return None if text is None else str(text).encode("utf-8", "replace").decode()
 
 
@@ -288,28 +341,39 @@ def _message_row(data: dict[str, Any]) -> dict[str, Any]:
     trainable = "finish_reason" in data
     message = data["message"] if trainable else data
     return {
-        "role": _clean(message.get("role")), "content": _clean(message.get("content")), "trainable": trainable,
-        "tool_calls": _json(message.get("tool_calls")), "tool_call_id": _clean(message.get("tool_call_id")),
+        "role": _clean(message.get("role")),
+        "content": _clean(message.get("content")),
+        "trainable": trainable,
+        "tool_calls": _json(message.get("tool_calls")),
+        "tool_call_id": _clean(message.get("tool_call_id")),
     }
 
 
 def _messages_column(entries: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
     contents = [entry.get("message", entry).get("content") for entry in entries]
     readable = all(content is None or isinstance(content, str) for content in contents)
-    return [_message_row(entry) for entry in entries] if readable else None    # content of parts: only in the JSON
+    return [_message_row(entry) for entry in entries] if readable else None  # content of parts: only in the JSON
 
 # %% ../../nbs/10_runs/10_formats.ipynb #d6f67ada
 def _rows(g: int, group: TrajectoryGroup) -> Iterator[dict[str, Any]]:
     data = _group_data(group)
     common = {
-        "format_version": 2, "group_index": g, "group_json": _json(data), "group_metadata": _json(data["metadata"]),
-        "group_metrics": _json(data["metrics"]), "group_logs": [_clean(line) for line in data["logs"]] or None,
+        "format_version": 2,
+        "group_index": g,
+        "group_json": _json(data),
+        "group_metadata": _json(data["metadata"]),
+        "group_metrics": _json(data["metrics"]),
+        "group_logs": [_clean(line) for line in data["logs"]] or None,
     }
     for t, trajectory in enumerate(group.trajectories):
         data = _trajectory_data(trajectory)
         yield common | {
-            "trajectory_index": t, "trajectory_json": _json(data), "reward": data["reward"],
-            "metrics": _json(data["metrics"]), "metadata": _json(data["metadata"]), "tools": _json(data["tools"]),
+            "trajectory_index": t,
+            "trajectory_json": _json(data),
+            "reward": data["reward"],
+            "metrics": _json(data["metrics"]),
+            "metadata": _json(data["metadata"]),
+            "tools": _json(data["tools"]),
             "logs": [_clean(line) for line in data["logs"]] or None,
             "messages": _messages_column(data["messages_and_choices"]),
         }
@@ -356,18 +420,26 @@ def _read_exchanges(data: dict[str, Any]) -> dict[str, Any]:
 
 def _read_trajectory(data: dict[str, Any]) -> Trajectory:
     reward = data.get("reward")
-    return Trajectory.model_validate(_read_history(data) | _read_exchanges(data) | {
-        "reward": math.nan if reward is None else reward, "metrics": _finite(data.get("metrics")),
-        "metadata": data.get("metadata") or {}, "logs": data.get("logs") or [],
-        "additional_histories": [_read_history(history) for history in data.get("additional_histories") or []],
-    })
+    return Trajectory.model_validate(
+        _read_history(data)
+        | _read_exchanges(data)
+        | {
+            "reward": math.nan if reward is None else reward,
+            "metrics": _finite(data.get("metrics")),
+            "metadata": data.get("metadata") or {},
+            "logs": data.get("logs") or [],
+            "additional_histories": [_read_history(history) for history in data.get("additional_histories") or []],
+        }
+    )
 
 
 def _read_group(data: Mapping[str, Any], trajectories: Iterable[dict[str, Any]]) -> TrajectoryGroup:
     return TrajectoryGroup(
         [_read_trajectory(trajectory) for trajectory in trajectories],
         exceptions=[PydanticException.model_validate(error) for error in data.get("exceptions") or []],
-        metadata=data.get("metadata"), metrics=_finite(data.get("metrics")), logs=data.get("logs"),
+        metadata=data.get("metadata"),
+        metrics=_finite(data.get("metrics")),
+        logs=data.get("logs"),
     )
 
 # %% ../../nbs/10_runs/10_formats.ipynb #07ae721c
@@ -375,17 +447,18 @@ def _flat_message(row: dict[str, Any]) -> dict[str, Any]:
     message = {"role": row["role"], "content": row["content"]}
     message |= {"tool_calls": parse_json(row["tool_calls"])} if row.get("tool_calls") else {}
     message |= {"tool_call_id": row["tool_call_id"]} if row.get("tool_call_id") else {}
-    finish = row.get("finish_reason") or ("stop" if row.get("trainable") else None)    # ART's first columns had it
+    finish = row.get("finish_reason") or ("stop" if row.get("trainable") else None)  # ART's first columns had it
     choice = {"finish_reason": finish, "index": 0, "logprobs": None, "message": message}
     return choice if finish else message
 
 
 def _flat_row(row: dict[str, Any]) -> dict[str, Any]:
-    names = ("metrics", "metadata", "tools", "additional_histories")    # the last where ART migrated its older files
+    names = ("metrics", "metadata", "tools", "additional_histories")  # the last where ART migrated its older files
     parsed = {key: parse_json(row[key]) for key in names if row.get(key)}
     return parsed | {
         "messages": [_flat_message(message) for message in row.get("messages") or []],
-        "reward": row.get("reward"), "logs": row.get("logs"),
+        "reward": row.get("reward"),
+        "logs": row.get("logs"),
     }
 
 
@@ -412,7 +485,7 @@ def read_parquet(
 ) -> tuple[list[TrajectoryGroup], str]:  # without token data, and the name of the sidecar's content ("": there is none)
     """Read groups from a Parquet file of ours or of ART's."""
     with open_parquet(file) as opened:
-        table = opened.read(use_threads=False)      # Arrow's threads can abort a process that ends soon after
+        table = opened.read(use_threads=False)  # Arrow's threads can abort a process that ends soon after
     return read_rows(table.to_pylist()), (table.schema.metadata or {}).get(TOKENS, b"").decode()
 
 

@@ -25,7 +25,7 @@ from ..core.types import StoreError
 
 # %% ../../nbs/10_runs/20_locks.ipynb #97b25789
 LOCK_NAME = "run.lock"
-_held: dict[str, "RunLock"] = {}    # by directory, of this process
+_held: dict[str, "RunLock"] = {}  # by directory, of this process
 _holding = threading.RLock()
 
 
@@ -41,7 +41,7 @@ class RunLock:
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_S):
-            with suppress(OSError, StoreError):     # the disk does not answer: the next sign may come through
+            with suppress(OSError, StoreError):  # the disk does not answer: the next sign may come through
                 self.check()
                 os.utime(self.path)
 
@@ -50,8 +50,10 @@ class RunLock:
         owner = read_lock(self.path)
         self.lost = self.lost or (bool(owner) and owner["token"] != self.owner["token"])
         if self.lost:
-            raise StoreError(f"{self.path.parent} was taken over by {describe_owner(owner)} while this process gave no "
-                             "sign of life. Nothing more is written from here: stop that process and register again.")
+            raise StoreError(
+                f"{self.path.parent} was taken over by {describe_owner(owner)} while this process gave no "
+                "sign of life. Nothing more is written from here: stop that process and register again."
+            )
 
     def release(self) -> None:
         """Give the lock back; a forked child leaves its parent's alone."""
@@ -62,15 +64,15 @@ class RunLock:
             atexit.unregister(self.release)
             if _held.get(str(self.path.parent)) is self:
                 del _held[str(self.path.parent)]
-            with suppress(OSError):                 # the directory is gone, or cannot be written any more
+            with suppress(OSError):  # the directory is gone, or cannot be written any more
                 if read_lock(self.path).get("token") == self.owner["token"]:
                     self.path.unlink(missing_ok=True)
-        self._thread.join(1.0)                      # no longer: the disk may not answer
+        self._thread.join(1.0)  # no longer: the disk may not answer
 
 
 def _forget_locks() -> None:
     global _holding
-    _holding = threading.RLock()    # another thread of the parent may have held it
+    _holding = threading.RLock()  # another thread of the parent may have held it
     _held.clear()
 
 
@@ -78,9 +80,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_locks)
 
 
-def read_lock(
-    path: Path,
-) -> dict[str, Any]:  # {} if there is no lock, or if it is not written yet
+def read_lock(path: Path) -> dict[str, Any]:  # {} if there is no lock, or if it is not written yet
     """Return the owner of a lock."""
     try:
         owner = json.loads(path.read_bytes())
@@ -89,8 +89,15 @@ def read_lock(
         return {}
 
 
-_FIELDS: dict[str, Callable] = {"token": str, "pid": int, "start": int, "host": str, "machine": str, "since": str,
-                                "program": str}
+_FIELDS: dict[str, Callable] = {
+    "token": str,
+    "pid": int,
+    "start": int,
+    "host": str,
+    "machine": str,
+    "since": str,
+    "program": str,
+}
 
 
 def describe_owner(owner: dict[str, Any]) -> str:
@@ -111,22 +118,31 @@ def acquire_lock(
     while True:
         with _holding:
             if str(directory) in _held:
-                return _held[str(directory)]        # one process is one writer
+                return _held[str(directory)]  # one process is one writer
             owner = _owner()
             if _create(path, owner):
                 lock = _held[str(directory)] = RunLock(path, owner)
                 return lock
         other = read_lock(path)
         if _owner_runs(path, other, warn, patience_s):
-            raise StoreError(f"{directory} is in use: it is trained by {describe_owner(other)}. Stop that process or "
-                             "its kernel first, or give this model another name or run_name.")
+            raise StoreError(
+                f"{directory} is in use: it is trained by {describe_owner(other)}. Stop that process or "
+                "its kernel first, or give this model another name or run_name."
+            )
         _remove_stale(path, other)
 
 
 def _owner() -> dict[str, Any]:
     pid, program = os.getpid(), os.environ.get("JPY_SESSION_NAME") or sys.argv[0] or "python"
-    return {"token": uuid.uuid4().hex, "pid": pid, "start": process_start(pid), "host": platform.node(),
-            "machine": machine_tag(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}", "program": Path(program).name}
+    return {
+        "token": uuid.uuid4().hex,
+        "pid": pid,
+        "start": process_start(pid),
+        "host": platform.node(),
+        "machine": machine_tag(),
+        "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        "program": Path(program).name,
+    }
 
 
 def _create(path: Path, owner: dict[str, Any]) -> bool:
@@ -136,15 +152,17 @@ def _create(path: Path, owner: dict[str, Any]) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        raise StoreError(f"Could not create {path}: {error.strerror or error}. Check the path and its permissions.") \
-            from error
+        raise StoreError(
+            f"Could not create {path}: {error.strerror or error}. Check the path and its permissions."
+        ) from error
     try:
         with open(handle, "wb") as file:
             file.write(json.dumps(owner, indent=1).encode())
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise StoreError(f"Could not write {path}: {error.strerror or error}. Free some space, then try again.") \
-            from error
+        raise StoreError(
+            f"Could not write {path}: {error.strerror or error}. Free some space, then try again."
+        ) from error
     return True
 
 
@@ -155,8 +173,11 @@ def _owner_runs(path: Path, owner: dict[str, Any], warn: Callable[[str, str], ob
     sign, end = _sign(path), time.monotonic() + patience_s
     if sign is None:
         return False
-    warn(f"lock {path}", f"{path.parent} was last trained by {describe_owner(owner)}. Waiting up to {patience_s:.0f} s "
-         "for a sign of life from there.")
+    warn(
+        f"lock {path}",
+        f"{path.parent} was last trained by {describe_owner(owner)}. Waiting up to {patience_s:.0f} s "
+        "for a sign of life from there.",
+    )
     while time.monotonic() < end:
         time.sleep(min(0.1, patience_s))
         if (now := _sign(path)) != sign:
@@ -166,7 +187,7 @@ def _owner_runs(path: Path, owner: dict[str, Any], warn: Callable[[str, str], ob
 
 def _sign(path: Path) -> tuple | None:
     try:
-        with open(path, "rb") as file:              # opened, because network file systems cache what stat() gives
+        with open(path, "rb") as file:  # opened, because network file systems cache what stat() gives
             state = os.fstat(file.fileno())
         return state.st_mtime_ns, state.st_size
     except OSError:
@@ -180,13 +201,15 @@ def _remove_stale(path: Path, owner: dict[str, Any]) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StoreError(f"Could not remove the lock {path} of {describe_owner(owner)}, which does not run any more: "
-                         f"{error.strerror or error}. Remove it yourself.") from error
+        raise StoreError(
+            f"Could not remove the lock {path} of {describe_owner(owner)}, which does not run any more: "
+            f"{error.strerror or error}. Remove it yourself."
+        ) from error
     if read_lock(aside) != owner:
-        try:                                        # a third process was faster: this is its lock
+        try:  # a third process was faster: this is its lock
             os.link(aside, path)
         except FileExistsError:
             pass
-        except OSError:                             # a file system without hard links
+        except OSError:  # a file system without hard links
             os.rename(aside, path)
     aside.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ SECTIONS = frozenset(
     " vllm train val test".split()
 )
 ADDITIVE = ("costs/", "time/step_", "data/step_")
-CONTEXTS = {name: name for name in ("train", "sft", "discarded")}    # what a split's costs are for; else for "eval"
+CONTEXTS = {name: name for name in ("train", "sft", "discarded")}  # what a split's costs are for; else for "eval"
 
 
 def metric_name(
@@ -70,12 +70,17 @@ def _means(rows: Iterable[Mapping[str, Any]], prefix: str) -> dict[str, float]:
         for name, value in row.items():
             if isinstance(value, SupportsFloat):
                 found.setdefault(name, []).append(float(value))
-    return {name if name.startswith(ADDITIVE) else prefix + name:
-            float((np.nansum if name.startswith(ADDITIVE) else np.mean)(values)) for name, values in found.items()}
+    return {
+        name if name.startswith(ADDITIVE) else prefix + name: float(
+            (np.nansum if name.startswith(ADDITIVE) else np.mean)(values)
+        )
+        for name, values in found.items()
+    }
 
 
 def group_metrics(
-    groups: list[TrajectoryGroup], split: str,  # "train", "val", …
+    groups: list[TrajectoryGroup],
+    split: str,  # "train", "val", …
 ) -> dict[str, float]:
     """Sum up the groups of one step."""
     rewards_G = [[trajectory.reward for trajectory in group] for group in groups]
@@ -114,8 +119,17 @@ def rollout_tokens(groups: list[TrajectoryGroup]) -> dict[str, float]:
 
 def scenario_ids(groups: Iterable[TrajectoryGroup]) -> list[str]:
     """List the scenarios that groups name in their metadata, or their trajectories in theirs."""
-    named = (next((m["scenario_id"] for m in (group.metadata, *(t.metadata for t in group))
-                   if m.get("scenario_id") is not None), None) for group in groups)
+    named = (
+        next(
+            (
+                m["scenario_id"]
+                for m in (group.metadata, *(t.metadata for t in group))
+                if m.get("scenario_id") is not None
+            ),
+            None,
+        )
+        for group in groups
+    )
     return list(dict.fromkeys(str(name) for name in named if name is not None))
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #738b0dcc
@@ -125,9 +139,7 @@ RATES = {
 }
 
 
-def rollups(
-    figures: Mapping[str, float],
-) -> dict[str, float]:  # by the names of the branches
+def rollups(figures: Mapping[str, float]) -> dict[str, float]:  # by the names of the branches
     """Add costs up, branch by branch."""
     costs = {name: value for name, value in figures.items() if name.startswith("costs/")}
     branches = sorted({name.rsplit("/", depth)[0] for name in costs for depth in range(1, name.count("/"))})
@@ -139,11 +151,11 @@ def rollups(
 class Counted:
     """What all builders of one model share."""
 
-    pending: dict[str, dict[str, float]] = field(default_factory=dict)    # by context, since the last row
-    met: dict[str, set[str]] = field(default_factory=dict)    # scenarios, likewise
+    pending: dict[str, dict[str, float]] = field(default_factory=dict)  # by context, since the last row
+    met: dict[str, set[str]] = field(default_factory=dict)  # scenarios, likewise
     sums: dict[str, float] = field(default_factory=dict)
     scenarios: set[str] = field(default_factory=set)
-    rates: dict[str, list[float]] = field(default_factory=dict)    # tokens, seconds
+    rates: dict[str, list[float]] = field(default_factory=dict)  # tokens, seconds
     prices: dict[str, ModelPricing] = field(default_factory=dict)
     extractors: dict[str, Callable[[Any], float | None]] = field(default_factory=dict)
     lock: Any = field(default_factory=RLock)
@@ -219,8 +231,10 @@ class MetricsBuilder:
     def _priced(self, response: Any, model_name: str, prices: Mapping[str, float]) -> float:
         usage = usage_of(response)
         if usage is None:
-            raise ValueError(f"an answer of {model_name} has no token counts in `usage`: say where its cost stands "
-                             "with register_cost_extractor(provider, fn)")
+            raise ValueError(
+                f"an answer of {model_name} has no token counts in `usage`: say where its cost stands "
+                "with register_cost_extractor(provider, fn)"
+            )
         known = self.counted.prices.get(model_name) or get_model_pricing(model_name, strict=not prices)
         return usage_cost(usage, as_pricing(prices, known))
 
@@ -310,7 +324,8 @@ class MetricsBuilder:
         cached = cached_prompt_per_million if cache_read_per_million is None else cache_read_per_million
         written = cache_creation_per_million
         self.counted.prices[model_name] = ModelPricing(
-            prompt_per_million, completion_per_million, cached=cached, cache_write=written)
+            prompt_per_million, completion_per_million, cached=cached, cache_write=written
+        )
 
     def register_cost_extractor(self, provider: str, extractor: Callable[[Any], float | None]) -> None:
         """Say how to read what a provider's answers cost; where it gives None, what they tell or their prices count."""
@@ -320,14 +335,16 @@ class MetricsBuilder:
         """Give what must outlive the process."""
         with self.counted.lock:
             rates = {name: [*pair] for name, pair in self.counted.rates.items()}
-            return {"cum_state": {**self.counted.sums}, "unique_scenario_ids": sorted(self.counted.scenarios),
-                    "rates": rates}
+            return {
+                "cum_state": {**self.counted.sums},
+                "unique_scenario_ids": sorted(self.counted.scenarios),
+                "rates": rates,
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         with self.counted.lock:
-            self.counted.sums = {
-                str(k): float(v) for k, v in state.get("cum_state", {}).items() if v is not None}
+            self.counted.sums = {str(k): float(v) for k, v in state.get("cum_state", {}).items() if v is not None}
             self.counted.scenarios = set(map(str, state.get("unique_scenario_ids", ())))
             rates = state.get("rates", {}).items()
             self.counted.rates = {str(k): [*map(float, pair)] for k, pair in rates if None not in pair}
@@ -374,9 +391,7 @@ def _counting(fn: Callable, count: Callable[[Any], Any]) -> Callable:
     return lambda *args, **kwargs: count(fn(*args, **kwargs))
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #7e14ce9f
-def token_costs(
-    groups: Iterable[TrajectoryGroup], calculator: CostCalculator | None, context: str
-) -> dict[str, float]:
+def token_costs(groups: Iterable[TrajectoryGroup], calculator: CostCalculator | None, context: str) -> dict[str, float]:
     """Price the tokens that groups have sampled; {} without a calculator, or where nothing tells."""
     said = [choice for group in groups for trajectory in group for choice in choices(trajectory)]
     if calculator is None or not said:

@@ -23,16 +23,19 @@ from .store import RunStore, find_runs, is_run, step_number, is_complete_checkpo
 @dataclass(slots=True)
 class Migration:
     "What a migration did, or would do."
-    files: int = 0                  # trajectory files
+
+    files: int = 0  # trajectory files
     checkpoints: int = 0
-    bytes_before: int = 0           # of the older files
-    bytes_after: int = 0            # of those in their place; 0 in a dry run
+    bytes_before: int = 0  # of the older files
+    bytes_after: int = 0  # of those in their place; 0 in a dry run
     dry_run: bool = False
-    skipped: list[str] = field(default_factory=list)        # what was left as it is, and why
+    skipped: list[str] = field(default_factory=list)  # what was left as it is, and why
 
     def __add__(self, other: "Migration") -> "Migration":
-        return Migration(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)
-                            if f.name != "dry_run"}, dry_run=self.dry_run or other.dry_run)
+        return Migration(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "dry_run"},
+            dry_run=self.dry_run or other.dry_run,
+        )
 
     def __str__(self) -> str:
         done = "to be migrated" if self.dry_run else "migrated"
@@ -43,8 +46,10 @@ class Migration:
 # %% ../../nbs/10_runs/60_migrate.ipynb #f5f50f62
 def sampled_choice(groups: list[TrajectoryGroup]) -> list[list]:
     "What groups hold, to be compared; token data apart."
-    return [[*(trajectory.for_logging() for trajectory in group), plain([group.metadata, group.metrics, group.logs])]
-            for group in groups]
+    return [
+        [*(trajectory.for_logging() for trajectory in group), plain([group.metadata, group.metrics, group.logs])]
+        for group in groups
+    ]
 
 
 def token_extents(groups: list[TrajectoryGroup]) -> set[tuple[int, ...]]:
@@ -56,7 +61,7 @@ def token_extents(groups: list[TrajectoryGroup]) -> set[tuple[int, ...]]:
 def shortfall(
     older: list[TrajectoryGroup],
     newer: list[TrajectoryGroup],
-    copied: bool,                   # from the older, just now
+    copied: bool,  # from the older, just now
 ) -> str:  # empty where there is none
     "What speaks against the newer form in the place of the older."
     if sampled_choice(newer) != sampled_choice(older):
@@ -66,9 +71,9 @@ def shortfall(
 
 def migrate_file(
     store: RunStore,
-    old: Path,                      # of the store, in an older form
+    old: Path,  # of the store, in an older form
     dry_run: bool = False,
-    keep_jsonl: bool = False,       # the older file stays beside the newer
+    keep_jsonl: bool = False,  # the older file stays beside the newer
 ) -> Migration:
     "Give the trajectories of one step the newer form."
     if step_number(old.stem) is None:
@@ -95,14 +100,13 @@ def migrate_file(
     return Migration(files=1, bytes_before=size, bytes_after=after)
 
 # %% ../../nbs/10_runs/60_migrate.ipynb #d28dd44d
-def move_checkpoints(
-    run: Path,
-    dry_run: bool = False,
-) -> Migration:
+def move_checkpoints(run: Path, dry_run: bool = False) -> Migration:
     "Move the checkpoints that stand directly under a run to where they belong."
     made, place = Migration(dry_run=dry_run), run / "checkpoints"
     folders = sorted(run.iterdir()) if run.is_dir() else []
-    for old in (folder for folder in folders if step_number(folder.name) is not None and is_complete_checkpoint(folder)):
+    for old in (
+        folder for folder in folders if step_number(folder.name) is not None and is_complete_checkpoint(folder)
+    ):
         new = place / f"{int(old.name):04d}"
         if new.exists():
             made.skipped.append(f"{old}: there is {new} already")
@@ -126,17 +130,18 @@ def migrate_run(run: Path, dry_run: bool, keep_jsonl: bool, tell: Callable[[str]
 
 
 def migrate(
-    path: str | Path,               # of a run, of its `trajectories`, of a project, or the root `.art`
-    dry_run: bool = False,          # only say what would be done
-    keep_jsonl: bool = False,       # older files of trajectories stay beside the newer
-    verbose: bool = False,          # name each file
+    path: str | Path,  # of a run, of its `trajectories`, of a project, or the root `.art`
+    dry_run: bool = False,  # only say what would be done
+    keep_jsonl: bool = False,  # older files of trajectories stay beside the newer
+    verbose: bool = False,  # name each file
 ) -> Migration:
     "Give directories of ART's older versions the layout of today; again does nothing. Raises StoreError for others."
     path = Path(path)
     runs = [path.parent] if path.name == "trajectories" and is_run(path.parent) else find_runs(path)
     if not runs:
-        raise StoreError(f"{path} holds no runs: give .art, a project, a run (.art/{{project}}/models/{{run}}) or its "
-                         "trajectories")
+        raise StoreError(
+            f"{path} holds no runs: give .art, a project, a run (.art/{{project}}/models/{{run}}) or its trajectories"
+        )
     tell = print if verbose else lambda line: None
     made = Migration(dry_run=dry_run)
     for run in runs:

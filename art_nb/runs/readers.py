@@ -80,8 +80,10 @@ def _grouped(
     for row in rows:
         key = json.dumps(plain(share(row)), sort_keys=True)
         found.setdefault(_step(row.get("step")), {}).setdefault(key, []).append(row)
-    return {step: [_group(key, members, trajectory) for key, members in groups.items()]
-            for step, groups in sorted(found.items())}
+    return {
+        step: [_group(key, members, trajectory) for key, members in groups.items()]
+        for step, groups in sorted(found.items())
+    }
 
 
 def _group(key: str, rows: DictRows, trajectory: Callable[[dict[str, Any]], Any]) -> TrajectoryGroup:
@@ -122,22 +124,42 @@ def _verl(rows: DictRows) -> Steps:
     def trajectory(row: dict[str, Any]) -> Trajectory:
         numbers, rest = _sorted_out(row, ("input", "output", "score", "step"))
         score = _number(row.get("score"))
-        return Trajectory(messages_and_choices=_conversation(row["input"], row["output"]), metrics=numbers,
-                          metadata=rest, reward=math.nan if score is None else score)
+        return Trajectory(
+            messages_and_choices=_conversation(row["input"], row["output"]),
+            metrics=numbers,
+            metadata=rest,
+            reward=math.nan if score is None else score,
+        )
 
     return _grouped(rows, lambda row: row["input"], trajectory)
 
 # %% ../../nbs/10_runs/70_readers.ipynb #cba5a73f
-_VERIFIERS = ("example_id", "prompt", "completion", "reward", "metrics", "error", "is_truncated", "step", "tool_defs",
-              "is_completed", "trajectory", "error_chain", "long_error_chain")
+_VERIFIERS = (
+    "example_id",
+    "prompt",
+    "completion",
+    "reward",
+    "metrics",
+    "error",
+    "is_truncated",
+    "step",
+    "tool_defs",
+    "is_completed",
+    "trajectory",
+    "error_chain",
+    "long_error_chain",
+)
 
 
 def _failure(error: Any) -> PydanticException:
     if not isinstance(error, Mapping):
         return PydanticException(type="Error", message=str(error), traceback="")
     said = str(error.get("error_chain_repr") or error.get("message") or plain(error))
-    return PydanticException(type=str(error.get("error") or error.get("type") or "Error"), message=said,
-                             traceback=str(error.get("error_chain_str") or ""))
+    return PydanticException(
+        type=str(error.get("error") or error.get("type") or "Error"),
+        message=said,
+        traceback=str(error.get("error_chain_str") or ""),
+    )
 
 
 def _verifiers(rows: DictRows) -> Steps:
@@ -149,14 +171,18 @@ def _verifiers(rows: DictRows) -> Steps:
         numbers, rest = _sorted_out(row, (*_VERIFIERS, *metrics))
         return Trajectory(
             messages_and_choices=_conversation(row["prompt"], row["completion"], bool(row.get("is_truncated"))),
-            tools=row.get("tool_defs"), reward=math.nan if reward is None else reward, metrics=metrics | numbers,
-            metadata=rest | ({"error": plain(error)} if error else {}))
+            tools=row.get("tool_defs"),
+            reward=math.nan if reward is None else reward,
+            metrics=metrics | numbers,
+            metadata=rest | ({"error": plain(error)} if error else {}),
+        )
 
     return _grouped(rows, lambda row: row["example_id"], trajectory)
 
 # %% ../../nbs/10_runs/70_readers.ipynb #bcec5f06
 FORMATS: dict[str, tuple[set[str], Callable[[Any], Steps]]] = {
-    "TRL": ({"prompt", "completion"}, _trl), "verl": ({"input", "output", "score"}, _verl),
+    "TRL": ({"prompt", "completion"}, _trl),
+    "verl": ({"input", "output", "score"}, _verl),
     "verifiers": ({"example_id", "prompt", "completion", "reward"}, _verifiers),
 }
 MOST_BYTES = 2 << 30  # of one file
@@ -225,5 +251,7 @@ def _read(path: Path) -> Steps:
     except StoreError:
         raise
     except DAMAGED as error:
-        raise StoreError(f"cannot read {path}: {describe_damage(error)}; check that it is complete and was written by "
-                         "TRL, verl or verifiers") from error
+        raise StoreError(
+            f"cannot read {path}: {describe_damage(error)}; check that it is complete and was written by "
+            "TRL, verl or verifiers"
+        ) from error

@@ -52,7 +52,7 @@ def _fits_history(name: str, value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) < 1e300
 
 # %% ../../nbs/10_runs/40_store.ipynb #63a15b1e
-MAX_HEADER_BYTES = 100_000_000    # the limit of the safetensors package
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
 
 
 def is_complete_safetensors(path: Path) -> bool:
@@ -103,7 +103,7 @@ def _numbered(path: Path) -> dict[int, Path]:
     return {step: entry for step, entry in found.items() if step is not None}
 
 # %% ../../nbs/10_runs/40_store.ipynb #42601b14
-OWN_STATE = ("_metrics_builder_state", "_pipeline_trainer")    # in state.json, beside what is the user's
+OWN_STATE = ("_metrics_builder_state", "_pipeline_trainer")  # in state.json, beside what is the user's
 _stating = threading.Lock()
 
 
@@ -232,7 +232,7 @@ class RunStore:
             arrays = load_arrays(path, TOKEN_ARRAYS)
             if str(arrays["name"]) == name:
                 return unpack_tokens(groups, arrays)
-        except DAMAGED:     # the groups are complete without their token data
+        except DAMAGED:  # the groups are complete without their token data
             pass
         self._warn(f"tokens:{path}", f"{path.name} does not fit the groups beside it; they are read without token data")
 
@@ -248,10 +248,7 @@ class RunStore:
         files = folder.iterdir() if folder.is_dir() else ()
         return sorted({step_number(file.stem) for file in files if file.suffix in READERS} - {None})
 
-    def checkpoint_dir(
-        self,
-        step: int,
-    ) -> Path:  # where it is, or where it belongs
+    def checkpoint_dir(self, step: int) -> Path:  # where it is, or where it belongs
         """Give the directory of a step's checkpoint."""
         return self.checkpoints().get(step, self.path / "checkpoints" / f"{step:04d}")
 
@@ -261,7 +258,7 @@ class RunStore:
 
     def checkpoints(self) -> dict[int, Path]:
         """Return the directories of checkpoints by step, also those that are not whole."""
-        return _numbered(self.path) | _numbered(self.path / "checkpoints")    # ART once kept them directly below
+        return _numbered(self.path) | _numbered(self.path / "checkpoints")  # ART once kept them directly below
 
 # %% ../../nbs/10_runs/40_store.ipynb #501260a9
 def record_events(
@@ -270,6 +267,7 @@ def record_events(
     run: str,  # whose events are kept, and those of no run
 ) -> Callable[[], None]:  # call it to end that
     """Write events into a run's events.jsonl as they come."""
+
     def write(event: Event) -> None:
         if event.run in ("", run):
             try:

@@ -44,12 +44,13 @@ def note_metrics(
             merged[name] = note_metrics(old, new, f"{at}{name}.")
         elif old != new:
             old, new = redact({name: old})[name], redact({name: new})[name]
-            raise ValueError(f"{at}{name} is noted as {old!r} and cannot become {new!r}: "
-                             "begin another model for another run")
+            raise ValueError(
+                f"{at}{name} is noted as {old!r} and cannot become {new!r}: begin another model for another run"
+            )
     return merged
 
 # %% ../../nbs/10_runs/50_trackers.ipynb #81da9e59
-_RUNS: dict[tuple[str | None, str, str], Any] = {}    # that this process has begun, by their places
+_RUNS: dict[tuple[str | None, str, str], Any] = {}  # that this process has begun, by their places
 _beginning = threading.Lock()
 
 
@@ -67,8 +68,15 @@ def wandb_run(place: tuple[str | None, str, str], config: Mapping[str, Any]) -> 
         run = _RUNS.get(place)
         if run is None or run._is_finished:
             entity, project, name = place
-            run = wandb.init(entity=entity, project=project, id=name, name=name, config=redact({**config}),
-                             resume="allow", reinit="create_new")
+            run = wandb.init(
+                entity=entity,
+                project=project,
+                id=name,
+                name=name,
+                config=redact({**config}),
+                resume="allow",
+                reinit="create_new",
+            )
             run.define_metric("training_step")
             run.define_metric("*", step_metric="training_step")
             _RUNS[place] = run
@@ -88,16 +96,22 @@ class Tracker:
     def check(self, model) -> None:
         """Say which names report nowhere; raises BackendMissing where W&B is named and not installed."""
         for name in {*(model.report_metrics or ())} - {"wandb"}:
-            model._say_once(name, f"report_metrics names {name!r}, where nothing here reports: name 'wandb', or read "
-                                  "history.jsonl.")
+            model._say_once(
+                name, f"report_metrics names {name!r}, where nothing here reports: name 'wandb', or read history.jsonl."
+            )
         if not self.reports(model) or is_installed():
             return
         if model.report_metrics:
-            raise BackendMissing(f"report_metrics names wandb, which is not installed: {install_hint('wandb')}, or "
-                                 "leave it out of report_metrics.")
-        self._give_up(model, "WANDB_API_KEY is set and wandb is not installed: the numbers of "
-                             f"{model.name} go to history.jsonl alone. {install_hint('wandb')}, or say "
-                             "report_metrics=[].")
+            raise BackendMissing(
+                f"report_metrics names wandb, which is not installed: {install_hint('wandb')}, or "
+                "leave it out of report_metrics."
+            )
+        self._give_up(
+            model,
+            "WANDB_API_KEY is set and wandb is not installed: the numbers of "
+            f"{model.name} go to history.jsonl alone. {install_hint('wandb')}, or say "
+            "report_metrics=[].",
+        )
 
     def send(self, model, row: Mapping[str, Any]) -> None:
         """Send a row of the history, under its training step; raises what `check` does."""
@@ -119,10 +133,13 @@ class Tracker:
     def _or_without(self, model) -> Iterator[None]:
         try:
             yield
-        except Exception as error:      # the boundary: whatever becomes of W&B, the training goes on
+        except Exception as error:  # the boundary: whatever becomes of W&B, the training goes on
             why = redact_text(error).strip().partition("\n")[0] or "no reason given"
-            self._give_up(model, f"W&B takes no rows of {model.name} ({type(error).__name__}: {why}): numbers go to "
-                                 "history.jsonl alone. Mend that and restart the program, or say report_metrics=[].")
+            self._give_up(
+                model,
+                f"W&B takes no rows of {model.name} ({type(error).__name__}: {why}): numbers go to "
+                "history.jsonl alone. Mend that and restart the program, or say report_metrics=[].",
+            )
 
     def _give_up(self, model, message: str) -> None:
         self.failed = True

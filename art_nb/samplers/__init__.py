@@ -8,8 +8,11 @@ __all__ = []
 # %% ../../nbs/40_samplers/index.ipynb #411bc7e7
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "base": ["Sampler", "SamplingParams"],
-    "transformers": ["TransformersSampler"],
-    "vllm": ["VLLMSampler"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "base": ["Sampler", "SamplingParams"],
+        "transformers": ["TransformersSampler"],
+        "vllm": ["VLLMSampler"],
+    },
+)

@@ -28,50 +28,62 @@ from ..tokens.chat import TextStream
 @dataclass(slots=True)
 class SamplingParams:
     "How to sample one reply."
+
     max_tokens: int = 128
-    temperature: float = 1.0        # 0: the most likely token; its logprob is then that of temperature 1
+    temperature: float = 1.0  # 0: the most likely token; its logprob is then that of temperature 1
     top_p: float = 1.0
-    top_k: int = 0                  # 0: all
-    min_p: float = 0.0              # relative to the most likely token
+    top_k: int = 0  # 0: all
+    min_p: float = 0.0  # relative to the most likely token
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
     ignore_eos: bool = False
-    guide: dict | None = None       # the form the reply is held to: {"choice": […]}, {"json": …}, {"call": …}
+    guide: dict | None = None  # the form the reply is held to: {"choice": […]}, {"json": …}, {"call": …}
 
 
 @dataclass(slots=True)
 class SampledToken:
     "One sampled token."
+
     token_id: int
-    logprob: float                          # of the distribution sampled from, after temperature and cuts
-    text: str = ""                          # what this token completed; stop strings and special tokens left out
+    logprob: float  # of the distribution sampled from, after temperature and cuts
+    text: str = ""  # what this token completed; stop strings and special tokens left out
     top: list[tuple[int, float]] = field(default_factory=list)
-    finish: str | None = None               # "stop" or "length" on the last one
+    finish: str | None = None  # "stop" or "length" on the last one
 
 
 class Sampler(Protocol):
     "Generates replies, many at once."
+
     max_model_len: int
     tokenizer: Any
-    guides: frozenset[str]          # forms that it can hold a reply to, keys of SamplingParams.guide
-    how: str                        # adapters are served: "folded" into the weights, "swapped" beside them
-    seed_limits: str                # why a reply with a seed may differ in a repetition; "": it does not
+    guides: frozenset[str]  # forms that it can hold a reply to, keys of SamplingParams.guide
+    how: str  # adapters are served: "folded" into the weights, "swapped" beside them
+    seed_limits: str  # why a reply with a seed may differ in a repetition; "": it does not
 
-    def generate(self, prompt_ids: list[int], params: SamplingParams, adapter: str | None) -> AsyncIterator[SampledToken]:
+    def generate(
+        self, prompt_ids: list[int], params: SamplingParams, adapter: str | None
+    ) -> AsyncIterator[SampledToken]:
         "Stream of tokens; closing the iterator cancels the request."
+
     def load(self, key: str, weights: Adapter) -> str:
         "Make an adapter available under `key`, and return the tag under which its weights run."
+
     def unload(self, key: str) -> None:
         "Forget it."
+
     def loaded(self) -> list[str]:
         "The keys of all adapters that are loaded."
+
     def stats(self) -> dict[str, float]:
         "Counters for /metrics."
+
     def clear_caches(self) -> None:
         "On the worker: make room for training."
+
     def release(self) -> None:
         "On the worker: release every cache that can be released, because memory is full."
+
     def close(self) -> None:
         "On the worker: end all requests and let go of the weights."
 
@@ -90,8 +102,11 @@ class TokenTexts:
     def entry(self, token: int, logprob: float) -> dict:
         "Token, bytes (None where it is part of a character) and logprob."
         text = self[token]
-        return {"token": text, "bytes": None if "\ufffd" in text else list(text.encode()),
-                "logprob": max(logprob, -9999.0)}
+        return {
+            "token": text,
+            "bytes": None if "\ufffd" in text else list(text.encode()),
+            "logprob": max(logprob, -9999.0),
+        }
 
 
 class TokenNames(TokenTexts):
@@ -104,14 +119,15 @@ class TokenNames(TokenTexts):
 @dataclass(slots=True, eq=False)
 class Request:
     "A reply on its way: sampled on the worker's thread, read on the loop that asked."
+
     prompt: list[int]
     params: SamplingParams
-    adapter: str                                        # the tag of one set of weights
-    weights: Adapter | None                             # held here, so that unloading it does not disturb the reply
+    adapter: str  # the tag of one set of weights
+    weights: Adapter | None  # held here, so that unloading it does not disturb the reply
     text: TextStream
-    ids: list[int] = field(default_factory=list)        # prompt and what was sampled
+    ids: list[int] = field(default_factory=list)  # prompt and what was sampled
     cancelled: bool = False
-    start: int = field(init=False)                      # length of the prompt as it came
+    start: int = field(init=False)  # length of the prompt as it came
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     queue: asyncio.Queue = field(default_factory=asyncio.Queue)
 
@@ -122,7 +138,7 @@ class Request:
         "Hand `item` to the loop that asked, from the worker's thread."
         try:
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
-        except RuntimeError:                            # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed: nobody waits any more
             self.cancelled = True
 
 
@@ -143,8 +159,11 @@ def sampling_error(error: Exception) -> ServeError:
 
 def eos_ids(policy: Policy) -> frozenset[int]:
     "Every token that ends a reply."
-    told = [policy.model.generation_config.eos_token_id, policy.model.config.eos_token_id,
-            policy.tokenizer.eos_token_id if policy.tokenizer else None]
+    told = [
+        policy.model.generation_config.eos_token_id,
+        policy.model.config.eos_token_id,
+        policy.tokenizer.eos_token_id if policy.tokenizer else None,
+    ]
     return frozenset(i for ids in told if ids is not None for i in (ids if isinstance(ids, (list, tuple)) else [ids]))
 
 
@@ -155,6 +174,7 @@ def common_prefix_length(a: Sequence, b: Sequence) -> int:
 # %% ../../nbs/40_samplers/00_base.ipynb #1a3124c0
 class QueuedSampler:
     "Requests and adapters of an engine that the worker's thread drives; a subclass says how one tick is made."
+
     request, guides, how = Request, frozenset(), "folded"
     seed_limits = "the engine does not say whether it repeats replies with a seed"
 
@@ -163,12 +183,13 @@ class QueuedSampler:
         longest = context_length(policy.model.config)
         self.max_model_len = min(max_model_len or longest, longest)
         self.max_running, self._eos = max_running, eos_ids(policy)
-        self._adapters: dict[str, tuple[str, Adapter]] = {}     # key -> tag, weights
+        self._adapters: dict[str, tuple[str, Adapter]] = {}  # key -> tag, weights
         self._tags, self._closed, self._released = count(), False, False
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._counts = Counter(prompt_tokens=0, cached_tokens=0, sampled_tokens=0, replies=0, ticks=0,
-                               switches=0, busy_s=0)
+        self._counts = Counter(
+            prompt_tokens=0, cached_tokens=0, sampled_tokens=0, replies=0, ticks=0, switches=0, busy_s=0
+        )
         worker.idle_work(self._tick)
 
     def _start_request(self, request: Request, entered: list[Request]) -> bool:
@@ -183,15 +204,17 @@ class QueuedSampler:
         "On the worker: the reply is over, or nobody waits for it."
         raise NotImplementedError
 
-    async def generate(self, prompt_ids: list[int],                 # ids of the whole prompt
-                       params: SamplingParams,
-                       adapter: str | None = None,                  # a loaded key; None is the base model
-                       ) -> AsyncIterator[SampledToken]:
+    async def generate(
+        self,
+        prompt_ids: list[int],  # ids of the whole prompt
+        params: SamplingParams,
+        adapter: str | None = None,  # a loaded key; None is the base model
+    ) -> AsyncIterator[SampledToken]:
         "Sampled tokens as they come; raises ServeError before the first if the request is impossible."
         tag, weights = self._check(prompt_ids, adapter)
         request = self.request(list(prompt_ids), params, tag, weights, TextStream(self.tokenizer, stop=params.stop))
         self._waiting.append(request)
-        if self._closed:                                # since the check: nobody would answer
+        if self._closed:  # since the check: nobody would answer
             raise self._over()
         self.worker.wake()
         try:
@@ -212,8 +235,10 @@ class QueuedSampler:
         if not prompt_ids:
             raise ServeError("The prompt is empty: send at least one token.")
         if len(prompt_ids) >= self.max_model_len:
-            raise ServeError(f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
-                             f"{self.max_model_len}, the reply included: shorten the conversation.")
+            raise ServeError(
+                f"The prompt has {len(prompt_ids)} tokens and the model's context holds "
+                f"{self.max_model_len}, the reply included: shorten the conversation."
+            )
         if min(prompt_ids) < 0 or max(prompt_ids) >= vocabulary:
             raise ServeError(f"A prompt token lies outside the vocabulary of {vocabulary}.")
         found = self._adapters.get(adapter) if adapter is not None else ("base", None)
@@ -261,7 +286,7 @@ class QueuedSampler:
         start = time.perf_counter()
         try:
             retry_if_full(self._work, self._make_room)
-        except Exception as error:                      # fails the requests at hand, not the sampler
+        except Exception as error:  # fails the requests at hand, not the sampler
             self._fail(error)
         self._released = False
         self._counts["busy_s"] += time.perf_counter() - start
@@ -276,7 +301,7 @@ class QueuedSampler:
             self._counts["ticks"] += 1
 
     def _make_room(self) -> None:
-        self._released = True                           # the next allocation that fails is its request's error
+        self._released = True  # the next allocation that fails is its request's error
         self.release()
 
     def release(self) -> None:
@@ -294,7 +319,7 @@ class QueuedSampler:
             try:
                 if not request.cancelled and not self._start_request(request, entered):
                     return
-            except Exception as error:                  # its own: those that run go on
+            except Exception as error:  # its own: those that run go on
                 if out_of_memory(error) and not self._released:
                     raise
                 request.deliver(sampling_error(error))

@@ -23,11 +23,13 @@ from ..tokens.chat import inner_ids
 from ..tokens.grammars import CallGuide, reads_tokens
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #9ca180d3
-DRAWN = 256         # tokens in a block: a draw picks a block, then a token in it
+DRAWN = 256  # tokens in a block: a draw picks a block, then a token in it
 
 
-def restrict_logits(logits_BV: torch.Tensor,                # rows that asked for a cut
-        params: Sequence[SamplingParams]) -> torch.Tensor:
+def restrict_logits(
+    logits_BV: torch.Tensor,  # rows that asked for a cut
+    params: Sequence[SamplingParams],
+) -> torch.Tensor:
     """Return the logits with everything outside min-p, top-k and top-p at minus infinity, in vLLM's order.
 
     The mass of top-p is that of the tokens which min-p and top-k left, renormalized.
@@ -40,15 +42,16 @@ def restrict_logits(logits_BV: torch.Tensor,                # rows that asked fo
     gone |= rank >= column([p.top_k or logits.shape[-1] for p in params])
     left = probs.masked_fill(gone, 0)
     left = left / left.sum(-1, keepdim=True)
-    gone |= left.cumsum(-1) - left >= column([p.top_p if p.top_p < 1 else 2 for p in params])   # sums may round to > 1
+    gone |= left.cumsum(-1) - left >= column([p.top_p if p.top_p < 1 else 2 for p in params])  # sums may round to > 1
     gone[:, 0] = False
     return torch.empty_like(logits).scatter_(-1, order, logits.masked_fill(gone, float("-inf")))
 
 
-def sample_tokens(logits_BV: torch.Tensor,             # fp32
-           params: Sequence[SamplingParams],
-           noise_BN: torch.Tensor,              # exponential numbers, `noise_size(V)` for each row
-           ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sample_tokens(
+    logits_BV: torch.Tensor,  # fp32
+    params: Sequence[SamplingParams],
+    noise_BN: torch.Tensor,  # exponential numbers, `noise_size(V)` for each row
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     "Sampled ids [B], their logprobs [B], and the logits after temperature and cuts."
     device = logits_BV.device
     greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
@@ -57,8 +60,9 @@ def sample_tokens(logits_BV: torch.Tensor,             # fp32
         logits_BV = logits_BV / heat[:, None]
     rows = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if rows:
-        logits_BV = logits_BV.index_copy(0, torch.tensor(rows, device=device),
-                                         restrict_logits(logits_BV[rows], [params[i] for i in rows]))
+        logits_BV = logits_BV.index_copy(
+            0, torch.tensor(rows, device=device), restrict_logits(logits_BV[rows], [params[i] for i in rows])
+        )
     probs = logits_BV.softmax(-1)
     ids = torch.where(greedy, probs.argmax(-1), _drawn(probs, noise_BN.to(device)))
     return ids, probs.gather(-1, ids[:, None]).log()[:, 0], logits_BV
@@ -66,6 +70,7 @@ def sample_tokens(logits_BV: torch.Tensor,             # fp32
 
 def _drawn(probs_BV: torch.Tensor, noise_BN: torch.Tensor) -> torch.Tensor:
     "Return the winner [B] of a race between blocks of tokens, and then between the tokens of the winning block."
+
     def winner(weights, noise):
         return (weights / noise.clamp(min=1e-30)).argmax(-1)
 
@@ -92,10 +97,11 @@ def seeded_noise(
 @dataclass(slots=True, eq=False)
 class SlottedRequest(Request):
     "A request that lives in a slot of the cache."
-    hashes: list[int] = field(default_factory=list)     # of the prompt
-    cached: int = 0                                     # tokens whose keys and values exist
-    choices: list[list[int]] = field(default_factory=list)      # the replies it is held to; none: it is free
-    call: CallGuide | None = None                       # the grammar of its tool call, if it must be one
+
+    hashes: list[int] = field(default_factory=list)  # of the prompt
+    cached: int = 0  # tokens whose keys and values exist
+    choices: list[list[int]] = field(default_factory=list)  # the replies it is held to; none: it is free
+    call: CallGuide | None = None  # the grammar of its tool call, if it must be one
 
     @property
     def seeded(self) -> bool:
@@ -113,7 +119,7 @@ class SlottedRequest(Request):
         return min(len(self.ids), max(self.start, self.cached + 1)) if self.seeded else len(self.ids)
 
 
-MIN_ROWS_PER_THREAD = 8      # for each thread, of a forward with seeded requests
+MIN_ROWS_PER_THREAD = 8  # for each thread, of a forward with seeded requests
 
 
 def pad_rows(rows: torch.Tensor, n: int) -> torch.Tensor:
@@ -122,10 +128,13 @@ def pad_rows(rows: torch.Tensor, n: int) -> torch.Tensor:
     return torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)) if missing else rows
 
 
-def allowed_next_ids(choices: Sequence[list[int]],             # replies as ids
-              said: list[int], ends: frozenset[int]) -> list[int]:
+def allowed_next_ids(
+    choices: Sequence[list[int]],  # replies as ids
+    said: list[int],
+    ends: frozenset[int],
+) -> list[int]:
     "Ids with which a reply goes on to one of the choices; after a whole one it can end."
-    begun = [ids for ids in choices if ids[:len(said)] == said]
+    begun = [ids for ids in choices if ids[: len(said)] == said]
     more = {ids[len(said)] for ids in begun if len(ids) > len(said)}
     return sorted(more | ends if not more or said in begun else more)
 
@@ -134,9 +143,12 @@ def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], en
     "In place: minus infinity for what the choices or the grammar of a request do not permit."
     for i, request in enumerate(requests):
         if request.choices or request.call:
-            sampled = request.ids[request.start:]
-            ids = (allowed_next_ids(request.choices, sampled, ends) if request.choices else
-                   request.call.permitted(sampled, ends))
+            sampled = request.ids[request.start :]
+            ids = (
+                allowed_next_ids(request.choices, sampled, ends)
+                if request.choices
+                else request.call.permitted(sampled, ends)
+            )
             ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
             kept = logits_BV[i, ids]
             logits_BV[i] = float("-inf")
@@ -145,18 +157,28 @@ def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], en
 
 class TransformersSampler(QueuedSampler):
     "Continuous batching over a `Policy`, on the worker that owns it."
-    request, guides = SlottedRequest, frozenset({"choice"})    # request i lives in slot i
 
-    def __init__(self, policy: Policy, worker: DeviceThread, *, max_model_len: int | None = None, max_running: int = 64,
-                 kv_bytes: int = 1 << 30, prefix_bytes: int = 1 << 29, prefill_tokens: int = 2048):
+    request, guides = SlottedRequest, frozenset({"choice"})  # request i lives in slot i
+
+    def __init__(
+        self,
+        policy: Policy,
+        worker: DeviceThread,
+        *,
+        max_model_len: int | None = None,
+        max_running: int = 64,
+        kv_bytes: int = 1 << 30,
+        prefix_bytes: int = 1 << 29,
+        prefill_tokens: int = 2048,
+    ):
         super().__init__(policy, worker, max_model_len, max_running)
         if reads_tokens(self.tokenizer):
             self.guides = self.guides | {"call"}
         self.prefill_tokens = prefill_tokens
         self._slots = KVSlots(policy.model.config, policy.dtype, policy.device, kv_bytes)
         self._prefixes = PrefixCache(prefix_bytes)
-        self._generator = np.random.default_rng()       # for requests without a seed
-        self._threads = torch.get_num_threads()         # of the worker's thread; each thread has a setting of its own
+        self._generator = np.random.default_rng()  # for requests without a seed
+        self._threads = torch.get_num_threads()  # of the worker's thread; each thread has a setting of its own
 
     @property
     def seed_limits(self) -> str:
@@ -201,7 +223,7 @@ class TransformersSampler(QueuedSampler):
 
     def _admit(self) -> None:
         if self._running and self.policy.current != self._running[0].adapter:
-            self._switch(self._running[0])              # the learner has stepped: what runs ends as it began
+            self._switch(self._running[0])  # the learner has stepped: what runs ends as it began
         super()._admit()
 
     def _start_request(self, request, entered: list) -> bool:
@@ -213,7 +235,7 @@ class TransformersSampler(QueuedSampler):
         if entered:
             fresh = {h for other in entered for h in other.hashes}
             left = self.prefill_tokens - sum(len(other.prompt) - other.cached for other in entered)
-            if len(request.prompt) - shared > left or not fresh.isdisjoint(request.hashes[shared // BLOCK:]):
+            if len(request.prompt) - shared > left or not fresh.isdisjoint(request.hashes[shared // BLOCK :]):
                 return False
         longest = max([max(len(request.prompt), len(request.ids)) + 1, *(len(other.ids) for other in self._running)])
         if not self._slots.room(len(self._running) + 1, longest):
@@ -236,15 +258,15 @@ class TransformersSampler(QueuedSampler):
         At least two tokens are left to compute: a single one would run through the kernel for sampled tokens, which
         rounds differently in bf16.
         """
-        wanted = request.hashes[:max(len(request.prompt) - 2, 0) // BLOCK]
+        wanted = request.hashes[: max(len(request.prompt) - 2, 0) // BLOCK]
         length, slot = self._prefixes.find(wanted), None
         for i, other in enumerate(self._running):
-            shared = BLOCK * common_prefix_length(wanted, other.hashes[:other.cached // BLOCK])
+            shared = BLOCK * common_prefix_length(wanted, other.hashes[: other.cached // BLOCK])
             if shared > length:
                 length, slot = shared, i
         if slot is not None:
             return self._slots.of(slot, length), length
-        return (self._prefixes.get(wanted[:length // BLOCK]), length) if length else (None, 0)
+        return (self._prefixes.get(wanted[: length // BLOCK]), length) if length else (None, 0)
 
     def _place(self, request, source, shared: int) -> None:
         if shared:
@@ -263,15 +285,15 @@ class TransformersSampler(QueuedSampler):
         running, device = self._running, self.policy.device
         due = [r.due for r in running]
         counts = [end - r.cached for r, end in zip(running, due)]
-        tokens = torch.tensor([t for r, end in zip(running, due) for t in r.ids[r.cached:end]], device=device)
+        tokens = torch.tensor([t for r, end in zip(running, due) for t in r.ids[r.cached : end]], device=device)
         places = torch.tensor([i for r, end in zip(running, due) for i in range(r.cached, end)], device=device)
         slots = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)], device=device)
         logits = self._logits(tokens, places, self._slots.attention(slots, places, counts), counts)
         sampled = self._sample(running, due, logits)
-        for request, end in zip(running, due):          # an allocation that fails before this line changes nothing
+        for request, end in zip(running, due):  # an allocation that fails before this line changes nothing
             request.cached = end
         for request, item in zip([*running], sampled):
-            if request.cached == len(request.ids):      # else it is being replayed
+            if request.cached == len(request.ids):  # else it is being replayed
                 self._emit_tokens(request, item)
 
     def _logits(self, tokens, places, attend, counts: list[int]) -> torch.Tensor:
@@ -284,7 +306,7 @@ class TransformersSampler(QueuedSampler):
 
         hidden = self.policy.hidden(pad_rows(tokens, n), pad_rows(places, n), of_tokens if n else attend)
         last = torch.tensor(counts, device=tokens.device).cumsum(0) - 1
-        return self.policy.logits(pad_rows(hidden[last], n))[:len(counts)]
+        return self.policy.logits(pad_rows(hidden[last], n))[: len(counts)]
 
     def _sample(self, running: list[SlottedRequest], due: list[int], logits: torch.Tensor) -> list[SampledToken]:
         "Draw a token for each request from its row of logits."
@@ -293,10 +315,15 @@ class TransformersSampler(QueuedSampler):
         ids, logprobs, logits = sample_tokens(logits, params, self._noise(running, due, logits.shape[1]))
         logprobs = logprobs.tolist()
         if any(map(math.isnan, logprobs)):
-            raise ServeError("The model's logits are not finite: a training step ruined the adapter, most likely with "
-                             "too high a learning_rate. Go back to an earlier checkpoint and lower it.", status=500)
-        return [SampledToken(token, logprob, top=top_logprobs(row, p.top_logprobs))
-                for p, token, logprob, row in zip(params, ids.tolist(), logprobs, logits)]
+            raise ServeError(
+                "The model's logits are not finite: a training step ruined the adapter, most likely with "
+                "too high a learning_rate. Go back to an earlier checkpoint and lower it.",
+                status=500,
+            )
+        return [
+            SampledToken(token, logprob, top=top_logprobs(row, p.top_logprobs))
+            for p, token, logprob, row in zip(params, ids.tolist(), logprobs, logits)
+        ]
 
     def _noise(self, running: list[SlottedRequest], due: list[int], vocabulary: int) -> torch.Tensor:
         size = noise_size(vocabulary)
@@ -318,11 +345,11 @@ class TransformersSampler(QueuedSampler):
 
     def _release_request(self, request) -> None:
         "Save keys and values for the next turn; the last slot moves into the gap."
-        slot, kept = self._running.index(request), request.ids[:request.cached]
-        kept = kept[:request.start] if request.seeded else kept
+        slot, kept = self._running.index(request), request.ids[: request.cached]
+        kept = kept[: request.start] if request.seeded else kept
         try:
             self._prefixes.add(block_hashes(kept, request.family), self._slots.of(slot, len(kept)))
-        except (MemoryError, RuntimeError) as error:    # without them the next turn takes longer
+        except (MemoryError, RuntimeError) as error:  # without them the next turn takes longer
             if not out_of_memory(error):
                 raise
             self._shrink_prefixes()

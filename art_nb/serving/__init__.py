@@ -8,6 +8,4 @@ __all__ = []
 # %% ../../nbs/45_serving/index.ipynb #d7693b15
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "endpoint": ["Endpoint"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={"endpoint": ["Endpoint"]})

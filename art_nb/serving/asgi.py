@@ -63,10 +63,20 @@ class InProcess(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url, body, sent = request.url, [await request.aread()], asyncio.Queue()
-        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
-                 "headers": [(k.lower(), v) for k, v in request.headers.raw], "scheme": url.scheme, "path": url.path,
-                 "raw_path": url.raw_path.split(b"?")[0], "query_string": url.query, "root_path": "",
-                 "server": (url.host, url.port), "client": ("in-process", 0)}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": request.method,
+            "headers": [(k.lower(), v) for k, v in request.headers.raw],
+            "scheme": url.scheme,
+            "path": url.path,
+            "raw_path": url.raw_path.split(b"?")[0],
+            "query_string": url.query,
+            "root_path": "",
+            "server": (url.host, url.port),
+            "client": ("in-process", 0),
+        }
 
         async def receive():
             if not body:
@@ -106,6 +116,7 @@ def error_body(error: Exception) -> tuple[int, dict]:
 # %% ../../nbs/45_serving/20_asgi.ipynb #456280ae
 async def cancel_on_disconnect(receive: Callable[[], Awaitable[dict]], work: Coroutine, live: set) -> Any:
     """The result of `work`, which is cancelled when the client leaves; while it runs its task is in `live`."""
+
     async def leaving():
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -134,8 +145,9 @@ class EventSender:
 
     async def __call__(self, *events: dict | str) -> None:
         """Send events; a string goes out as it is."""
-        data = b"".join(b"data: %b\n\n" % (e.encode() if isinstance(e, str) else to_json(e, inf_nan_mode="null"))
-                        for e in events)
+        data = b"".join(
+            b"data: %b\n\n" % (e.encode() if isinstance(e, str) else to_json(e, inf_nan_mode="null")) for e in events
+        )
         async with self._lock:
             if not self.begun:
                 self.begun = True
@@ -167,8 +179,9 @@ def require_api_key(app, key: str, statuses: Counter):
             return await app(scope, receive, counting)
         if scope["path"] == "/health":
             return await app(scope, receive, counting)
-        status, body = error_body(RequestError("The API key is missing or wrong: send `Authorization: Bearer KEY`.",
-                                            status=401))
+        status, body = error_body(
+            RequestError("The API key is missing or wrong: send `Authorization: Bearer KEY`.", status=401)
+        )
         await as_json(body, status, {"WWW-Authenticate": "Bearer"})(scope, receive, counting)
 
     return guard
@@ -194,6 +207,7 @@ async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
 
 def errors_to_responses(handler: Callable[[Request], Awaitable]) -> Callable[[Request], Awaitable]:
     """A handler whose errors become answers."""
+
     async def endpoint(request: Request):
         try:
             return await handler(request)
@@ -209,5 +223,8 @@ def errors_to_responses(handler: Callable[[Request], Awaitable]) -> Callable[[Re
 async def error_response(request: Request, error: HTTPException) -> Response:
     """Unknown path or method, in OpenAI's shape."""
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return as_json({"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}},
-                   error.status_code, error.headers)
+    return as_json(
+        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}},
+        error.status_code,
+        error.headers,
+    )

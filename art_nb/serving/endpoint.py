@@ -41,7 +41,14 @@ from art_nb.serving.asgi import (
 )
 from .http_server import HttpServer, bind_socket
 from .openai_replies import ChatWriter, ChoiceInProgress, TextWriter, replies_for
-from .openai_requests import CompletionRequest, ChatRequest, RequestError, TextRequest, parse, sampling_params
+from art_nb.serving.openai_requests import (
+    CompletionRequest,
+    ChatRequest,
+    RequestError,
+    TextRequest,
+    parse,
+    sampling_params,
+)
 
 # %% ../../nbs/45_serving/40_endpoint.ipynb #326f629c
 async def gather_or_cancel_all(works: Iterable[Coroutine]) -> list:
@@ -83,8 +90,15 @@ class CompletionJob:
 
     def body(self, kind: str, choices: list[dict], **more) -> dict:
         """A response or a chunk around `choices`."""
-        return {"id": f"{self.writer.prefix}-{self.id}", "object": kind, "created": self.created,
-                "model": self.asked.model, "system_fingerprint": self.adapter or "base", "choices": choices, **more}
+        return {
+            "id": f"{self.writer.prefix}-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.asked.model,
+            "system_fingerprint": self.adapter or "base",
+            "choices": choices,
+            **more,
+        }
 
     def chunk(self, choice: dict, **more) -> dict:
         """A chunk with one choice."""
@@ -97,7 +111,7 @@ class CompletionJob:
 
     def usage(self) -> dict:
         """Tokens of prompts and replies; a prompt counts once, however many choices it has."""
-        prompt = sum(len(r.prompt_ids) for r in self.replies[::self.asked.n])
+        prompt = sum(len(r.prompt_ids) for r in self.replies[:: self.asked.n])
         completion = sum(len(r.sampled) for r in self.replies)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
@@ -137,15 +151,22 @@ class CompletionService:
         prompts, asked = await aside(writer.prompts), writer.asked
         form, guide = asked.guide()
         if guide and not guide.keys() <= self.sampler.guides:
-            raise RequestError(f"{form} is not supported by the embedded sampler: leave it out, or take "
-                               'LocalBackend(sampler="vllm").', param=form)
+            raise RequestError(
+                f'{form} is not supported by the embedded sampler: leave it out, or take LocalBackend(sampler="vllm").',
+                param=form,
+            )
         replies = replies_for(prompts, asked, limit, writer.prompt_param, policy_version(adapter))
         job = CompletionJob(asked, writer, adapter, replies, aside)
         if asked.stream:
             return self._streamed(job)
         return as_json(await cancel_on_disconnect(request.receive, self._whole(job), self.live))
 
-    async def _sample(self, job: CompletionJob, reply: ChoiceInProgress, on_token: Callable[[ChoiceInProgress], Awaitable] | None = None) -> None:
+    async def _sample(
+        self,
+        job: CompletionJob,
+        reply: ChoiceInProgress,
+        on_token: Callable[[ChoiceInProgress], Awaitable] | None = None,
+    ) -> None:
         room = self.sampler.max_model_len - len(reply.prompt_ids)
         params = sampling_params(job.asked, room, reply.index % job.asked.n)
         self.tokens["prompt"] += len(reply.prompt_ids)
@@ -165,6 +186,7 @@ class CompletionService:
 
     def _streamed(self, job: CompletionJob):
         "An ASGI app that streams the job."
+
         async def respond(scope, receive, send):
             events = EventSender(send)
             try:
@@ -202,8 +224,13 @@ class CompletionService:
         return as_json(self._card(name))
 
     def _card(self, name: str) -> dict:
-        return {"id": name, "object": "model", "created": 0, "owned_by": "art_nb",
-                "max_model_len": self.sampler.max_model_len}
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "art_nb",
+            "max_model_len": self.sampler.max_model_len,
+        }
 
     async def health(self, request: Request) -> Response:
         """GET /health."""
@@ -235,12 +262,18 @@ class Endpoint:
         self.base_url = IN_PROCESS_URL
         self._server = self._thread = self._loop = None
         service = self.service
-        routes = [("/v1/chat/completions", service.chat_completions, "POST"),
-                  ("/v1/completions", service.completions, "POST"), ("/v1/models", service.models, "GET"),
-                  ("/v1/models/{name:path}", service.model, "GET"), ("/health", service.health, "GET"),
-                  ("/metrics", service.metrics, "GET")]
-        app = Starlette(routes=[Route(path, errors_to_responses(handler), methods=[method]) for path, handler, method in routes],
-                        exception_handlers={HTTPException: error_response})
+        routes = [
+            ("/v1/chat/completions", service.chat_completions, "POST"),
+            ("/v1/completions", service.completions, "POST"),
+            ("/v1/models", service.models, "GET"),
+            ("/v1/models/{name:path}", service.model, "GET"),
+            ("/health", service.health, "GET"),
+            ("/metrics", service.metrics, "GET"),
+        ]
+        app = Starlette(
+            routes=[Route(path, errors_to_responses(handler), methods=[method]) for path, handler, method in routes],
+            exception_handlers={HTTPException: error_response},
+        )
         app.router.redirect_slashes = False
         self.app = require_api_key(app, self.api_key, service.statuses)
 

@@ -33,7 +33,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.app_state = {**self.app_state, "connection": self}     # uvicorn copies it into the scope of each request
+        self.app_state = {**self.app_state, "connection": self}  # uvicorn copies it into the scope of each request
         self.opened_at, self.authenticated, self._deadline = self.loop.time(), False, None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -80,12 +80,12 @@ def mark_authenticated(
     scope: dict,  # ASGI scope of a request with the right key
 ) -> None:
     """Lift the limits for unauthenticated connections from the connection of a request."""
-    if connection := scope.get("state", {}).get("connection"):      # there is none in process
+    if connection := scope.get("state", {}).get("connection"):  # there is none in process
         connection.authenticate()
 
 # %% ../../nbs/45_serving/00_http_server.ipynb #ffceac75
-LISTEN_BACKLOG = 4096       # connections that wait in the operating system's queue
-EVICT_AFTER_S = 1.0         # a connection without a key may be closed in favor of a new one after so many seconds
+LISTEN_BACKLOG = 4096  # connections that wait in the operating system's queue
+EVICT_AFTER_S = 1.0  # a connection without a key may be closed in favor of a new one after so many seconds
 LOG_INTERVAL_S = 60.0
 MAX_FILES = 65_536
 
@@ -94,8 +94,9 @@ def file_limits() -> tuple[int, int]:
     """Return the process's soft and hard limit of open files; 65,536 stands for no limit."""
     if sys.platform == "win32":
         return MAX_FILES, MAX_FILES
-    return tuple(MAX_FILES if limit == resource.RLIM_INFINITY else limit
-                 for limit in resource.getrlimit(resource.RLIMIT_NOFILE))
+    return tuple(
+        MAX_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
 
 
 def max_unauthenticated() -> int:
@@ -120,12 +121,26 @@ class HttpServer(uvicorn.Server):
         certfile: str | Path | None = None,  # PEM file of a TLS certificate; None serves plain HTTP
         keyfile: str | Path | None = None,  # PEM file of its private key; None if `certfile` contains it
     ):
-        super().__init__(uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="off", loop="asyncio", log_config=None, log_level="error",
-            access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=75,
-            timeout_graceful_shutdown=3, ssl_certfile=certfile, ssl_keyfile=keyfile))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                loop="asyncio",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=3,
+                ssl_certfile=certfile,
+                ssl_keyfile=keyfile,
+            )
+        )
         self.listener, self.ready, self.limit = listener, threading.Event(), max_unauthenticated()
-        self._handshakes: dict[asyncio.Task, float] = {}    # connections on their way to a protocol, and their start
+        self._handshakes: dict[asyncio.Task, float] = {}  # connections on their way to a protocol, and their start
         self._accepting: asyncio.Task | None = None
         self._logged_at = -LOG_INTERVAL_S
 
@@ -177,7 +192,7 @@ class HttpServer(uvicorn.Server):
         timeout = {"ssl_handshake_timeout": HEAD_TIMEOUT_S} if self.config.ssl else {}
         try:
             await loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl, **timeout)
-        except OSError as error:     # the client left, or does not speak TLS
+        except OSError as error:  # the client left, or does not speak TLS
             LOG.debug("connection refused: %s", error)
 
     def _end_if_failed(self, accepting: asyncio.Task) -> None:
@@ -199,23 +214,27 @@ class HttpServer(uvicorn.Server):
             opened_at, close = min(waiting, key=lambda entry: entry[0])
             if waited and now() - opened_at >= EVICT_AFTER_S:
                 close()
-            await asyncio.sleep(0.005)              # a request that has arrived is read before its connection is judged
+            await asyncio.sleep(0.005)  # a request that has arrived is read before its connection is judged
             waited = True
 
     def _log_refusal(self, error: OSError) -> None:
         now = asyncio.get_running_loop().time()
         if now - self._logged_at >= LOG_INTERVAL_S:
             self._logged_at = now
-            LOG.warning("Cannot accept a connection (%s); %d are open. New ones wait. Raise the limit of open files "
-                        "(ulimit -n) if this continues.", error.strerror, len(self.server_state.connections))
+            LOG.warning(
+                "Cannot accept a connection (%s); %d are open. New ones wait. Raise the limit of open files "
+                "(ulimit -n) if this continues.",
+                error.strerror,
+                len(self.server_state.connections),
+            )
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """Return a bound TCP socket; raises ServeError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)    # IPPROTO_TCP turns Nagle off
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # IPPROTO_TCP turns Nagle off
     try:
-        if sys.platform != "win32":                 # there it would let two servers share a port
+        if sys.platform != "win32":  # there it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:

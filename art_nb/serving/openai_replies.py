@@ -49,45 +49,62 @@ class ChoiceInProgress:
 
     def extras(self) -> dict:
         """The fields that training reads."""
-        return {"prompt_token_ids": self.prompt_ids, "token_ids": [s.token_id for s in self.sampled],
-                "token_logprobs": [s.logprob for s in self.sampled], "temperature": self.temperature, "cut": self.cut,
-                "policy_version": self.policy_version, "sample_id": self.sample_id}
+        return {
+            "prompt_token_ids": self.prompt_ids,
+            "token_ids": [s.token_id for s in self.sampled],
+            "token_logprobs": [s.logprob for s in self.sampled],
+            "temperature": self.temperature,
+            "cut": self.cut,
+            "policy_version": self.policy_version,
+            "sample_id": self.sample_id,
+        }
 
     def unread(self) -> str:
         """The text not yet read, which now counts as read."""
-        fresh, self.read = self.sampled[self.read:], len(self.sampled)
+        fresh, self.read = self.sampled[self.read :], len(self.sampled)
         return "".join(s.text for s in fresh)
 
     def unsent(self) -> list[SampledToken]:
         """The tokens not yet passed on, which now count as passed on."""
-        fresh, self.sent = self.sampled[self.sent:], len(self.sampled)
+        fresh, self.sent = self.sampled[self.sent :], len(self.sampled)
         return fresh
 
 
 MAX_CHOICES = 1024
 
 
-def replies_for(prompts: list[list[int]], asked: CompletionRequest, limit: int, param: str,
-                policy_version: int | None) -> list[ChoiceInProgress]:
+def replies_for(
+    prompts: list[list[int]], asked: CompletionRequest, limit: int, param: str, policy_version: int | None
+) -> list[ChoiceInProgress]:
     """An empty reply for each choice; raises where a prompt does not fit into `limit` tokens."""
     if len(prompts) * asked.n > MAX_CHOICES:
         raise RequestError(f"A request may have {MAX_CHOICES} choices: send several.", param="n")
     if not all(prompts):
         raise RequestError(f"{param}: the prompt is empty, send at least one token.", param=param)
     if (longest := max(map(len, prompts))) >= limit:
-        raise RequestError(f"The model's context holds {limit} tokens, the reply included; the prompt has {longest}: "
-                           "shorten it.", param=param, code="context_length_exceeded")
+        raise RequestError(
+            f"The model's context holds {limit} tokens, the reply included; the prompt has {longest}: shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
     drawn = sampling_params(asked, limit)
     cut = drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0 or drawn.guide is not None
     greedy = drawn.temperature == 0 or drawn.top_k == 1
     how = {"temperature": 0.0 if greedy else drawn.temperature, "cut": cut, "policy_version": policy_version}
-    return [ChoiceInProgress(i * asked.n + j, ids, sample_id=sample_id(asked.seed, i * asked.n + j, ids, policy_version), **how)
-            for i, ids in enumerate(prompts) for j in range(asked.n)]
+    return [
+        ChoiceInProgress(
+            i * asked.n + j, ids, sample_id=sample_id(asked.seed, i * asked.n + j, ids, policy_version), **how
+        )
+        for i, ids in enumerate(prompts)
+        for j in range(asked.n)
+    ]
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #b21afb21
-NOT_CALLED = ("tool_choice: the model did not complete the call that was begun for it. This sampler cannot hold it "
-              "to the format of this model's calls, or the schema of the tool exceeded a limit of the grammar. "
-              "Check the reply, or send tool_choice=\"auto\".")
+NOT_CALLED = (
+    "tool_choice: the model did not complete the call that was begun for it. This sampler cannot hold it "
+    "to the format of this model's calls, or the schema of the tool exceeded a limit of the grammar. "
+    'Check the reply, or send tool_choice="auto".'
+)
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #cacfe078
 def _texts(texts: TokenTexts, asked: CompletionRequest) -> TokenTexts:
@@ -100,7 +117,7 @@ class ChatWriter:
     kind, chunk_kind, prefix, prompt_param = "chat.completion", "chat.completion.chunk", "chatcmpl", "messages"
 
     def __init__(self, chat, asked: ChatRequest, body: dict, texts: TokenTexts, guides: frozenset[str] = frozenset()):
-        self.guides = guides                            # of the sampler
+        self.guides = guides  # of the sampler
         self.chat = chat.with_template(asked.chat_template_kwargs) if asked.chat_template_kwargs else chat
         self.asked, self.texts, self.messages = asked, _texts(texts, asked), body["messages"]
         self.tools = None if asked.tool_choice == "none" else body.get("tools") or None
@@ -124,8 +141,9 @@ class ChatWriter:
         self._begun, ids = self.chat.begun_ids(self._prompt, self.asked.must_name())
         if rest := call_suffix(self.chat.calls, self.tools, self.asked.must_name()):
             self.asked = self.asked.model_copy(update={"guided_choice": [rest]})
-        elif "call" in self.guides and (call := forced_call(self.chat.calls, self.tools, self.asked.must_name(),
-                                                            self.chat.tokenizer)):
+        elif "call" in self.guides and (
+            call := forced_call(self.chat.calls, self.tools, self.asked.must_name(), self.chat.tokenizer)
+        ):
             self.asked = self.asked.held_to(call)
         return [self._prompt + ids]
 
@@ -133,10 +151,16 @@ class ChatWriter:
         if not self.asked.logprobs and not self.asked.top_logprobs:
             return None
         entry = self.texts.entry
-        return {"refusal": None, "content": [entry(s.token_id, s.logprob) | {
-            "top_logprobs": [entry(*pair) for pair in s.top]} for s in sampled]}
+        return {
+            "refusal": None,
+            "content": [
+                entry(s.token_id, s.logprob) | {"top_logprobs": [entry(*pair) for pair in s.top]} for s in sampled
+            ],
+        }
 
-    def _choice(self, reply: ChoiceInProgress, what: dict, sampled: Iterable[SampledToken], finish: str | None = None) -> dict:
+    def _choice(
+        self, reply: ChoiceInProgress, what: dict, sampled: Iterable[SampledToken], finish: str | None = None
+    ) -> dict:
         return {"index": reply.index, **what, "logprobs": self._logprobs(sampled), "finish_reason": finish}
 
     def _read(self, reply: ChoiceInProgress, last: bool = False) -> dict:
@@ -204,10 +228,15 @@ class TextWriter:
         if self.asked.logprobs is None:
             return None
         top = [{self.texts[i]: max(p, -9999.0) for i, p in s.top} for s in sampled]
-        return {"tokens": [self.texts[s.token_id] for s in sampled],
-                "token_logprobs": [s.logprob for s in sampled], "top_logprobs": top}
+        return {
+            "tokens": [self.texts[s.token_id] for s in sampled],
+            "token_logprobs": [s.logprob for s in sampled],
+            "top_logprobs": top,
+        }
 
-    def _choice(self, reply: ChoiceInProgress, text: str, sampled: list[SampledToken], finish: str | None = None) -> dict:
+    def _choice(
+        self, reply: ChoiceInProgress, text: str, sampled: list[SampledToken], finish: str | None = None
+    ) -> dict:
         return {"index": reply.index, "text": text, "logprobs": self._logprobs(sampled), "finish_reason": finish}
 
     def whole(self, reply: ChoiceInProgress) -> dict:
@@ -216,7 +245,7 @@ class TextWriter:
 
     def parts(self, reply: ChoiceInProgress) -> list[dict]:
         """Choices of the chunks that the newest token makes possible."""
-        text = "".join(s.text for s in reply.sampled[reply.sent:])
+        text = "".join(s.text for s in reply.sampled[reply.sent :])
         return [self._choice(reply, text, reply.unsent())] if text else []
 
     def last(self, reply: ChoiceInProgress) -> dict:

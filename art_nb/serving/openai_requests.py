@@ -27,15 +27,34 @@ class RequestError(ServeError):
         self.code = code
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #c56df862
-IGNORED_FIELDS = frozenset("""user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
-    prompt_cache_options reasoning_effort verbosity request_id priority spaces_between_special_tokens""".split())
+IGNORED_FIELDS = frozenset(
+    """user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
+    prompt_cache_options reasoning_effort verbosity request_id priority spaces_between_special_tokens""".split()
+)
 NEUTRAL_VALUES = {
-    "frequency_penalty": [0], "presence_penalty": [0], "repetition_penalty": [1], "length_penalty": [1],
-    "logit_bias": [{}], "modalities": [["text"]], "functions": [[]],
-    "function_call": ["auto", "none"], "echo": [False], "suffix": [""], "best_of": [1], "min_tokens": [0],
-    "use_beam_search": [False], "skip_special_tokens": [True], "include_stop_str_in_output": [False],
-    "add_generation_prompt": [True], "continue_final_message": [False], "add_special_tokens": [True],
-    "stop_token_ids": [[]], "audio": [], "prediction": [], "web_search_options": [], "moderation": [],
+    "frequency_penalty": [0],
+    "presence_penalty": [0],
+    "repetition_penalty": [1],
+    "length_penalty": [1],
+    "logit_bias": [{}],
+    "modalities": [["text"]],
+    "functions": [[]],
+    "function_call": ["auto", "none"],
+    "echo": [False],
+    "suffix": [""],
+    "best_of": [1],
+    "min_tokens": [0],
+    "use_beam_search": [False],
+    "skip_special_tokens": [True],
+    "include_stop_str_in_output": [False],
+    "add_generation_prompt": [True],
+    "continue_final_message": [False],
+    "add_special_tokens": [True],
+    "stop_token_ids": [[]],
+    "audio": [],
+    "prediction": [],
+    "web_search_options": [],
+    "moderation": [],
 }
 
 
@@ -97,8 +116,8 @@ class CompletionRequest(StrictRequest):
     guided_choice: list[str] | None = Field(None, min_length=1)
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    structured_outputs: StructuredOutputs | None = None            # vLLM's newer spelling of the three
-    _call: str | None = None                                # from `forced_call`: the grammar of a call
+    structured_outputs: StructuredOutputs | None = None  # vLLM's newer spelling of the three
+    _call: str | None = None  # from `forced_call`: the grammar of a call
 
     def held_to(self, call: str) -> "CompletionRequest":
         """Return a copy of the request whose reply must follow the grammar of a tool call."""
@@ -119,8 +138,11 @@ class CompletionRequest(StrictRequest):
         formats = {"text": None, "json_object": {"json_object": True}, "json_schema": schema}
         newer = self.structured_outputs and self.structured_outputs.model_dump(exclude_none=True)
         said = {"response_format": formats[form.type], "structured_outputs": newer}
-        said |= {f"guided_{kind}": {kind: value} for kind in ("choice", "json", "regex")
-                 if (value := getattr(self, f"guided_{kind}")) is not None}
+        said |= {
+            f"guided_{kind}": {kind: value}
+            for kind in ("choice", "json", "regex")
+            if (value := getattr(self, f"guided_{kind}")) is not None
+        }
         found = [(field, guide) for field, guide in said.items() if guide]
         if len(found) > 1:
             fields = " and ".join(field for field, _ in found)
@@ -129,7 +151,7 @@ class CompletionRequest(StrictRequest):
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #fea6089f
 JSON_TYPES = ("object", "string", "number", "integer", "boolean", "array", "null")
-PYTHON_TYPES = ("dict", "str", "float", "int", "bool", "list", "tuple", "any", "None")     # common in tool benchmarks
+PYTHON_TYPES = ("dict", "str", "float", "int", "bool", "list", "tuple", "any", "None")  # common in tool benchmarks
 
 
 def check_schema(schema: Any, place: str = "") -> None:
@@ -139,8 +161,10 @@ def check_schema(schema: Any, place: str = "") -> None:
     kinds = schema.get("type", "object")
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in JSON_TYPES and kind not in PYTHON_TYPES:
-            raise ValueError(f"{place + ': ' if place else ''}{kind!r} is no type of JSON Schema."
-                             f"{suggest_name(kind, JSON_TYPES)} Use one of {', '.join(JSON_TYPES)}")
+            raise ValueError(
+                f"{place + ': ' if place else ''}{kind!r} is no type of JSON Schema."
+                f"{suggest_name(kind, JSON_TYPES)} Use one of {', '.join(JSON_TYPES)}"
+            )
     properties = schema.get("properties")
     for name, inner in properties.items() if isinstance(properties, dict) else ():
         check_schema(inner, f"{place}.{name}".lstrip("."))
@@ -226,11 +250,14 @@ class ChatRequest(CompletionRequest):
         names, wanted = {tool.function.name for tool in self.tools}, self.must_name()
         if not names or wanted not in names | {None}:
             offered = ", ".join(sorted(names)) or "none at all"
-            raise RequestError(f"tool_choice asks for a tool that is not offered; tools has {offered}.",
-                               param="tool_choice")
+            raise RequestError(
+                f"tool_choice asks for a tool that is not offered; tools has {offered}.", param="tool_choice"
+            )
         if self.guide()[0]:
-            raise RequestError(f"{self.guide()[0]} and tool_choice each say what form the reply has: send one of them.",
-                               param="tool_choice")
+            raise RequestError(
+                f"{self.guide()[0]} and tool_choice each say what form the reply has: send one of them.",
+                param="tool_choice",
+            )
         return True
 
     def must_name(self) -> str | None:
@@ -286,7 +313,7 @@ def choice_seed(
     """Return a seed for one choice: no two choices share it, and the requests of the next seeds do not either."""
     if not index:
         return seed
-    return int.from_bytes(blake2b(f"{seed} {index}".encode(), digest_size=8).digest()) >> 1     # vLLM takes 63 bits
+    return int.from_bytes(blake2b(f"{seed} {index}".encode(), digest_size=8).digest()) >> 1  # vLLM takes 63 bits
 
 
 def sampling_params(asked: CompletionRequest, room: int, index: int = 0) -> SamplingParams:
@@ -294,7 +321,14 @@ def sampling_params(asked: CompletionRequest, room: int, index: int = 0) -> Samp
     chat = isinstance(asked, ChatRequest)
     wanted = (chat and asked.max_completion_tokens) or asked.max_tokens or room
     return SamplingParams(
-        max_tokens=min(wanted, room), temperature=0.0 if asked.temperature < 1e-3 else asked.temperature,
-        top_p=asked.top_p, top_k=max(asked.top_k, 0), min_p=asked.min_p, stop=asked.stops(),
-        seed=None if asked.seed is None else choice_seed(asked.seed, index), ignore_eos=asked.ignore_eos,
-        top_logprobs=asked.top_logprobs if chat else asked.logprobs or 0, guide=asked.guide()[1])
+        max_tokens=min(wanted, room),
+        temperature=0.0 if asked.temperature < 1e-3 else asked.temperature,
+        top_p=asked.top_p,
+        top_k=max(asked.top_k, 0),
+        min_p=asked.min_p,
+        stop=asked.stops(),
+        seed=None if asked.seed is None else choice_seed(asked.seed, index),
+        ignore_eos=asked.ignore_eos,
+        top_logprobs=asked.top_logprobs if chat else asked.logprobs or 0,
+        guide=asked.guide()[1],
+    )

@@ -8,10 +8,21 @@ __all__ = []
 # %% ../../nbs/25_tokens/index.ipynb #dcf933ac
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "rows": ["TokenRow", "trajectory_rows", "group_rows"],
-    "advantages": ["advantages", "group_advantages", "weigh_rows", "signal_report"],
-    "chat": ["ChatFormat"],
-    "tokenized": ["TokenFlag", "TokenizedHistory", "TokenizedTrajectory", "TokenizedTrajectoryGroup",
-                  "TokenizedMultiHistoryTrajectory", "get_tokenizer", "tensorize", "tokenize"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "rows": ["TokenRow", "trajectory_rows", "group_rows"],
+        "advantages": ["advantages", "group_advantages", "weigh_rows", "signal_report"],
+        "chat": ["ChatFormat"],
+        "tokenized": [
+            "TokenFlag",
+            "TokenizedHistory",
+            "TokenizedTrajectory",
+            "TokenizedTrajectoryGroup",
+            "TokenizedMultiHistoryTrajectory",
+            "get_tokenizer",
+            "tensorize",
+            "tokenize",
+        ],
+    },
+)

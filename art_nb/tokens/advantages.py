@@ -195,8 +195,13 @@ def as_art(rows: LiveRows) -> tuple[np.ndarray, np.ndarray]:
 
 
 REDUCTIONS = {"token": by_token, "sequence": by_sequence, "prompt": by_prompt, "constant": by_constant, "art": as_art}
-UNITS = {by_token: lambda rows: rows.tokens_R, by_sequence: trajectory_shares, by_prompt: group_shares,
-         by_constant: trajectory_shares, as_art: lambda rows: rows.tokens_R * (rows.advantages_R != 0)}
+UNITS = {
+    by_token: lambda rows: rows.tokens_R,
+    by_sequence: trajectory_shares,
+    by_prompt: group_shares,
+    by_constant: trajectory_shares,
+    as_art: lambda rows: rows.tokens_R * (rows.advantages_R != 0),
+}
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #07f6e459
 def entry_weights(
@@ -290,7 +295,8 @@ def weigh_rows(
     advantages_R = [values[g][row.trajectory] for g, row, _ in flat]
     trajectory_R = [row.trajectory for _, row, _ in flat]
     coef_R, advantages_R, units_R = entry_weights(
-        lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R, silent)
+        lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R, silent
+    )
     live = np.flatnonzero(coef_R)
     return WeighedRows([flat[i][1] for i in live], coef_R[live], advantages_R[live], group_R[live], units_R[live])
 
@@ -368,14 +374,20 @@ def equal_rewards(
     """Why no group has variance, and what to do."""
     rewards = [trajectory.reward for group in groups for trajectory in group.trajectories]
     if max(len(group.trajectories) for group in groups) == 1:
-        return ("no variance: each of {groups} groups has one trajectory, which has nothing to be compared with. "
-                "Use rollouts_per_group of 2 or more")
+        return (
+            "no variance: each of {groups} groups has one trajectory, which has nothing to be compared with. "
+            "Use rollouts_per_group of 2 or more"
+        )
     if max(rewards) - min(rewards) <= TIE:
-        return (f"no variance: all rewards of the step are {rewards[0]:g} ({{n}} trajectories). Does the rollout "
-                "compute the reward and pass it on, as in art.Trajectory(reward=…)? If it does, give partial credit "
-                "or choose scenarios that are sometimes solved")
-    return ("no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "
-            "Give partial credit, sample more rollouts a group, or choose scenarios that are sometimes solved")
+        return (
+            f"no variance: all rewards of the step are {rewards[0]:g} ({{n}} trajectories). Does the rollout "
+            "compute the reward and pass it on, as in art.Trajectory(reward=…)? If it does, give partial credit "
+            "or choose scenarios that are sometimes solved"
+        )
+    return (
+        "no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "
+        "Give partial credit, sample more rollouts a group, or choose scenarios that are sometimes solved"
+    )
 
 
 def signal_checks(
@@ -385,23 +397,36 @@ def signal_checks(
 ) -> list[SignalCheck]:
     """What a trajectory must pass to train, and what to say when none does."""
     return [
-        (lambda case: bool(case.choices),
-         "no choice: {n} trajectories hold only dicts. Append response.choices[0] itself, not its text"),
-        (lambda case: any(sampled_ids(choice) for choice in case.choices),
-         "no token ids: the choices of {n} trajectories were not sampled by our endpoint. "
-         "Ask model.openai_client() and model.get_inference_name() for them"),
-        (lambda case: any(sampled_ids(choice) and temperature_of(choice) != 0 for choice in case.choices),
-         "all greedy: the replies of {n} trajectories were sampled at temperature 0. A greedy reply says nothing about "
-         "the alternatives and is not trained. Set temperature=1 in the request"),
-        (lambda case: allow_missing_logprobs or any(map(has_logprobs, case.choices)),
-         "no logprobs: the choices of {n} trajectories carry none. Pass logprobs=True, or allow_missing_logprobs=True"),
-        (lambda case: case.uncut,
-         "all truncated: {n} trajectories ran into the token limit and such rows are not trained. "
-         "Raise max_tokens, or truncated='keep'"),
+        (
+            lambda case: bool(case.choices),
+            "no choice: {n} trajectories hold only dicts. Append response.choices[0] itself, not its text",
+        ),
+        (
+            lambda case: any(sampled_ids(choice) for choice in case.choices),
+            "no token ids: the choices of {n} trajectories were not sampled by our endpoint. "
+            "Ask model.openai_client() and model.get_inference_name() for them",
+        ),
+        (
+            lambda case: any(sampled_ids(choice) and temperature_of(choice) != 0 for choice in case.choices),
+            "all greedy: the replies of {n} trajectories were sampled at temperature 0. A greedy reply says nothing "
+            "about the alternatives and is not trained. Set temperature=1 in the request",
+        ),
+        (
+            lambda case: allow_missing_logprobs or any(map(has_logprobs, case.choices)),
+            "no logprobs: the choices of {n} trajectories carry none. Pass logprobs=True, or "
+            "allow_missing_logprobs=True",
+        ),
+        (
+            lambda case: case.uncut,
+            "all truncated: {n} trajectories ran into the token limit and such rows are not trained. "
+            "Raise max_tokens, or truncated='keep'",
+        ),
         (lambda case: case.advantage != 0, equal),
-        (lambda case: max_length is None or case.shortest <= max_length,
-         "all too long: the shortest row of {n} trajectories has {shortest} tokens, the limit is {max_length}. "
-         "Raise max_length or shorten the prompts"),
+        (
+            lambda case: max_length is None or case.shortest <= max_length,
+            "all too long: the shortest row of {n} trajectories has {shortest} tokens, the limit is {max_length}. "
+            "Raise max_length or shorten the prompts",
+        ),
     ]
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #7fe8b1a9

@@ -94,7 +94,9 @@ def _checked(message: Any, place: int) -> dict:
     except (KeyError, TypeError, AttributeError) as error:
         raise ServeError(
             f"messages[{place}] cannot be read: it needs a role out of {', '.join(_ROLES)}, content that is text "
-            "or text parts, and tool calls with a function name.", param=f"messages[{place}]") from error
+            "or text parts, and tool calls with a function name.",
+            param=f"messages[{place}]",
+        ) from error
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #acd70cc1
 def _dump(value: Any) -> bytes:
@@ -153,7 +155,7 @@ class SampledTokenCache:
         """Keep an entry as the newest of its key, and forget old ones to stay within the limit."""
         with self._lock:
             known = self._entries.pop(key, [])
-            kept = [other for other in known if not np.array_equal(other.ids, said.ids)][1 - self._per_key:]
+            kept = [other for other in known if not np.array_equal(other.ids, said.ids)][1 - self._per_key :]
             self._entries[key] = [*kept, said]
             self._size += sum(one.size for one in self._entries[key]) - sum(one.size for one in known)
             while self._size > self.limit:
@@ -187,13 +189,13 @@ def best_candidate(
     calls = tuple(call.get("id") for call in message.get("tool_calls") or [])
 
     def likeness(said: SampledReply) -> tuple[bool, bool]:
-        return said.ids[len(said.ids) - said.sampled:].tolist() == named, said.calls == calls
+        return said.ids[len(said.ids) - said.sampled :].tolist() == named, said.calls == calls
 
     return max(candidates, key=likeness, default=None)
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #7b4cc902
-RENDER_S = 10.0         # a template takes milliseconds
-MAX_OVERRUNS = 2        # in a row: such a template never ends
+RENDER_S = 10.0  # a template takes milliseconds
+MAX_OVERRUNS = 2  # in a row: such a template never ends
 
 
 class _Overdue(BaseException):
@@ -210,7 +212,7 @@ class DeadlineRunner:
 
     def __call__(self, work: Callable[[], str]) -> str:
         """Return the result of `work`; raises ServeError when it takes longer than the limit."""
-        with self._lock:                    # the deadline begins when the work does
+        with self._lock:  # the deadline begins when the work does
             if self.overruns >= MAX_OVERRUNS:
                 raise self._overrun()
             if self._thread is None:
@@ -235,8 +237,11 @@ class DeadlineRunner:
         try:
             thread.start()
         except RuntimeError as error:
-            raise ServeError(f"The chat template cannot be rendered: {error}. This process has too little memory for "
-                             "another thread.", status=503) from error
+            raise ServeError(
+                f"The chat template cannot be rendered: {error}. This process has too little memory for "
+                "another thread.",
+                status=503,
+            ) from error
         self._jobs, self._thread, self._end = jobs, thread, finalize(self, jobs.put, None)
 
     def _end_thread(self) -> None:
@@ -257,32 +262,48 @@ class DeadlineRunner:
                     result.set_result(work())
                 except Exception as error:  # the caller's: it travels in the future
                     result.set_exception(error)
-                del job, work, result       # a conversation is not kept until the next one comes
+                del job, work, result  # a conversation is not kept until the next one comes
 
     def _overrun(self) -> ServeError:
         refused = " It is not used any more: register the model again with another chat_template."
-        return ServeError(f"The chat template ran for more than {self.limit_s:g} seconds and was stopped."
-                          f"{refused if self.overruns >= MAX_OVERRUNS else ''}", status=500)
+        return ServeError(
+            f"The chat template ran for more than {self.limit_s:g} seconds and was stopped."
+            f"{refused if self.overruns >= MAX_OVERRUNS else ''}",
+            status=500,
+        )
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #7b4cc904
-_PROBE_TOOL = {"type": "function", "function": {
-    "name": "look_up", "description": "Look a word up.", "parameters": {
-        "type": "object", "required": ["word", "limit"],
-        "properties": {"word": {"type": "string", "description": "The word."},
-                       "limit": {"type": "integer", "description": "How many."}}}}}
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look a word up.",
+        "parameters": {
+            "type": "object",
+            "required": ["word", "limit"],
+            "properties": {
+                "word": {"type": "string", "description": "The word."},
+                "limit": {"type": "integer", "description": "How many."},
+            },
+        },
+    },
+}
 _PROBE_CALLS = [("look_up", {"word": "tide", "limit": 3}), ("look_up", {"word": "moon", "limit": 4})]
 _PROBE_ASK = [{"role": "user", "content": "Look up two words."}]
 
 
 def probe_reply(n: int) -> dict:
     """Return a cleaned assistant message with `n` tool calls."""
-    calls = [{"id": f"probe{i:04}", "type": "function", "function": {"name": name, "arguments": arguments}}
-             for i, (name, arguments) in enumerate(_PROBE_CALLS[:n])]
+    calls = [
+        {"id": f"probe{i:04}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(_PROBE_CALLS[:n])
+    ]
     return {"role": "assistant", "content": ""} | ({"tool_calls": calls} if calls else {})
 
 
 def with_text_arguments(messages: list[dict]) -> list[dict]:
     """Return cleaned messages whose tool calls have their arguments as JSON text."""
+
     def text(call: dict) -> dict:
         arguments = call["function"]["arguments"]
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -291,7 +312,7 @@ def with_text_arguments(messages: list[dict]) -> list[dict]:
     return [m | {"tool_calls": [*map(text, m["tool_calls"])]} if m.get("tool_calls") else m for m in messages]
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #7b4cc915
-CHAT_FORMATS: WeakSet["ChatFormat"] = WeakSet()    # of this process: a viewer decodes ids with their tokenizers
+CHAT_FORMATS: WeakSet["ChatFormat"] = WeakSet()  # of this process: a viewer decodes ids with their tokenizers
 
 
 class ChatFormat:
@@ -319,7 +340,7 @@ class ChatFormat:
         if self._shows_tools and self._shows_calls and tool_call_parser in {None, *FORMATS}:
             self._check_calls(tool_call_parser)
         elif self._shows_calls and not self._prints(1):
-            self._text_arguments = True                 # if it prints no calls at all, this changes nothing
+            self._text_arguments = True  # if it prints no calls at all, this changes nothing
 
     @property
     def busy(self) -> bool:
@@ -346,9 +367,12 @@ class ChatFormat:
                 self._one_call = not self._reads_back(2)
                 return
         self.calls, self._text_arguments = FORMATS[names[0]], False
-        self._warn("tool calls are not read", "A tool call that this model's chat template prints is not read back as "
-                   f"one (tried {', '.join(names)}): replies with calls will come back as text. Name the format with "
-                   "tool_call_parser, or pass another chat_template.")
+        self._warn(
+            "tool calls are not read",
+            "A tool call that this model's chat template prints is not read back as "
+            f"one (tried {', '.join(names)}): replies with calls will come back as text. Name the format with "
+            "tool_call_parser, or pass another chat_template.",
+        )
 
     def _reads_back(self, n: int) -> bool:
         tools, answer = [_PROBE_TOOL], probe_reply(n)
@@ -360,21 +384,32 @@ class ChatFormat:
             return False
         opening = next((opening for opening in openings if text.startswith(opening)), "")
         stream = ReplyStream(with_tools(self.calls, tools), opening.rstrip().endswith("<think>") or None)
-        stream.add(text[len(opening):].removesuffix(marked.rpartition(_MARK)[2]), last=True)
+        stream.add(text[len(opening) :].removesuffix(marked.rpartition(_MARK)[2]), last=True)
         read = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in stream.calls]
         return read == _PROBE_CALLS[:n]
 
     def render(self, messages: list[dict], tools: Tools | None = None, prompt: bool = True) -> str:
         """Print cleaned messages through the template; `prompt` opens the next assistant turn."""
         if tools and not self._shows_tools:
-            self._warn("tools in words", "This model's chat template has no place for tools: they are described in the "
-                       "system message, and calls are read as <tool_call>{…}</tool_call>.")
+            self._warn(
+                "tools in words",
+                "This model's chat template has no place for tools: they are described in the "
+                "system message, and calls are read as <tool_call>{…}</tool_call>.",
+            )
         messages = tools_as_text(messages, None if self._shows_tools else tools, not self._shows_calls)
         messages = with_text_arguments(messages) if self._text_arguments else messages
         try:
-            text = self._run(partial(
-                self.tokenizer.apply_chat_template, messages, tools=tools, chat_template=self.chat_template,
-                tokenize=False, add_generation_prompt=prompt, **self.template_kwargs))
+            text = self._run(
+                partial(
+                    self.tokenizer.apply_chat_template,
+                    messages,
+                    tools=tools,
+                    chat_template=self.chat_template,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                    **self.template_kwargs,
+                )
+            )
             text.encode()
         except ServeError:
             raise
@@ -393,7 +428,7 @@ class ChatFormat:
         for message, key in self._replies(messages, clean, tools):
             stable = [said for said in self._memory.find(key) if text.startswith(said.text)]
             if said := best_candidate(stable, message):
-                return said.ids.tolist() + self._after(said, text[said.cut:])
+                return said.ids.tolist() + self._after(said, text[said.cut :])
         return self._encode(text)
 
     def remember(
@@ -490,10 +525,12 @@ class ChatFormat:
             return None
         closing = marked.rpartition(_MARK)[2]
         end = len(text) - len(closing)
-        whole = text.startswith(opening) and text.endswith(closing) and contains_reply(text[len(opening):end], answer)
+        whole = text.startswith(opening) and text.endswith(closing) and contains_reply(text[len(opening) : end], answer)
         return (text, len(opening), end) if whole else None
 
-    def _said(self, before: list[dict], tools: Tools | None, ids: list[int], sampled: int, answer: dict) -> SampledReply | None:
+    def _said(
+        self, before: list[dict], tools: Tools | None, ids: list[int], sampled: int, answer: dict
+    ) -> SampledReply | None:
         if (found := self._printed(before, tools, answer)) is None:
             return None
         text, _, end = found
@@ -545,7 +582,7 @@ class TextStream:
     ):
         self.stopped = False
         self._special = special_tokens(tokenizer)
-        self._decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)     # those left are text
+        self._decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)  # those left are text
         self._stop = tuple(text for text in stop if text)
         self._longest = max(map(len, self._stop), default=0)
         self._window: list[int] = []
@@ -574,8 +611,8 @@ class TextStream:
         return text
 
     def _advance(self, text: str) -> str:
-        new = text[len(self._given_text):]
-        self._window = self._window[self._given:]
+        new = text[len(self._given_text) :]
+        self._window = self._window[self._given :]
         self._given, self._given_text = len(self._window), self._decode(self._window)
         return new
 

@@ -51,10 +51,15 @@ def _close_objects(schema: Any, is_open: bool) -> Any:
         return [_close_objects(part, is_open) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {key: value if key in _VALUES else
-             {name: _close_objects(part, is_open) for name, part in value.items()}
-             if key in _MAPS and isinstance(value, dict) else _close_objects(value, is_open)
-             for key, value in schema.items() if key not in _IGNORED and (value is not None or key in _VALUES)}
+    inner = {
+        key: value
+        if key in _VALUES
+        else {name: _close_objects(part, is_open) for name, part in value.items()}
+        if key in _MAPS and isinstance(value, dict)
+        else _close_objects(value, is_open)
+        for key, value in schema.items()
+        if key not in _IGNORED and (value is not None or key in _VALUES)
+    }
     if isinstance(limit := inner.get("maxItems"), int):
         inner["maxItems"] = min(limit, _ITEMS)
     if isinstance(least := inner.get("minItems"), int) and least > inner.get("maxItems", _ITEMS):
@@ -94,21 +99,24 @@ def reads_tokens(tokenizer: Any) -> bool:
         return False
     try:
         return tokens_of(tokenizer).decode_bytes(inner_ids(tokenizer, _SAMPLE)) == _SAMPLE.encode()
-    except ValueError:                              # a decoder that llguidance does not know
+    except ValueError:  # a decoder that llguidance does not know
         return False
 
 
 def _terminals(text: str, tokenizer: Any) -> str:
     """Return the part of a grammar that matches a text, with each added token as one symbol."""
     vocabulary = tokens_of(tokenizer)
-    added = {token.content: id for id, token in tokenizer.added_tokens_decoder.items()
-             if token.content and vocabulary.is_special_token(id)}
+    added = {
+        token.content: id
+        for id, token in tokenizer.added_tokens_decoder.items()
+        if token.content and vocabulary.is_special_token(id)
+    }
     pieces = re.split(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})", text) if added else [text]
     return " ".join(f"<[{added[piece]}]>" if piece in added else json.dumps(piece) for piece in pieces if piece)
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #ed887682
-_LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)     # 1 to 2 kB for each state
-_ALLOWED_BYTES = 1 << 20                                                    # of a grammar
+_LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)  # 1 to 2 kB for each state
+_ALLOWED_BYTES = 1 << 20  # of a grammar
 
 
 @lru_cache(maxsize=8)
@@ -147,14 +155,20 @@ def forced_call(
             options.append(f"{lead} %json {schema} {_terminals(form.end, tokenizer)}")
             matcher_of(tokenizer, "start: " + options[-1])
         except (TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ServeError(f"tool_choice: the parameters of {tool['name']!r} are no JSON schema that a reply can be "
-                             f'held to ({error}). Correct them, or send tool_choice="auto".', param="tools") from error
+            raise ServeError(
+                f"tool_choice: the parameters of {tool['name']!r} are no JSON schema that a reply can be "
+                f'held to ({error}). Correct them, or send tool_choice="auto".',
+                param="tools",
+            ) from error
     grammar = "start: " + " | ".join(options)
     try:
-        matcher_of(tokenizer, grammar)              # the sampler's thread must not meet an error
+        matcher_of(tokenizer, grammar)  # the sampler's thread must not meet an error
     except ValueError as error:
-        raise ServeError(f"tool_choice: a reply cannot be held to the schemas of all {len(options)} tools ({error}). "
-                         'Offer fewer tools, name one, or send tool_choice="auto".', param="tools") from error
+        raise ServeError(
+            f"tool_choice: a reply cannot be held to the schemas of all {len(options)} tools ({error}). "
+            'Offer fewer tools, name one, or send tool_choice="auto".',
+            param="tools",
+        ) from error
     return grammar
 
 
@@ -170,11 +184,11 @@ class CallGuide:
         ends: frozenset[int],  # tokens that end a reply
     ) -> np.ndarray:
         """Return the tokens that can come next: those that end the reply if its call is complete or cannot go on."""
-        matcher, new, self._read = self._matcher, said[self._read:], len(said)
+        matcher, new, self._read = self._matcher, said[self._read :], len(said)
         if not matcher.is_stopped():
             matcher.consume_tokens(new)
         mask, last = matcher.compute_bitmask(), np.array(sorted(ends), dtype=np.int32)
-        if matcher.is_stopped():                    # the call is complete, or a limit of llguidance is reached
+        if matcher.is_stopped():  # the call is complete, or a limit of llguidance is reached
             return last
         token_ids = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0].astype(np.int32)
         token_ids = token_ids[~np.isin(token_ids, last)]

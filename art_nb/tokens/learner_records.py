@@ -69,17 +69,26 @@ def make_record(
             places[id(row.tokens)] = g, row.trajectory, numbers[row.trajectory]
     known = sorted(((places[id(row.tokens)], row, t) for row, t in seen), key=lambda one: one[0])
     computed = {id(row.tokens) for _, row, _ in known}
-    idle = [(*places[id(row.tokens)][:2], int(row.sampled[1:].sum())) for row in counted
-            if id(row.tokens) not in computed]
-    columns = {"old_E": "old_E", "new_E": "logprobs_E", "advantage_E": "advantages_E", "entropy_E": "entropy_E",
-               "reference_E": "reference_E", "sampler_E": "sampler_E"}
+    idle = [
+        (*places[id(row.tokens)][:2], int(row.sampled[1:].sum())) for row in counted if id(row.tokens) not in computed
+    ]
+    columns = {
+        "old_E": "old_E",
+        "new_E": "logprobs_E",
+        "advantage_E": "advantages_E",
+        "entropy_E": "entropy_E",
+        "reference_E": "reference_E",
+        "sampler_E": "sampler_E",
+    }
     values = {name: _joined([getattr(t, attribute) for _, _, t in known]) for name, attribute in columns.items()}
     return LearnerRecord(
         place_R=np.array([place for place, _, _ in known], np.int32).reshape(-1, 3),
         check_R=np.array([group_checksum(row.tokens) for _, row, _ in known], np.uint32),
         size_R=np.array([len(t.old_E) for _, _, t in known], np.int32),
         coef_R=np.array([row.coef for _, row, _ in known], np.float32),
-        idle_R=np.array(idle, np.int32).reshape(-1, 3), config=dict(config), **values,
+        idle_R=np.array(idle, np.int32).reshape(-1, 3),
+        config=dict(config),
+        **values,
     )
 
 
@@ -109,9 +118,7 @@ def write_record(store: RunStore, step: int, record: LearnerRecord) -> Path:
 
 
 def read_record(
-    store: RunStore,
-    step: int,
-    split: str = "train",
+    store: RunStore, step: int, split: str = "train"
 ) -> LearnerRecord | None:  # None where there is none that can be read
     """Read the record of a step."""
     try:
@@ -123,8 +130,14 @@ def read_record(
         return None
 
 
-_ARRAYS = {"place_R": ("i", 2), "check_R": ("u", 1), "size_R": ("i", 1), "coef_R": ("f", 1), "idle_R": ("i", 2),
-           "config": ("U", 0)}
+_ARRAYS = {
+    "place_R": ("i", 2),
+    "check_R": ("u", 1),
+    "size_R": ("i", 1),
+    "coef_R": ("f", 1),
+    "idle_R": ("i", 2),
+    "config": ("U", 0),
+}
 _ARRAYS |= {name: ("f", 1) for name in LearnerRecord.__slots__ if name.endswith("_E")}
 
 
@@ -180,8 +193,10 @@ def row_spans(
     rows: Sequence[TokenRow],  # of the group
 ) -> list[slice | None]:  # where each row's tokens stand in the record; None where the loss did not see it
     """Find rows in a record."""
-    found: dict[tuple, int] = {(*place, check): i for i, (place, check) in
-                               enumerate(zip(record.place_R.tolist(), record.check_R.tolist(), strict=True))}
+    found: dict[tuple, int] = {
+        (*place, check): i
+        for i, (place, check) in enumerate(zip(record.place_R.tolist(), record.check_R.tolist(), strict=True))
+    }
     counted: dict[int, int] = {}
     spans: list[slice | None] = []
     for row in rows:

@@ -59,8 +59,9 @@ def _ids(choice: Choice, field: str, where: str) -> np.ndarray | None:
             raise ValueError(f"{ids.dtype} ids in {ids.ndim} dimensions")
         return np.asarray(given, dtype=np.int32)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TokenError(f"{where}: {field} must be a flat list of token ids ({error}); "
-                         "check the server it came from.") from error
+        raise TokenError(
+            f"{where}: {field} must be a flat list of token ids ({error}); check the server it came from."
+        ) from error
 
 
 def _logprobs(choice: Choice, expected: int, where: str) -> np.ndarray:
@@ -69,8 +70,10 @@ def _logprobs(choice: Choice, expected: int, where: str) -> np.ndarray:
     if not told:
         return np.full(expected, np.nan, dtype=np.float32)
     if len(told) != expected:
-        raise TokenError(f"{where}: {len(told)} logprobs for {expected} sampled tokens; drop this trajectory, or "
-                         "set choice.logprobs to None to train it without the sampler's logprobs.")
+        raise TokenError(
+            f"{where}: {len(told)} logprobs for {expected} sampled tokens; drop this trajectory, or "
+            "set choice.logprobs to None to train it without the sampler's logprobs."
+        )
     return np.array(told, dtype=np.float32)
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #9cfb9303
@@ -90,12 +93,20 @@ def read_turn(
     prompt, tokens = _ids(choice, "prompt_token_ids", where), _ids(choice, "token_ids", where)
     missing = prompt is None or tokens is None or not len(prompt)
     if missing and strict:
-        raise TokenError(f"{where} carries no prompt_token_ids and token_ids: sample it from a model that is "
-                         "registered with a backend, and append the Choice itself to the trajectory.")
+        raise TokenError(
+            f"{where} carries no prompt_token_ids and token_ids: sample it from a model that is "
+            "registered with a backend, and append the Choice itself to the trajectory."
+        )
     if missing or not len(tokens):
         return None
-    return Turn(prompt, tokens, _logprobs(choice, len(tokens), where), choice.finish_reason == "length",
-                temperature_of(choice), _identity(choice, tokens))
+    return Turn(
+        prompt,
+        tokens,
+        _logprobs(choice, len(tokens), where),
+        choice.finish_reason == "length",
+        temperature_of(choice),
+        _identity(choice, tokens),
+    )
 
 
 def _identity(choice: Choice, tokens: np.ndarray) -> str | int:
@@ -112,10 +123,10 @@ class _Builder:
         self._context(turn.prompt)
 
     def takes(self, turn: Turn) -> bool:
-        return np.array_equal(turn.prompt[:len(self.tokens)], self.tokens)
+        return np.array_equal(turn.prompt[: len(self.tokens)], self.tokens)
 
     def add(self, turn: Turn, trained: bool) -> Self:
-        self._context(turn.prompt[len(self.tokens):])
+        self._context(turn.prompt[len(self.tokens) :])
         unknown = np.full(len(turn.tokens), np.nan, dtype=np.float32)
         self._append(turn.tokens, trained, turn.logprobs if trained else unknown, turn.temperature)
         self.truncated = turn.truncated
@@ -145,8 +156,10 @@ def trained_turns(
     after it: then it is shared context, while a history that ends with it may hold an independent sample.
     """
     copies = [isinstance(turn.identity, int) and turn.key in known for turn in turns[:-1]] + [False]
-    return [turn.temperature != 0 and turn.identity not in known and not copy
-            for turn, copy in zip(turns, copies, strict=False)]
+    return [
+        turn.temperature != 0 and turn.identity not in known and not copy
+        for turn, copy in zip(turns, copies, strict=False)
+    ]
 
 
 def _merge(
@@ -170,11 +183,16 @@ def _turns(entries: list[Any], where: str, strict: bool) -> list[Turn]:
 
 def _check_one_policy(trajectory: Trajectory, index: int) -> None:
     exchanges = [*trajectory.exchanges.chat_completions, *trajectory.exchanges.completions]
-    sampled = {policy_name(one.model) for one in exchanges
-               if any("token_ids" in (choice.model_extra or {}) for choice in one.response.choices)}
+    sampled = {
+        policy_name(one.model)
+        for one in exchanges
+        if any("token_ids" in (choice.model_extra or {}) for choice in one.response.choices)
+    }
     if len(sampled) > 1:
-        raise TokenError(f"trajectory {index} captured tokens of {len(sampled)} models ({', '.join(sorted(sampled))}): "
-                         "give each a trajectory of its own, or put the other's calls under art.no_capture().")
+        raise TokenError(
+            f"trajectory {index} captured tokens of {len(sampled)} models ({', '.join(sorted(sampled))}): "
+            "give each a trajectory of its own, or put the other's calls under art.no_capture()."
+        )
 
 
 def trajectory_rows(
@@ -193,8 +211,10 @@ def trajectory_rows(
         known |= {value for turn in turns for value in (turn.identity, turn.key)}
     rows = [row for row in rows if row.sampled.any()]
     if strict and not rows:
-        raise TokenError(f"trajectory {index} has no choice to train: append completion.choices[0] itself, "
-                         "since a dict assistant message and a reply sampled at temperature 0 are context only.")
+        raise TokenError(
+            f"trajectory {index} has no choice to train: append completion.choices[0] itself, "
+            "since a dict assistant message and a reply sampled at temperature 0 are context only."
+        )
     return rows
 
 

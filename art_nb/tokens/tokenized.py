@@ -24,13 +24,13 @@ from .rows import read_turn
 class TokenFlag(IntFlag):
     """Facts about a token; they combine."""
 
-    EXACT = 1       # the id came from the sampler
-    SAMPLED = 2     # the model drew it; implies EXACT and OUTPUT
-    ASSISTANT = 4   # part of an assistant's turn
-    STOP = 8        # ended its turn
-    OUTPUT = 16     # part of a captured or appended reply
-    RAW_LOGPROBS = 32           # its logprob is the model's own
-    PROCESSED_LOGPROBS = 64     # its logprob is that of the distribution it was drawn from
+    EXACT = 1  # the id came from the sampler
+    SAMPLED = 2  # the model drew it; implies EXACT and OUTPUT
+    ASSISTANT = 4  # part of an assistant's turn
+    STOP = 8  # ended its turn
+    OUTPUT = 16  # part of a captured or appended reply
+    RAW_LOGPROBS = 32  # its logprob is the model's own
+    PROCESSED_LOGPROBS = 64  # its logprob is that of the distribution it was drawn from
 
 
 _DRAWN = TokenFlag.EXACT | TokenFlag.SAMPLED | TokenFlag.OUTPUT | TokenFlag.ASSISTANT
@@ -42,9 +42,9 @@ class TokenizedHistory:
 
     history: History
     model: str
-    tokens: Any     # [T] ids, a list or a tensor, as the next two
-    logprobs: Any   # [T] NaN where unknown
-    flags: Any      # [T] `TokenFlag`
+    tokens: Any  # [T] ids, a list or a tensor, as the next two
+    logprobs: Any  # [T] NaN where unknown
+    flags: Any  # [T] `TokenFlag`
     routed_experts: Any = None
     top_k: Any = None
 
@@ -135,8 +135,8 @@ class Part:
     prompt: list[int]
     reply: list[int]
     logprobs: list[float]
-    flags: list[TokenFlag]      # of the reply
-    context: TokenFlag          # of the prompt
+    flags: list[TokenFlag]  # of the reply
+    context: TokenFlag  # of the prompt
 
 
 def _sampled_parts(history: History) -> Iterator[Part]:
@@ -160,7 +160,7 @@ def _printed_parts(history: History, chat: Any) -> Iterator[Part]:
 def _merged(history: History, model: str, parts: Iterable[Part]) -> list[TokenizedHistory]:
     made: list[TokenizedHistory] = []
     for part in parts:
-        if not made or part.prompt[:len(made[-1].tokens)] != made[-1].tokens:
+        if not made or part.prompt[: len(made[-1].tokens)] != made[-1].tokens:
             made.append(TokenizedHistory(history, model, [], [], []))
         last = made[-1]
         new = len(part.prompt) - len(last.tokens)

@@ -23,7 +23,7 @@ from uuid import uuid4
 from ..core.types import BackendMissing, ServeError, Tools, install_hint
 
 # %% ../../nbs/25_tokens/00_tool_calls.ipynb #adc7f768
-Called = tuple[str, dict]               # name and arguments
+Called = tuple[str, dict]  # name and arguments
 _BETWEEN = pattern(r"[\s;,]*")
 
 
@@ -43,7 +43,7 @@ def _called(name: Any, arguments: Any) -> Called:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise TypeError("a call has a name and an object of arguments")
     sent = f"{name}{json.dumps(arguments, ensure_ascii=False)}"
-    sent.encode()                                   # half a surrogate cannot be sent
+    sent.encode()  # half a surrogate cannot be sent
     return name, arguments
 
 
@@ -84,11 +84,17 @@ _FUNCTION = pattern(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", DOTALL
 _PARAMETER = pattern(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", DOTALL)
 _GLM = pattern(r"\s*([^\s<]+)\s*(.*)", DOTALL)
 _GLM_ARGUMENT = pattern(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", DOTALL)
-_JSON = r'((?:"(?:[^"\\]|\\.)*+"|[^"])*?)'            # ends outside of strings
-_DEEPSEEK = pattern(rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n{_JSON}\n?```|"
-                    rf"([^<\n]+)<｜tool▁sep｜>{_JSON})\s*<｜tool▁call▁end｜>\s*", DOTALL)
-_CHANNEL = pattern(r"(?:<\|start\|>assistant)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>\w+)?"
-                   r"<\|message\|>(.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)", DOTALL)
+_JSON = r'((?:"(?:[^"\\]|\\.)*+"|[^"])*?)'  # ends outside of strings
+_DEEPSEEK = pattern(
+    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n{_JSON}\n?```|"
+    rf"([^<\n]+)<｜tool▁sep｜>{_JSON})\s*<｜tool▁call▁end｜>\s*",
+    DOTALL,
+)
+_CHANNEL = pattern(
+    r"(?:<\|start\|>assistant)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>\w+)?"
+    r"<\|message\|>(.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
+    DOTALL,
+)
 _RECIPIENT = pattern(r"to=functions\.([\w.-]+)")
 
 
@@ -106,8 +112,10 @@ def _pieces(each: Pattern, text: str) -> list[Match]:
 def read_xml(text: str) -> list[Called]:
     """Read calls with a tag for each parameter (Qwen3-Coder, Qwen3.5, Nemotron 3); all values are text."""
     try:
-        return _all_calls((match[1].strip(), {p[1].strip(): p[2] for p in _pieces(_PARAMETER, match[2].strip())})
-                          for match in _pieces(_FUNCTION, text.strip()))
+        return _all_calls(
+            (match[1].strip(), {p[1].strip(): p[2] for p in _pieces(_PARAMETER, match[2].strip())})
+            for match in _pieces(_FUNCTION, text.strip())
+        )
     except ValueError:
         return []
 
@@ -158,11 +166,14 @@ def read_python(text: str) -> list[Called]:
     try:
         calls = ast.parse(text.strip(), mode="eval").body
         calls = calls.elts if isinstance(calls, ast.List) else [calls]
-        if any(not isinstance(call, ast.Call) or call.args or None in [word.arg for word in call.keywords]
-               for call in calls):
+        if any(
+            not isinstance(call, ast.Call) or call.args or None in [word.arg for word in call.keywords]
+            for call in calls
+        ):
             return []
-        return _all_calls((ast.unparse(call.func), {word.arg: _literal(word.value) for word in call.keywords})
-                          for call in calls)
+        return _all_calls(
+            (ast.unparse(call.func), {word.arg: _literal(word.value) for word in call.keywords}) for call in calls
+        )
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return []
 
@@ -177,7 +188,7 @@ def _gemma_value(text: str, place: int) -> tuple[Any, int]:
     """Return the value that begins at a place of Gemma's notation, and where it ends."""
     if text.startswith(_QUOTE, place):
         end = text.index(_QUOTE, place + len(_QUOTE))
-        return text[place + len(_QUOTE):end], end + len(_QUOTE)
+        return text[place + len(_QUOTE) : end], end + len(_QUOTE)
     if text[place] not in "{[":
         bare = _BARE.match(text, place)
         return json.loads(bare[0]), bare.end()
@@ -199,7 +210,7 @@ def read_gemma(text: str) -> list[Called]:
     match = _GEMMA.fullmatch(text)
     try:
         arguments, end = _gemma_value(match[2], 0) if match else ({}, 0)
-    except (ValueError, IndexError, TypeError, AttributeError, RecursionError):     # something else stands there
+    except (ValueError, IndexError, TypeError, AttributeError, RecursionError):  # something else stands there
         return []
     return _all_calls([(match[1], arguments)]) if match and end == len(match[2]) else []
 
@@ -210,8 +221,9 @@ def _schema_types(schema: Any) -> set[str]:
     named = schema.get("type", [])
     named = {named} if isinstance(named, str) else {*named}
     options = [option for key in ("anyOf", "oneOf") for option in schema.get(key) or []]
-    return named.union(*map(_schema_types, options)) or {"string" for value in schema.get("enum", [])
-                                                         if isinstance(value, str)}
+    return named.union(*map(_schema_types, options)) or {
+        "string" for value in schema.get("enum", []) if isinstance(value, str)
+    }
 
 
 def typed_argument(text: str, schema: Any) -> Any:
@@ -229,57 +241,139 @@ def typed_calls(calls: list[Called], tools: Tools | None) -> list[Called]:
     """Return calls whose arguments are texts with the types that the tools' schemas name."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or []}
     fields = {name: schema.get("properties") or {} for name, schema in schemas.items() if isinstance(schema, dict)}
-    return [(name, {key: typed_argument(text, fields.get(name, {}).get(key)) for key, text in arguments.items()})
-            for name, arguments in calls]
+    return [
+        (name, {key: typed_argument(text, fields.get(name, {}).get(key)) for key, text in arguments.items()})
+        for name, arguments in calls
+    ]
 
 # %% ../../nbs/25_tokens/00_tool_calls.ipynb #ddb5f595
 @dataclass(frozen=True)
 class CallFormat:
     """How a family of models writes tool calls."""
 
-    opening: Pattern                            # what begins them
-    marks: tuple[str, ...]                      # texts of which a beginning is held back while a reply streams
-    closing: str                                # what ends a call; empty: the end of the reply
-    read: Callable[[str], tuple[str, list[Called]]]     # text and calls between the two; no calls: all of it is text
-    begin: str = ""                             # what is written before the name of a call; empty: cannot be forced
-    then: str = ""                              # and between the name and its arguments
-    end: str = ""                               # and after them
-    at_start: bool = False                      # only a whole reply can be calls
+    opening: Pattern  # what begins them
+    marks: tuple[str, ...]  # texts of which a beginning is held back while a reply streams
+    closing: str  # what ends a call; empty: the end of the reply
+    read: Callable[[str], tuple[str, list[Called]]]  # text and calls between the two; no calls: all of it is text
+    begin: str = ""  # what is written before the name of a call; empty: cannot be forced
+    then: str = ""  # and between the name and its arguments
+    end: str = ""  # and after them
+    at_start: bool = False  # only a whole reply can be calls
     id_size: int = 24
-    quote: str = '"'                            # around the name of a call
-    writes_json: bool = True                    # the arguments of a call are a JSON object
-    texts: bool = False                         # they are texts, whose types only the tool's schema knows
-    whole: bool = False                         # replies without calls, too, are in this form
+    quote: str = '"'  # around the name of a call
+    writes_json: bool = True  # the arguments of a call are a JSON object
+    texts: bool = False  # they are texts, whose types only the tool's schema knows
+    whole: bool = False  # replies without calls, too, are in this form
 
 
 def _only(read: Callable[[str], list[Called]]) -> Callable[[str], tuple[str, list[Called]]]:
     return lambda text: ("", read(text))
 
 
-_HERMES = CallFormat(pattern(r"(?<!\s)\s*+<tool_call>"), ("<tool_call>",), "</tool_call>", _only(read_json),
-                     '<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>")
-_LLAMA = CallFormat(pattern(r"\A\s*(?:<\|python_tag\|>\s*|(?=\{))"), ("<|python_tag|>",), "",
-                    _only(read_json), '{"name": ', ', "parameters": ', "}", at_start=True)
-_MISTRAL = CallFormat(pattern(r"(?<!\s)\s*+\[TOOL_CALLS\]"), ("[TOOL_CALLS]",), "", _only(read_mistral),
-                      '[TOOL_CALLS] [{"name": ', ', "arguments": ', "}]", id_size=9)
-_XML = CallFormat(pattern(r"(?<!\s)\s*+<tool_call>"), ("<tool_call>",), "</tool_call>", _only(read_xml),
-                  "<tool_call>\n<function=", ">\n", quote="", writes_json=False, texts=True)
-_GLM45 = CallFormat(pattern(r"(?<!\s)\s*+<tool_call>"), ("<tool_call>",), "</tool_call>", _only(read_glm),
-                    "<tool_call>", "\n", quote="", writes_json=False, texts=True)
-_DEEPSEEK_V3 = CallFormat(pattern(r"(?<!\s)\s*+<｜tool▁calls▁begin｜>"), ("<｜tool▁calls▁begin｜>",),
-                          "<｜tool▁calls▁end｜>", _only(read_deepseek),
-                          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-                          "\n```json\n", "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", quote="")
-_GEMMA4 = CallFormat(pattern(r"(?<!\s)\s*+<\|tool_call>"), ("<|tool_call>",), "<tool_call|>", _only(read_gemma),
-                     "<|tool_call>call:", "{", quote="", writes_json=False)
-_LFM2 = CallFormat(pattern(r"(?<!\s)\s*+<\|tool_call_start\|>"), ("<|tool_call_start|>",), "<|tool_call_end|>",
-                   _only(read_python), "<|tool_call_start|>[", "(", quote="", writes_json=False)
+_HERMES = CallFormat(
+    pattern(r"(?<!\s)\s*+<tool_call>"),
+    ("<tool_call>",),
+    "</tool_call>",
+    _only(read_json),
+    '<tool_call>\n{"name": ',
+    ', "arguments": ',
+    "}\n</tool_call>",
+)
+_LLAMA = CallFormat(
+    pattern(r"\A\s*(?:<\|python_tag\|>\s*|(?=\{))"),
+    ("<|python_tag|>",),
+    "",
+    _only(read_json),
+    '{"name": ',
+    ', "parameters": ',
+    "}",
+    at_start=True,
+)
+_MISTRAL = CallFormat(
+    pattern(r"(?<!\s)\s*+\[TOOL_CALLS\]"),
+    ("[TOOL_CALLS]",),
+    "",
+    _only(read_mistral),
+    '[TOOL_CALLS] [{"name": ',
+    ', "arguments": ',
+    "}]",
+    id_size=9,
+)
+_XML = CallFormat(
+    pattern(r"(?<!\s)\s*+<tool_call>"),
+    ("<tool_call>",),
+    "</tool_call>",
+    _only(read_xml),
+    "<tool_call>\n<function=",
+    ">\n",
+    quote="",
+    writes_json=False,
+    texts=True,
+)
+_GLM45 = CallFormat(
+    pattern(r"(?<!\s)\s*+<tool_call>"),
+    ("<tool_call>",),
+    "</tool_call>",
+    _only(read_glm),
+    "<tool_call>",
+    "\n",
+    quote="",
+    writes_json=False,
+    texts=True,
+)
+_DEEPSEEK_V3 = CallFormat(
+    pattern(r"(?<!\s)\s*+<｜tool▁calls▁begin｜>"),
+    ("<｜tool▁calls▁begin｜>",),
+    "<｜tool▁calls▁end｜>",
+    _only(read_deepseek),
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    quote="",
+)
+_GEMMA4 = CallFormat(
+    pattern(r"(?<!\s)\s*+<\|tool_call>"),
+    ("<|tool_call>",),
+    "<tool_call|>",
+    _only(read_gemma),
+    "<|tool_call>call:",
+    "{",
+    quote="",
+    writes_json=False,
+)
+_LFM2 = CallFormat(
+    pattern(r"(?<!\s)\s*+<\|tool_call_start\|>"),
+    ("<|tool_call_start|>",),
+    "<|tool_call_end|>",
+    _only(read_python),
+    "<|tool_call_start|>[",
+    "(",
+    quote="",
+    writes_json=False,
+)
 _OPENAI = CallFormat(pattern(r"\A"), (), "", read_channels, at_start=True, whole=True)
-FORMATS = {"hermes": _HERMES, "llama3_json": _LLAMA, "mistral": _MISTRAL, "qwen3_coder": _XML, "glm45": _GLM45,
-           "deepseek_v3": _DEEPSEEK_V3, "gemma4": _GEMMA4, "lfm2": _LFM2, "openai": _OPENAI}    # vLLM's names
-_MARKS = {"mistral": "[TOOL_CALLS]", "deepseek_v3": "<｜tool▁calls▁begin｜>", "gemma4": "<|tool_call>",
-          "lfm2": "<|tool_call_start|>", "glm45": "<arg_key>", "qwen3_coder": "<function=", "openai": "to=functions.",
-          "llama3_json": "<|python_tag|>", "hermes": ""}     # what the template of a format contains
+FORMATS = {
+    "hermes": _HERMES,
+    "llama3_json": _LLAMA,
+    "mistral": _MISTRAL,
+    "qwen3_coder": _XML,
+    "glm45": _GLM45,
+    "deepseek_v3": _DEEPSEEK_V3,
+    "gemma4": _GEMMA4,
+    "lfm2": _LFM2,
+    "openai": _OPENAI,
+}  # vLLM's names
+_MARKS = {
+    "mistral": "[TOOL_CALLS]",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>",
+    "gemma4": "<|tool_call>",
+    "lfm2": "<|tool_call_start|>",
+    "glm45": "<arg_key>",
+    "qwen3_coder": "<function=",
+    "openai": "to=functions.",
+    "llama3_json": "<|python_tag|>",
+    "hermes": "",
+}  # what the template of a format contains
 CALL_MARK = pattern(r'(?i)tool|python_tag|\[args\]|\[call_id\]|<\|"\|>|<\|(?:channel|message|constrain|call|start)\|>')
 # special tokens that are text: they mark calls
 
@@ -311,8 +405,9 @@ def call_prefix(
 ) -> str:
     """Write the beginning of a call, from which the model goes on; raises ServeError where a form has none."""
     if not form.begin:
-        raise ServeError("tool_choice: this tool_call_parser cannot begin a call, send auto or none.",
-                         param="tool_choice")
+        raise ServeError(
+            "tool_choice: this tool_call_parser cannot begin a call, send auto or none.", param="tool_choice"
+        )
     if name is None:
         return form.begin + form.quote
     return form.begin + (json.dumps(name) if form.quote else name) + form.then
@@ -357,8 +452,9 @@ def call_format(
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tool_parsers import ToolParserManager
     except ImportError as error:
-        raise BackendMissing(f"The tool_call_parser {name!r} is vLLM's: {install_hint('vllm')}, or take one of "
-                             f"{', '.join(FORMATS)}.") from error
+        raise BackendMissing(
+            f"The tool_call_parser {name!r} is vLLM's: {install_hint('vllm')}, or take one of {', '.join(FORMATS)}."
+        ) from error
     try:
         parser = ToolParserManager.get_tool_parser(name)(tokenizer)
     except KeyError as error:
@@ -371,7 +467,7 @@ def _beginning(text: str, marks: tuple[str, ...]) -> int:
     """How many of the last characters may be white space and the beginning of a mark."""
     sizes = (next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0) for mark in marks)
     part = max(sizes, default=0)
-    return len(text) - len(text[:len(text) - part].rstrip())
+    return len(text) - len(text[: len(text) - part].rstrip())
 
 
 def ends_in_string(text: str) -> bool:
@@ -392,7 +488,7 @@ class CallStream:
 
     def __init__(self, form: CallFormat):
         self.form, self._held, self._said, self._called = form, "", False, False
-        self._checked = 0                           # characters of the call in which no end was found
+        self._checked = 0  # characters of the call in which no end was found
 
     def add(self, text: str, last: bool = False) -> tuple[str, list[Called]]:
         """Take more of the reply; give the text and the calls that are certain now."""
@@ -411,8 +507,8 @@ class CallStream:
         if end < 0 and not last:
             return self._words(opened.start())
         end, after = (end, end + len(self.form.closing)) if end >= 0 else (len(self._held),) * 2
-        words, calls = self.form.read(self._held[opened.end():end])
-        words = self._held[:opened.start()] + words if calls or self.form.whole else self._held[:after]
+        words, calls = self.form.read(self._held[opened.end() : end])
+        words = self._held[: opened.start()] + words if calls or self.form.whole else self._held[:after]
         self._held, self._checked = self._held[after:], 0
         return words, calls
 
@@ -426,7 +522,7 @@ class CallStream:
                 end = self._held.find(self.form.closing, end + 1)
             stop = end if end >= 0 else len(self._held)
             if (end >= 0 or last) and not self._has_call(start, stop):
-                end = first                         # this is no call: the text goes on after the first closing tag
+                end = first  # this is no call: the text goes on after the first closing tag
         return end
 
     def _has_call(self, start: int, end: int) -> bool:
@@ -448,22 +544,25 @@ def call_message(
 ) -> dict:
     """Write a call as OpenAI's clients expect it, with an id of its own."""
     name, arguments = called
-    made = (blake2b(name_of_call.encode(), digest_size=16).hexdigest() if name_of_call else uuid4().hex)[:form.id_size]
-    return {"id": made if form.id_size < 24 else f"call_{made}", "type": "function",
-            "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+    made = (blake2b(name_of_call.encode(), digest_size=16).hexdigest() if name_of_call else uuid4().hex)[: form.id_size]
+    return {
+        "id": made if form.id_size < 24 else f"call_{made}",
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+    }
 
 
 @dataclass
 class ReplyStream:
     """The thought, the content and the calls of one reply."""
 
-    form: CallFormat | None                     # None: no tools were offered
-    thinking: bool | None = None                # True: the prompt began a thought; None: the reply may
-    one: bool = False                           # no call after the first
+    form: CallFormat | None  # None: no tools were offered
+    thinking: bool | None = None  # True: the prompt began a thought; None: the reply may
+    one: bool = False  # no call after the first
     content: str = ""
     thought: str = ""
     calls: list[dict] = field(default_factory=list)
-    sample_id: str = ""                         # of the reply; ids of calls are derived from it
+    sample_id: str = ""  # of the reply; ids of calls are derived from it
 
     def __post_init__(self):
         self._held, self._stream = "", CallStream(self.form) if self.form else None
@@ -502,8 +601,8 @@ class ReplyStream:
         """More of the thought; what follows its end is left."""
         thought, closed, answer = self._held.partition("</think>")
         keep = 0 if closed or last else _beginning(thought, ("</think>",))
-        said = thought[:len(thought) - keep]
-        self._held = answer if closed else thought[len(thought) - keep:]
+        said = thought[: len(thought) - keep]
+        self._held = answer if closed else thought[len(thought) - keep :]
         self.thinking, self._after_thought = not closed, bool(closed)
         said = said if self.thought else said.lstrip()
         return said.rstrip() if closed or last else said
@@ -516,9 +615,11 @@ class ReplyStream:
         if self._stream is None:
             return text, []
         words, called = self._stream.add(text, last)
-        calls = [call_message(call, self.form, self.sample_id and f"{self.sample_id} {i}")
-                 for i, call in enumerate(called, len(self.calls))]
-        return words, calls[:max(0, 1 - len(self.calls))] if self.one else calls
+        calls = [
+            call_message(call, self.form, self.sample_id and f"{self.sample_id} {i}")
+            for i, call in enumerate(called, len(self.calls))
+        ]
+        return words, calls[: max(0, 1 - len(self.calls))] if self.one else calls
 
 # %% ../../nbs/25_tokens/00_tool_calls.ipynb #532220a5
 _OFFER = """You may call these tools, each described by a JSON schema:

@@ -8,10 +8,13 @@ __all__ = []
 # %% ../../nbs/65_training/index.ipynb #97b9e293
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "run": ["Run", "train"],
-    "evaluation": ["Evaluation", "evaluate", "evaluate_steps"],
-    "doctor": ["doctor"],
-    "sft": ["create_lr_schedule", "train_sft_from_file"],
-    "steps": ["scenarios_of_step"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "run": ["Run", "train"],
+        "evaluation": ["Evaluation", "evaluate", "evaluate_steps"],
+        "doctor": ["doctor"],
+        "sft": ["create_lr_schedule", "train_sft_from_file"],
+        "steps": ["scenarios_of_step"],
+    },
+)

@@ -24,19 +24,20 @@ HistoryRows: TypeAlias = Sequence[Mapping[str, float]]
 @dataclass(slots=True)
 class TrainingWarning:
     "Something the numbers warn of."
-    key: str                    # which check
-    step: int                   # the step at which it was seen
+
+    key: str  # which check
+    step: int  # the step at which it was seen
     title: str
-    finding: str                # with the numbers
-    advice: str                 # what to try
+    finding: str  # with the numbers
+    advice: str  # what to try
 
 
-def column(rows: HistoryRows,
-           name: str,
-           last: int | None = None) -> list[float]:     # of the last so many rows that have it; [] where none has
+def column(
+    rows: HistoryRows, name: str, last: int | None = None
+) -> list[float]:  # of the last so many rows that have it; [] where none has
     "One number over the steps."
     values = [float(row[name]) for row in rows if isinstance(row.get(name), (int, float))]
-    return [v for v in values if math.isfinite(v)][-last if last else 0:]
+    return [v for v in values if math.isfinite(v)][-last if last else 0 :]
 
 
 def training_rows(history: HistoryRows) -> list[Mapping[str, float]]:
@@ -45,9 +46,7 @@ def training_rows(history: HistoryRows) -> list[Mapping[str, float]]:
     return [found[step] for step in sorted(found)]
 
 
-def share(rows: HistoryRows,
-          part: str,
-          whole: str) -> list[float]:
+def share(rows: HistoryRows, part: str, whole: str) -> list[float]:
     "The ratio of two counts over the steps."
     return [row[part] / row[whole] for row in rows if row.get(whole) and part in row]
 
@@ -240,56 +239,99 @@ def failures(rows: HistoryRows) -> str | None:
     return f"{values[-1]:.0%} of those of the last step did." if len(values) == 2 and min(values) >= 0.25 else None
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #414fa825
-_ANYTHING_ELSE = ("more rollouts per group. Look at a varied group: did the better rollout earn its reward by what the "
-                  "model wrote?")
+_ANYTHING_ELSE = (
+    "more rollouts per group. Look at a varied group: did the better rollout earn its reward by what the model wrote?"
+)
 CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
-    (failures, "Rollouts raise exceptions",
-     "Open a group: its exceptions stand there with their tracebacks. A group compares only the rollouts that "
-     "got through."),
-    (constant_reward, "The reward is constant",
-     "Run one rollout by hand, `(await rollout(model, scenarios[0])).reward`, with a reply that deserves a reward. If "
-     "the reward is computed correctly, the task is too hard: give partial credit or take easier scenarios. "
-     "`await art.doctor(model, rollout, scenarios)` looks at both."),
-    (is_ruined, "The updates were too large",
-     "Train again from an earlier checkpoint, or from the start under another name, with a tenth of the "
-     "learning_rate."),
-    (equal_rewards, "All rewards are equal",
-     "Take easier scenarios, show the model more (the legal moves, an example), give partial credit, or roll out"
-     " more often per group (rollouts_per_group)."),
-    (solved, "All rewards are equal: solved?",
-     "Take harder scenarios, or a reward that tells good from very good; otherwise this run is done."),
-    (kl_blow_up, "The KL blows up",
-     "Go back to the checkpoint before, with a third of the learning_rate; kl_coef=0.01 or max_grad_norm=0.3 "
-     "keeps steps short."),
-    (drift, "Sampler and learner drift apart",
-     "Sample at one temperature without top_p, top_k and min_p, in the learner's dtype, and train on rollouts of"
-     " the newest weights only; mismatch='sequence_truncate' (with rescored=True, which it turns on) bounds what"
-     " remains."),
-    (much_clipped, "The loss clips many tokens",
-     "Lower the learning_rate, take fewer optimizer steps a step (a larger rows_per_step, or none), or train on "
-     "rollouts of newer weights (a smaller max_staleness)."),
-    (entropy_collapse, "The entropy collapses",
-     "Lower the learning_rate, raise entropy_coef, or sample at temperature 1: a model without choices finds "
-     "nothing new."),
-    (length_collapse, "The replies become short",
-     "Read a few: if short answers earn as much as long ones, the reward does not ask for the work. Look for "
-     "a length penalty, and for a max_completion_tokens that cuts reasoning away."),
-    (truncation, "Replies run into the token limit",
-     "Raise max_completion_tokens in the rollout's request, ask for shorter answers, or train with truncated='mask': a "
-     "reply that was cut has no end to learn."),
-    (mostly_truncated, "Nearly all replies run into the token limit",
-     "Raise max_completion_tokens in the rollout's request, or ask for shorter answers."),
+    (
+        failures,
+        "Rollouts raise exceptions",
+        "Open a group: its exceptions stand there with their tracebacks. A group compares only the rollouts that "
+        "got through.",
+    ),
+    (
+        constant_reward,
+        "The reward is constant",
+        "Run one rollout by hand, `(await rollout(model, scenarios[0])).reward`, with a reply that deserves a reward. "
+        "If the reward is computed correctly, the task is too hard: give partial credit or take easier scenarios. "
+        "`await art.doctor(model, rollout, scenarios)` looks at both.",
+    ),
+    (
+        is_ruined,
+        "The updates were too large",
+        "Train again from an earlier checkpoint, or from the start under another name, with a tenth of the "
+        "learning_rate.",
+    ),
+    (
+        equal_rewards,
+        "All rewards are equal",
+        "Take easier scenarios, show the model more (the legal moves, an example), give partial credit, or roll out"
+        " more often per group (rollouts_per_group).",
+    ),
+    (
+        solved,
+        "All rewards are equal: solved?",
+        "Take harder scenarios, or a reward that tells good from very good; otherwise this run is done.",
+    ),
+    (
+        kl_blow_up,
+        "The KL blows up",
+        "Go back to the checkpoint before, with a third of the learning_rate; kl_coef=0.01 or max_grad_norm=0.3 "
+        "keeps steps short.",
+    ),
+    (
+        drift,
+        "Sampler and learner drift apart",
+        "Sample at one temperature without top_p, top_k and min_p, in the learner's dtype, and train on rollouts of"
+        " the newest weights only; mismatch='sequence_truncate' (with rescored=True, which it turns on) bounds what"
+        " remains.",
+    ),
+    (
+        much_clipped,
+        "The loss clips many tokens",
+        "Lower the learning_rate, take fewer optimizer steps a step (a larger rows_per_step, or none), or train on "
+        "rollouts of newer weights (a smaller max_staleness).",
+    ),
+    (
+        entropy_collapse,
+        "The entropy collapses",
+        "Lower the learning_rate, raise entropy_coef, or sample at temperature 1: a model without choices finds "
+        "nothing new.",
+    ),
+    (
+        length_collapse,
+        "The replies become short",
+        "Read a few: if short answers earn as much as long ones, the reward does not ask for the work. Look for "
+        "a length penalty, and for a max_completion_tokens that cuts reasoning away.",
+    ),
+    (
+        truncation,
+        "Replies run into the token limit",
+        "Raise max_completion_tokens in the rollout's request, ask for shorter answers, or train with truncated='mask': "
+        "a reply that was cut has no end to learn.",
+    ),
+    (
+        mostly_truncated,
+        "Nearly all replies run into the token limit",
+        "Raise max_completion_tokens in the rollout's request, or ask for shorter answers.",
+    ),
     (flat_reward_calm, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
     (flat_reward_restless, "The reward is flat", f"Try {_ANYTHING_ELSE}"),
-    (slow_reward, "The reward rises slowly",
-     "Try two or three times the learning_rate: the gradient has kept its size so far."),
-    (gradient_spike, "A spike in the gradient",
-     "Once is harmless. If it comes back, lower the learning_rate and look for rewards of another scale in this "
-     "step."),
+    (
+        slow_reward,
+        "The reward rises slowly",
+        "Try two or three times the learning_rate: the gradient has kept its size so far.",
+    ),
+    (
+        gradient_spike,
+        "A spike in the gradient",
+        "Once is harmless. If it comes back, lower the learning_rate and look for rewards of another scale in this "
+        "step.",
+    ),
 ]
 
 
-def diagnose(history: HistoryRows) -> list[TrainingWarning]:             # what holds at the end of these rows
+def diagnose(history: HistoryRows) -> list[TrainingWarning]:  # what holds at the end of these rows
     "Everything the numbers warn of now."
     rows = training_rows(history)
     step = int(rows[-1].get("step", 0)) if rows else 0
@@ -298,8 +340,10 @@ def diagnose(history: HistoryRows) -> list[TrainingWarning]:             # what 
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d3fb34b
 ADVICE = [
-    (r"out of memory|alloc",
-     "Lower tokens_per_batch, rollouts_per_group or max_completion_tokens; close other kernels."),
+    (
+        r"out of memory|alloc",
+        "Lower tokens_per_batch, rollouts_per_group or max_completion_tokens; close other kernels.",
+    ),
     (r"max_exceptions", "Run one rollout by hand: `await rollout(model, scenarios[0])`. Or raise max_exceptions."),
     (r"timeout_s|after [\d.]+ s", "Raise timeout_s, or lower max_completion_tokens so that replies end earlier."),
     (r"not finite|norm is (nan|inf)", "Look for rewards or logprobs that are not finite; lower the learning_rate."),

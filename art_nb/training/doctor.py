@@ -44,15 +44,17 @@ from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
 @dataclass(slots=True)
 class Check:
     "One thing that was looked at."
+
     name: str
-    verdict: str                # ok, warn or fail
-    finding: str                # what was seen
-    advice: str = ""            # what to do about it
+    verdict: str  # ok, warn or fail
+    finding: str  # what was seen
+    advice: str = ""  # what to do about it
 
 
 @dataclass(slots=True, repr=False)
 class Diagnosis:
     "What the doctor found."
+
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -78,15 +80,16 @@ def _table_row(check: Check, width: int) -> list[str]:
 @dataclass(slots=True)
 class Probe:
     "A few groups, and what is known of how they came about."
+
     model: Model
     rollout: Callable
     groups: list[TrajectoryGroup]
-    returned: list[Any]                 # by the rollouts that ended
-    seconds_s: float                    # all of them together
+    returned: list[Any]  # by the rollouts that ended
+    seconds_s: float  # all of them together
     per_step: tuple[int, int] = (8, 8)  # groups and rollouts a group of a training step
-    turns: list[Turn] = field(default_factory=list)     # of the choices that carry ids
+    turns: list[Turn] = field(default_factory=list)  # of the choices that carry ids
     rows: list[TokenRow] = field(default_factory=list)
-    refusal: str = ""                   # why there are no turns and rows
+    refusal: str = ""  # why there are no turns and rows
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -124,8 +127,12 @@ def check_model(probe: Probe) -> Check:
     "Can it be trained at all?"
     model = probe.model
     if not model.trainable:
-        return Check("model", "fail", f"{model.name} is a prompted model: it can be measured, not trained.",
-                     "Use art.TrainableModel(base_model=…).")
+        return Check(
+            "model",
+            "fail",
+            f"{model.name} is a prompted model: it can be measured, not trained.",
+            "Use art.TrainableModel(base_model=…).",
+        )
     if model._backend is None:
         return Check("model", "fail", f"{model.name} has no backend.", "Call `await model.register(backend)`.")
     return Check("model", "ok", f"{model.name} is registered with {type(model.backend()).__name__}.")
@@ -155,8 +162,9 @@ def check_rollouts(probe: Probe) -> Check:
     message = textwrap.shorten(message, 300, placeholder=" …")
     finding = f"{_share(len(failed), whole)} failed; {n} with {kind}: {message}" + (f" ({where})." if where else ".")
     verdict = "fail" if len(failed) > whole / 2 else "warn"
-    return Check("rollouts", verdict, finding, "Fix the rollout; train() bears up to half of them failing "
-                 "(max_exceptions=0.5).")
+    return Check(
+        "rollouts", verdict, finding, "Fix the rollout; train() bears up to half of them failing (max_exceptions=0.5)."
+    )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f790
 def check_rewards(probe: Probe) -> Check:
@@ -166,10 +174,17 @@ def check_rewards(probe: Probe) -> Check:
     if not given:
         return Check("rewards", "fail", "There are no rewards.", "See rollouts.")
     if wrong:
-        return Check("rewards", "fail", f"{_share(wrong, len(given))} rewards are NaN or infinite.",
-                     "Such a rollout counts as failed; mend the reward.")
-    return Check("rewards", "ok", f"{_count(len(given), 'reward')} from {min(given):.3g} to {max(given):.3g}, "
-                                  f"mean {np.mean(given):.3g}.")
+        return Check(
+            "rewards",
+            "fail",
+            f"{_share(wrong, len(given))} rewards are NaN or infinite.",
+            "Such a rollout counts as failed; mend the reward.",
+        )
+    return Check(
+        "rewards",
+        "ok",
+        f"{_count(len(given), 'reward')} from {min(given):.3g} to {max(given):.3g}, mean {np.mean(given):.3g}.",
+    )
 
 
 def check_variance(probe: Probe) -> Check:
@@ -177,8 +192,10 @@ def check_variance(probe: Probe) -> Check:
     groups = [[t.reward for t in group] for group in probe.groups if group.trajectories]
     flat = sum(not has_variance(rewards) for rewards in groups)
     finding = f"In {_share(flat, len(groups))} groups all rewards are equal: they teach nothing."
-    advice = ("Give partial credit, sample more rollouts a group, or choose scenarios that are sometimes solved and "
-              "sometimes not.")
+    advice = (
+        "Give partial credit, sample more rollouts a group, or choose scenarios that are sometimes solved and "
+        "sometimes not."
+    )
     if not groups or flat == len(groups):
         return Check("variance", "fail", finding if groups else "There are no groups to compare.", advice)
     if flat >= len(groups) / 2:
@@ -191,12 +208,20 @@ def check_success(probe: Probe) -> Check:
     rewards = [t.reward for t in probe.trajectories]
     better = sum(reward > min(rewards) + TIE for reward in rewards)
     if not better:
-        return Check("success", "warn", "No reward is above the lowest: nothing tells a good reply from a bad one.",
-                     "Make the task easier, give partial credit, or warm up with model.train_sft(…).")
+        return Check(
+            "success",
+            "warn",
+            "No reward is above the lowest: nothing tells a good reply from a bad one.",
+            "Make the task easier, give partial credit, or warm up with model.train_sft(…).",
+        )
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
     if better < 0.3 * len(rewards):
-        return Check("success", "warn", f"{finding} About 30 % are needed.",
-                     "Make the task easier, give partial credit, or warm up with model.train_sft(…).")
+        return Check(
+            "success",
+            "warn",
+            f"{finding} About 30 % are needed.",
+            "Make the task easier, give partial credit, or warm up with model.train_sft(…).",
+        )
     return Check("success", "ok", finding)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #a66eb0b2
@@ -208,9 +233,12 @@ def check_choices(probe: Probe) -> Check:
         return Check("choices", "warn", finding, "Append the messages of the request first, then response.choices[0].")
     if not without:
         return Check("choices", "ok", f"All trajectories hold Choices, {len(probe.choices)} together.")
-    return Check("choices", "fail" if not probe.choices else "warn",
-                 f"{_share(without, len(probe.trajectories))} trajectories hold no Choice: nothing in them is trained.",
-                 "Append completion.choices[0] itself, not a dict of its text.")
+    return Check(
+        "choices",
+        "fail" if not probe.choices else "warn",
+        f"{_share(without, len(probe.trajectories))} trajectories hold no Choice: nothing in them is trained.",
+        "Append completion.choices[0] itself, not a dict of its text.",
+    )
 
 
 def check_tools(probe: Probe) -> Check | None:
@@ -221,9 +249,13 @@ def check_tools(probe: Probe) -> Check | None:
         return None
     if calling:
         return Check("tools", "ok", f"{_share(calling, len(offered))} trajectories with tools call one.")
-    return Check("tools", "warn", f"Tools were offered but never called: 0 of {len(offered)} trajectories call one.",
-                 'Pass tool_choice="required" in the request, or show the model calls first: model.train_sft(…). If '
-                 "the replies do hold calls as text, name the model's tool_call_parser.")
+    return Check(
+        "tools",
+        "warn",
+        f"Tools were offered but never called: 0 of {len(offered)} trajectories call one.",
+        'Pass tool_choice="required" in the request, or show the model calls first: model.train_sft(…). If '
+        "the replies do hold calls as text, name the model's tool_call_parser.",
+    )
 
 
 def check_tokens(probe: Probe) -> Check | None:
@@ -235,14 +267,26 @@ def check_tokens(probe: Probe) -> Check | None:
     if not said:
         return None
     if not known:
-        return Check("tokens", "fail", "No reply carries token ids.",
-                     "Ask model.openai_client() for model.get_inference_name(), and keep the Choice as it came.")
+        return Check(
+            "tokens",
+            "fail",
+            "No reply carries token ids.",
+            "Ask model.openai_client() for model.get_inference_name(), and keep the Choice as it came.",
+        )
     if known < said:
-        return Check("tokens", "warn", f"{_share(said - known, said)} replies carry no token ids and are not trained.",
-                     "Replies of other models need not; were these meant to?")
+        return Check(
+            "tokens",
+            "warn",
+            f"{_share(said - known, said)} replies carry no token ids and are not trained.",
+            "Replies of other models need not; were these meant to?",
+        )
     if silent:
-        return Check("tokens", "warn", f"{_share(silent, known)} replies carry no logprobs: they are trained as if "
-                     "just sampled.", "Pass logprobs=True in the request.")
+        return Check(
+            "tokens",
+            "warn",
+            f"{_share(silent, known)} replies carry no logprobs: they are trained as if just sampled.",
+            "Pass logprobs=True in the request.",
+        )
     return Check("tokens", "ok", "All replies carry their token ids and logprobs.")
 
 
@@ -255,8 +299,12 @@ def check_rows(probe: Probe) -> Check | None:
     finding = f"{_count(told, 'conversation')} become {_count(len(probe.rows), 'training row')}"
     if len(probe.rows) <= told:
         return Check("rows", "ok", f"{finding}.")
-    return Check("rows", "warn", f"{finding}: earlier turns are rewritten, by the chat template or by the rollout.",
-                 "It is trained as it was sampled, but slower; keep what was said unchanged from turn to turn.")
+    return Check(
+        "rows",
+        "warn",
+        f"{finding}: earlier turns are rewritten, by the chat template or by the rollout.",
+        "It is trained as it was sampled, but slower; keep what was said unchanged from turn to turn.",
+    )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #032d2463
 def check_truncated(probe: Probe) -> Check | None:
@@ -266,8 +314,9 @@ def check_truncated(probe: Probe) -> Check | None:
     cut = sum(choice.finish_reason == "length" for choice in probe.choices)
     finding = f"{_share(cut, len(probe.choices))} replies ran into the token limit."
     if cut > 0.1 * len(probe.choices):
-        return Check("length", "warn", finding,
-                     "Raise max_completion_tokens in the request, or ask for shorter replies.")
+        return Check(
+            "length", "warn", finding, "Raise max_completion_tokens in the request, or ask for shorter replies."
+        )
     return Check("length", "ok", finding if cut else "Every reply ended by itself.")
 
 
@@ -295,7 +344,7 @@ def check_context(probe: Probe) -> Check | None:
 def first_messages(trajectory: Trajectory) -> str:
     "What the model was shown before it first spoke."
     spoken = [is_choice(entry) or entry.get("role") == "assistant" for entry in trajectory.messages_and_choices]
-    before = trajectory.messages_and_choices[:[*spoken, True].index(True)]
+    before = trajectory.messages_and_choices[: [*spoken, True].index(True)]
     return json.dumps(plain([get_messages(before), trajectory.tools]), sort_keys=True)
 
 
@@ -304,8 +353,12 @@ def check_shared(probe: Probe) -> Check:
     groups = [group for group in probe.groups if len(group) > 1]
     apart = sum(len({first_messages(trajectory) for trajectory in group}) > 1 for group in groups)
     if apart:
-        return Check("scenario", "warn", f"In {_share(apart, len(groups))} groups the rollouts see different games.",
-                     "Put the seed into the scenario and draw everything random from it.")
+        return Check(
+            "scenario",
+            "warn",
+            f"In {_share(apart, len(groups))} groups the rollouts see different games.",
+            "Put the seed into the scenario and draw everything random from it.",
+        )
     return Check("scenario", "ok", "The rollouts of each group begin alike." if groups else "No group has two.")
 
 # %% ../../nbs/65_training/80_doctor.ipynb #4f2ecce1
@@ -315,23 +368,36 @@ def check_cost(probe: Probe) -> Check:
     scale = groups * size / len(probe.trajectories)
     sampled = round(scale * sum(len(turn.tokens) for turn in probe.turns))
     trained = round(scale * sum(len(row.tokens) for row in probe.rows))
-    return Check("cost", "ok", f"A step of {groups} x {size} rollouts would sample about {sampled:,} tokens in at most "
-                 f"{max(1, math.ceil(probe.seconds_s * scale)):,} s, and train on rows of {trained:,} tokens together.")
+    return Check(
+        "cost",
+        "ok",
+        f"A step of {groups} x {size} rollouts would sample about {sampled:,} tokens in at most "
+        f"{max(1, math.ceil(probe.seconds_s * scale)):,} s, and train on rows of {trained:,} tokens together.",
+    )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #392d6496
-PROMPTED = (check_model, check_rollouts, check_rewards, check_variance, check_success, check_truncated, check_tools,
-            check_shared)
+PROMPTED = (
+    check_model,
+    check_rollouts,
+    check_rewards,
+    check_variance,
+    check_success,
+    check_truncated,
+    check_tools,
+    check_shared,
+)
 TRAINABLE = (*PROMPTED[:5], check_choices, check_tokens, check_rows, *PROMPTED[5:], check_context, check_cost)
 
 
 async def doctor(
-    model: Model,                           # registered, where it is to be trained
+    model: Model,  # registered, where it is to be trained
     rollout: Callable[[Any, Any], Awaitable[Trajectory]],  # as in `train`
-    scenarios: Sequence,                    # the first of the training's order are taken
-    *, groups: int = 4,                     # to roll out
+    scenarios: Sequence,  # the first of the training's order are taken
+    *,
+    groups: int = 4,  # to roll out
     rollouts_per_group: int = 4,
-    timeout_s: float | None = 120,          # of one rollout
-    per_step: tuple[int, int] = (8, 8),     # groups and rollouts a group of a step, to tell its cost
+    timeout_s: float | None = 120,  # of one rollout
+    per_step: tuple[int, int] = (8, 8),  # groups and rollouts a group of a step, to tell its cost
 ) -> Diagnosis:
     "Roll out a few groups and say whether training on such would learn; trains nothing, writes nothing."
     if not len(scenarios):

@@ -29,7 +29,7 @@ def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
     p = successes / n
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
-    return max(0.0, min(p, low)), min(1.0, max(p, high))     # p is inside, whatever the rounding
+    return max(0.0, min(p, low)), min(1.0, max(p, high))  # p is inside, whatever the rounding
 
 
 def t_probability(t: float, df: int) -> float:
@@ -45,7 +45,7 @@ def t_probability(t: float, df: int) -> float:
 @lru_cache(maxsize=256)
 def t95(df: int) -> float:
     "How many standard errors a 95 % interval reaches, by Student's distribution with df degrees of freedom."
-    if df > 1000:                                       # the first terms of its expansion in 1/df: to 3e-9
+    if df > 1000:  # the first terms of its expansion in 1/df: to 3e-9
         z = Z95
         return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
     low, high = 0.0, 16.0
@@ -67,12 +67,13 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 @dataclass(slots=True)
 class Evaluation:
     "Trajectories of one step on fixed scenarios."
+
     name: str
     step: int
     trajectories: list[Trajectory]
-    failed: int = 0                     # rollouts that raised; they count as neither
+    failed: int = 0  # rollouts that raised; they count as neither
     metric: str = "reward"
-    proportion: bool = False            # `metric` is 0 or 1 by its definition, as a boolean is anyway
+    proportion: bool = False  # `metric` is 0 or 1 by its definition, as a boolean is anyway
 
     def values(self, metric: str | None = None) -> list[float]:
         "A metric of every trajectory; `reward` is one."
@@ -82,8 +83,10 @@ class Evaluation:
         figures = [{"reward": t.reward} | t.metrics for t in self.trajectories]
         if lacking := sum(metric not in f for f in figures):
             known = ", ".join(sorted(set().union(*figures)))
-            raise RolloutError(f"{lacking} of {len(figures)} trajectories have no metric {metric!r}: write it in every "
-                               f"rollout, or choose one of {known}.")
+            raise RolloutError(
+                f"{lacking} of {len(figures)} trajectories have no metric {metric!r}: write it in every "
+                f"rollout, or choose one of {known}."
+            )
         return [f[metric] for f in figures]
 
     def mean(self, metric: str | None = None) -> float:
@@ -103,8 +106,10 @@ class Evaluation:
     def __repr__(self):
         low, high = self.ci95()
         failed = f", {self.failed} failed" if self.failed else ""
-        return (f"Evaluation({self.name} step {self.step}: {self.metric} {self.mean():.3f}, "
-                f"95 % {low:.3f} to {high:.3f}, n={len(self.trajectories)}{failed})")
+        return (
+            f"Evaluation({self.name} step {self.step}: {self.metric} {self.mean():.3f}, "
+            f"95 % {low:.3f} to {high:.3f}, n={len(self.trajectories)}{failed})"
+        )
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #cd41f185
 def _flat(results: list) -> list:
@@ -115,16 +120,19 @@ def _flat(results: list) -> list:
     return flat
 
 
-async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # as in `train`
-                   scenarios: Sequence,
-                   *, step: int | None = None,          # None: the latest
-                   metric: str = "reward",              # what the intervals are of
-                   proportion: bool = False,            # the metric is 0 or 1 by definition, like a boolean
-                   concurrency: int = 64,               # rollouts at once; more would push one another out of memory
-                   timeout_s: float | None = None,      # of one rollout
-                   max_exceptions: int | float = 0.1,   # failed rollouts it bears: a count, or a share below 1
-                   log: bool = True,                    # write them to the run's `val` split
-                   ) -> Evaluation:
+async def evaluate(
+    model,
+    rollout: Callable[[Any, Any], Awaitable[Trajectory]],  # as in `train`
+    scenarios: Sequence,
+    *,
+    step: int | None = None,  # None: the latest
+    metric: str = "reward",  # what the intervals are of
+    proportion: bool = False,  # the metric is 0 or 1 by definition, like a boolean
+    concurrency: int = 64,  # rollouts at once; more would push one another out of memory
+    timeout_s: float | None = None,  # of one rollout
+    max_exceptions: int | float = 0.1,  # failed rollouts it bears: a count, or a share below 1
+    log: bool = True,  # write them to the run's `val` split
+) -> Evaluation:
     "Roll out every scenario once with the model of a step; raises the last error where too many fail."
     number = await model.get_step() if step is None else step
 
@@ -139,7 +147,7 @@ async def evaluate(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]], 
     if log:
         await model.log(results, split="val", step=number)
     evaluation = Evaluation(model.name, number, good, len(results) - len(good), metric, proportion)
-    evaluation.ci95()                                   # raises if the metric is missing, or is no proportion
+    evaluation.ci95()  # raises if the metric is missing, or is no proportion
     return evaluation
 
 

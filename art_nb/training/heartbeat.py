@@ -17,19 +17,27 @@ from ..core.machine import DEAD_S, machine_tag, process_runs, process_start
 from ..runs.store import RunStore
 
 # %% ../../nbs/65_training/20_heartbeat.ipynb #bdedeab1
-FINAL_STATES = ("done", "stopped", "failed", "dead")       # states that a run does not leave
+FINAL_STATES = ("done", "stopped", "failed", "dead")  # states that a run does not leave
 
 
 def write_run_record(store: RunStore, **record) -> None:
     "Say who trains here, and that it is alive."
-    record |= {"pid": os.getpid(), "start": process_start(os.getpid()), "machine": machine_tag(),
-               "host": platform.node(), "beat": time.time()}
+    record |= {
+        "pid": os.getpid(),
+        "start": process_start(os.getpid()),
+        "machine": machine_tag(),
+        "host": platform.node(),
+        "beat": time.time(),
+    }
     atomic_write(store.path / "run.json", json.dumps(record, indent=1).encode())
 
 
 _NEEDED = {"status": str, "pid": int, "beat": (int, float)}
-_KINDS = _NEEDED | {"name": str, "start": int, "machine": str, "started": (int, float)} | dict.fromkeys(
-    ("step", "steps", "groups", "rollouts"), int)
+_KINDS = (
+    _NEEDED
+    | {"name": str, "start": int, "machine": str, "started": (int, float)}
+    | dict.fromkeys(("step", "steps", "groups", "rollouts"), int)
+)
 
 
 def _fits(name: str, value: Any) -> bool:
@@ -37,7 +45,7 @@ def _fits(name: str, value: Any) -> bool:
     return isinstance(value, _KINDS[name]) and (isinstance(value, str) or 0 <= value < limit)
 
 
-def read_run_record(store: RunStore) -> dict[str, Any]:     # {} if there is none, or it is damaged
+def read_run_record(store: RunStore) -> dict[str, Any]:  # {} if there is none, or it is damaged
     "What the run said of itself last; its status is `dead` where it cannot have gone on."
     try:
         record = read_json(store.path / "run.json")
@@ -54,5 +62,5 @@ def is_alive(record: dict[str, Any], now: float) -> bool:
     if record.get("machine") == machine_tag():
         runs = process_runs(record["pid"], record.get("start", 0))
         if runs is not None:
-            return runs                                 # however the clocks were set
+            return runs  # however the clocks were set
     return abs(now - record["beat"]) <= DEAD_S

@@ -38,6 +38,7 @@ PHASES = ("rollouts", "judging", "training", "syncing")
 @dataclass(slots=True)
 class GroupProgress:
     "A finished group, as far as events tell."
+
     id: str
     step: int
     scenario: str = ""
@@ -48,21 +49,23 @@ class GroupProgress:
 
 class Progress:
     "Where a run is, from its events."
-    def __init__(self, title: str, steps: int, step: int = 0, groups: int = 0, rollouts: int = 0,
-                 status: str = "running"):
+
+    def __init__(
+        self, title: str, steps: int, step: int = 0, groups: int = 0, rollouts: int = 0, status: str = "running"
+    ):
         self.title, self.steps, self.step, self.phase, self.status = title, steps, step, "starting", status
-        self.groups_expected, self.expected = groups, rollouts      # in a step; 0 where nobody said
+        self.groups_expected, self.expected = groups, rollouts  # in a step; 0 where nobody said
         self.lock, self.count, self.at, self.heard = threading.RLock(), 0, time.time(), time.time()
         self.rows: list[dict] = []
         self.notes: list[str] = []
-        self.groups, self.seen = deque(maxlen=512), 0              # GroupSeen, and how many there were
-        self.latest: deque[Event] = deque(maxlen=4)                 # whole, for the card of a failure
-        self.times: dict[str, float] = {}                           # seconds by phase of this step
-        self.past: deque[dict[str, float]] = deque(maxlen=32)       # the same of the steps before
+        self.groups, self.seen = deque(maxlen=512), 0  # GroupSeen, and how many there were
+        self.latest: deque[Event] = deque(maxlen=4)  # whole, for the card of a failure
+        self.times: dict[str, float] = {}  # seconds by phase of this step
+        self.past: deque[dict[str, float]] = deque(maxlen=32)  # the same of the steps before
         self.scenarios: dict[str, str] = {}
         self.micro, self.failure = (0, 0), None
         self.judge_cost, self.judged = 0.0, 0
-        self.early: list[Event] = []                                # of rollouts begun before their step
+        self.early: list[Event] = []  # of rollouts begun before their step
         self.new_step()
 
     def new_step(self) -> None:
@@ -163,7 +166,7 @@ def _step_done(p, event):
             p.early.append(one)
         else:
             UPDATES[type(one)](p, one)
-    p.sampled = 0                                       # what was sampled ahead says nothing of this step's speed
+    p.sampled = 0  # what was sampled ahead says nothing of this step's speed
 
 
 def _note(p, event):
@@ -175,13 +178,22 @@ def _failed(p, event):
     p.failure = event
 
 
-UPDATES = {RolloutStarted: _rollout_started, RolloutDone: _rollout_done, GroupDone: _group_done, Judged: _judged,
-           GradientStep: _gradient_step, SignalReport: _signal, AdapterServed: _syncing, CheckpointSaved: _syncing,
-           StepDone: _step_done, Warned: _note, Failed: _failed}
+UPDATES = {
+    RolloutStarted: _rollout_started,
+    RolloutDone: _rollout_done,
+    GroupDone: _group_done,
+    Judged: _judged,
+    GradientStep: _gradient_step,
+    SignalReport: _signal,
+    AdapterServed: _syncing,
+    CheckpointSaved: _syncing,
+    StepDone: _step_done,
+    Warned: _note,
+    Failed: _failed,
+}
 
 # %% ../../nbs/65_training/30_progress.ipynb #3f654679
-def eta(p: Progress,
-        now: float) -> tuple[float, float] | None:      # None where nothing is known yet, or nothing remains
+def eta(p: Progress, now: float) -> tuple[float, float] | None:  # None where nothing is known yet, or nothing remains
     "The least and the most seconds that remain, in all likelihood."
     walls = [row["time/step_wall_s"] for row in p.rows[-12:] if "time/step_wall_s" in row]
     left = p.steps - p.step
@@ -193,13 +205,15 @@ def eta(p: Progress,
     return max(left * mean - done - margin, 0.5 * (left * mean - done)), left * mean - done + margin
 
 
-def speeds(p: Progress) -> dict[str, float]:            # tokens a second; only what is known
+def speeds(p: Progress) -> dict[str, float]:  # tokens a second; only what is known
     "How fast tokens are sampled and trained: now, or in the step before."
     row = p.rows[-1] if p.rows else {}
     sampled = row.get("train/completion_tokens", 0) * row.get("data/step_num_trajectories", 0)
     found = {"sampled": (p.sampled, p.times.get("rollouts", 0.0)), "trained": (p.trained, p.times.get("training", 0.0))}
-    before = {"sampled": (sampled, row.get("time/step_rollout_s", 0)),
-              "trained": (row.get("data/step_trainer_tokens", 0), row.get("time/step_backend_train_s", 0))}
+    before = {
+        "sampled": (sampled, row.get("time/step_rollout_s", 0)),
+        "trained": (row.get("data/step_trainer_tokens", 0), row.get("time/step_backend_train_s", 0)),
+    }
     best = {name: found[name] if found[name][0] and found[name][1] > 1 else before[name] for name in found}
     return {name: tokens / seconds for name, (tokens, seconds) in best.items() if tokens and seconds}
 
@@ -207,7 +221,7 @@ def speeds(p: Progress) -> dict[str, float]:            # tokens a second; only 
 WAITS = {
     "starting": "the model is loaded, or the first request is on its way",
     "rollouts": "a rollout waits for a tool or an endpoint, or its reply has no end (set timeout_s and "
-                "max_completion_tokens)",
+    "max_completion_tokens)",
     "judging": "the judge does not answer",
     "training": "a micro-batch takes long (lower tokens_per_batch), or the device is busy with something else",
     "syncing": "weights are written to a slow disk",

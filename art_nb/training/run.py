@@ -38,7 +38,7 @@ from .run_display import NoDisplay, DisplayUpdater, choose_display
 from .steps import TrainOptions, identical_share, truncated_share, print_once, roll_out_step, staleness
 
 # %% ../../nbs/65_training/60_run.ipynb #93e04417
-_AT_WORK: WeakValueDictionary = WeakValueDictionary()       # runs by their directory
+_AT_WORK: WeakValueDictionary = WeakValueDictionary()  # runs by their directory
 
 
 def active_runs() -> "list[Run]":
@@ -50,8 +50,11 @@ def report_unfinished_runs() -> None:
     "Name the runs that a script did not wait for."
     left = [run for run in active_runs() if run.status in ("running", "pausing") and not run._over.is_set()]
     for run in left:
-        print(f"art_nb: the program ended before step {run.step + 1} of {run.plan.steps} of {run.model.name}. Wait for "
-              "the run at the end of the script: add run.join() (or `await run`).", file=sys.stderr)
+        print(
+            f"art_nb: the program ended before step {run.step + 1} of {run.plan.steps} of {run.model.name}. Wait for "
+            "the run at the end of the script: add run.join() (or `await run`).",
+            file=sys.stderr,
+        )
 
 
 _STOPPING = dict.fromkeys(("running", "pausing", "paused"), "stopping")
@@ -60,13 +63,14 @@ _OVER = dict.fromkeys(("running", "pausing", "paused"), "done") | {"stopping": "
 
 class Run:
     "A training in progress, or over."
+
     def __init__(self, model, plan: TrainOptions, show: bool = False):
         self.model, self.plan, self.backend = model, plan, model.backend()
         self.status, self.step, self.error = "ready", 0, None
-        self.groups: list[TrajectoryGroup] = []         # of the latest step
-        self.recent: deque[TrajectoryGroup] = deque(maxlen=64)      # as they finish, judged
-        self.history: list[dict[str, float]] = []       # one row a step of this session
-        self._begun: dict[int, asyncio.Future] = {}     # the rollouts of a step, by its number
+        self.groups: list[TrajectoryGroup] = []  # of the latest step
+        self.recent: deque[TrajectoryGroup] = deque(maxlen=64)  # as they finish, judged
+        self.history: list[dict[str, float]] = []  # one row a step of this session
+        self._begun: dict[int, asyncio.Future] = {}  # the rollouts of a step, by its number
         self.started, self._task, self._loop, self._cut, self._thread = time.time(), None, None, False, None
         self._lock, self._over, self._beat = threading.Lock(), threading.Event(), threading.Event()
         self._recording = threading.Lock()
@@ -74,9 +78,14 @@ class Run:
         self._over.set()
         self.bus = Bus(run=model.run_name)
         self.bus.subscribe(self.backend.bus.emit)
-        self.progress = Progress(model.name, plan.steps, groups=plan.groups_per_step,
-                                 rollouts=plan.groups_per_step * plan.rollouts_per_group, status=self.status)
-        self.progress.rows = training_rows(model.store.history())    # of sessions before this one
+        self.progress = Progress(
+            model.name,
+            plan.steps,
+            groups=plan.groups_per_step,
+            rollouts=plan.groups_per_step * plan.rollouts_per_group,
+            status=self.status,
+        )
+        self.progress.rows = training_rows(model.store.history())  # of sessions before this one
         self.show = DisplayUpdater(self.backend.bus, self.progress, NoDisplay(), run=model.run_name)
         if show:
             self.show.place = choose_display(self, self.progress)
@@ -97,7 +106,7 @@ class Run:
     def start(self) -> "Run":
         "Begin, as `train` does, or go on after a stop or a failure."
         self._claim()
-        atexit.unregister(report_unfinished_runs)               # once, however many runs there are
+        atexit.unregister(report_unfinished_runs)  # once, however many runs there are
         atexit.register(report_unfinished_runs)
         if self._over.is_set():
             self._begin()
@@ -127,11 +136,11 @@ class Run:
         own = threading.current_thread() is self._thread
         if not after_step and not (own and asyncio.current_task(self._loop) is self._task):
             self._cut = True
-            with suppress(RuntimeError, AttributeError):    # the loop has closed, or not begun: nothing to cancel
+            with suppress(RuntimeError, AttributeError):  # the loop has closed, or not begun: nothing to cancel
                 self._loop.call_soon_threadsafe(self._cancel)
         if wait and not own:
             self._over.wait()
-            self._thread.join(1.0)                      # no longer: a rollout may ignore its cancellation
+            self._thread.join(1.0)  # no longer: a rollout may ignore its cancellation
 
     def join(self, timeout_s: float | None = None) -> "Run":
         "Wait, in a script; raises what made the run fail."
@@ -198,15 +207,22 @@ class Run:
 
     def _record(self) -> None:
         try:
-            with self._recording:                       # a status that is out of date must not be written last
-                write_run_record(self.model.store, name=self.model.name, status=self.status, started=self.started,
-                             step=self.step, steps=self.plan.steps, groups=self.plan.groups_per_step,
-                             rollouts=self.progress.expected)
+            with self._recording:  # a status that is out of date must not be written last
+                write_run_record(
+                    self.model.store,
+                    name=self.model.name,
+                    status=self.status,
+                    started=self.started,
+                    step=self.step,
+                    steps=self.plan.steps,
+                    groups=self.plan.groups_per_step,
+                    rollouts=self.progress.expected,
+                )
         except StoreError as error:
             self.bus.warn_once("run.json", str(error))
 
     def _work(self) -> None:
-        with suppress(SystemExit, KeyboardInterrupt):   # from a rollout: `_to_the_end` has said so
+        with suppress(SystemExit, KeyboardInterrupt):  # from a rollout: `_run_to_completion` reported it
             asyncio.run(self._run_to_completion())
 
     async def _run_to_completion(self) -> None:
@@ -217,11 +233,15 @@ class Run:
                 await self._main()
         except asyncio.CancelledError:
             if self.status != "stopping":
-                self._fail(TrainError("The run was cancelled from within: the backend was closed, or a rollout or a "
-                                      "callback cancelled its own task or left the program."))
+                self._fail(
+                    TrainError(
+                        "The run was cancelled from within: the backend was closed, or a rollout or a "
+                        "callback cancelled its own task or left the program."
+                    )
+                )
         except Exception as error:
             if process_has_ended():
-                await asyncio.Event().wait()            # for ever: the run is as one whose kernel was killed
+                await asyncio.Event().wait()  # for ever: the run is as one whose kernel was killed
             self._fail(error)
         finally:
             watch.cancel()
@@ -255,9 +275,11 @@ class Run:
         end = float("inf") if self.plan.budget_s is None else time.monotonic() + self.plan.budget_s
         self.step = await self.model.get_step()
         self.show.turn(self.status, self.step)
-        if not self._more() and self.plan.groups_per_step:    # a pipeline has none, and counts steps from its start
-            print(f"{self.model.name} has {self.step} steps already, so `steps={self.plan.steps}` is reached. "
-                  "It is the total number of steps. Raise it to continue, or give the model another name.")
+        if not self._more() and self.plan.groups_per_step:  # a pipeline has none, and counts steps from its start
+            print(
+                f"{self.model.name} has {self.step} steps already, so `steps={self.plan.steps}` is reached. "
+                "It is the total number of steps. Raise it to continue, or give the model another name."
+            )
         try:
             while self._more() and self.status != "stopping" and time.monotonic() < end:
                 if self._transition({"pausing": "paused"}):
@@ -304,9 +326,11 @@ class Run:
         self.recent.extend(made if isinstance(made, list) else [] if made is None else [made])
         return made
 
-    async def _groups(self) -> list[TrajectoryGroup] | None:      # None: there is nothing more to train on
+    async def _groups(self) -> list[TrajectoryGroup] | None:  # None: there is nothing more to train on
         "Those of this step; the rollouts of so many later steps as may be stale begin beside them."
-        await cancel_and_wait([self._begun.pop(step) for step in [*self._begun] if step < self.step])     # somebody else trained
+        await cancel_and_wait(
+            [self._begun.pop(step) for step in [*self._begun] if step < self.step]
+        )  # somebody else trained
         for step in range(self.step, min(self.step + self.plan.max_staleness + 1, self.plan.steps)):
             if step not in self._begun:
                 work = roll_out_step(self.model, self.plan, step, self.bus, self._finished)
@@ -324,8 +348,9 @@ class Run:
         plan, store = self.plan, self.model.store
         number = self.step + 1
         await self._until_written(lambda: asyncio.to_thread(store.write_groups, "train", number, self.groups))
-        result = await self._until_written(lambda: self._until_stopped(
-            self.backend.train(self.model, self.groups, **plan.options)))
+        result = await self._until_written(
+            lambda: self._until_stopped(self.backend.train(self.model, self.groups, **plan.options))
+        )
         self.step = result.step
         if getattr(result, "checkpoint_path", "") is None and plan.options.get("save_checkpoint", True):
             await self._until_written(lambda: self.backend.save_checkpoint(self.model))
@@ -333,7 +358,8 @@ class Run:
         metrics = result.metrics | times
         metrics |= self._figures(metrics)
         row = await self._until_written(
-            lambda: self.model.log(self.groups, metrics=metrics, step=self.step, split="train"))
+            lambda: self.model.log(self.groups, metrics=metrics, step=self.step, split="train")
+        )
         self.history.append(row)
         self.bus.emit(StepDone(step=self.step, metrics=row))
         self._beat.set()
@@ -348,20 +374,28 @@ class Run:
         return truncated_share(self.groups) | identical_share(self.groups) | aged
 
 
-CONTROL_FILES = {"STOP": partial(Run.stop, wait=False), "STOP_AFTER_STEP": partial(Run.stop, after_step=True, wait=False),
-          "PAUSE": Run.pause, "RESUME": Run.resume}
+CONTROL_FILES = {
+    "STOP": partial(Run.stop, wait=False),
+    "STOP_AFTER_STEP": partial(Run.stop, after_step=True, wait=False),
+    "PAUSE": Run.pause,
+    "RESUME": Run.resume,
+}
 
 # %% ../../nbs/65_training/60_run.ipynb #91da266b
 class AttachedRun:
     "A run as its directory tells it."
+
     def __init__(self, store: RunStore):
         self.store, self.record = store, read_run_record(store)
         self.name, self.recent, self.error = self.record.get("name", store.path.name), (), None
-        self._events, self._history = JsonLinesTail(store.path / "events.jsonl"), JsonLinesTail(store.path / "history.jsonl", 1 << 40)
+        self._events, self._history = (
+            JsonLinesTail(store.path / "events.jsonl"),
+            JsonLinesTail(store.path / "history.jsonl", 1 << 40),
+        )
         self.history: list[dict[str, float]] = []
-        self._undone: set[int] = set()                  # steps that were trained and lost
+        self._undone: set[int] = set()  # steps that were trained and lost
         self.progress = Progress(self.name, 0)
-        self.progress.at = self.progress.heard = 0.0        # the clock is that of the events
+        self.progress.at = self.progress.heard = 0.0  # the clock is that of the events
         self.refresh()
 
     @property
@@ -383,7 +417,7 @@ class AttachedRun:
     def refresh(self) -> "AttachedRun":
         "Read what is new."
         p = self.progress
-        with p.lock:                                    # the tails, too, are for one thread at a time
+        with p.lock:  # the tails, too, are for one thread at a time
             before, self.record, rows = self.record, read_run_record(self.store), self._history.new_rows()
             p.step = max(p.step, self.record.get("step", 0))
             if self.record.get("started") != before.get("started"):
@@ -403,8 +437,10 @@ class AttachedRun:
 
     def _order(self, name: str) -> None:
         if self.refresh().status in FINAL_STATES:
-            raise TrainError(f"{self.name} is not being trained ({self.status}, step {self.step}): "
-                             "train it again and it goes on there.")
+            raise TrainError(
+                f"{self.name} is not being trained ({self.status}, step {self.step}): "
+                "train it again and it goes on there."
+            )
         (self.store.path / name).touch()
 
     def pause(self) -> None:
@@ -432,14 +468,21 @@ def check_seed(plan: TrainOptions, model) -> None:
     if plan.max_staleness:
         reasons.append(f"with max_staleness={plan.max_staleness} the time of a request decides which weights answer it")
     if reasons := [reason for reason in reasons if reason]:
-        print_once(model.backend().bus,
-                  f"`seed={plan.seed}` does not make this run exactly repeatable: {', and '.join(reasons)}.")
+        print_once(
+            model.backend().bus,
+            f"`seed={plan.seed}` does not make this run exactly repeatable: {', and '.join(reasons)}.",
+        )
 
 # %% ../../nbs/65_training/60_run.ipynb #7dcaca2c
 RANGES = {
-    "steps": Range(0, whole=True), "groups_per_step": Range(1, whole=True), "rollouts_per_group": Range(1, whole=True),
-    "seed": Range(whole=True), "max_exceptions": Range(0), "timeout_s": Range(0, above=True),
-    "max_staleness": Range(0, whole=True), "budget_s": Range(0),
+    "steps": Range(0, whole=True),
+    "groups_per_step": Range(1, whole=True),
+    "rollouts_per_group": Range(1, whole=True),
+    "seed": Range(whole=True),
+    "max_exceptions": Range(0),
+    "timeout_s": Range(0, above=True),
+    "max_staleness": Range(0, whole=True),
+    "budget_s": Range(0),
 }
 
 
@@ -447,20 +490,29 @@ def check_call(model, rollout, scenarios) -> None:
     "Raise TrainError if one of the three arguments cannot be what it is called."
     if not isinstance(model, Model):
         swapped = " The first two arguments are swapped." if isinstance(rollout, Model) else ""
-        raise TrainError(f"Invalid `model`: expected an art.TrainableModel, received a {type(model).__name__}."
-                         f"{swapped} Write art.train(model, rollout, scenarios).")
+        raise TrainError(
+            f"Invalid `model`: expected an art.TrainableModel, received a {type(model).__name__}."
+            f"{swapped} Write art.train(model, rollout, scenarios)."
+        )
     if not model.trainable:
         raise TrainError(f"{model.name} is a prompted model: it has no weights to train. Use art.TrainableModel.")
     if not callable(rollout):
         close_coroutines([rollout])
-        raise TrainError(f"Invalid `rollout`: expected an async function of (model, scenario), received a "
-                         f"{type(rollout).__name__}. Pass the function itself, without calling it.")
+        raise TrainError(
+            f"Invalid `rollout`: expected an async function of (model, scenario), received a "
+            f"{type(rollout).__name__}. Pass the function itself, without calling it."
+        )
     if isinstance(scenarios, (str, bytes, Mapping)) or not (
-            hasattr(scenarios, "__len__") and hasattr(scenarios, "__getitem__")):
+        hasattr(scenarios, "__len__") and hasattr(scenarios, "__getitem__")
+    ):
         close_coroutines([scenarios])
-        advice = (f"Pass range({scenarios}) for that many, or [{scenarios}]." if isinstance(scenarios, int) else
-                  "Write [scenario] if there is one." if isinstance(scenarios, (str, bytes, Mapping)) else
-                  "Write list(…) around it.")
+        advice = (
+            f"Pass range({scenarios}) for that many, or [{scenarios}]."
+            if isinstance(scenarios, int)
+            else "Write [scenario] if there is one."
+            if isinstance(scenarios, (str, bytes, Mapping))
+            else "Write list(…) around it."
+        )
         raise TrainError(f"Invalid `scenarios`: expected a list, received {type(scenarios).__name__}. {advice}")
     if not len(scenarios):
         raise TrainError("There are no scenarios: pass at least one thing to roll out.")
@@ -476,27 +528,34 @@ def check_plan(plan: TrainOptions, model) -> None:
             raise TrainError(f"Invalid `{name}={value!r}`: expected a function, or None.")
     model.check_options(plan.options, [*RANGES, "after_each", "on_step", "show", "start"])
     if plan.rollouts_per_group == 1 and not (plan.options.get("entropy_coef") or plan.options.get("kl_coef")):
-        message = ("`rollouts_per_group=1`: a group of one rollout has nothing to compare, so every step will train "
-                   "nothing. Use 2 or more; 8 is the default.")
+        message = (
+            "`rollouts_per_group=1`: a group of one rollout has nothing to compare, so every step will train "
+            "nothing. Use 2 or more; 8 is the default."
+        )
         print(message)
         model.backend().bus.warn_once("rollouts_per_group", message)
 
 
-def train(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # async (model, scenario) -> Trajectory
-          scenarios: Sequence,                      # a group shares one; put a seed into it
-          *, steps: int = 40,                       # the run ends at this step, earlier ones count
-          groups_per_step: int = 8, rollouts_per_group: int = 8,
-          learning_rate: float = 1e-4,
-          seed: int | None = None,                  # of the scenarios' order and the requests; None: order only
-          max_exceptions: int | float = 0.5,        # failed rollouts a step bears: a count, or a share below 1
-          timeout_s: float | None = None,           # of one rollout
-          max_staleness: int = 0,                   # steps by which a rollout may begin before its own
-          after_each: Callable | None = None,       # on each finished group, e.g. a judge
-          on_step: Callable | None = None,          # on the run after each step, plain or async
-          budget_s: float | None = None,            # begin no step after so many seconds
-          show: bool = True,                        # a display of the progress
-          start: bool = True,                       # False: wait for the Start button, or for run.start()
-          **options) -> Run:                        # for backend.train: loss_fn, entropy_coef, …
+def train(
+    model,
+    rollout: Callable[[Any, Any], Awaitable[Trajectory]],  # async (model, scenario) -> Trajectory
+    scenarios: Sequence,  # a group shares one; put a seed into it
+    *,
+    steps: int = 40,  # the run ends at this step, earlier ones count
+    groups_per_step: int = 8,
+    rollouts_per_group: int = 8,
+    learning_rate: float = 1e-4,
+    seed: int | None = None,  # of the scenarios' order and the requests; None: order only
+    max_exceptions: int | float = 0.5,  # failed rollouts a step bears: a count, or a share below 1
+    timeout_s: float | None = None,  # of one rollout
+    max_staleness: int = 0,  # steps by which a rollout may begin before its own
+    after_each: Callable | None = None,  # on each finished group, e.g. a judge
+    on_step: Callable | None = None,  # on the run after each step, plain or async
+    budget_s: float | None = None,  # begin no step after so many seconds
+    show: bool = True,  # a display of the progress
+    start: bool = True,  # False: wait for the Start button, or for run.start()
+    **options,
+) -> Run:  # for backend.train: loss_fn, entropy_coef, …
     """Start training and return at once; `await` the run, or look at it from other cells. In a script, `join()` it.
 
     With a `seed` the run is repeatable: the same seed, model, scenarios and options give the same replies, rewards and
@@ -509,10 +568,21 @@ def train(model, rollout: Callable[[Any, Any], Awaitable[Trajectory]],    # asyn
     Returns the `Run`. Raises `TrainError` for arguments and options that cannot be trained with.
     """
     check_call(model, rollout, scenarios)
-    plan = TrainOptions(rollout=rollout, scenarios=scenarios, steps=steps, groups_per_step=groups_per_step,
-                rollouts_per_group=rollouts_per_group, seed=seed, max_exceptions=max_exceptions, timeout_s=timeout_s,
-                max_staleness=max_staleness, after_each=after_each, on_step=on_step, budget_s=budget_s,
-                options=options | {"learning_rate": learning_rate})
+    plan = TrainOptions(
+        rollout=rollout,
+        scenarios=scenarios,
+        steps=steps,
+        groups_per_step=groups_per_step,
+        rollouts_per_group=rollouts_per_group,
+        seed=seed,
+        max_exceptions=max_exceptions,
+        timeout_s=timeout_s,
+        max_staleness=max_staleness,
+        after_each=after_each,
+        on_step=on_step,
+        budget_s=budget_s,
+        options=options | {"learning_rate": learning_rate},
+    )
     check_plan(plan, model)
     if seed is not None:
         check_seed(plan, model)

@@ -23,8 +23,14 @@ from .diagnostics import diagnose, advice_for
 from .progress import Progress, eta, step_line
 
 # %% ../../nbs/65_training/40_run_display.ipynb #cd33474a
-SHOWN_METRICS = {"train/reward": "reward", "train/win": "win", "loss/entropy": "entropy",
-         "offpolicy/logprob_diff_mean": "|Δlogp|", "loss/grad_norm": "grad", "time/step_wall_s": "s"}
+SHOWN_METRICS = {
+    "train/reward": "reward",
+    "train/win": "win",
+    "loss/entropy": "entropy",
+    "offpolicy/logprob_diff_mean": "|Δlogp|",
+    "loss/grad_norm": "grad",
+    "time/step_wall_s": "s",
+}
 
 
 def format_number(value: float) -> str:
@@ -53,8 +59,11 @@ def phase_line(p: Progress) -> str:
         return p.status
     mean = f" reward {fmean(p.rewards):.2f}" if p.rewards else ""
     failed = f", {p.failed} failed" if p.failed else ""
-    said = {"rollouts": f"{p.finished}/{max(p.started, p.expected)} rollouts{mean}{failed}", "between": "step done",
-            "training": "training" + (f", batch {p.micro[0]} of {p.micro[1]}" if p.micro[1] else "")}
+    said = {
+        "rollouts": f"{p.finished}/{max(p.started, p.expected)} rollouts{mean}{failed}",
+        "between": "step done",
+        "training": "training" + (f", batch {p.micro[0]} of {p.micro[1]}" if p.micro[1] else ""),
+    }
     return said.get(p.phase, p.phase)
 
 
@@ -73,15 +82,19 @@ def reward_curve_svg(values: list[float], width: int = 320, height: int = 60) ->
     span = (high - low) or 1.0
     across, up = (width - 8) / (len(values) - 1), (height - 8) / span
     points = " ".join(f"{4 + i * across:.1f},{height - 4 - (v - low) * up:.1f}" for i, v in enumerate(values))
-    return (f'<svg width="{width}" height="{height}" role="img" aria-label="reward by step">'
-            f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
-            f'<div style="opacity:.7">reward {low:.2f} … {high:.2f}</div>')
+    return (
+        f'<svg width="{width}" height="{height}" role="img" aria-label="reward by step">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
+        f'<div style="opacity:.7">reward {low:.2f} … {high:.2f}</div>'
+    )
 
 
 def as_html(p: Progress, rows: int = 6) -> str:
     "The run as HTML."
     head = "".join(f"<th>{escape(name)}</th>" for name in ("step", *SHOWN_METRICS.values()))
-    cells = [[format_number(row[key]) if key in row else "" for key in ("step", *SHOWN_METRICS)] for row in p.rows[-rows:]]
+    cells = [
+        [format_number(row[key]) if key in row else "" for key in ("step", *SHOWN_METRICS)] for row in p.rows[-rows:]
+    ]
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
     warned = [f"{lesson.title}. {lesson.finding} {lesson.advice}" for lesson in diagnose(p.rows)]
     cure = [advice_for(p.failure.message)] if p.failure is not None else []
@@ -89,22 +102,26 @@ def as_html(p: Progress, rows: int = 6) -> str:
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]
     done = f'<progress value="{p.step}" max="{p.steps}"></progress>'
     where = ", ".join(filter(None, [step_line(p), phase_line(p), format_eta(p, time.time())]))
-    return (f"<div><b>{escape(p.title)}</b> {done} {escape(where)}</div>"
-            f"{reward_curve_svg(rewards)}<table><tr>{head}</tr>{body}</table>{notes}")
+    return (
+        f"<div><b>{escape(p.title)}</b> {done} {escape(where)}</div>"
+        f"{reward_curve_svg(rewards)}<table><tr>{head}</tr>{body}</table>{notes}"
+    )
 
 # %% ../../nbs/65_training/40_run_display.ipynb #a9a6b126
 class RunDisplay(Protocol):
     "Where a run is shown."
+
     def show(self, p: Progress) -> None: ...
     def close(self) -> None: ...
-    def listening(self, over: threading.Event) -> Any: ...      # a context, plain and async, that gives what to call
+    def listening(self, over: threading.Event) -> Any: ...  # a context, plain and async, that gives what to call
 
 
-DISPLAYS: list[Callable[[Any, Progress], RunDisplay | None]] = []    # each is given the run and its progress
+DISPLAYS: list[Callable[[Any, Progress], RunDisplay | None]] = []  # each is given the run and its progress
 
 
 class PassiveWait:
     "Waiting where nobody can press a button."
+
     def __init__(self, over: threading.Event):
         self.over = over
 
@@ -116,6 +133,7 @@ class PassiveWait:
 
     async def __aenter__(self):
         from asyncio import sleep
+
         return lambda: sleep(0.05)
 
     async def __aexit__(self, *_):
@@ -131,10 +149,12 @@ def in_notebook() -> bool:
 
 class PlainCell:
     "One output of HTML, replaced again and again."
+
     listening = PassiveWait
 
     def __init__(self):
         from IPython.display import HTML, display
+
         self._html, self._handle = HTML, display(HTML(""), display_id=True)
 
     def show(self, p: Progress) -> None:
@@ -147,6 +167,7 @@ class PlainCell:
 
 class Bar:
     "A bar in a terminal."
+
     listening = PassiveWait
 
     def __init__(self):
@@ -167,6 +188,7 @@ class Bar:
 
 class NoDisplay:
     "Not shown."
+
     listening = PassiveWait
 
     def show(self, p: Progress) -> None:
@@ -186,6 +208,7 @@ def choose_display(run: Any, p: Progress) -> RunDisplay:
 # %% ../../nbs/65_training/40_run_display.ipynb #fd6abf6d
 class DisplayUpdater:
     "Keeps a display of `progress` current until `close`."
+
     def __init__(self, bus: Bus, progress: Progress, place: RunDisplay, run: str = "", every_s: float = 0.25):
         self.progress, self.run, self.every_s, self._next, self._lock = progress, run, every_s, 0.0, threading.Lock()
         self.place, self._bus, self._unsubscribe = place, bus, lambda: None
@@ -197,7 +220,7 @@ class DisplayUpdater:
 
     def __call__(self, event: Event) -> None:
         "Take an event in, and show it if the last picture is old enough."
-        if self.run and event.run not in ("", self.run):        # a backend's bus carries the events of all its runs
+        if self.run and event.run not in ("", self.run):  # a backend's bus carries the events of all its runs
             return
         with self._lock:
             self.progress(event)

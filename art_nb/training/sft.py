@@ -25,7 +25,7 @@ from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/65_training/00_sft.ipynb #c7cce7a5
 Schedule: TypeAlias = Literal["linear", "cosine", "constant"]
-FALLS: dict[str, Callable[[float], float]] = {      # how much of the peak is left when a share of the way is done
+FALLS: dict[str, Callable[[float], float]] = {  # how much of the peak is left when a share of the way is done
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "constant": lambda done: 1.0,
@@ -36,8 +36,8 @@ def create_lr_schedule(
     total_steps: int,
     peak_lr: float,
     method: Schedule = "linear",
-    warmup_steps: int = 0,      # it rises in so many even parts; the first is not 0
-    min_lr: float = 0.0,        # where it rises from and falls to
+    warmup_steps: int = 0,  # it rises in so many even parts; the first is not 0
+    min_lr: float = 0.0,  # where it rises from and falls to
 ) -> list[float]:  # one for each step
     "The learning rates of a training; raises ValueError for a method that does not exist."
     if method not in FALLS:
@@ -51,24 +51,25 @@ def create_lr_schedule(
 @dataclass(frozen=True, slots=True)
 class SFTChunk:
     "What one call of `train_sft` is given."
+
     trajectories: list[Trajectory]
     config: TrainSFTConfig
-    step: int                   # the first batch, counted over all epochs
+    step: int  # the first batch, counted over all epochs
     epoch: int
-    epoch_step: int             # the same, counted within the epoch
+    epoch_step: int  # the same, counted within the epoch
 
 
 def create_sft_dataset_iterator(
     trajectories: Sequence[Trajectory],
-    chunk_size: int = 10,           # batches of a chunk
+    chunk_size: int = 10,  # batches of a chunk
     epochs: int = 1,
-    batch_size: int = 2,            # trajectories of a batch
+    batch_size: int = 2,  # trajectories of a batch
     peak_lr: float = 2e-4,
     schedule_type: Schedule = "linear",
-    warmup_ratio: float = 0.1,      # share of all batches in which the rate rises
-    shuffle: bool = True,           # each epoch in an order of its own
+    warmup_ratio: float = 0.1,  # share of all batches in which the rate rises
+    shuffle: bool = True,  # each epoch in an order of its own
     seed: int = 42,
-    initial_step: int = 0,          # the batch where a resumed training goes on
+    initial_step: int = 0,  # the batch where a resumed training goes on
     show_progress: bool = True,
 ) -> Iterator[SFTChunk]:
     "Chunks of a dataset, each with the learning rates of its batches; raises ValueError for sizes below 1."
@@ -77,8 +78,11 @@ def create_sft_dataset_iterator(
     steps = math.ceil(len(trajectories) / batch_size)
     rates = create_lr_schedule(steps * epochs, peak_lr, schedule_type, int(steps * epochs * warmup_ratio))
     orders = (shuffled_order(trajectories, seed + epoch) if shuffle else list(trajectories) for epoch in range(epochs))
-    chunks = (_chunk(order, epoch, *span, batch_size, rates[epoch * steps:]) for epoch, order in enumerate(orders)
-              for span in _spans(steps, chunk_size, initial_step - epoch * steps))
+    chunks = (
+        _chunk(order, epoch, *span, batch_size, rates[epoch * steps :])
+        for epoch, order in enumerate(orders)
+        for span in _spans(steps, chunk_size, initial_step - epoch * steps)
+    )
     return _shown(chunks, batch_size, initial_step, len(rates), show_progress)
 
 
@@ -90,7 +94,7 @@ def _spans(steps: int, size: int, first: int) -> Iterator[tuple[int, int]]:
 def _chunk(order: list, epoch: int, begin: int, end: int, size: int, rates: list[float]) -> SFTChunk:
     steps = math.ceil(len(order) / size)
     config = TrainSFTConfig(learning_rate=rates[begin:end], batch_size=size)
-    return SFTChunk(order[begin * size:end * size], config, epoch * steps + begin, epoch, begin)
+    return SFTChunk(order[begin * size : end * size], config, epoch * steps + begin, epoch, begin)
 
 
 def _shown(chunks: Iterator[SFTChunk], size: int, begin: int, total: int, show: bool) -> Iterator[SFTChunk]:
@@ -126,23 +130,24 @@ def _trajectory(path: str | Path, number: int, line: bytes) -> Trajectory:
         raise TokenError(f"{path}, line {number}: {why}; a message is an object with a role") from error
 
 
-def get_file_row_count(
-    path: str | Path,
-) -> int:
+def get_file_row_count(path: str | Path) -> int:
     "How many conversations a file holds; raises TokenError with the number of the first line that is none."
     return sum(1 for _ in (_trajectory(path, number, line) for number, line in _lines(path)))
 
 # %% ../../nbs/65_training/00_sft.ipynb #c88ae95e
 def iterate_file(
-    file_path: str | Path,              # JSON lines
+    file_path: str | Path,  # JSON lines
     epochs: int = 1,
-    shuffle_buffer_size: int = 10000,   # lines held at once, of which one is drawn; 1 keeps the file's order
-    seed: int = 42,                     # of the first epoch; the next has the next
-    initial_skip: int = 0,              # trajectories that an earlier training has seen
+    shuffle_buffer_size: int = 10000,  # lines held at once, of which one is drawn; 1 keeps the file's order
+    seed: int = 42,  # of the first epoch; the next has the next
+    initial_skip: int = 0,  # trajectories that an earlier training has seen
 ) -> Iterator[Trajectory]:
     "The conversations of a file, epoch after epoch; raises TokenError with the number of a broken line."
-    drawn = (entry for epoch in range(epochs)
-             for entry in _drawn(_lines(file_path), shuffle_buffer_size, random.Random(seed + epoch)))
+    drawn = (
+        entry
+        for epoch in range(epochs)
+        for entry in _drawn(_lines(file_path), shuffle_buffer_size, random.Random(seed + epoch))
+    )
     return (_trajectory(file_path, *entry) for entry in islice(drawn, initial_skip, None))
 
 
@@ -158,20 +163,20 @@ def _drawn(entries: Iterator, window: int, rng: random.Random) -> Iterator:
 
 # %% ../../nbs/65_training/00_sft.ipynb #3bf3f1a6
 async def train_sft_from_file(
-    model: TrainableModel,              # registered
-    file_path: str | Path,              # JSON lines
+    model: TrainableModel,  # registered
+    file_path: str | Path,  # JSON lines
     epochs: int = 1,
-    batch_size: int = 2,                # conversations of a batch
+    batch_size: int = 2,  # conversations of a batch
     peak_lr: float = 2e-4,
     schedule_type: Schedule = "linear",
-    warmup_ratio: float = 0.1,          # share of all batches in which the rate rises
-    initial_step: int = 0,              # the first batch; those before it are done
-    final_step: int | None = None,      # the batch before which it ends; None: the last epoch's end
-    _config: Mapping[str, Any] | None = None,       # passed on to `train_sft`
+    warmup_ratio: float = 0.1,  # share of all batches in which the rate rises
+    initial_step: int = 0,  # the first batch; those before it are done
+    final_step: int | None = None,  # the batch before which it ends; None: the last epoch's end
+    _config: Mapping[str, Any] | None = None,  # passed on to `train_sft`
     verbose: bool = False,
-    shuffle_buffer_size: int = 10000,   # lines held at once, of which one is drawn; 1 keeps the file's order
-    log_metrics: bool = True,           # the figures go into the history
-    assistant_turns: Literal["all", "last"] = "all",        # "last": only the final reply of each is learnt
+    shuffle_buffer_size: int = 10000,  # lines held at once, of which one is drawn; 1 keeps the file's order
+    log_metrics: bool = True,  # the figures go into the history
+    assistant_turns: Literal["all", "last"] = "all",  # "last": only the final reply of each is learnt
 ) -> TrainResult | None:  # None where there is nothing to do
     "Train on a file in one step; raises TokenError with the number of a broken line, ValueError for an empty batch."
     if batch_size < 1:

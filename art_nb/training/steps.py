@@ -27,6 +27,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
 @dataclass(slots=True, kw_only=True)
 class TrainOptions:
     "Everything `train` was told."
+
     rollout: Callable[[Any, Any], Awaitable[Trajectory]]
     scenarios: Sequence
     steps: int
@@ -42,7 +43,7 @@ class TrainOptions:
     options: dict = field(default_factory=dict)
 
 # %% ../../nbs/65_training/50_steps.ipynb #5eed0202
-_LOCAL = ("localhost", "::1", "0.0.0.0")      # other names of 127.0.0.1
+_LOCAL = ("localhost", "::1", "0.0.0.0")  # other names of 127.0.0.1
 
 
 def _address(url: str) -> tuple[str | None, int | None]:
@@ -67,36 +68,54 @@ def print_once(bus: Bus, message: str) -> None:
 def seed_faults(seeds: StepSeeds, groups: Sequence[TrajectoryGroup]) -> str:
     "Return in one sentence why the replies of a finished step may differ in a repetition, or an empty string."
     if not seeds.requests and any(policy_versions(t) for group in groups for t in group):
-        return (f"`seed={seeds.seed}` did not reach the requests of the rollouts, so their replies will differ in a "
-                "repetition: send them from the rollout's own task or asyncio.to_thread, not from a thread or process "
-                "started by hand.")
+        return (
+            f"`seed={seeds.seed}` did not reach the requests of the rollouts, so their replies will differ in a "
+            "repetition: send them from the rollout's own task or asyncio.to_thread, not from a thread or process "
+            "started by hand."
+        )
     if seeds.overlapping:
-        return (f"Rollouts send several requests at the same time, and `seed={seeds.seed}` numbers them in the order "
-                "of sending, so replies differ in a repetition if that order does.")
+        return (
+            f"Rollouts send several requests at the same time, and `seed={seeds.seed}` numbers them in the order "
+            "of sending, so replies differ in a repetition if that order does."
+        )
     return ""
 
 # %% ../../nbs/65_training/50_steps.ipynb #cce29944
 def _started(rollout: Callable, model, scenario) -> Awaitable[Trajectory]:
     made = rollout(model, scenario)
     if not inspect.isawaitable(made):
-        raise RolloutError(f"The rollout {getattr(rollout, '__name__', rollout)!r} is not async: it returned a "
-                           f"{type(made).__name__}. Write `async def`, and use the async client of "
-                           "model.openai_client().")
+        raise RolloutError(
+            f"The rollout {getattr(rollout, '__name__', rollout)!r} is not async: it returned a "
+            f"{type(made).__name__}. Write `async def`, and use the async client of "
+            "model.openai_client()."
+        )
     return made
 
 
-async def roll_out_step(model, plan: TrainOptions, step: int, bus=None, after_each: Callable | None = None) -> list[TrajectoryGroup]:
+async def roll_out_step(
+    model, plan: TrainOptions, step: int, bus=None, after_each: Callable | None = None
+) -> list[TrajectoryGroup]:
     "All groups of a step, rolled out at once. If the plan has a seed, their requests get seeds of their own."
     picked = scenarios_of_step(plan.scenarios, step, plan.groups_per_step, plan.seed or 0)
-    groups = (TrajectoryGroup((_started(plan.rollout, model, s) for _ in range(plan.rollouts_per_group)),
-                              metadata=scenario_metadata(s)) for s in picked)
+    groups = (
+        TrajectoryGroup(
+            (_started(plan.rollout, model, s) for _ in range(plan.rollouts_per_group)), metadata=scenario_metadata(s)
+        )
+        for s in picked
+    )
     seeds = None if plan.seed is None else StepSeeds(plan.seed, step, endpoint_matcher(model))
     if seeds:
         install()
     with seed_scope(seeds and SeedScope(seeds)):
-        finished = await gather_trajectory_groups(groups, pbar_desc=None, max_exceptions=plan.max_exceptions,
-                                               timeout_s=plan.timeout_s, after_each=after_each or plan.after_each,
-                                               bus=bus, step=step)
+        finished = await gather_trajectory_groups(
+            groups,
+            pbar_desc=None,
+            max_exceptions=plan.max_exceptions,
+            timeout_s=plan.timeout_s,
+            after_each=after_each or plan.after_each,
+            bus=bus,
+            step=step,
+        )
     if seeds and bus is not None and (reason := seed_faults(seeds, finished)):
         print_once(bus, reason)
     return finished
@@ -108,7 +127,7 @@ def truncated_share(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return {"train/truncated": sum(ended) / len(ended)} if ended else {}
 
 
-_ALIKE_CHARS = 24      # by which replies are compared: the beginning tells them apart, or not
+_ALIKE_CHARS = 24  # by which replies are compared: the beginning tells them apart, or not
 
 
 def identical_share(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:

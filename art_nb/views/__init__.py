@@ -8,7 +8,6 @@ __all__ = []
 # %% ../../nbs/75_views/index.ipynb #5f9b8d63
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "index": ["RolloutIndex", "open_rollouts"],
-    "boards": ["register_board"],
-})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"index": ["RolloutIndex", "open_rollouts"], "boards": ["register_board"]}
+)

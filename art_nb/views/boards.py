@@ -60,7 +60,7 @@ def grids(text: str) -> list[Grid]:
         names = [row[0] for row in rows] if named else []
         cells = [row[1:] if named else row for row in rows]
         if names and not head and names[0] == "A":
-            head = [str(n + 1) for n in range(len(cells[0]))]       # lettered rows: the columns are numbered
+            head = [str(n + 1) for n in range(len(cells[0]))]  # lettered rows: the columns are numbered
         if len(cells) >= 2 and len(cells) <= MOST and min(map(len, cells)) >= 2:
             found.append((cells, names, head))
     return found
@@ -69,7 +69,7 @@ def grids(text: str) -> list[Grid]:
 def _labelled(rows: Cells) -> bool:
     counted = ([str(n + 1) for n in range(MOST)], [str(n) for n in range(MOST)], [chr(65 + n) for n in range(MOST)])
     first = [row[0] for row in rows]
-    return len(rows[0]) == len(rows) + 1 and any(first == names[:len(rows)] for names in counted)
+    return len(rows[0]) == len(rows) + 1 and any(first == names[: len(rows)] for names in counted)
 
 # %% ../../nbs/75_views/00_boards.ipynb #cb6425a2
 def frames_of(
@@ -83,8 +83,17 @@ def frames_of(
             if mine(cells) and len(frames) < FRAMES:
                 changed = _changed(frames[-1]["rows"], cells) if frames else []
                 last = changed[-1] if 0 < len(changed) <= 2 else None
-                frames.append({"ply": len(frames), "rows": cells, "last": last, "caption": f"board {len(frames) + 1}",
-                               "message": place, "row_names": names, "column_names": head})
+                frames.append(
+                    {
+                        "ply": len(frames),
+                        "rows": cells,
+                        "last": last,
+                        "caption": f"board {len(frames) + 1}",
+                        "message": place,
+                        "row_names": names,
+                        "column_names": head,
+                    }
+                )
     return frames
 
 
@@ -123,7 +132,7 @@ def tic_tac_toe(trajectory: Trajectory) -> list[Frame]:
     frames, messages = frames_of(trajectory, _is_tic_tac_toe), _messages(trajectory)
     mark = None
     for before, after in zip([*frames], [*frames[1:], None], strict=False):
-        replies = [_text(m) for m in messages[before["message"] + 1:] if m.get("role") == "assistant"][:1]
+        replies = [_text(m) for m in messages[before["message"] + 1 :] if m.get("role") == "assistant"][:1]
         cell = _named_cell(before, replies[0]) if replies else None
         if cell and after:
             mark = after["rows"][cell[0]][cell[1]] if before["rows"][cell[0]][cell[1]] in _BLANK else mark
@@ -178,8 +187,11 @@ def _checked(place: int, frame: Frame) -> Frame:
     rows = [[str(cell)[:12] for cell in row][:MOST] for row in frame["rows"]][:MOST]
     last, message = frame.get("last"), frame.get("message")
     return {
-        "ply": int(frame.get("ply", place)), "rows": rows, "last": None if last is None else [int(n) for n in last][:2],
-        "caption": str(frame.get("caption", ""))[:200], "message": None if message is None else int(message),
+        "ply": int(frame.get("ply", place)),
+        "rows": rows,
+        "last": None if last is None else [int(n) for n in last][:2],
+        "caption": str(frame.get("caption", ""))[:200],
+        "message": None if message is None else int(message),
     }
 
 

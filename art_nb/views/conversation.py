@@ -43,8 +43,11 @@ def _split_thinking(text: str) -> tuple[str, str]:
 
 def _call(call: Mapping[str, Any]) -> dict[str, str]:
     function = call.get("function") or {}
-    return {"id": utf8_text(call.get("id") or "", 200), "name": utf8_text(function.get("name") or "", 200),
-            "arguments": utf8_text(function.get("arguments") or "", PIECE)}
+    return {
+        "id": utf8_text(call.get("id") or "", 200),
+        "name": utf8_text(function.get("name") or "", 200),
+        "arguments": utf8_text(function.get("arguments") or "", PIECE),
+    }
 
 
 def displayed_message(
@@ -56,9 +59,12 @@ def displayed_message(
     thinking = message.get("reasoning") or message.get("reasoning_content") or thinking
     shown = {"role": utf8_text(message.get("role") or "?", 40), "content": utf8_text(content)}
     names = {key: utf8_text(message.get(key) or "", 200) for key in ("tool_call_id", "name")}
-    optional = {"thinking": utf8_text(thinking), "tool_calls": [_call(call) for call in message.get("tool_calls") or ()],
-                **names,
-                "finish_reason": utf8_text(entry.finish_reason or "", 40) if is_choice(entry) else ""}
+    optional = {
+        "thinking": utf8_text(thinking),
+        "tool_calls": [_call(call) for call in message.get("tool_calls") or ()],
+        **names,
+        "finish_reason": utf8_text(entry.finish_reason or "", 40) if is_choice(entry) else "",
+    }
     return shown | {key: value for key, value in optional.items() if value}
 
 
@@ -97,7 +103,7 @@ def _pieces(message: dict[str, Any]) -> Iterable[dict[str, Any]]:
     long = {key: message[key] for key in ("content", "thinking") if key in message}
     count = max(1, *(math.ceil(len(text) / PIECE) for text in long.values()))
     for piece in range(count):
-        cut = {key: text[piece * PIECE:(piece + 1) * PIECE] for key, text in long.items()}
+        cut = {key: text[piece * PIECE : (piece + 1) * PIECE] for key, text in long.items()}
         kept = message if piece == 0 else {key: message[key] for key in ("i", "role", "history", "turn", "trained")}
         texts = {key: text for key, text in cut.items() if text or key == "content"}
         yield kept | texts | {"piece": piece, "pieces": count}
@@ -120,19 +126,19 @@ def paginate(messages: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 # %% ../../nbs/75_views/40_conversation.ipynb #f8fa0248
 def decode_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return the text that each token adds. A character of several tokens belongs to the one that completes it."""
-    texts, first, given = [], 0, 0    # ids[first:given] is the context that the next tokens are decoded in
+    texts, first, given = [], 0, 0  # ids[first:given] is the context that the next tokens are decoded in
     for end in range(1, len(ids) + 1):
         before = tokenizer.decode(ids[first:given], clean_up_tokenization_spaces=False)
         text = tokenizer.decode(ids[first:end], clean_up_tokenization_spaces=False)
         if text.endswith("\ufffd") and end < len(ids) and end - given < _LONGEST:
             texts.append("")
         else:
-            texts.append(text[len(before):])
+            texts.append(text[len(before) :])
             first, given = given, end
     return texts
 
 
-_LONGEST = 4    # tokens of a character: as many as it has bytes
+_LONGEST = 4  # tokens of a character: as many as it has bytes
 
 
 @lru_cache(maxsize=4)
@@ -142,6 +148,7 @@ def tokenizer_of(
     """Load the tokenizer of a base model; downloads nothing."""
     try:
         from transformers import AutoTokenizer
+
         name = base_name(base_model)
         if name.lower() in EMBEDDED:
             folder = converted(name.lower(), EMBEDDED[name.lower()].gguf_sha256, cache_directory())

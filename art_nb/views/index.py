@@ -48,7 +48,7 @@ class RolloutIndex:
         self.parts: list[StepTable] = []
         self._again: list[Callable[[], StepTable]] = []
         self.waiting = list(waiting)
-        self.lost: dict[tuple[str, int], str] = {}    # steps that could not be read, and why
+        self.lost: dict[tuple[str, int], str] = {}  # steps that could not be read, and why
         self._starts, self._groups, self._table, self._lock = [0], [0], None, threading.RLock()
         self._search: tuple[str, int, int, np.ndarray] | None = None
         self._told: tuple[tuple, dict[int, dict[str, list]]] = (0, 0, 0), {}
@@ -81,7 +81,7 @@ class RolloutIndex:
                 split, step, make = self.waiting.pop(0)
                 try:
                     part = make()
-                except (ArtError, *DAMAGED) as error:    # a damaged file must not hide the others
+                except (ArtError, *DAMAGED) as error:  # a damaged file must not hide the others
                     self.lost[split, step] = describe_damage(error)
                     continue
                 self._add(part, make)
@@ -136,7 +136,7 @@ class RolloutIndex:
         stamp = file_stamp(path)
         if stamp != self._told[0]:
             found: dict[int, dict[str, list]] = {}
-            with suppress(StoreError):      # a damaged journal must not hide the rollouts
+            with suppress(StoreError):  # a damaged journal must not hide the rollouts
                 for one in Journal(path).read():
                     found.setdefault(one.step, {}).setdefault(one.group, []).append(one)
             self._told = stamp, found
@@ -224,7 +224,7 @@ def step_record(
     return (read_record(rows.store, part.step, part.split) if rows.store else None), place
 
 # %% ../../nbs/75_views/30_index.ipynb #d2fefcf6
-CHUNK = 1000    # rollouts of a piece of a step that is at hand
+CHUNK = 1000  # rollouts of a piece of a step that is at hand
 
 
 def _pieces(groups: Sequence[TrajectoryGroup]) -> Iterable[tuple[int, Sequence[TrajectoryGroup]]]:
@@ -232,20 +232,27 @@ def _pieces(groups: Sequence[TrajectoryGroup]) -> Iterable[tuple[int, Sequence[T
     for i, group in enumerate(groups):
         size += len(group) + len(group.exceptions)
         if size >= CHUNK or i == len(groups) - 1:
-            yield first, groups[first:i + 1]
+            yield first, groups[first : i + 1]
             first, size = i + 1, 0
 
 
-def _waiting_of_groups(steps: Mapping[int, Sequence[TrajectoryGroup]], split: str, rule: AdvantageRule) -> list[Waiting]:
-    return [(split, step, lambda step=step, first=first, piece=piece: table_of_groups(split, step, piece, first, rule))
-            for step in sorted(steps, reverse=True) for first, piece in _pieces(steps[step])]
+def _waiting_of_groups(
+    steps: Mapping[int, Sequence[TrajectoryGroup]], split: str, rule: AdvantageRule
+) -> list[Waiting]:
+    return [
+        (split, step, lambda step=step, first=first, piece=piece: table_of_groups(split, step, piece, first, rule))
+        for step in sorted(steps, reverse=True)
+        for first, piece in _pieces(steps[step])
+    ]
 
 
 def _waiting_of(store: RunStore, rule: AdvantageRule) -> list[Waiting]:
     splits = sorted(store.splits(), key=lambda name: (name != "train", name))
     found = [(split, step) for split in splits for step in store.steps(split)]
-    return [(split, step, lambda split=split, step=step: table_of_file(store, split, step, rule))
-            for split, step in sorted(found, key=lambda one: -one[1])]
+    return [
+        (split, step, lambda split=split, step=step: table_of_file(store, split, step, rule))
+        for split, step in sorted(found, key=lambda one: -one[1])
+    ]
 
 # %% ../../nbs/75_views/30_index.ipynb #0e693ee2
 def _of_store(store: RunStore, title: str = "", rule: AdvantageRule = ("group", 0.0)) -> RolloutIndex:
@@ -290,9 +297,16 @@ def _of_list(items: Sequence[Any]) -> RolloutIndex:
 
 
 SOURCES: dict[type, Callable[[Any], RolloutIndex]] = {
-    RolloutIndex: lambda rows: rows, Run: _of_run, Model: lambda model: _of_store(model.store, model.name), RunStore: _of_store,
-    str: _of_path, Path: _of_path, Mapping: _of_steps, Trajectory: lambda one: _of_list([one]),
-    TrajectoryGroup: lambda one: _of_list([one]), AttachedRun: lambda run: _of_store(run.store, run.name),
+    RolloutIndex: lambda rows: rows,
+    Run: _of_run,
+    Model: lambda model: _of_store(model.store, model.name),
+    RunStore: _of_store,
+    str: _of_path,
+    Path: _of_path,
+    Mapping: _of_steps,
+    Trajectory: lambda one: _of_list([one]),
+    TrajectoryGroup: lambda one: _of_list([one]),
+    AttachedRun: lambda run: _of_store(run.store, run.name),
 }
 
 
@@ -350,7 +364,7 @@ def select(
     """Find the rows that a filter means, in order."""
     if preset and preset not in PRESETS:
         raise ValueError(f"there is no preset {preset!r}; there are {', '.join(PRESETS)}")
-    with rows._lock:    # another thread may be loading
+    with rows._lock:  # another thread may be loading
         table, lookup = rows.table, lambda name: column(rows, name)
         order = _PRESETS.get(preset, lambda table: np.arange(len(table)))(table)
         if sort:
@@ -388,11 +402,7 @@ def search(
     return ids
 
 # %% ../../nbs/75_views/30_index.ipynb #b85269fe
-def link(
-    rows: RolloutIndex,
-    row: int,
-    turn: int | None = None,
-) -> str:
+def link(rows: RolloutIndex, row: int, turn: int | None = None) -> str:
     """Name a row, as text to copy."""
     part, group = rows.group_part(rows.group_of(row))
     path = f"{rows.title}/{part.split}/{part.step}/{group}/{index_in_group(rows, row)}"

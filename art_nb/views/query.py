@@ -14,23 +14,39 @@ import numpy as np
 
 # %% ../../nbs/75_views/10_query.ipynb #58b58821
 FIELDS = {
-    "reward": "what was given", "advantage": "what training would use", "ruler": "the judge's score",
-    "turns": "answers of the model", "tools": "tool calls", "tokens": "sampled tokens", "step": "training step",
-    "split": "train, val, …", "scenario": "what the group shares", "group": "number of the group",
-    "index": "place in the group", "id": "number of the row", "truncated": "an answer was cut by its length",
-    "zero_variance": "all rewards of the group are equal", "overridden": "a person changed the score",
-    "injection": "text that speaks to the judge", "exception": "the group lost rollouts",
+    "reward": "what was given",
+    "advantage": "what training would use",
+    "ruler": "the judge's score",
+    "turns": "answers of the model",
+    "tools": "tool calls",
+    "tokens": "sampled tokens",
+    "step": "training step",
+    "split": "train, val, …",
+    "scenario": "what the group shares",
+    "group": "number of the group",
+    "index": "place in the group",
+    "id": "number of the row",
+    "truncated": "an answer was cut by its length",
+    "zero_variance": "all rewards of the group are equal",
+    "overridden": "a person changed the score",
+    "injection": "text that speaks to the judge",
+    "exception": "the group lost rollouts",
     "failed": "the rollout failed",
     "judged": "there is a judge's score",
 }
-PRESETS = {"best": "highest reward first", "worst": "lowest reward first",
-           "varied": "groups whose rewards differ most, first"}
+PRESETS = {
+    "best": "highest reward first",
+    "worst": "lowest reward first",
+    "varied": "groups whose rewards differ most, first",
+}
 ColumnLookup: TypeAlias = Callable[[str], np.ndarray]  # the column of a field; KeyError where there is none
 Tokens: TypeAlias = list[tuple[str, str, int]]
 _WORD = re.compile(
     r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.]))|(?P<text>\"[^\"]*\"|'[^']*')"
     r"|(?P<sign><=|>=|!=|==|[<>=~()&|!])"
-    r"|(?P<word>[^\W\d][\w./:-]*)|(?P<space>\s+)|(?P<other>.)", re.IGNORECASE | re.DOTALL)
+    r"|(?P<word>[^\W\d][\w./:-]*)|(?P<space>\s+)|(?P<other>.)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def _words(line: str) -> Tokens:
@@ -42,8 +58,11 @@ def _words(line: str) -> Tokens:
 
 # %% ../../nbs/75_views/10_query.ipynb #c5a99d7e
 _SIGNS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    "<": np.less, "<=": lambda a, b: (a < b) | np.isclose(a, b, 1e-6, 1e-9), ">": np.greater,
-    ">=": lambda a, b: (a > b) | np.isclose(a, b, 1e-6, 1e-9), "=": lambda a, b: np.isclose(a, b, 1e-6, 1e-9),
+    "<": np.less,
+    "<=": lambda a, b: (a < b) | np.isclose(a, b, 1e-6, 1e-9),
+    ">": np.greater,
+    ">=": lambda a, b: (a > b) | np.isclose(a, b, 1e-6, 1e-9),
+    "=": lambda a, b: np.isclose(a, b, 1e-6, 1e-9),
     "!=": lambda a, b: ~np.isclose(a, b, 1e-6, 1e-9),
 }
 LONGEST = 500
@@ -131,8 +150,9 @@ class _Reader:
         try:
             return self.lookup(name.removeprefix("metrics."))
         except KeyError:
-            raise ValueError(f"there is no field {name!r} at column {column}; there are {', '.join(FIELDS)} "
-                             "and the metrics") from None
+            raise ValueError(
+                f"there is no field {name!r} at column {column}; there are {', '.join(FIELDS)} and the metrics"
+            ) from None
 
     def compared(self, values: np.ndarray, sign: str, value: str, column: int) -> np.ndarray:
         try:

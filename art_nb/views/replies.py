@@ -31,14 +31,19 @@ def index_reply(
     """Give the rows from one on; loads more where there is none."""
     if from_row >= len(rows):
         rows.load()
-    version, done = rows.version, not rows.waiting    # before the table: what changes meanwhile is asked for again
+    version, done = rows.version, not rows.waiting  # before the table: what changes meanwhile is asked for again
     table, names = rows.table[from_row:], list(columns or COLUMNS.names)
     unknown = sorted(set(names) - set(COLUMNS.names))
     if unknown or from_row < 0:
         raise ValueError(f"there is no column {', '.join(unknown)}" if unknown else "from_row is negative")
     told = {
-        "title": utf8_text(rows.title), "version": version, "from_row": from_row, "rows": len(table),
-        "total": from_row + len(table), "done": done, "flags": FLAGS,
+        "title": utf8_text(rows.title),
+        "version": version,
+        "from_row": from_row,
+        "rows": len(table),
+        "total": from_row + len(table),
+        "done": done,
+        "flags": FLAGS,
         "lost": [f"step {step} of {split}: {utf8_text(why, 200)}" for (split, step), why in [*rows.lost.items()][:5]],
         "columns": [[name, COLUMNS[name].str[1:]] for name in names],
         "groups": _groups(rows, _first_group(rows, from_row)),
@@ -94,7 +99,7 @@ def search_reply(rows: RolloutIndex, query: str, after_id: int = -1, limit: int 
     if ids is None:
         return {"total": 0, "shown": 0, "more": False, "cancelled": True}, [b""]
     later = ids[ids.astype(np.int64) > after_id]
-    page = later[:max(1, min(limit, 200))]
+    page = later[: max(1, min(limit, 200))]
     told = {"total": len(ids), "shown": len(page), "more": len(page) < len(later), "cancelled": False}
     return told, [page.astype("<u4").tobytes()]
 
@@ -106,7 +111,9 @@ def breakdown(rows: RolloutIndex, row: int, trajectory: Trajectory) -> dict[str,
     parts = [[utf8_text(key, 100), finite_or_none(value)] for key, value in declared.items()]
     total = math.fsum(value for _, value in parts if value is not None)
     return {
-        "reward": finite_or_none(trajectory.reward), "parts": parts, "advantage": finite_or_none(float(part.table["advantage"][place])),
+        "reward": finite_or_none(trajectory.reward),
+        "parts": parts,
+        "advantage": finite_or_none(float(part.table["advantage"][place])),
         "sums": abs(total - trajectory.reward) < 1e-6 if parts else None,
         "why": "" if parts else "parts: no metric is called reward/…",
         "ruler": finite_or_none(float(part.table["ruler"][place])),
@@ -133,27 +140,46 @@ def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
     """Give a trajectory, or a further part of it."""
     told, one = _place(rows, id), rows.trajectory(id)
     if isinstance(one, PydanticException):
-        error = {"type": utf8_text(one.type, 200), "message": utf8_text(one.message, PIECE),
-                 "traceback": utf8_text(one.traceback, 2 * PIECE)}
+        error = {
+            "type": utf8_text(one.type, 200),
+            "message": utf8_text(one.message, PIECE),
+            "traceback": utf8_text(one.traceback, 2 * PIECE),
+        }
         return told | {"part": 0, "parts": 1, "status": STATUS[1], "error": error, "messages": [], "reward": None}, []
     parts = paginate(conversation_of(one))
     if not 0 <= part < len(parts):
         raise ValueError(f"there is no part {part} of this trajectory; it has {len(parts)}")
-    told |= {"part": part, "parts": len(parts), "status": STATUS[0], "messages": parts[part],
-             "reward": finite_or_none(one.reward)}
+    told |= {
+        "part": part,
+        "parts": len(parts),
+        "status": STATUS[0],
+        "messages": parts[part],
+        "reward": finite_or_none(one.reward),
+    }
     if part:
         return told, []
     return told | {
-        "metrics": json_safe(one.metrics), "metadata": as_json(one.metadata, PIECE), "error": None,
+        "metrics": json_safe(one.metrics),
+        "metadata": as_json(one.metadata, PIECE),
+        "error": None,
         "tools": None if one.tools is None else as_json(one.tools, PIECE),
-        "logs": utf8_text("\n".join(one.logs), 2 * PIECE), "breakdown": breakdown(rows, id, one)}, []
+        "logs": utf8_text("\n".join(one.logs), 2 * PIECE),
+        "breakdown": breakdown(rows, id, one),
+    }, []
 
 
 def _place(rows: RolloutIndex, row: int) -> dict[str, Any]:
     number = rows.group_of(row)
     part, group = rows.group_part(number)
-    return {"id": row, "group": number, "step": part.step, "split": part.split, "place": group,
-            "index": index_in_group(rows, row), "link": utf8_text(link(rows, row))}
+    return {
+        "id": row,
+        "group": number,
+        "step": part.step,
+        "split": part.split,
+        "place": group,
+        "index": index_in_group(rows, row),
+        "link": utf8_text(link(rows, row)),
+    }
 
 # %% ../../nbs/75_views/70_replies.ipynb #5fb62f44
 MOST_TEXT = 64_000
@@ -172,10 +198,18 @@ def compare_reply(rows: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     rests = [thread[prefix:] for thread in threads]
     cut = shared_units(rests)
     long = any(len(m.get(key, "")) > MOST_TEXT for thread in threads for m in thread for key in ("content", "thinking"))
-    items = [_place(rows, row) | _numbers(rows, row) | {"messages": [*map(_shorter, rest)], "cut": cut}
-             for row, rest in zip(ids, rests, strict=True)]
-    return {"prefix": prefix, "shared": [*map(_shorter, threads[0][:prefix])], "items": items,
-            "identical": not any(rests), "at": {"message": prefix, "char": cut}, "shortened": long}, []
+    items = [
+        _place(rows, row) | _numbers(rows, row) | {"messages": [*map(_shorter, rest)], "cut": cut}
+        for row, rest in zip(ids, rests, strict=True)
+    ]
+    return {
+        "prefix": prefix,
+        "shared": [*map(_shorter, threads[0][:prefix])],
+        "items": items,
+        "identical": not any(rests),
+        "at": {"message": prefix, "char": cut},
+        "shortened": long,
+    }, []
 
 
 def _messages(rows: RolloutIndex, row: int) -> list[dict[str, Any]]:
@@ -216,8 +250,12 @@ def _occurrence(rows: RolloutIndex, number: int) -> dict[str, Any]:
     reward, told = done["reward"], {"split": part.split, "step": part.step, "group": number, "ids": done["id"].tolist()}
     if not len(done):
         return told | dict.fromkeys(("mean", "std", "best", "worst"))
-    return told | {"mean": float(reward.mean()), "std": float(reward.std()), "best": int(done["id"][reward.argmax()]),
-                   "worst": int(done["id"][reward.argmin()])}
+    return told | {
+        "mean": float(reward.mean()),
+        "std": float(reward.std()),
+        "best": int(done["id"][reward.argmax()]),
+        "worst": int(done["id"][reward.argmin()]),
+    }
 
 # %% ../../nbs/75_views/70_replies.ipynb #6fe81cd8
 def board_reply(rows: RolloutIndex, id: int) -> ViewReply:

@@ -30,11 +30,23 @@ from ..runs.store import RunStore
 from ..tokens.advantages import advantages, has_variance
 
 # %% ../../nbs/75_views/20_step_table.ipynb #223f3a83
-COLUMNS = np.dtype([
-    ("id", "<u4"), ("group", "<u4"), ("step", "<u2"), ("idx_in_group", "u1"), ("status", "u1"), ("reward", "<f4"),
-    ("advantage", "<f4"), ("ruler", "<f4"), ("turns", "u1"), ("tools", "u1"), ("tokens", "<u2"), ("flags", "<u2"),
-    ("pad", "<u2"),
-])
+COLUMNS = np.dtype(
+    [
+        ("id", "<u4"),
+        ("group", "<u4"),
+        ("step", "<u2"),
+        ("idx_in_group", "u1"),
+        ("status", "u1"),
+        ("reward", "<f4"),
+        ("advantage", "<f4"),
+        ("ruler", "<f4"),
+        ("turns", "u1"),
+        ("tools", "u1"),
+        ("tokens", "<u2"),
+        ("flags", "<u2"),
+        ("pad", "<u2"),
+    ]
+)
 FLAGS = {"zero_variance": 1, "truncated": 2, "overridden": 4, "injection": 8, "exception": 16}
 STATUS = ("finished", "failed")
 FACTS = np.dtype([("reward", "f8"), ("turns", "i8"), ("tools", "i8"), ("tokens", "i8"), ("truncated", "?")])
@@ -67,7 +79,7 @@ class StepTable:
 def _advantages(rewards: list[np.ndarray], scale: str | Callable, balance: float) -> np.ndarray:
     try:
         return np.concatenate([np.zeros(0), *advantages(rewards, scale, balance)])
-    except TrainError:    # a reward that is not finite
+    except TrainError:  # a reward that is not finite
         each = [_advantages([r], scale, balance) if np.isfinite(r).all() else np.full(len(r), np.nan) for r in rewards]
         return np.concatenate([np.zeros(0), *each])
 
@@ -141,9 +153,12 @@ def scenario_name(
     first: Mapping[str, Any],  # metadata of its first trajectory
 ) -> str:  # "" where nothing says it
     """What the rollouts of a group have in common, as its author calls it."""
-    found = (f"{data[key]}" if "id" in key or key == "scenario" else f"{key} {data[key]}"
-             for data in (group, first) for key in ("scenario_id", "scenario", "example_id", "seed")
-             if data.get(key) is not None)
+    found = (
+        f"{data[key]}" if "id" in key or key == "scenario" else f"{key} {data[key]}"
+        for data in (group, first)
+        for key in ("scenario_id", "scenario", "example_id", "seed")
+        if data.get(key) is not None
+    )
     return next(found, "")[:80]
 
 # %% ../../nbs/75_views/20_step_table.ipynb #8309daff
@@ -195,11 +210,21 @@ def table_of_groups(
     rows = [row for group in groups for row in (*group.trajectories, *group.exceptions)]
     finished = [row for row in rows if isinstance(row, Trajectory)]
     sizes, failed = ([len(part) for part in parts] for parts in (groups, [group.exceptions for group in groups]))
-    known = Step(step, np.array([_facts(t) for t in finished], FACTS), [t.metrics for t in finished],
-                 np.array(sizes, np.int64), np.array(failed, np.int64))
+    known = Step(
+        step,
+        np.array([_facts(t) for t in finished], FACTS),
+        [t.metrics for t in finished],
+        np.array(sizes, np.int64),
+        np.array(failed, np.int64),
+    )
     stamp = lambda: [(len(g.exceptions), *((t.reward, t.metrics.get("ruler_score")) for t in g)) for g in groups]
     return StepTable(
-        split, step, build_table(known, rule), first=first, stamp=stamp, made=stamp(),
+        split,
+        step,
+        build_table(known, rule),
+        first=first,
+        stamp=stamp,
+        made=stamp(),
         names=[scenario_name(g.metadata, next((t.metadata for t in g), {})) for g in groups],
         keys=[group_id(group) for group in groups],
         metrics=[row.metrics if isinstance(row, Trajectory) else {} for row in rows],
@@ -209,10 +234,27 @@ def table_of_groups(
     )
 
 # %% ../../nbs/75_views/20_step_table.ipynb #43d06716
-_NAMES = ("group_index", "trajectory_index", "group_json", "trajectory_json", "reward", "metrics", "metadata",
-          "trainable", "tool_calls")
-_TEXTS = ("group_index", "trajectory_index", "group_json", "trajectory_json", "content", "trainable", "tool_calls",
-          "logs")
+_NAMES = (
+    "group_index",
+    "trajectory_index",
+    "group_json",
+    "trajectory_json",
+    "reward",
+    "metrics",
+    "metadata",
+    "trainable",
+    "tool_calls",
+)
+_TEXTS = (
+    "group_index",
+    "trajectory_index",
+    "group_json",
+    "trajectory_json",
+    "content",
+    "trainable",
+    "tool_calls",
+    "logs",
+)
 
 
 @lru_cache(maxsize=3)
@@ -302,12 +344,7 @@ def _sampled(path: Path, table: pa.Table, of_group: np.ndarray) -> np.ndarray:
     return found
 
 # %% ../../nbs/75_views/20_step_table.ipynb #812273ad
-def table_of_file(
-    store: RunStore,
-    split: str,
-    step: int,
-    rule: AdvantageRule = ("group", 0.0),
-) -> StepTable:
+def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = ("group", 0.0)) -> StepTable:
     """The rows of a step of a run; older files are read as a whole."""
     path = store.path / "trajectories" / split / f"{step:04d}.parquet"
     if not path.exists() or not _newer(open_parquet(path).schema_arrow):
@@ -318,16 +355,30 @@ def table_of_file(
     numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
     of_group = np.searchsorted(numbers, finished["group_index"].to_numpy())
     about, metrics = _jsons(table["group_json"].take(starts)), _jsons(finished["metrics"])
-    rows = build_table(Step(step, _all_facts(path, finished, of_group, metrics), metrics,
-                            np.bincount(of_group, minlength=len(numbers)), _failed(about)), rule)
+    rows = build_table(
+        Step(
+            step,
+            _all_facts(path, finished, of_group, metrics),
+            metrics,
+            np.bincount(of_group, minlength=len(numbers)),
+            _failed(about),
+        ),
+        rule,
+    )
     errors, each = _errors(rows, about), iter(metrics)
     return StepTable(
-        split, step, rows, _names(about, of_group, finished), _keys(about),
-        [{} if row else next(each) for row in rows["status"]], 0,
+        split,
+        step,
+        rows,
+        _names(about, of_group, finished),
+        _keys(about),
+        [{} if row else next(each) for row in rows["status"]],
+        0,
         group=lambda place: _group(path, file_stamp(path), int(numbers[place])),
         matches=lambda words: _find(path, rows, errors, words),
         previews=lambda wanted: _previews(path, rows, errors, wanted),
-        stamp=lambda: file_stamp(path), made=made,
+        stamp=lambda: file_stamp(path),
+        made=made,
     )
 
 
@@ -359,18 +410,20 @@ def _keys(about: list[dict]) -> list[str]:
 
 def _names(about: list[dict], of_group: np.ndarray, table: pa.Table) -> list[str]:
     firsts = dict(zip(of_group[::-1].tolist(), table["metadata"].to_pylist()[::-1], strict=True))
-    return [scenario_name(data.get("metadata") or {}, parse_json(firsts.get(place) or "{}"))
-            for place, data in enumerate(about)]
+    return [
+        scenario_name(data.get("metadata") or {}, parse_json(firsts.get(place) or "{}"))
+        for place, data in enumerate(about)
+    ]
 
 # %% ../../nbs/75_views/20_step_table.ipynb #9f3909ce
 @lru_cache(maxsize=8)
 def _group(path: Path, stamp: tuple, number: int) -> TrajectoryGroup:
     table = _columns(path, stamp, _NAMES)
     mine = table.filter(pc.equal(table["group_index"], number)).select(["group_index", "group_json", "trajectory_json"])
-    group, = read_rows(mine.to_pylist())
+    (group,) = read_rows(mine.to_pylist())
     arrays = _tokens(path, _told(table))
     if arrays is not None:
-        with suppress(*DAMAGED):    # the group is complete without its token data
+        with suppress(*DAMAGED):  # the group is complete without its token data
             unpack_tokens([group], group_tokens(arrays, number))
     return group
 

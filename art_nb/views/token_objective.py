@@ -68,8 +68,10 @@ def step_context(rows: RolloutIndex, group: int) -> StepContext:
     rewards = np.array([t.reward for t in rows.group(group)], np.float64)
     if not np.isfinite(rewards).all():
         raise TrainError("a reward of the group is not a number")
-    assumed = ("the learner's logprobs were not recorded: taken to be the sampler's, so that the ratio is 1; "
-               "the group stands for the whole step")
+    assumed = (
+        "the learner's logprobs were not recorded: taken to be the sampler's, so that the ratio is 1; "
+        "the group stands for the whole step"
+    )
     return StepContext(_assumed(rewards, group_rows(rows.group(group)), rows.rule), 0, [rewards], False, assumed)
 
 
@@ -93,10 +95,16 @@ def _assumed(rewards: np.ndarray, own: Sequence[TokenRow], rule: tuple[Any, floa
     sizes = np.array([int(row.sampled.sum()) for row in weighed.rows], np.int32)
     return LearnerRecord(
         place_R=np.array([(0, row.trajectory, numbers[id(row.tokens)]) for row in weighed.rows], np.int32),
-        check_R=np.array([group_checksum(row.tokens) for row in weighed.rows], np.uint32), size_R=sizes,
-        coef_R=weighed.coef_R.astype(np.float32), old_E=old, new_E=old.copy(),
-        advantage_E=np.repeat(weighed.advantages_R, sizes).astype(np.float32), entropy_E=np.zeros(0, np.float32),
-        reference_E=np.zeros(0, np.float32), config={})
+        check_R=np.array([group_checksum(row.tokens) for row in weighed.rows], np.uint32),
+        size_R=sizes,
+        coef_R=weighed.coef_R.astype(np.float32),
+        old_E=old,
+        new_E=old.copy(),
+        advantage_E=np.repeat(weighed.advantages_R, sizes).astype(np.float32),
+        entropy_E=np.zeros(0, np.float32),
+        reference_E=np.zeros(0, np.float32),
+        config={},
+    )
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #aa58244d
 @dataclass(slots=True)
@@ -116,13 +124,21 @@ class Replay:
 
 def tensors_of(record: LearnerRecord, advantages_E: np.ndarray) -> TokenTensors:
     """Give a loss what it wants to see."""
-    has = {name: torch.from_numpy(values.astype(np.float32)) if len(values) else None for name, values in
-           (("entropy_E", record.entropy_E), ("reference_E", record.reference_E), ("sampler_E", record.sampler_E))}
+    has = {
+        name: torch.from_numpy(values.astype(np.float32)) if len(values) else None
+        for name, values in (
+            ("entropy_E", record.entropy_E),
+            ("reference_E", record.reference_E),
+            ("sampler_E", record.sampler_E),
+        )
+    }
     return TokenTensors(
         logprobs_E=torch.from_numpy(record.new_E.astype(np.float32)).requires_grad_(),
         old_E=torch.from_numpy(record.old_E.astype(np.float32)),
         advantages_E=torch.from_numpy(advantages_E.astype(np.float32)),
-        row_E=torch.from_numpy(np.repeat(np.arange(len(record.size_R)), record.size_R)), **has)
+        row_E=torch.from_numpy(np.repeat(np.arange(len(record.size_R)), record.size_R)),
+        **has,
+    )
 
 
 def _replayed(record: LearnerRecord, coef_R: np.ndarray, advantages_E: np.ndarray, **kept: Any) -> Replay:
@@ -138,8 +154,7 @@ def replay_as_trained(record: LearnerRecord) -> Replay:
     """Replay a step as it was trained; raises TrainError where its loss is not one of ours."""
     config = record.config
     name, options = config.get("loss", "cispo"), config.get("loss_options", {})
-    around = {key: config[key] for key in ("mismatch", "mismatch_options", "kl_coef", "entropy_coef")
-              if key in config}
+    around = {key: config[key] for key in ("mismatch", "mismatch_options", "kl_coef", "entropy_coef") if key in config}
     own = [str(value) for value in (name, *around.values(), *options.values()) if str(value).endswith(" (own)")]
     if own:
         told = own[0].removesuffix(" (own)")
@@ -148,8 +163,16 @@ def replay_as_trained(record: LearnerRecord) -> Replay:
         raise TrainError("the step weighed its tokens by the sampler's logprobs, and the record holds the learner's")
     if name not in SETUPS:
         raise TrainError(f"the step was trained with {name}, which is not known here")
-    return _replayed(record, record.coef_R, record.advantage_E, name=name, trainer=True, around=around,
-                     options=options, reduction=str(config.get("reduction", "token")))
+    return _replayed(
+        record,
+        record.coef_R,
+        record.advantage_E,
+        name=name,
+        trainer=True,
+        around=around,
+        options=options,
+        reduction=str(config.get("reduction", "token")),
+    )
 
 
 def replay_with(stage: StepContext, name: str) -> Replay:
@@ -161,10 +184,18 @@ def replay_with(stage: StepContext, name: str) -> Replay:
     flat_R = np.array([given[g][i] for g, i in zip(group_R, trajectory_R, strict=True)])
     longest = int(record.config.get("max_tokens") or _longest(group_R, trajectory_R, sizes_R))
     weights = entry_weights(sizes_R, trajectory_R, flat_R, setup.reduction, longest, group_R)
-    coef_R, advantages_R = (values[:len(record.size_R)] for values in weights[:2])
+    coef_R, advantages_R = (values[: len(record.size_R)] for values in weights[:2])
     said = f"{setup.reduction}: / {longest} tokens" if setup.reduction == "constant" else setup.reduction
-    return _replayed(record, coef_R, np.repeat(advantages_R, record.size_R), name=name, trainer=False, around={},
-                     options={}, reduction=said)
+    return _replayed(
+        record,
+        coef_R,
+        np.repeat(advantages_R, record.size_R),
+        name=name,
+        trainer=False,
+        around={},
+        options={},
+        reduction=said,
+    )
 
 
 def _longest(group_R: np.ndarray, trajectory_R: np.ndarray, sizes_R: np.ndarray) -> int:
@@ -178,7 +209,9 @@ def replays(stage: StepContext, names: Sequence[str] | None = None) -> list[Repl
     if unknown:
         raise ValueError(f"there is no loss {', '.join(unknown)}; there are {', '.join(SETUPS)}")
     first = [replay_as_trained(stage.record)] if stage.recorded else []
-    return first + [replay_with(stage, name) for name in names or COMPARED_TERMS if not any(name == done.name for done in first)]
+    return first + [
+        replay_with(stage, name) for name in names or COMPARED_TERMS if not any(name == done.name for done in first)
+    ]
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #35913556
 def entries_of(
@@ -190,8 +223,11 @@ def entries_of(
 ) -> np.ndarray:  # int64, a place in the record for each token of the turn; -1 where it was not trained
     """Find the tokens of an answer in the step."""
     found = zip(own, row_spans(stage.record, stage.place, own), strict=True)
-    whole = [np.full(int(row.sampled.sum()), -1) if span is None else np.arange(span.start, span.stop)
-             for row, span in found if row.trajectory == index]
+    whole = [
+        np.full(int(row.sampled.sum()), -1) if span is None else np.arange(span.start, span.stop)
+        for row, span in found
+        if row.trajectory == index
+    ]
     span = turn_spans(trajectory).get(turn)
     return np.zeros(0, np.int64) if span is None else np.concatenate([np.zeros(0, np.int64), *whole])[span]
 
@@ -223,20 +259,33 @@ def terms_of(replay: Replay, e: int) -> list[dict[str, Any]]:
         ratio_E, advantages_E = loss_ratio(t, replay.name, replay.options)
         policy_E = find_option(LOSSES, replay.name)(t, **replay.options)
         mismatch_E = find_option(MISMATCH, replay.around.get("mismatch", "none"))(
-            t, **(replay.around.get("mismatch_options") or {}))
+            t, **(replay.around.get("mismatch_options") or {})
+        )
         log_E = log_ratio(t.logprobs_E, t.old_E)
     ratio, advantage = float(ratio_E[e]), float(advantages_E[e])
-    terms = [("log-probability now", "logp", float(t.logprobs_E[e])),
-             ("log-probability when sampled", "old", float(t.old_E[e])),
-             ("log ratio", "logp − old", float(log_E[e])), ("ratio", "exp(log ratio)", ratio)]
+    terms = [
+        ("log-probability now", "logp", float(t.logprobs_E[e])),
+        ("log-probability when sampled", "old", float(t.old_E[e])),
+        ("log ratio", "logp − old", float(log_E[e])),
+        ("ratio", "exp(log ratio)", ratio),
+    ]
     if band:
-        terms += [("lower edge", "lower", band[0]), ("upper edge", "upper", band[1]),
-                  ("clipped", "", float(_clipped(replay, ratio, advantage, band)))]
-    terms += [("advantage", "A", advantage), ("policy term", SETUPS[replay.name].formula, float(policy_E[e])),
-              ("correction of the mismatch", "κ", float(mismatch_E[e])), *_extra(replay, e),
-              ("coefficient", "1 / what the reduction divides by", float(replay.coef_E[e]))]
-    return [{"name": name, "symbol": symbol, "value": value if np.isfinite(value) else None}
-            for name, symbol, value in terms]
+        terms += [
+            ("lower edge", "lower", band[0]),
+            ("upper edge", "upper", band[1]),
+            ("clipped", "", float(_clipped(replay, ratio, advantage, band))),
+        ]
+    terms += [
+        ("advantage", "A", advantage),
+        ("policy term", SETUPS[replay.name].formula, float(policy_E[e])),
+        ("correction of the mismatch", "κ", float(mismatch_E[e])),
+        *_extra(replay, e),
+        ("coefficient", "1 / what the reduction divides by", float(replay.coef_E[e])),
+    ]
+    return [
+        {"name": name, "symbol": symbol, "value": value if np.isfinite(value) else None}
+        for name, symbol, value in terms
+    ]
 
 
 def _extra(replay: Replay, e: int) -> list[tuple[str, str, float]]:
@@ -249,10 +298,20 @@ def _extra(replay: Replay, e: int) -> list[tuple[str, str, float]]:
     return found
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #beb7e7f1
-def objective_reply(rows: RolloutIndex, id: int, turn: int, token: int, losses: Sequence[str] | None = None) -> ViewReply:
+def objective_reply(
+    rows: RolloutIndex, id: int, turn: int, token: int, losses: Sequence[str] | None = None
+) -> ViewReply:
     """Give one token's objective under the trainer's loss and others, term by term."""
-    told: dict[str, Any] = {"id": id, "turn": turn, "token": token, "text": "", "recorded": False, "assumed": None,
-                            "losses": [], "why": None}
+    told: dict[str, Any] = {
+        "id": id,
+        "turn": turn,
+        "token": token,
+        "text": "",
+        "recorded": False,
+        "assumed": None,
+        "losses": [],
+        "why": None,
+    }
     try:
         stage, places, texts = _located(rows, id, turn)
         if not 0 <= token < len(places):
@@ -270,11 +329,18 @@ def objective_reply(rows: RolloutIndex, id: int, turn: int, token: int, losses: 
 def _told(replay: Replay, stage: StepContext, e: int) -> dict[str, Any]:
     mine = np.repeat(stage.record.place_R[:, 0] == stage.place, stage.record.size_R)
     around = {key: value for key, value in replay.around.items() if value not in (0, 0.0, "none")}
-    return {"name": replay.name, "trainer": replay.trainer, "formula": SETUPS[replay.name].formula,
-            "reduction": replay.reduction, "options": replay.options | around, "terms": terms_of(replay, e),
-            "loss": float(replay.loss_E[e]),
-            "gradient": float(replay.gradient_E[e]), "group_loss": float(replay.loss_E[torch.from_numpy(mine)].sum()),
-            "step_loss": float(replay.loss_E.sum())}
+    return {
+        "name": replay.name,
+        "trainer": replay.trainer,
+        "formula": SETUPS[replay.name].formula,
+        "reduction": replay.reduction,
+        "options": replay.options | around,
+        "terms": terms_of(replay, e),
+        "loss": float(replay.loss_E[e]),
+        "gradient": float(replay.gradient_E[e]),
+        "group_loss": float(replay.loss_E[torch.from_numpy(mine)].sum()),
+        "step_loss": float(replay.loss_E.sum()),
+    }
 
 
 def objective_tokens_reply(rows: RolloutIndex, id: int, turn: int, losses: Sequence[str] | None = None) -> ViewReply:
@@ -286,7 +352,12 @@ def objective_tokens_reply(rows: RolloutIndex, id: int, turn: int, losses: Seque
     except (TrainError, TokenError) as error:
         return told | {"why": str(error)}, []
     mine = torch.from_numpy(np.repeat(stage.record.place_R[:, 0] == stage.place, stage.record.size_R))
-    told |= {"n": len(places), "losses": [replay.name for replay in done], "recorded": stage.recorded,
-             "assumed": stage.assumed, "scale": [float(replay.gradient_E[mine].abs().max()) for replay in done]}
+    told |= {
+        "n": len(places),
+        "losses": [replay.name for replay in done],
+        "recorded": stage.recorded,
+        "assumed": stage.assumed,
+        "scale": [float(replay.gradient_E[mine].abs().max()) for replay in done],
+    }
     gradients = [np.where(places < 0, 0.0, replay.gradient_E.numpy()[places]) for replay in done]
     return told, [gradient.astype("<f4").tobytes() for gradient in gradients]

@@ -19,8 +19,13 @@ from .conversation import offsets_of, displayed_message, token_texts
 from .index import ViewReply, RolloutIndex, base_model_of, index_in_group, step_record
 
 # %% ../../nbs/75_views/50_token_values.ipynb #d9799d5c
-CHANNELS = {"logprob": (-5.0, 0.0), "entropy": (0.0, 3.0), "advantage": (-2.0, 2.0), "ratio": (0.5, 1.5),
-            "mask": (0.0, 1.0)}
+CHANNELS = {
+    "logprob": (-5.0, 0.0),
+    "entropy": (0.0, 3.0),
+    "advantage": (-2.0, 2.0),
+    "ratio": (0.5, 1.5),
+    "mask": (0.0, 1.0),
+}
 _UNKNOWN = {
     "logprob": "the sampler's logprobs are not stored with this answer",
     "entropy": "the learner's entropies of this step were not recorded",
@@ -40,17 +45,16 @@ def _ids(choice: Choice) -> Sequence[int]:
     return (choice.model_extra or {}).get("token_ids") or ()
 
 # %% ../../nbs/75_views/50_token_values.ipynb #5179c5a8
-def _learner(rows: RolloutIndex, row: int, one: Trajectory, span: slice) -> tuple[LearnerRecord | None, dict[str, np.ndarray]]:
+def _learner(
+    rows: RolloutIndex, row: int, one: Trajectory, span: slice
+) -> tuple[LearnerRecord | None, dict[str, np.ndarray]]:
     record, place = step_record(rows, rows.group_of(row))
     known = learner_tokens(record, place, index_in_group(rows, row), one)
     return record, {name: values[span] for name, values in known.items()}
 
 
 def token_values(
-    rows: RolloutIndex,
-    row: int,
-    one: Trajectory,
-    turn: int,
+    rows: RolloutIndex, row: int, one: Trajectory, turn: int
 ) -> tuple[dict[str, np.ndarray], str | None]:  # values of the channels, and why tokens are not trained
     """Find out what is known of the tokens of an answer."""
     part, place = rows.part(row)
@@ -74,9 +78,13 @@ def token_values(
 
 
 def _as_trained(learner: dict[str, np.ndarray], seen: np.ndarray, advantage: float) -> dict[str, np.ndarray]:
-    anchor = np.where(np.isfinite(learner["old"]), learner["old"], learner["new"])    # unknown: ratio 1, as in the loss
-    return {"entropy": learner["entropy"], "ratio": np.exp(np.clip(learner["new"] - anchor, -20, 20)),
-            "mask": seen.astype(np.float64), "advantage": np.where(seen, learner["advantage"], advantage)}
+    anchor = np.where(np.isfinite(learner["old"]), learner["old"], learner["new"])  # unknown: ratio 1, as in the loss
+    return {
+        "entropy": learner["entropy"],
+        "ratio": np.exp(np.clip(learner["new"] - anchor, -20, 20)),
+        "mask": seen.astype(np.float64),
+        "advantage": np.where(seen, learner["advantage"], advantage),
+    }
 
 
 def _why_not(record: LearnerRecord | None, advantage: float) -> str | None:
@@ -98,14 +106,20 @@ def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str]
         raise ValueError(f"there is no channel {', '.join(unknown)}; there are {', '.join(CHANNELS)}")
     texts = token_texts(said[turn], base_model_of(rows)) or [f"⟨{number}⟩" for number in _ids(said[turn])]
     values, mask_why = token_values(rows, id, one, turn)
-    values = {name: column for name, column in values.items()
-              if 0 < len(column) == len(texts) and np.isfinite(column).any()}
+    values = {
+        name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
+    }
     names = [name for name in channels or CHANNELS if name in values]
     told = {
-        "id": id, "turn": turn, "n": len(texts),
+        "id": id,
+        "turn": turn,
+        "n": len(texts),
         "text": utf8_text("".join(texts)) if texts else displayed_message(said[turn])["content"],
-        "why": {name: why for name, why in _UNKNOWN.items() if name not in values}, "channels": names,
-        "range": {name: [*ends] for name, ends in CHANNELS.items()}, "mask_why": mask_why}
+        "why": {name: why for name, why in _UNKNOWN.items() if name not in values},
+        "channels": names,
+        "range": {name: [*ends] for name, ends in CHANNELS.items()},
+        "mask_why": mask_why,
+    }
     return told, [offsets_of(texts).tobytes(), *(_half(values[name]) for name in names)]
 
 

@@ -1,4 +1,5 @@
 "Our gather against an endpoint that only waits: over HTTP, or in this process as that of a model in training."
+
 import asyncio
 import tempfile
 import time
@@ -13,6 +14,7 @@ from art_nb.serving.asgi import InProcess
 
 class Waiting:
     "A backend whose endpoint waits."
+
     def __init__(self, latency_s: float):
         self.path, self.bus, self.latency_s = tempfile.mkdtemp(prefix="art-nb-bench-"), Bus(), latency_s
 
@@ -38,8 +40,9 @@ class Waiting:
 
 async def _model(url: str | None, latency_s: float) -> art.Model:
     if url:
-        return art.Model(name="stub", project="bench", inference_api_key="none", inference_base_url=url,
-                         inference_model_name="stub")
+        return art.Model(
+            name="stub", project="bench", inference_api_key="none", inference_base_url=url, inference_model_name="stub"
+        )
     model = art.TrainableModel(name="stub", project="bench", base_model="stub")
     await model.register(Waiting(latency_s))
     return model
@@ -56,6 +59,7 @@ async def rollout(model, turns: int) -> art.Trajectory:
 
 def gather(n: int, turns: int, url: str | None = None, latency_s: float = 0.0, bare: bool = False) -> dict:
     "n rollouts at once, in groups of 8; bare: the same client without groups and progress."
+
     async def everybody() -> float:
         model = await _model(url, latency_s)
         start = time.perf_counter()

@@ -1,4 +1,5 @@
 "Our learner by itself: optimizer steps on given rows, their arithmetic, the processor's peak; tokenising and packing."
+
 import json
 import random
 import statistics
@@ -35,8 +36,11 @@ def _rows(shape: str) -> tuple[list[WeightedRow], dict]:
     for row in made:
         sampled = np.array(row["sampled"])
         logprobs = np.where(sampled, -5, np.nan).astype(np.float32)
-        ready.append(WeightedRow(np.array(row["tokens"], np.int32), sampled, logprobs, row["group"],
-                              random_.gauss(0, 1), 1 / trained))
+        ready.append(
+            WeightedRow(
+                np.array(row["tokens"], np.int32), sampled, logprobs, row["group"], random_.gauss(0, 1), 1 / trained
+            )
+        )
     return ready, {"tokens": sum(len(row["tokens"]) for row in made), "trained": trained}
 
 
@@ -55,11 +59,14 @@ def arithmetic(shape: dict, share: bool = True) -> dict:
     sizes = {name: (layer.A.shape[1], layer.B.shape[0]) for name, layer in policy.layers.items()}
     linear, lora = sum(a * b for a, b in sizes.values()), policy.rank * sum(a + b for a, b in sizes.values())
     first = [a * b for name, (a, b) in sizes.items() if ".layers.0." in name and name[-6:-5] in "qkv"]
-    inputs = linear - sum(first)                        # nobody needs the embedding's gradient
+    inputs = linear - sum(first)  # nobody needs the embedding's gradient
     width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
     head = policy.model.get_output_embeddings().weight.numel()
-    return {"flops": 2 * counts["tokens"] * (linear + inputs + 2 * lora) + 12 * counts["pairs"] * width
-            + 4 * counts["trained"] * head}
+    return {
+        "flops": 2 * counts["tokens"] * (linear + inputs + 2 * lora)
+        + 12 * counts["pairs"] * width
+        + 4 * counts["trained"] * head
+    }
 
 
 def gemm() -> dict:
@@ -95,11 +102,25 @@ def _conversation(tokenizer, group: int, seed: int, prompt: int, turns: int, new
             entries.append(between(seed + turn, gap))
             before += encode(f"\n<|im_start|>user\n{entries[-1]['content']}<|im_end|>\n<|im_start|>assistant\n")
         said = [*ids(seed * 31 + turn, new - 1), tokenizer.eos_token_id]
-        content = [{"token": f"token_id:{t}", "logprob": -1.5, "bytes": list(tokenizer.decode([t]).encode()),
-                    "top_logprobs": []} for t in said]
-        entries.append({"index": 0, "finish_reason": "stop", "logprobs": {"content": content, "refusal": None},
-                        "message": {"role": "assistant", "content": tokenizer.decode(said[:-1])},
-                        "prompt_token_ids": before, "token_ids": said})
+        content = [
+            {
+                "token": f"token_id:{t}",
+                "logprob": -1.5,
+                "bytes": list(tokenizer.decode([t]).encode()),
+                "top_logprobs": [],
+            }
+            for t in said
+        ]
+        entries.append(
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "logprobs": {"content": content, "refusal": None},
+                "message": {"role": "assistant", "content": tokenizer.decode(said[:-1])},
+                "prompt_token_ids": before,
+                "token_ids": said,
+            }
+        )
         before = before + said
     return entries
 
@@ -112,9 +133,17 @@ def history(tokens: int, turns: int = 8, new: int = 32) -> dict:
         for turn in range(turns):
             before = before + (ids(seed + 10 * turn, share - new) if turn else [])
             said = ids(seed + 10 * turn + 5, new)
-            entries += [{"role": "user", "content": "Go on."}, {
-                "index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Well."},
-                "prompt_token_ids": before, "token_ids": said, "token_logprobs": [-1.5] * new}]
+            entries += [
+                {"role": "user", "content": "Go on."},
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "message": {"role": "assistant", "content": "Well."},
+                    "prompt_token_ids": before,
+                    "token_ids": said,
+                    "token_logprobs": [-1.5] * new,
+                },
+            ]
             before = before + said
         made.append(art.Trajectory(messages_and_choices=entries, reward=float(seed)))
     HELD["groups"] = [art.TrajectoryGroup(made)]
@@ -130,10 +159,24 @@ def pack() -> dict:
     ready = train_rows([[t.reward for t in group] for group in groups], made, config)
     batches = micro_batches(ready, config.tokens_per_batch, config.share_prefixes)
     end = time.perf_counter()
-    return {"seconds": end - start, "tokenise_seconds": middle - start, "tokens": sum(len(r.tokens) for r in ready),
-            "trained": sum(int(r.sampled.sum()) for r in ready), "computed": sum(len(b.tokens_S) for b in batches)}
+    return {
+        "seconds": end - start,
+        "tokenise_seconds": middle - start,
+        "tokens": sum(len(r.tokens) for r in ready),
+        "trained": sum(int(r.sampled.sum()) for r in ready),
+        "computed": sum(len(b.tokens_S) for b in batches),
+    }
 
 
 if __name__ == "__main__":
-    serve({"setup": setup, "train": train, "arithmetic": arithmetic, "gemm": gemm, "write": write,
-           "history": history, "pack": pack})
+    serve(
+        {
+            "setup": setup,
+            "train": train,
+            "arithmetic": arithmetic,
+            "gemm": gemm,
+            "write": write,
+            "history": history,
+            "pack": pack,
+        }
+    )

@@ -1,4 +1,5 @@
 "Our whole loop: rollouts through the endpoint, training, a step after a step."
+
 import asyncio
 import random
 import sys
@@ -35,6 +36,7 @@ def setup(model: str) -> dict:
 
 def watch(learner, spent: dict[str, float]) -> None:
     "Sum the seconds of forward, backward and optimizer, and note when the optimizer stepped last."
+
     def timed(name: str, function):
         def call(*args, **kwargs):
             start = time.perf_counter()
@@ -42,6 +44,7 @@ def watch(learner, spent: dict[str, float]) -> None:
                 return function(*args, **kwargs)
             finally:
                 spent[name] = spent.get(name, 0.0) + time.perf_counter() - start
+
         return call
 
     for name, method in (("forward", "logprobs"), ("optimizer", "update"), ("learner", "step")):
@@ -57,8 +60,12 @@ async def rollout(model, seed: int, *, numbers, prompt: int, turns: int, new: in
         if turn:
             entries.append(between(seed + 1000 * turn + number, gap))
         completion = await client.chat.completions.create(
-            model=model.get_inference_name(), messages=get_messages(entries), max_completion_tokens=new,
-            logprobs=True, extra_body={"ignore_eos": True})
+            model=model.get_inference_name(),
+            messages=get_messages(entries),
+            max_completion_tokens=new,
+            logprobs=True,
+            extra_body={"ignore_eos": True},
+        )
         entries.append(completion.choices[0])
     return art.Trajectory(messages_and_choices=entries, reward=float(number % 2))
 
@@ -66,8 +73,11 @@ async def rollout(model, seed: int, *, numbers, prompt: int, turns: int, new: in
 def counted(groups) -> dict[str, int]:
     "Tokens of the rows of a step, and those that were sampled."
     rows = [row for group in groups for row in group_rows(group)]
-    return {"tokens": sum(len(row.tokens) for row in rows), "trained": sum(int(row.sampled.sum()) for row in rows),
-            "rows": len(rows)}
+    return {
+        "tokens": sum(len(row.tokens) for row in rows),
+        "trained": sum(int(row.sampled.sum()) for row in rows),
+        "rows": len(rows),
+    }
 
 
 def gather(groups: int, size: int, seed: int, **shape) -> dict:
@@ -110,16 +120,24 @@ def _step(play, scenarios, groups: int, size: int) -> dict:
     home, spent = HELD["home"], HELD["spent"]
     busy, _ = home.sampler.stats()["busy_s"], spent.clear()
     start = time.perf_counter()
-    run = art.train(HELD["model"], play, scenarios, steps=home.step + 1, groups_per_step=groups,
-                    rollouts_per_group=size, show=False)
+    run = art.train(
+        HELD["model"], play, scenarios, steps=home.step + 1, groups_per_step=groups, rollouts_per_group=size, show=False
+    )
     run.join()
     seconds = time.perf_counter() - start
     told, parts = run.history[-1], {"sampler": home.sampler.stats()["busy_s"] - busy}
     parts |= {name: spent.get(name, 0.0) for name in ("forward", "backward", "optimizer")}
-    return {"seconds": seconds, "parts": parts, "outside": seconds - sum(parts.values()),
-            "learner_seconds": spent.get("learner", 0.0), "rollout_seconds": told["time/step_rollout_s"],
-            "train_seconds": told["time/step_backend_train_s"],
-            "sync_seconds": told["time/step_sync_s"], **counted(run.groups), "peak_mb": peak_mb()}
+    return {
+        "seconds": seconds,
+        "parts": parts,
+        "outside": seconds - sum(parts.values()),
+        "learner_seconds": spent.get("learner", 0.0),
+        "rollout_seconds": told["time/step_rollout_s"],
+        "train_seconds": told["time/step_backend_train_s"],
+        "sync_seconds": told["time/step_sync_s"],
+        **counted(run.groups),
+        "peak_mb": peak_mb(),
+    }
 
 
 def warm_up(games: int) -> dict:
@@ -144,12 +162,22 @@ def first_token(groups: int, size: int, seed: int, **shape) -> dict:
         result = await backend.train(model, HELD["groups"], learning_rate=1e-4)
         entries = opening(random.getrandbits(32), shape["prompt"])
         await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(result.step), messages=entries, max_completion_tokens=1)
+            model=model.get_inference_name(result.step), messages=entries, max_completion_tokens=1
+        )
         return time.perf_counter()
 
     return {"seconds": HELD["loop"].run_until_complete(train_and_ask()) - HELD["spent"]["stepped"]}
 
 
 if __name__ == "__main__":
-    serve({"setup": setup, "gather": gather, "offline": offline, "step": step, "warm_up": warm_up, "games": games,
-           "first_token": first_token})
+    serve(
+        {
+            "setup": setup,
+            "gather": gather,
+            "offline": offline,
+            "step": step,
+            "warm_up": warm_up,
+            "games": games,
+            "first_token": first_token,
+        }
+    )

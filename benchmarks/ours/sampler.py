@@ -1,4 +1,5 @@
 "Our sampler by itself, with and without an adapter."
+
 import asyncio
 import time
 from pathlib import Path
@@ -46,8 +47,12 @@ def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False)
 
     start = time.perf_counter()
     first = asyncio.run(everybody())
-    return {"seconds": times[-1] - start, "tokens": len(times), "decode_seconds": times[-1] - first,
-            "decode_tokens": sum(t > first for t in times)}
+    return {
+        "seconds": times[-1] - start,
+        "tokens": len(times),
+        "decode_seconds": times[-1] - first,
+        "decode_tokens": sum(t > first for t in times),
+    }
 
 
 if __name__ == "__main__":

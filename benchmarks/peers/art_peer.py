@@ -1,4 +1,5 @@
 "ART's own way from trajectories to packed tensors, and its gather."
+
 import asyncio
 import json
 import time
@@ -33,17 +34,23 @@ def pack() -> dict:
     results = list(tokenize_trajectory_groups(HELD["tokenizer"], HELD["groups"], False, True))
     middle = time.perf_counter()
     length = -(-max(len(r.token_ids) for r in results) // 2048) * 2048
-    packed = packed_tensors_from_tokenized_results(results, length, pad_token_id=HELD["tokenizer"].eos_token_id,
-                                                   truncate_long_results=False)
+    packed = packed_tensors_from_tokenized_results(
+        results, length, pad_token_id=HELD["tokenizer"].eos_token_id, truncate_long_results=False
+    )
     end = time.perf_counter()
-    return {"seconds": end - start, "tokenise_seconds": middle - start, "trained": int(packed["assistant_mask"].sum()),
-            "tokens": sum(len(r.token_ids) for r in results)}
+    return {
+        "seconds": end - start,
+        "tokenise_seconds": middle - start,
+        "trained": int(packed["assistant_mask"].sum()),
+        "tokens": sum(len(r.token_ids) for r in results),
+    }
 
 
 def gather(url: str, n: int, turns: int) -> dict:
     "n rollouts of so many requests each."
-    model = art.Model(name="stub", project="bench", inference_api_key="none", inference_base_url=url,
-                      inference_model_name="stub")
+    model = art.Model(
+        name="stub", project="bench", inference_api_key="none", inference_base_url=url, inference_model_name="stub"
+    )
 
     async def rollout() -> art.Trajectory:
         client, messages = model.openai_client(), [{"role": "user", "content": "Go on."}]

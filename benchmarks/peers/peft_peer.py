@@ -1,4 +1,5 @@
 "Bare transformers and PEFT: the forward and the backward of a padded batch, nothing else."
+
 import time
 
 import torch
@@ -27,7 +28,7 @@ def train(shape: dict, batch: int, whole_head: bool = True) -> dict:
     keep = {} if whole_head else {"logits_to_keep": tokens.shape[1] - first + 1}
     start = time.perf_counter()
     for ids, wanted in zip(tokens.split(batch), labels.split(batch)):
-        wanted = wanted if whole_head else wanted[:, first - 1:]
+        wanted = wanted if whole_head else wanted[:, first - 1 :]
         model(input_ids=ids, labels=wanted, use_cache=False, **keep).loss.backward()
     seconds = time.perf_counter() - start
     model.zero_grad()

@@ -3,6 +3,7 @@
 Rollouts of several turns come through its hook `rollout_func`, one row a trajectory, the tokens between two replies
 masked; each turn is TRL's own generation on the CPU (transformers' generate over the batch). With `given` rows nothing
 is generated: the step trains on those."""
+
 import tempfile
 import time
 
@@ -18,15 +19,30 @@ from trl import GRPOConfig, GRPOTrainer
 def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) -> GRPOConfig:
     "Sixty-four completions a step, say, in micro-batches; all other settings are TRL's."
     return GRPOConfig(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=False, model_init_kwargs={"dtype": "bfloat16"},
-        gradient_checkpointing=checkpointing, per_device_train_batch_size=micro,
-        gradient_accumulation_steps=groups * size // micro, num_generations=size, max_completion_length=new,
-        generation_kwargs={"min_new_tokens": new}, learning_rate=1e-4, lr_scheduler_type="constant", max_steps=10**6,
-        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False)
+        output_dir=tempfile.mkdtemp(),
+        use_cpu=True,
+        bf16=False,
+        model_init_kwargs={"dtype": "bfloat16"},
+        gradient_checkpointing=checkpointing,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=groups * size // micro,
+        num_generations=size,
+        max_completion_length=new,
+        generation_kwargs={"min_new_tokens": new},
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        max_steps=10**6,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
 
 
 class Loop(TrainerCallback):
     "Holds the training loop between two questions, and watches its parts."
+
     def __init__(self, talk: Talk):
         self.talk, self.how, self.spent, self.counts, self.trainer = talk, {}, {}, {}, None
 
@@ -42,6 +58,7 @@ class Loop(TrainerCallback):
             made = function(*args, **kwargs)
             self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
             return made
+
         return call
 
     def on_step_begin(self, args, state, control, **_):
@@ -52,9 +69,14 @@ class Loop(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         seconds = time.perf_counter() - self.start
-        train = self.spent["train"] - self.spent["generate"]        # training_step asks for the generation
-        self.talk.answer(seconds=seconds, generate_seconds=self.spent["generate"], train_seconds=train,
-                         peak_mb=peak_mb(), **self.counts)
+        train = self.spent["train"] - self.spent["generate"]  # training_step asks for the generation
+        self.talk.answer(
+            seconds=seconds,
+            generate_seconds=self.spent["generate"],
+            train_seconds=train,
+            peak_mb=peak_mb(),
+            **self.counts,
+        )
 
     def rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict:
         "TRL's rollout_func."
@@ -67,9 +89,11 @@ class Loop(TrainerCallback):
     @staticmethod
     def _given(**shape) -> dict:
         made = rows(**shape)
-        return {"prompt_ids": [row["tokens"][:shape["prompt"]] for row in made],
-                "completion_ids": [row["tokens"][shape["prompt"]:] for row in made],
-                "env_mask": [list(map(int, row["sampled"][shape["prompt"]:])) for row in made]}
+        return {
+            "prompt_ids": [row["tokens"][: shape["prompt"]] for row in made],
+            "completion_ids": [row["tokens"][shape["prompt"] :] for row in made],
+            "env_mask": [list(map(int, row["sampled"][shape["prompt"] :])) for row in made],
+        }
 
     def _played(self, n: int, size: int, prompt: int, turns: int, gap: int, seed: int) -> dict:
         first = [self._ids(opening(seed + i // size, prompt)) for i in range(n)]
@@ -91,17 +115,20 @@ class Loop(TrainerCallback):
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         tokenizer = self.trainer.processing_class
         before = tokenizer.apply_chat_template(empty, return_dict=False)
-        return self._ids([*empty, message])[len(before) - 2:]       # the reply has no <|im_end|> and newline of its own
+        return self._ids([*empty, message])[len(before) - 2 :]  # the reply has no <|im_end|> and newline of its own
 
 
 def main() -> None:
     talk = Talk()
     how, loop = talk.asked(), Loop(talk)
     trainer = GRPOTrainer(
-        model=how["model"], reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        model=how["model"],
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=config(how["groups"], how["size"], how["new"], how["micro"], how["checkpointing"]),
         train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(how["groups"])]),
-        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"), rollout_func=loop.rollouts)
+        peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
+        rollout_func=loop.rollouts,
+    )
     loop.watch(trainer)
     trainer.add_callback(loop)
     talk.answer(threads=torch.get_num_threads())

@@ -1,4 +1,5 @@
 "2048: the board, what the model is shown, a rollout with ART's reward, and positions to warm up on."
+
 import itertools
 import math
 import random
@@ -8,7 +9,7 @@ import art_nb as art
 
 MOVES = ("left", "right", "up", "down")
 SYSTEM = "You play 2048. Reply with one of the moves."
-Board = tuple[tuple[int, ...], ...]     # four rows of four; 0 is an empty cell
+Board = tuple[tuple[int, ...], ...]  # four rows of four; 0 is an empty cell
 
 
 class IllegalMove(ValueError):
@@ -43,9 +44,10 @@ def pairs(board: Board) -> int:
 @dataclass(frozen=True)
 class Scenario:
     "A game to play: the seed fixes the tiles that appear, and the random moves that it opens with."
+
     seed: int
-    win: int = 64               # the tile to reach
-    opening: int = 0            # moves made at random before the model's first
+    win: int = 64  # the tile to reach
+    opening: int = 0  # moves made at random before the model's first
 
     def __post_init__(self):
         if self.win < 4 or self.opening >= self.moves:
@@ -60,13 +62,14 @@ class Scenario:
 @dataclass
 class Game:
     "One game: on the same scenario the same moves meet the same tiles."
+
     scenario: Scenario
     board: Board = field(init=False)
-    moves: int = field(init=False)      # made so far
+    moves: int = field(init=False)  # made so far
 
     def __post_init__(self):
         self.random = random.Random(self.scenario.seed)
-        for _ in range(100):            # an opening that ended the game: another one
+        for _ in range(100):  # an opening that ended the game: another one
             self.begin()
             if not self.over():
                 return
@@ -140,7 +143,8 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
     while legal and not game.over():
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": game.view()}]
         completion = await client.chat.completions.create(
-            model=model.get_inference_name(), messages=messages, max_completion_tokens=4, logprobs=True)
+            model=model.get_inference_name(), messages=messages, max_completion_tokens=4, logprobs=True
+        )
         turns.append([*messages, completion.choices[0]])
         try:
             game.play(completion.choices[0].message.content or "")
@@ -150,10 +154,15 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
     turns[-1].append({"role": "user", "content": f"{game.drawn()}\n{'won' if game.won() else 'lost'}"})
     first, *further = turns
     trajectory = art.Trajectory(
-        messages_and_choices=first, additional_histories=[art.History(messages_and_choices=turn) for turn in further],
-        reward=reward(game) if legal else -1.0, metadata={"seed": scenario.seed}, logs=logs)
-    trajectory.metrics.update(win=game.won(), illegal=not legal, moves=game.moves, max_value=max(game.tiles()),
-                              board_value=sum(game.tiles()))
+        messages_and_choices=first,
+        additional_histories=[art.History(messages_and_choices=turn) for turn in further],
+        reward=reward(game) if legal else -1.0,
+        metadata={"seed": scenario.seed},
+        logs=logs,
+    )
+    trajectory.metrics.update(
+        win=game.won(), illegal=not legal, moves=game.moves, max_value=max(game.tiles()), board_value=sum(game.tiles())
+    )
     return trajectory.finish()
 
 
@@ -179,6 +188,13 @@ def won_turns(count: int, win: int = 64) -> list[art.Trajectory]:
     turns = itertools.chain.from_iterable(turns for game, turns in games if game.won())
     chosen = [*itertools.islice(turns, count)]
     mover.shuffle(chosen)
-    return [art.Trajectory(messages_and_choices=[
-        {"role": "system", "content": SYSTEM}, {"role": "user", "content": view},
-        {"role": "assistant", "content": move}]) for view, move in chosen]
+    return [
+        art.Trajectory(
+            messages_and_choices=[
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": view},
+                {"role": "assistant", "content": move},
+            ]
+        )
+        for view, move in chosen
+    ]

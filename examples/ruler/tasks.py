@@ -1,4 +1,5 @@
 "Short answers to simple questions: the questions, a rollout, and a rule that can be checked without a judge."
+
 import re
 
 import art_nb as art
@@ -13,16 +14,40 @@ QUESTIONS = [
     "What is a bridge for?",
 ]
 MORE_QUESTIONS = [
-    "What does a dentist do?", "Why does ice float?", "What is a library for?", "How do fish breathe?",
-    "Why do we wash our hands?", "What is a clock for?", "What does a gardener do?", "Why do cats purr?",
-    "How does bread rise?", "What is a map for?", "Why do we have seasons?", "What does a pilot do?",
-    "Why is the sea salty?", "How do bees make honey?", "What is an umbrella for?", "Why do we need money?",
+    "What does a dentist do?",
+    "Why does ice float?",
+    "What is a library for?",
+    "How do fish breathe?",
+    "Why do we wash our hands?",
+    "What is a clock for?",
+    "What does a gardener do?",
+    "Why do cats purr?",
+    "How does bread rise?",
+    "What is a map for?",
+    "Why do we have seasons?",
+    "What does a pilot do?",
+    "Why is the sea salty?",
+    "How do bees make honey?",
+    "What is an umbrella for?",
+    "Why do we need money?",
 ]
 ASKED_AFTERWARDS = [
-    "What does a teacher do?", "Why does wood float?", "What is a bell for?", "How do plants drink?",
-    "Why do we brush our teeth?", "What is a window for?", "What does a farmer do?", "Why do dogs bark?",
-    "How does soap work?", "What is a key for?", "Why is it dark at night?", "What does a painter do?",
-    "Why is snow cold?", "How do spiders catch flies?", "What is a ladder for?", "Why do we need water?",
+    "What does a teacher do?",
+    "Why does wood float?",
+    "What is a bell for?",
+    "How do plants drink?",
+    "Why do we brush our teeth?",
+    "What is a window for?",
+    "What does a farmer do?",
+    "Why do dogs bark?",
+    "How does soap work?",
+    "What is a key for?",
+    "Why is it dark at night?",
+    "What does a painter do?",
+    "Why is snow cold?",
+    "How do spiders catch flies?",
+    "What is a ladder for?",
+    "Why do we need water?",
 ]
 
 
@@ -31,7 +56,8 @@ async def rollout(model: art.Model, question: str, **options) -> art.Trajectory:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     trajectory = art.Trajectory(messages_and_choices=messages, metadata={"question": question})
     completion = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=messages, max_completion_tokens=60, logprobs=True, **options)
+        model=model.get_inference_name(), messages=messages, max_completion_tokens=60, logprobs=True, **options
+    )
     trajectory.messages_and_choices.append(completion.choices[0])
     trajectory.metrics["words"] = len((completion.choices[0].message.content or "").split())
     return trajectory.finish()

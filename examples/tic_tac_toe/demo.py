@@ -1,6 +1,7 @@
 """`make demo`: SmolLM2-135M learns to beat a random opponent at tic-tac-toe, on this machine.
 
 The cells of tic-tac-toe.ipynb without the pictures, and a few steps fewer. Ends with one line of JSON."""
+
 import argparse
 import asyncio
 import json
@@ -12,7 +13,7 @@ from tic_tac_toe import practice, rollout, won_games
 
 import art_nb as art
 
-FIRST_UNSEEN = 900_000        # seeds of games that training never plays
+FIRST_UNSEEN = 900_000  # seeds of games that training never plays
 
 
 def peak_rss_gb() -> float:
@@ -25,8 +26,9 @@ def peak_rss_gb() -> float:
 
 async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> None:
     unseen = range(FIRST_UNSEEN, FIRST_UNSEEN + games)
-    model = art.TrainableModel(name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m",
-                               lora_config={"rank": 16, "alpha": 32})
+    model = art.TrainableModel(
+        name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m", lora_config={"rank": 16, "alpha": 32}
+    )
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
         before = await art.evaluate(model, rollout, unseen, metric="win")
@@ -34,16 +36,34 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
         start = time.time()
         if await model.get_step() == 0:
             await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
-        run = art.train(model, practice, range(100_000), steps=1 + steps, groups_per_step=groups, rollouts_per_group=8,
-                        learning_rate=2e-4, entropy_coef=0.02)
+        run = art.train(
+            model,
+            practice,
+            range(100_000),
+            steps=1 + steps,
+            groups_per_step=groups,
+            rollouts_per_group=8,
+            learning_rate=2e-4,
+            entropy_coef=0.02,
+        )
         await run
         seconds = time.time() - start
         after = await art.evaluate(model, rollout, unseen, metric="win")
         print(f"after: {after}")
-    print(json.dumps({"win_before": before.mean(), "win_after": round(after.mean(), 3),
-                      "ci95": [round(x, 3) for x in after.ci95()], "games": games, "steps": run.step - 1,
-                      "train_seconds": round(seconds), "illegal_after": round(after.mean("illegal"), 3),
-                      "peak_rss_gb": round(peak_rss_gb(), 2)}))
+    print(
+        json.dumps(
+            {
+                "win_before": before.mean(),
+                "win_after": round(after.mean(), 3),
+                "ci95": [round(x, 3) for x in after.ci95()],
+                "games": games,
+                "steps": run.step - 1,
+                "train_seconds": round(seconds),
+                "illegal_after": round(after.mean("illegal"), 3),
+                "peak_rss_gb": round(peak_rss_gb(), 2),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 "Tic-tac-toe against a random opponent: the game, what the model is shown, a rollout, and games to warm up on."
+
 import itertools
 import random
 import re
@@ -19,8 +20,9 @@ class IllegalMove(ValueError):
 @dataclass
 class Game:
     "One game; the seed fixes who begins, the random moves it opens with, and how the opponent answers."
+
     seed: int
-    plies: int = 0                  # opening moves, x and o in turn; x is to move then
+    plies: int = 0  # opening moves, x and o in turn; x is to move then
     board: list[str] = field(init=False)
 
     def __post_init__(self):
@@ -61,7 +63,7 @@ class Game:
 
     def view(self) -> str:
         "What the model is shown: the board; each free square after the other two marks of every line through it."
-        rows = "\n".join("ABC"[r] + " " + " ".join(self.board[3 * r:3 * r + 3]) for r in range(3))
+        rows = "\n".join("ABC"[r] + " " + " ".join(self.board[3 * r : 3 * r + 3]) for r in range(3))
         listed = random.Random("".join(self.board)).sample(self.free(), len(self.free()))
         return f"{rows}\nfree:\n" + "\n".join(f"{self.lines_through(i)} {SQUARES[i]}" for i in listed)
 
@@ -78,7 +80,8 @@ async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory
     while game.winner() is None:
         trajectory.messages_and_choices.append({"role": "user", "content": game.view()})
         completion = await client.chat.completions.create(
-            model=model.get_inference_name(), messages=trajectory.messages(), max_completion_tokens=8, logprobs=True)
+            model=model.get_inference_name(), messages=trajectory.messages(), max_completion_tokens=8, logprobs=True
+        )
         choice = completion.choices[0]
         trajectory.messages_and_choices.append(choice)
         try:

@@ -1,4 +1,5 @@
 "The task of the notebook beside it, for other tutorials: three words, of which maybe is worth most."
+
 from itertools import permutations
 
 import art_nb as art
@@ -11,7 +12,8 @@ prompts = [ask.format(*words) for ask in asking for words in permutations(WORTH)
 async def rollout(model, prompt):
     messages = [{"role": "system", "content": "Answer with one word."}, {"role": "user", "content": prompt}]
     completion = await model.openai_client().chat.completions.create(
-        model=model.get_inference_name(), messages=messages, max_completion_tokens=5, logprobs=True)
+        model=model.get_inference_name(), messages=messages, max_completion_tokens=5, logprobs=True
+    )
     word = (completion.choices[0].message.content or "").strip(" .!\n").lower()
     trajectory = art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=WORTH.get(word, 0.0))
     trajectory.metrics["maybe"] = word == "maybe"

@@ -1,4 +1,5 @@
 """Agent code that knows nothing of training: its calls are captured, the reward is set from inside."""
+
 import asyncio
 import os
 
@@ -26,9 +27,13 @@ async def main():
     await model.register(backend)
     client = AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     for _ in range(2):
-        groups = [await art.trajectory_group(
-            [art.trajectory(agent(client, model.get_inference_name(), question)) for _ in range(4)],
-            metadata={"question": question}) for question in ("Who?", "Why?")]
+        groups = [
+            await art.trajectory_group(
+                [art.trajectory(agent(client, model.get_inference_name(), question)) for _ in range(4)],
+                metadata={"question": question},
+            )
+            for question in ("Who?", "Why?")
+        ]
         result = await backend.train(model, groups, learning_rate=1e-5)
         assert result.metrics["data/step_trainable_assistant_tokens"] > 0
         await model.log(groups, metrics=result.metrics, step=result.step, split="train")

@@ -1,4 +1,5 @@
 """2048 as ART's notebooks of 2026 have it: backend.train, model.log with its metrics, a raw client, a shaped reward."""
+
 import asyncio
 import math
 import os
@@ -59,13 +60,20 @@ async def rollout(model: art.Model, scenario: Scenario2048) -> art.Trajectory:
         spawn(board)
     trajectory = art.Trajectory(
         messages_and_choices=[{"role": "system", "content": "Play 2048. Answer left, right, up or down."}],
-        metadata={"game_id": random.getrandbits(32), "notebook-id": "2048", "step": scenario.step}, reward=0)
+        metadata={"game_id": random.getrandbits(32), "notebook-id": "2048", "step": scenario.step},
+        reward=0,
+    )
     for moves in range(3):
         trajectory.messages_and_choices.append(
-            {"role": "user", "content": "\n".join("|".join(str(tile or "_") for tile in row) for row in board)})
+            {"role": "user", "content": "\n".join("|".join(str(tile or "_") for tile in row) for row in board)}
+        )
         completion = await client.chat.completions.create(
-            max_completion_tokens=4, messages=trajectory.messages(), model=model.get_inference_name(), stream=False,
-            logprobs=True)
+            max_completion_tokens=4,
+            messages=trajectory.messages(),
+            model=model.get_inference_name(),
+            stream=False,
+            logprobs=True,
+        )
         choice = completion.choices[0]
         trajectory.messages_and_choices.append(choice)
         word = (choice.message.content or "").strip().lower()
@@ -91,7 +99,9 @@ async def main():
         for i in range(await model.get_step(), 2):
             train_groups = await art.gather_trajectory_groups(
                 (art.TrajectoryGroup(rollout(model, Scenario2048(step=i)) for _ in range(6)) for _ in range(2)),
-                pbar_desc="gather", max_exceptions=6)
+                pbar_desc="gather",
+                max_exceptions=6,
+            )
             result = await backend.train(model, train_groups, learning_rate=1e-5)
             await model.log(train_groups, metrics=result.metrics, step=result.step, split="train")
             await model.delete_checkpoints("train/reward")

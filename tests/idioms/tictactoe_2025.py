@@ -1,4 +1,5 @@
 """Tic-tac-toe as it was written for ART in the summer of 2025: settings assigned later, model.train."""
+
 import asyncio
 import math
 import os
@@ -23,7 +24,7 @@ def winner(board):
 
 
 def render(board):
-    rows = [" ".join(square or "_" for square in board[i:i + 3]) for i in (0, 3, 6)]
+    rows = [" ".join(square or "_" for square in board[i : i + 3]) for i in (0, 3, 6)]
     return "  1 2 3\n" + "\n".join(f"{name} {row}" for name, row in zip("ABC", rows))
 
 
@@ -44,13 +45,16 @@ async def rollout(model: art.Model, iteration: int) -> art.Trajectory:
     board, symbol, moves = [None] * 9, random.choice("xo"), 0
     trajectory = art.Trajectory(
         messages_and_choices=[{"role": "system", "content": f"Play tic-tac-toe as {symbol}. Answer <move>A1</move>."}],
-        reward=0, metadata={"iteration": iteration})
+        reward=0,
+        metadata={"iteration": iteration},
+    )
     if symbol == "o":
         board[random.randrange(9)] = "x"
     while winner(board) is None:
         trajectory.messages_and_choices.append({"role": "user", "content": render(board)})
         completion = await client.chat.completions.create(
-            messages=trajectory.messages(), model=model.name, max_completion_tokens=8)
+            messages=trajectory.messages(), model=model.name, max_completion_tokens=8
+        )
         choice = completion.choices[0]
         assert isinstance(choice.message.content, str)
         trajectory.messages_and_choices.append(choice)
@@ -72,16 +76,20 @@ async def main():
     model = art.TrainableModel(name="001-script", project="tic-tac-toe-local", base_model=os.environ["IDIOM_MODEL"])
     model._internal_config = art.dev.InternalModelConfig(
         init_args=art.dev.InitArgs(max_seq_length=8192),
-        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8, num_scheduler_steps=1))
+        engine_args=art.dev.EngineArgs(enforce_eager=True, gpu_memory_utilization=0.8, num_scheduler_steps=1),
+    )
     backend = LocalBackend(in_process=True, path="./.art")
     await model.register(backend)
     for i in range(await model.get_step(), 2):
         train_groups = await art.gather_trajectory_groups(
             (art.TrajectoryGroup(rollout(model, i) for _ in range(6)) for _ in range(1)),
-            pbar_desc="gather", max_exceptions=6)
+            pbar_desc="gather",
+            max_exceptions=6,
+        )
         await model.delete_checkpoints()
-        await model.train(train_groups, config=art.TrainConfig(learning_rate=5e-5),
-                          _config={"logprob_calculation_chunk_size": 8})
+        await model.train(
+            train_groups, config=art.TrainConfig(learning_rate=5e-5), _config={"logprob_calculation_chunk_size": 8}
+        )
     print("step", await model.get_step())
 
 
