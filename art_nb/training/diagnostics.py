@@ -307,8 +307,8 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         truncation,
         "Replies run into the token limit",
-        "Raise max_completion_tokens in the rollout's request, ask for shorter answers, or train with truncated='mask': "
-        "a reply that was cut has no end to learn.",
+        "Raise max_completion_tokens in the rollout's request, ask for shorter answers, or train with "
+        "truncated='mask': a reply that was cut has no end to learn.",
     ),
     (
         mostly_truncated,
