@@ -18,7 +18,6 @@ from art_nb.runs.store import RunStore
 from art_nb.training.heartbeat import write_run_record
 from art_nb.training.run import Run
 from art_nb.views.index import open_rollouts
-from art_nb.views.replies import index_reply
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
 CORPUS = [
@@ -314,7 +313,7 @@ def test_a_report_is_complete(tmp_path):
     assert "for you" in text
     assert "answer 4.1" in report(store, tmp_path / "r.html", groups=[1]).read_text()
     rows = open_rollouts(store)
-    index_reply(rows)
+    rows.load(60)
     text = export(rows, [4, 4], tmp_path / "one.html").read_text()
     assert text.count("<section") == 1
     assert text.count('href="#r4"') == 1
