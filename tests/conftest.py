@@ -69,7 +69,7 @@ def swept():
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory) -> Path:
     """A random Llama (2 layers, hidden 64, 2 heads, 1 key-value head, fp32) with a byte-level ChatML tokenizer."""
-    from tiny import save_tiny_model
+    from art_nb.models.tiny import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 

@@ -4,7 +4,6 @@ import copy
 import functools
 
 import torch
-from tiny import tiny_model, tiny_tokenizer
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -18,6 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from art_nb.models.tiny import tiny_model, tiny_tokenizer
 from art_nb.policy.folded import Policy
 
 VOCABULARY = 320

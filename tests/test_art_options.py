@@ -5,10 +5,10 @@ import importlib
 import openai
 import pytest
 from homes import QUESTION, a_group, heard
-from tiny import CHATML
 
 import art_nb as art
 from art_nb.core.events import Bus, Warned
+from art_nb.models.tiny import CHATML
 from art_nb.tokens.learner_records import read_record
 
 

@@ -11,12 +11,12 @@ if find_spec("art") is None:  # not imported here: it patches transformers
 
 import torch
 from art_parts import as_ours, ask_art, some_groups, told_groups
-from tiny import tiny_tokenizer
 
 from art_nb.backends.options import step_config
 from art_nb.core.events import Bus
 from art_nb.learners.base import StepConfig, train_rows
 from art_nb.learners.losses import TokenTensors, shaped_advantages, total_loss
+from art_nb.models.tiny import tiny_tokenizer
 from art_nb.runs.store import RunStore
 from art_nb.tokens.rows import group_rows
 

@@ -12,9 +12,9 @@ import torch
 from audit import FULL, count
 from families import policy
 from test_samplers import cut_by_hand
-from tiny import tiny_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from art_nb.models.tiny import tiny_tokenizer
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.folded import Policy, cpu_dtype, load_policy
 from art_nb.policy.packing import Segment, tree_attention

@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tiny import tiny_tokenizer
 
 from art_nb.core.types import ServeError
+from art_nb.models.tiny import tiny_tokenizer
 from art_nb.tokens.chat import ChatFormat, DeadlineRunner, clean_messages
 from art_nb.tokens.tool_calls import FORMATS
 

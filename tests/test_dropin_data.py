@@ -442,9 +442,8 @@ async def test_a_stream_that_does_not_fit_its_rates_changes_nothing(named, local
 
 
 def test_a_batch_is_of_conversations_though_one_becomes_several_rows():
-    from tiny import tiny_tokenizer
-
     from art_nb.learners.sft_rows import sft_batches
+    from art_nb.models.tiny import tiny_tokenizer
     from art_nb.tokens.chat import ChatFormat
 
     tokenizer = tiny_tokenizer()

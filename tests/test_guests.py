@@ -12,13 +12,13 @@ import torch
 from engine_stubs import UNSLOTH, VLLM, forget_modules, write_package
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, field_validator
-from tiny import save_tiny_model
 
 import art_nb as art
 from art_nb.backends.runtime import choose_sampler, sampler_for_model
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
+from art_nb.models.tiny import save_tiny_model
 from art_nb.policy import isolation as guests
 from art_nb.policy.folded import load_policy
 from art_nb.policy.isolation import load_error

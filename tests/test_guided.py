@@ -10,11 +10,12 @@ import pytest
 from homes import QUESTION, at_home
 from openai.types.chat import ChatCompletion
 from pydantic import create_model
-from tiny import CHATML, spelling_tokenizer
+from tiny import spelling_tokenizer
 
 import art_nb as art
 from art_nb.compat.utils import freeze_tool_schema, get_guided_completion_params
 from art_nb.core.types import ServeError
+from art_nb.models.tiny import CHATML
 from art_nb.policy.folded import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.tool_calls import _MARKS, FORMATS, ReplyStream, call_prefix, format_of, only_arguments

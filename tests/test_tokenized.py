@@ -4,10 +4,10 @@ import math
 
 import pytest
 from openai.types.chat.chat_completion import Choice
-from tiny import CHATML, tiny_tokenizer
 
 import art_nb as art
 from art_nb import TokenFlag
+from art_nb.models.tiny import CHATML, tiny_tokenizer
 from art_nb.tokens.chat import ChatFormat
 from art_nb.tokens.rows import trajectory_rows
 

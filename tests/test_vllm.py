@@ -16,7 +16,6 @@ pytest.importorskip("vllm")
 
 import torch
 from homes import QUESTION
-from tiny import save_tiny_model, tiny_tokenizer
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -29,6 +28,7 @@ from transformers import (
 import art_nb as art
 from art_nb.core.events import Warned
 from art_nb.core.types import BackendMissing, ServeError
+from art_nb.models.tiny import save_tiny_model, tiny_tokenizer
 from art_nb.models.weights import fetch
 from art_nb.policy import folded
 from art_nb.policy.device import DeviceThread

@@ -7,13 +7,13 @@ import pytest
 import torch
 from homes import QUESTION, heard
 from peft import LoraConfig, get_peft_model
-from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
 import art_nb as art
 from art_nb.core.events import Warned
 from art_nb.core.types import StoreError, TrainError
 from art_nb.learners import checkpoints
+from art_nb.models.tiny import tiny_model
 from art_nb.models.weights import adapter_shape, base_name, fetch
 from art_nb.policy import folded
 from art_nb.policy.folded import sequence_logprobs

@@ -1,35 +1,16 @@
-"""A random Llama of 2 layers with a byte-level tokenizer, built in code: the smallest model that is a real one."""
+"""Tokenizers and GGUF files for tests; the tiny model itself is in `art_nb.models.tiny`."""
 
 import re
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
-TEXT = ["system user assistant\n", "A1 B2 C3 free: A1 B1 C1 A2 B2 C2 A3 B3 C3\n", "the move is <move>B2</move>\n"] * 4
-
-
-def byte_bpe(vocab_size=320, special=SPECIAL, text=TEXT):
-    """A byte-level BPE tokenizer with a few dozen merges."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(text, trainer)
-    return tokenizer
+from art_nb.models.tiny import CHATML, SPECIAL_TOKENS, byte_bpe, tiny_model, tiny_tokenizer
 
 
 def spelling_tokenizer(special, end, template):
     """A byte-level tokenizer with special tokens, an end and a template of its own."""
-    return PreTrainedTokenizerFast(tokenizer_object=byte_bpe(special=special), eos_token=end, chat_template=template)
+    return PreTrainedTokenizerFast(tokenizer_object=byte_bpe(special), eos_token=end, chat_template=template)
 
 
 def one_by_one(tokenizer, text):
@@ -37,53 +18,6 @@ def one_by_one(tokenizer, text):
     marks = "|".join(map(re.escape, tokenizer.get_added_vocab()))
     pieces = re.findall(f"{marks}|.", text, re.DOTALL)
     return [token for piece in pieces for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
-
-
-def tiny_tokenizer():
-    """The tokenizer as transformers knows it, with the ChatML template."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_bpe(),
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        model_max_length=512,
-    )
-    tokenizer.chat_template = CHATML
-    return tokenizer
-
-
-def tiny_model(vocab_size, seed=0):
-    """A random Llama: 2 layers, hidden 64, 2 heads over 1 key-value head, fp32."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config).float().eval()
-
-
-def save_tiny_model(folder: Path):
-    """Write config, safetensors, tokenizer and chat template, as a downloaded model has them."""
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(len(tokenizer))
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def save_tiny_gguf(path: Path, name="Tiny 0b test"):
@@ -125,7 +59,7 @@ def vocabulary(out, tokenizer):
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("smollm")
     out.add_token_list(tokens)
-    out.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    out.add_token_types([3 if token in SPECIAL_TOKENS else 1 for token in tokens])
     out.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
     out.add_bos_token_id(1)
     out.add_eos_token_id(0)  # as many files have it: the end of a turn is not named here
