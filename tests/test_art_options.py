@@ -36,7 +36,7 @@ async def test_the_trainers_settings_reach_the_step(named, local):
     taken, configs = [], []
     for options in asked:
         result = await local.train(model, [group], learning_rate=1e-3, **options)
-        optimizer = local.home(model).learner.optimizer.param_groups[0]
+        optimizer = local.runtime(model).learner.optimizer.param_groups[0]
         taken.append((optimizer["betas"], optimizer["eps"], optimizer["weight_decay"], optimizer["lr"]))
         configs.append(read_record(model.store, result.step).config)
     assert taken == [((0.5, 0.99), 1e-6, decay, 1e-3) for decay in (0.2, 0.0, 0.2)]
@@ -48,7 +48,7 @@ async def test_without_settings_the_defaults_are_ours(named, local):
     model = named()
     await model.register(local)
     result = await local.train(model, [await a_group(model)])
-    optimizer = local.home(model).learner.optimizer.param_groups[0]
+    optimizer = local.runtime(model).learner.optimizer.param_groups[0]
     assert (optimizer["betas"], optimizer["eps"], optimizer["weight_decay"]) == ((0.9, 0.99), 1e-8, 0.0)
     assert read_record(model.store, result.step).config["max_grad_norm"] == 1.0
 
@@ -65,7 +65,7 @@ async def test_a_request_may_switch_thinking_off(named, local):
         )
         ids = answer.model_extra["prompt_token_ids"]
         assert ids == answer.choices[0].model_extra["prompt_token_ids"]
-        texts.append(local.home(model).policy.tokenizer.decode(ids))
+        texts.append(local.runtime(model).policy.tokenizer.decode(ids))
     assert texts[0] == texts[2]
     assert texts[1] == texts[0] + "<think>\n\n</think>\n\n"
     with pytest.raises(openai.BadRequestError) as caught:
@@ -83,7 +83,7 @@ async def test_what_a_registration_asks_for_in_vain_is_named(named, local):
     model = named()
     await model.register(local, _openai_client_config=config)
     assert left_out(said, "_openai_client_config").endswith("left out: engine_args, log_file, server_args.port.")
-    assert local.home(model).chat.calls.then == ', "parameters": '
+    assert local.runtime(model).chat.calls.then == ', "parameters": '
     said.clear()
     await named("quiet").register(local, _openai_client_config={"server_args": {"tool_call_parser": "hermes"}})
     await named("quieter").register(local)
@@ -127,7 +127,7 @@ def test_results_are_made_as_arts_are():
 
 
 def test_a_further_history_has_both_names():
-    from art_nb.rollouts.trajectories import History, LegacyHistory
+    from art_nb.trajectories import History, LegacyHistory
 
     assert LegacyHistory is History is art.trajectories.LegacyHistory
     messages = [{"role": "user", "content": "hi"}]

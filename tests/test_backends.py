@@ -163,7 +163,7 @@ async def test_where_nothing_can_be_learnt_the_step_says_so(named, local, capsys
 async def test_options_without_an_effect_are_announced_once(named, local):
     model, events = named(lora_config={"r": 4, "use_rslora": True}), heard(local, Warned)
     await model.register(local)
-    assert local.home(model).policy.rank == 4
+    assert local.runtime(model).policy.rank == 4
     group = await a_group(model)
     for _ in range(2):
         await local.train(model, [group], learning_rate=1e-3, plot_tensors=True)
@@ -196,13 +196,13 @@ async def test_alpha_and_seed_of_the_adapter_are_the_models(named, local):
     older = named("older", _internal_config={"peft_args": {"lora_alpha": 32, "random_state": 7}})
     for model, alpha in ((plain, 16), (newer, 32), (older, 32)):
         await model.register(local)
-        policy = local.home(model).policy
+        policy = local.runtime(model).policy
         assert policy.alpha == alpha
         assert {layer.scale for layer in policy.layers.values()} == {alpha / 8}
     assert saved_adapter(older, 0) == saved_adapter(newer, 0) != saved_adapter(plain, 0)
-    assert folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.home(newer).policy)
+    assert folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.runtime(newer).policy)
     with pytest.raises(StoreError, match="lora_alpha 32"):
-        folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.home(plain).policy)
+        folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.runtime(plain).policy)
 
 
 @pytest.mark.parametrize("how", ["chat_template", "chat_template_path"])
@@ -214,7 +214,7 @@ async def test_the_models_own_template_prints_its_prompts(named, local, tmp_path
     model = named(_internal_config=settings | {"chat_template_kwargs": {"mood": "calm"}})
     await model.register(local)
     choice = (await a_group(model, size=1)).trajectories[0].messages_and_choices[-1]
-    prompt = local.home(model).chat.tokenizer.decode(choice.model_extra["prompt_token_ids"])
+    prompt = local.runtime(model).chat.tokenizer.decode(choice.model_extra["prompt_token_ids"])
     assert prompt == f"calm: {QUESTION[0]['content']} ->"
 
 
@@ -416,7 +416,7 @@ async def register_again(model, backend):
 
 def registered(model, backend):
     try:
-        return backend.home(model)
+        return backend.runtime(model)
     except ServeError:
         return None
 
@@ -426,7 +426,7 @@ async def test_a_step_that_has_not_begun_is_taken_before_its_model_is_registered
     model, go_on = named(), threading.Event()
     await model.register(local)
     group = await a_group(model)
-    local.home(model).worker.submit(go_on.wait, 60)
+    local.runtime(model).worker.submit(go_on.wait, 60)
     step = model.train_sft(group.trajectories) if supervised else local.train(model, [group])
     both = asyncio.gather(step, register_again(model, local))
     await until(lambda: not registered(model, local))
@@ -585,7 +585,7 @@ async def test_closing_leaves_nothing(named, tmp_path):
     backend = art.LocalBackend(path=tmp_path, verbose=False)
     await model.register(backend)
     await local_traffic(model)
-    home = backend.home(model)
+    home = backend.runtime(model)
     parts = [home.policy, home.policy.model, home.learner]
     over_vllm = hasattr(home.sampler, "_engine")
     parts += [home.sampler._engine] if over_vllm else [home.sampler._slots.kv, home.sampler._prefixes]
@@ -618,7 +618,7 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path, monk
     model, backend = named(), art.LocalBackend(path=tmp_path, verbose=False)
     await model.register(backend)
     group = await a_group(model)
-    home, go_on = backend.home(model), threading.Event()
+    home, go_on = backend.runtime(model), threading.Event()
     advance = home.sampler._decode
 
     def advance_all_six():

@@ -599,7 +599,7 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
     monkeypatch.setattr("art_nb.backends.runtime.KEEP_ADAPTER_S", -1)
     model = named()
     await model.register(local)
-    group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
+    group, loaded = await a_group(model, size=3), local.runtime(model).sampler.loaded
     async with local.adapter_lease(model, 0), local.exact_adapter_lease(model, step=0):
         assert model.get_inference_name() == "ttt@0"
         assert model.get_inference_name(step=1) == "ttt@1"
@@ -613,7 +613,7 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
     with pytest.raises(ServeError, match="ttt@9"):
         async with local.adapter_lease(model, 9):
             pass
-    assert not +local.home(model).leased
+    assert not +local.runtime(model).leased
 
 
 async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
@@ -621,7 +621,7 @@ async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):
     model = named()
     await local.prune_model_adapters(model, retain_steps=set())  # not registered: there are none
     await model.register(local)
-    group, loaded = await a_group(model, size=3), local.home(model).sampler.loaded
+    group, loaded = await a_group(model, size=3), local.runtime(model).sampler.loaded
     for step in range(3):
         await ask(model, f"ttt@{step}")
         await local.train(model, [group], learning_rate=1e-3)

@@ -73,7 +73,7 @@ async def test_words_are_said_again_in_the_students_tokens(home):
         (choice,) = reply.choices
         assert choice.message.content == "the move is B2, not b2"
         assert choice.finish_reason == "stop"
-        tokenizer = backend.home(model).policy.tokenizer
+        tokenizer = backend.runtime(model).policy.tokenizer
         spelt = tokenizer(guided_choice[0], add_special_tokens=False)["input_ids"]
         assert choice.model_extra["token_ids"] == [*spelt, tokenizer.eos_token_id]
         assert choice.model_extra["cut"]  # its logprobs are not those of a free reply
@@ -487,7 +487,7 @@ async def test_the_students_own_words_become_likelier(home):
     taught = (await ask(model, extra_body={"guided_choice": guided})).choices[0]
     free = [(await ask(model, seed=seed, max_tokens=6)).choices[0] for seed in range(3)]
     ids = taught.model_extra["prompt_token_ids"] + taught.model_extra["token_ids"]
-    at = backend.home(model)
+    at = backend.runtime(model)
 
     def likely():
         return at.worker.call(sequence_logprobs, at.policy, ids)[-len(taught.model_extra["token_ids"]) :].sum()

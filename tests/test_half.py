@@ -60,7 +60,7 @@ async def test_the_profile_of_a_t4(tiny_model_dir, tmp_path):
     model = art.TrainableModel(name="t4", project="p", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=tmp_path, profile="t4", max_running=8, verbose=False) as backend:
         await model.register(backend)
-        home = backend.home(model)
+        home = backend.runtime(model)
         assert home.policy.dtype == torch.float16
         assert home.sampler.max_running == 8
         assert home.sampler.max_model_len == 512  # the model's own, which is less
@@ -162,7 +162,7 @@ async def test_a_run_in_float16_goes_on_after_an_overflow(tiny_model_dir, tmp_pa
     ]
     async with art.LocalBackend(path=tmp_path, profile="t4", verbose=False) as backend:
         await model.register(backend)
-        home, said = backend.home(model), []
+        home, said = backend.runtime(model), []
         backend.bus.subscribe(lambda event: said.append(event.message), Warned)
         home.learner.__class__, home.learner.bad, home.learner.calls = Overflowing, {0}, 0
         if how == "sft":

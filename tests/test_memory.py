@@ -34,8 +34,8 @@ async def main(path):
         group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[{"role": "user", "content": "A1"}, c],
                                                     reward=float(i % 3)) for i, c in enumerate(choices)])
         await backend.train(model, [group], learning_rate=1e-3, tokens_per_batch=512)
-        policy = backend.home(model).policy
-        before, home = fingerprint(adapter(policy)), backend.home(model)
+        policy = backend.runtime(model).policy
+        before, home = fingerprint(adapter(policy)), backend.runtime(model)
         home.worker.call(home.sampler.release)          # else the second try has 512 MB more, and takes minutes
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
@@ -73,7 +73,7 @@ async def main(path):
             model=model.get_inference_name(), messages=[{"role": "user", "content": "A1"}], seed=seed, n=n,
             max_tokens=400, extra_body={"ignore_eos": True})
         await ask(0, 1)
-        sampler = backend.home(model).sampler
+        sampler = backend.runtime(model).sampler
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         before = sampler._prefixes.max_bytes
         resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
@@ -154,7 +154,7 @@ async def test_sampling_tries_once_more(named, local, monkeypatch, call):
     model = named()
     await model.register(local)
     before = [choice.message.content for choice in await replies(model)]
-    inner = local.home(model).policy.model.model
+    inner = local.runtime(model).policy.model.model
     with failing(monkeypatch, inner, "forward", {call}):
         assert [choice.message.content for choice in await replies(model)] == before
     with failing(monkeypatch, inner, "forward", {call, call + 1}):
@@ -186,9 +186,9 @@ async def test_a_step_tries_once_more_and_is_the_same_step(named, local, monkeyp
             return await local._train_sft(model, told, TrainSFTConfig(learning_rate=1e-3))
         return await local.train(model, [group], learning_rate=1e-3)
 
-    adapter_of = lambda model: fingerprint(adapter(local.home(model).policy))
+    adapter_of = lambda model: fingerprint(adapter(local.runtime(model).policy))
     await step(plain)
-    inner, before = local.home(model).policy.model.model, adapter_of(model)
+    inner, before = local.runtime(model).policy.model.model, adapter_of(model)
     with failing(monkeypatch, inner, "forward", {0, 1}):
         with pytest.raises(TrainError, match="learner ran out of memory: could not create a primitive. The"):
             await step(model)

@@ -334,7 +334,7 @@ async def test_training_after_the_backend_was_closed(fresh):
     model, backend = fresh
     async with backend:
         await model.register(backend)
-    for call in (lambda: begin(model), lambda: backend.home(model)):
+    for call in (lambda: begin(model), lambda: backend.runtime(model)):
         with pytest.raises(ServeError) as caught:
             call()
         assert_words(caught.value, ["its backend was closed", "Make a new backend", "last checkpoint"])

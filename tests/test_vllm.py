@@ -270,7 +270,7 @@ async def test_settings_pass_through_and_unknown_ones_are_named(tiny_model_dir, 
     backend.bus.subscribe(heard.append, Warned)
     async with backend:
         await model.register(backend)
-        config = backend.home(model).sampler._engine.vllm_config
+        config = backend.runtime(model).sampler._engine.vllm_config
     assert config.scheduler_config.max_num_batched_tokens == 640
     assert [event.message.split(":")[0] for event in heard] == [
         f"{vllm_version()} has no setting num_scheduler_steps",

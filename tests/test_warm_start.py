@@ -56,7 +56,7 @@ def adapter_of(model, step):
 
 
 def logprobs(backend, model):
-    home = backend.home(model)
+    home = backend.runtime(model)
     return home.worker.call(sequence_logprobs, home.policy, IDS)
 
 
@@ -76,7 +76,7 @@ async def test_the_first_step_is_pefts_model(place, local, tiny_model_dir):
     assert written["base_model_name_or_path"] == str(tiny_model_dir)
     assert checkpoints.lineage(model.store.checkpoint_dir(0)) == [str(model.store.checkpoint_dir(0)), str(place)]
     assert await model.get_step() == 0
-    assert str(tiny_model_dir) in local.home(model).names()  # the model without any adapter
+    assert str(tiny_model_dir) in local.runtime(model).names()  # the model without any adapter
 
 
 async def test_training_goes_on_and_is_resumed(place, tmp_path):

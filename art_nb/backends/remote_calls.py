@@ -122,7 +122,7 @@ class CallRegistry:
     def in_use(self, run: str) -> bool:
         "Return whether a call works on a model, or a request waits for its reply."
         try:
-            return self.locks[run].locked() or bool(self.backend.home(self.models[run][1]).endpoint.service.live)
+            return self.locks[run].locked() or bool(self.backend.runtime(self.models[run][1]).endpoint.service.live)
         except ServeError:  # it was closed when loading it again failed
             return False
 
@@ -184,7 +184,7 @@ async def register(desk: CallRegistry, call: Call, form: RegisterForm, groups: l
         if desk.models.get(run, (None,))[0] != form.model:
             await desk.load(form.model)
 
-        home, key = desk.backend.home(desk.model(run)), secrets.token_urlsafe(24)
+        home, key = desk.backend.runtime(desk.model(run)), secrets.token_urlsafe(24)
     desk.keys[run].add(key_digest(key.encode()))
     return {
         "run": run,
@@ -201,7 +201,7 @@ async def train(desk: CallRegistry, call: Call, form: TrainForm, groups: list) -
     if wrong := sorted({"self", "model", "trajectory_groups"} & form.options.keys()):
         raise TrainError(f"{', '.join(wrong)} is no option of train().")
     async with desk.alone(call, desk.models[form.run][0]):
-        home = desk.backend.home(model)
+        home = desk.backend.runtime(model)
         await asyncio.to_thread(check_tokens, groups, vocabulary(home))
         await asyncio.to_thread(home.store.write_groups, "train", home.step + 1, groups)
         return numbers(await desk.backend.train(model, groups, **form.options))

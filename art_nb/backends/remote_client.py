@@ -120,7 +120,7 @@ READ_S = 60.0  # the server answers sooner, if only that it is still at work
 class SharedStore(RunStore):
     "A run directory that the server writes into too: what it tells of is in there."
 
-    parse_reply: Event | None = None
+    told: Event | None = None
 
     def append_event(self, event: Event) -> None:
         if event is not self.told:
@@ -158,7 +158,7 @@ class Backend:
         self._tenants: dict[str, RegisteredModel] = {}
         self._open: dict[str, str] = {}  # numbers of ONCE calls whose answer was lost, by what they said
         self._met = False  # whether the server has ever answered
-        self._hearing = threading.Lock()  # from naming an event in `parse_reply` until it is delivered
+        self._hearing = threading.Lock()  # from naming an event in `told` until it is delivered
 
     async def register(self, model) -> None:
         "Have the model loaded there, and its endpoint opened."

@@ -172,7 +172,7 @@ def proxy_inference(desk: CallRegistry, scope: dict) -> Callable:
     "The endpoint of a run, asked in the name of whoever asked here."
     run, _, rest = scope["path"].removeprefix("/runs/").partition("/")
     try:
-        endpoint = desk.backend.home(desk.model(run)).endpoint
+        endpoint = desk.backend.runtime(desk.model(run)).endpoint
         if not desk.opens(run, bearer_token(scope)):
             raise ServeError(f"{WRONG_KEY} take model.openai_client(), or register the model again.", status=401)
     except ServeError as error:

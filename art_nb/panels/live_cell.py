@@ -73,7 +73,7 @@ def runtime_of(run: RunSource) -> Any:  # None where its backend has no such thi
     if backends is None or isinstance(run, AttachedRun) or not isinstance(run.backend, backends.LocalBackend):
         return None
     with suppress(ServeError):
-        return run.backend.home(run.model)
+        return run.backend.runtime(run.model)
     return None
 
 

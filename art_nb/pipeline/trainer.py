@@ -23,7 +23,7 @@ from .freshness import is_stale, score_metrics, has_variance
 from .retention import CheckpointRetentionContext, CheckpointRetentionStrategy, checkpoints_of
 from ..rollouts.scenarios import scenario_metadata
 from .settings import PipelineAutotuneConfig, PipelineRuntimeConfig, RolloutFn
-from .workers import WorkClock, Evaluations, ScenarioSource, StatusReporter, emit_group
+from .workers import Evaluations, ScenarioSource, StatusReporter, WorkClock, emit_group, signal_handlers
 from ..rollouts.gather import gather_trajectory_groups
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.run import Run
@@ -450,7 +450,7 @@ class PipelineTrainer:
             await self.model.register(self.backend)
         self.model.check_options(self.options)
         self.run = Pipeline(self)
-        with handle_signals(self.run.interrupt, self.run.bus) if handle_signals else nullcontext():
+        with signal_handlers(self.run.interrupt, self.run.bus) if handle_signals else nullcontext():
             return await self.run.here()
 
     def request_stop(self) -> None:

@@ -221,7 +221,7 @@ class CachedJudge:
     """A judge whose complete answers are kept on a tape."""
 
     inner: Judge
-    judge_cache: JudgeCache
+    tape: JudgeCache
     lasting: bool = False
 
     @property
@@ -246,7 +246,7 @@ class CachedJudge:
 class ReplayJudge:
     """A tape as a judge: it answers what it was asked before, and nothing else."""
 
-    judge_cache: JudgeCache
+    tape: JudgeCache
     name: str = ""  # "": who stands on it first
     lasting: bool = False
     settings: str = ""

@@ -325,7 +325,7 @@ def context_limit(model: Model) -> int | None:
     from art_nb.backends.local import LocalBackend  # loads torch; a prompted model does without
 
     backend = model.backend()
-    return backend.home(model).sampler.max_model_len if isinstance(backend, LocalBackend) else None
+    return backend.runtime(model).sampler.max_model_len if isinstance(backend, LocalBackend) else None
 
 
 def check_context(probe: Probe) -> Check | None:

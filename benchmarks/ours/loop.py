@@ -29,7 +29,7 @@ def setup(model: str) -> dict:
     loop, made = asyncio.new_event_loop(), art.TrainableModel(name="bench", project="bench", base_model=model)
     backend = art.LocalBackend(path=tempfile.mkdtemp(prefix="art-nb-bench-"), verbose=False)
     loop.run_until_complete(made.register(backend))
-    HELD.update(loop=loop, model=made, backend=backend, home=backend.home(made), spent={})
+    HELD.update(loop=loop, model=made, backend=backend, home=backend.runtime(made), spent={})
     watch(HELD["home"].learner, HELD["spent"])
     return {"threads": torch.get_num_threads()}
 
