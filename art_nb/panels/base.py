@@ -195,7 +195,7 @@ class Panel(anywidget.AnyWidget):
     tick = Dict().tag(sync=True)
     last_error_text = Unicode("").tag(sync=True)
     comm_id = Unicode("").tag(sync=True)  # by which the page finds the panel's output
-    frozen = Unicode("").tag(sync=True)  # of a panel that was left
+    static_html = Unicode("").tag(sync=True)  # of a panel that was left
     key = ""  # of one whose `__init__` failed, too
 
     def __init__(self, *, key: str | None = None, **traits: Any):
@@ -280,7 +280,7 @@ class Panel(anywidget.AnyWidget):
             handle.update({"text/html": html, "text/plain": f"<{type(self).__name__}>"}, raw=True)
         self._handles = []
         if self.comm is not None:  # a page that was reloaded knows no display ids
-            self._set_trait("frozen", html)
+            self._set_trait("static_html", html)
         if close:
             self.close()
 
