@@ -364,7 +364,7 @@ def test_a_run_is_paused_resumed_stopped_and_started_again(page_with, home):
     button("Stop after step").click()
     until(lambda: run._over.is_set())
     assert run.status == "stopped" and run.step in home.model.store.steps_saved()
-    cell.finish.set()
+    cell.over.set()
 
 
 def test_a_run_may_wait_for_its_start(page_with, home):
@@ -452,7 +452,7 @@ def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeyp
 
 def test_two_threads_read_a_run_once(cell, script, monkeypatch):
     script.whole(1)
-    read, busy, most = JsonLinesTail.new, [], []
+    read, busy, most = JsonLinesTail.new_rows, [], []
 
     def new(tail):
         busy.append(tail)
@@ -461,7 +461,7 @@ def test_two_threads_read_a_run_once(cell, script, monkeypatch):
         busy.pop()
         return read(tail)
 
-    monkeypatch.setattr(JsonLinesTail, "new", new)
+    monkeypatch.setattr(JsonLinesTail, "new_rows", new)
     threads = [threading.Thread(target=cell.run.refresh) for _ in range(2)]
     for thread in threads:
         thread.start()

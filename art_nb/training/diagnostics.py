@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HistoryRows', 'CHECKS', 'ADVICE', 'TrainingWarning', 'column', 'training_rows', 'share', 'flat_share', 'near_the_top',
-           'gain', 'trend', 'has_calm_gradient', 'is_ruined', 'mostly_flat', 'constant_reward', 'equal_rewards',
-           'solved', 'flat_reward', 'flat_reward_calm', 'flat_reward_restless', 'slow_reward', 'kl_blow_up', 'drift',
+           'gain', 'trend', 'has_calm_gradient', 'ruined', 'mostly_flat', 'constant_reward', 'equal_rewards', 'solved',
+           'flat_reward', 'flat_reward_calm', 'flat_reward_restless', 'slow_reward', 'kl_blow_up', 'drift',
            'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated',
            'failures', 'diagnose', 'advice_for']
 
@@ -85,7 +85,7 @@ def has_calm_gradient(rows: HistoryRows) -> bool:
     return bool(norms) and max(norms) < 10 * median(norms) and early / 5 < late < 5 * early
 
 
-def is_ruined(rows: HistoryRows) -> str | None:
+def ruined(rows: HistoryRows) -> str | None:
     "The gradient is nearly gone and the entropy is another one, without the reward that would explain it."
     norms, entropy = column(rows, "loss/grad_norm"), column(rows, "loss/entropy")
     rewards = column(rows, "train/reward")
@@ -117,7 +117,7 @@ def constant_reward(rows: HistoryRows) -> str | None:
 def equal_rewards(rows: HistoryRows) -> str | None:
     "Nearly all groups of the last three steps have no variance, and the reward is low."
     recent, rewards = mostly_flat(rows), column(rows, "train/reward")
-    if not recent or near_the_top(rewards) or constant_reward(rows) or is_ruined(rows):
+    if not recent or near_the_top(rewards) or constant_reward(rows) or ruined(rows):
         return None
     return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards, so hardly anything was learnt."
 
@@ -133,7 +133,7 @@ def solved(rows: HistoryRows) -> str | None:
 def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
     "The reward has not moved over the last steps, beyond its own noise."
     values = column(rows, "train/reward", window)
-    if len(values) < window or fmean(flat_share(rows[-window:]) or [0.0]) > 0.75 or is_ruined(rows):
+    if len(values) < window or fmean(flat_share(rows[-window:]) or [0.0]) > 0.75 or ruined(rows):
         return None
     (slope, error), noise = trend(values), fmean(column(rows, "train/reward_std_dev") or [0.0])
     rise, arrived = abs(slope) * (window - 1), gain(rows) > noise > 0
@@ -155,7 +155,7 @@ def flat_reward_restless(rows: HistoryRows) -> str | None:
 def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
     "The reward rises, but by little of the spread within groups, and the gradient allows longer steps."
     values, noise = column(rows, "train/reward"), fmean(column(rows, "train/reward_std_dev") or [0.0])
-    if len(values) < window or not has_calm_gradient(rows) or is_ruined(rows):
+    if len(values) < window or not has_calm_gradient(rows) or ruined(rows):
         return None
     slope, error = trend(values[-window:])
     rise = slope * (window - 1)
@@ -257,7 +257,7 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         "`await art.doctor(model, rollout, scenarios)` looks at both.",
     ),
     (
-        is_ruined,
+        ruined,
         "The updates were too large",
         "Train again from an earlier checkpoint, or from the start under another name, with a tenth of the "
         "learning_rate.",
