@@ -57,8 +57,8 @@ async def test_the_local_backend_keeps_the_contract(keeps_contract):
 
 
 class Idle(art.LocalBackend):
-    def _train(self, home, groups, config, save_checkpoint):
-        return art.LocalTrainResult(step=home.step)
+    async def train(self, model, groups, **options):
+        return art.LocalTrainResult(step=self.runtime(model).step)
 
 
 class Unmoved(art.LocalBackend):

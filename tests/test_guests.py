@@ -14,7 +14,7 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, field_validator
 
 import art_nb as art
-from art_nb.backends.runtime import choose_sampler, sampler_for_model
+from art_nb.backends.runtime import choose_sampler, print_warnings, sampler_for_model
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
@@ -271,7 +271,7 @@ def test_the_reason_is_printed_once(vllm, capsys):
     vllm(compiled=LACKS)
     backend = art.LocalBackend()
     for _ in range(2):
-        with backend._print_warnings():
+        with print_warnings(backend.bus):
             assert choose_sampler("auto", "cuda", backend.bus.warn_once)[0] == "transformers"
     assert capsys.readouterr().out.count("libcudart.so.13") == 1
 

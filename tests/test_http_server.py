@@ -281,7 +281,7 @@ async def test_the_least_recently_used_model_is_released(tmp_path, named, monkey
             await second.register(backend)
             await ask(first)  # so the second was used least recently
             await third.register(backend)
-            assert {home.name for home in local._homes.values()} == {"first", "third"}
+            assert {home.name for home in local._runtimes.values()} == {"first", "third"}
             with pytest.raises(openai.NotFoundError, match="other models were used since"):
                 await ask(second)
             await second.register(backend)  # it comes back, and the first goes

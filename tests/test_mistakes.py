@@ -267,7 +267,7 @@ async def test_a_hub_that_cannot_be_reached_is_asked_once(fresh, monkeypatch):
     server.close()  # nobody listens there any more
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr("art_nb.backends.local.load_policy", lambda *_, **__: asked.append(1))
+    monkeypatch.setattr("art_nb.backends.loading.load_policy", lambda *_, **__: asked.append(1))
     with pytest.raises(StoreError) as caught:
         await fresh[0].model_copy(update={"base_model": "org/name"}).register(fresh[1])
     assert_words(caught.value, ["'org/name'", address, "cannot be reached", "Check the network", "directory"])
