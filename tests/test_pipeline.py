@@ -190,8 +190,8 @@ async def test_a_group_that_grew_old_is_dropped_and_counted(home):
     loop = asyncio.get_running_loop()
     run = await pipeline(home, sometimes, range(20), max_steps_off_policy=1).train()
     assert len(late) == 2
-    assert run.counts["stale"] >= 1
-    assert run.counts["accepted"] + run.counts["stale"] == 20
+    assert run.source.counts["stale"] >= 1
+    assert run.source.counts["accepted"] + run.source.counts["stale"] == 20
     zero = [
         g
         for s in model.store.steps("train")
@@ -206,7 +206,7 @@ async def test_a_group_that_grew_old_is_dropped_and_counted(home):
 async def test_nothing_that_is_trained_is_older_than_allowed(home):
     model = home[0]
     run = await pipeline(home, scenarios=range(16), max_steps_off_policy=0).train()
-    assert run.counts["stale"] + run.counts["accepted"] == 16
+    assert run.source.counts["stale"] + run.source.counts["accepted"] == 16
     for step in model.store.steps("train"):
         for group in model.store.read_groups("train", step):
             assert {age for age, _ in token_ages(group, step - 1)} == {0}
@@ -232,7 +232,7 @@ async def test_a_full_queue_holds_the_workers_back(home):
     trainer = pipeline(home, counts, iter(int, 1), queue_maxsize=2, max_steps=1, eval_fn=stays)
     work = asyncio.ensure_future(trainer.train())
     await until(lambda: trainer.run is not None and trainer.run.status == "running" and trainer.run.step == 1)
-    await until(trainer.run.queue.full)
+    await until(trainer.run.source.queue.full)
     await asyncio.sleep(0.3)
     assert len(begun) <= 2 * (3 + 2 + 2)  # a batch, the queue, the workers; two rollouts a group
     gate.set()
@@ -246,7 +246,7 @@ async def test_groups_without_variance_are_dropped_and_kept_to_look_at(home):
 
     model = home[0]
     run = await pipeline(home, odd_ones_teach).train()
-    assert (run.counts["accepted"], run.counts["zero_variance"]) == (6, 6)
+    assert (run.source.counts["accepted"], run.source.counts["zero_variance"]) == (6, 6)
     shown = discarded(model)
     assert [len({t.reward for t in g}) for g in shown] == [1] * 6  # those after the last step, too
     assert max(model.store.steps("discarded")) <= run.step + 1
@@ -256,7 +256,7 @@ async def test_groups_without_variance_are_dropped_and_kept_to_look_at(home):
 async def test_a_collapse_stops_the_run_and_says_so(home):
     said = heard(home[1], Warned)
     run = await pipeline(home, flat, iter(int, 1), discard_queue_multiplier=3).train()
-    assert (run.status, run.step, run.counts["zero_variance"]) == ("stopped", 0, 6)
+    assert (run.status, run.step, run.source.counts["zero_variance"]) == ("stopped", 0, 6)
     assert "6 groups" in next(event.message for event in said if event.key == "collapse")
     assert home[0].store.steps("discarded") == [1]
     assert len(discarded(home[0])) == 6
@@ -271,7 +271,7 @@ async def test_groups_that_fail_are_no_collapse(home):
         return art.TrajectoryGroup([await flat(model, scenario, config)])
 
     run = await pipeline(home, mostly_fails, range(9), n=0, discard_queue_multiplier=2).train()
-    assert (run.status, run.counts["zero_variance"], run.counts["failed"]) == ("done", 3, 6)
+    assert (run.status, run.source.counts["zero_variance"], run.source.counts["failed"]) == ("done", 3, 6)
     assert "collapse" not in [event.key for event in said]
     assert sorted(len(g.exceptions) for g in discarded(home[0])) == [0] * 3 + [1] * 6
 
@@ -303,7 +303,7 @@ async def test_a_rollout_function_that_fails_is_data_too(home):
 
     done = heard(home[1], RolloutDone)
     run = await pipeline(home, fragile, n=0).train()
-    assert (run.counts["accepted"], run.counts["failed"]) == (6, 6)
+    assert (run.source.counts["accepted"], run.source.counts["failed"]) == (6, 6)
     assert len([event for event in done if event.error and "away" in event.error]) == 6
 
 
@@ -407,7 +407,7 @@ async def test_an_evaluation_that_fails_is_announced_and_costs_nothing(home, cap
     assert run.status == "done"
     assert "ZeroDivisionError: no scenarios" in next(e.message for e in said if e.key == "evaluation 0")
     assert "evaluation of step 0 failed" in capsys.readouterr().out
-    assert run.evaluations.done == {1, 2}
+    assert run.source.evaluations.done == {1, 2}
 
 
 async def test_an_evaluation_of_a_step_that_was_not_saved_is_said_once(home):
@@ -563,7 +563,7 @@ async def test_a_time_limit_ends_a_rollout_that_hangs(home):
 
     await say(home[0], "the first reply takes longest", {})
     run = await pipeline(home, hangs, range(4), n=3, timeout_s=10).train()
-    assert (run.status, run.counts["accepted"]) == ("done", 4)
+    assert (run.status, run.source.counts["accepted"]) == ("done", 4)
 
 
 @pytest.mark.parametrize("how", ["cancel", "request_stop", "stop", "file"])
