@@ -662,9 +662,9 @@ async def test_in_another_thread_signals_are_left_alone_and_that_is_said(tiny_mo
 async def test_what_was_not_trained_is_played_again_and_the_rest_is_not(home):
     model, batches = home[0], {"num_rollout_workers": 3, "min_batch_size": 2, "max_batch_size": 2}
     first = await pipeline(home, scenarios=range(10), max_steps=2, **batches).train()
-    assert first.counts["accepted"] == 4
+    assert first.source.counts["accepted"] == 4
     second = await pipeline(home, scenarios=range(10), **batches).train()
-    assert second.counts["accepted"] == 10
+    assert second.source.counts["accepted"] == 10
     played = [
         g.metadata["scenario_id"] for s in model.store.steps("train") for g in model.store.read_groups("train", s)
     ]
