@@ -18,7 +18,7 @@ import torch
 from shapes import ids
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from art_nb.backends.runtime import choose_sampler
+from art_nb.backends.engines import choose_sampler
 from art_nb.core.types import BackendMissing
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version

@@ -5,8 +5,8 @@ from importlib import metadata
 import pytest
 
 import art_nb as art
+from art_nb.backends.engines import choose_learner, choose_sampler
 from art_nb.backends.options import init_options
-from art_nb.backends.runtime import choose_learner, choose_sampler
 from art_nb.core.events import Bus
 from art_nb.core.types import BackendMissing
 from art_nb.policy import isolation as guests

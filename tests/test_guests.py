@@ -14,7 +14,8 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, field_validator
 
 import art_nb as art
-from art_nb.backends.runtime import choose_sampler, print_warnings, sampler_for_model
+from art_nb.backends.engines import choose_sampler, sampler_for_model
+from art_nb.backends.runtime import print_warnings
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version

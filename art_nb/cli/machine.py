@@ -60,7 +60,7 @@ def check_engines() -> list:
         ]
     import torch
 
-    from art_nb.backends.runtime import choose_learner, choose_sampler
+    from art_nb.backends.engines import choose_learner, choose_sampler
     from art_nb.policy.folded import pick_device
 
     device = pick_device()
