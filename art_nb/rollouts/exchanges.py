@@ -213,6 +213,8 @@ PROTOCOLS = {
     "/responses": Protocol(ResponsesExchange, _join_response, _is_complete_response),
     "/messages": Protocol(MessagesExchange, _join_message, _is_complete_message),
 }
+
+# %% ../../nbs/05_rollouts/10_exchanges.ipynb #376126db
 _SECRET_FIELDS = ("api_key", "extra_headers", "headers")
 
 
