@@ -584,7 +584,7 @@ def test_scopes_are_closed_in_order():
         with pytest.raises(RuntimeError, match="out of order"):
             outer.__exit__(None, None, None)
     assert art.current_trajectory() is None
-    with pytest.raises(RuntimeError, match="nothing is captured here"):
+    with pytest.raises(RuntimeError, match="Requests are not captured here"):
         art.current_trajectory(require=True)
 
 
@@ -649,7 +649,7 @@ async def test_only_a_coroutine_that_has_not_begun(client):
 
     task = asyncio.ensure_future(agent())
     for wrong in (task, asyncio.get_running_loop().create_future(), agent, None):
-        with pytest.raises(TypeError, match="a coroutine that has not begun"):
+        with pytest.raises(TypeError, match="a coroutine that has not started"):
             await art.trajectory(wrong)
     await task
 
@@ -728,7 +728,7 @@ async def test_a_trajectory_is_handed_out_from_within():
     found = await asyncio.gather(*(art.capture_yielded_trajectory(agent(0, i)) for i in range(5)))
     assert [t.reward for t in found] == [0, 1, 2, 3, 4]
     art.yield_trajectory(art.Trajectory())  # nobody waits for it
-    with pytest.raises(RuntimeError, match="no trajectory was handed out"):
+    with pytest.raises(RuntimeError, match="did not yield a trajectory"):
         await art.capture_yielded_trajectory(agent())
 
 

@@ -98,7 +98,7 @@ class Captured:
     exchanges: TrajectoryExchanges
     conversations: list[Conversation]
 
-
+# %% ../../nbs/05_rollouts/30_trajectories.ipynb #5e76c7dd
 def _as_reward(value: Any) -> Any:
     if value is None or isinstance(value, str) and not _is_number(value):
         raise ValueError(
