@@ -31,7 +31,7 @@ from art_nb.runs.costs import (
     get_model_pricing,
     reported_cost,
     usage_cost,
-    usage_of,
+    parse_usage,
 )
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #c8d9bb0c
@@ -229,7 +229,7 @@ class MetricsBuilder:
         return cost
 
     def _priced(self, response: Any, model_name: str, prices: Mapping[str, float]) -> float:
-        usage = usage_of(response)
+        usage = parse_usage(response)
         if usage is None:
             raise ValueError(
                 f"an answer of {model_name} has no token counts in `usage`: say where its cost stands "
