@@ -66,13 +66,11 @@ class TrainConfig(StrictModel):
     kl_penalty_coef : float
         Coefficient of the KL penalty on the advantages.
     kl_penalty_source : {"current_learner", "sample"}
-        Policy whose logprobs are compared with the reference for the KL penalty.
+        Source of the logprobs for the KL penalty: the current learner, or the recorded logprobs of the sampler.
     grad_accumulation_sequences : int, optional
-        Number of sequences per optimizer step.
-    optimizer_save_interval : int
-        Save the optimizer state after this many steps.
-    final_training_step : int, optional
-        Last step of the training.
+        Number of rows per optimizer step. By default, a train call is one optimizer step over all rows.
+    optimizer_save_interval, final_training_step
+        Accepted for compatibility with ART. They have no effect.
 
     Raises
     ------

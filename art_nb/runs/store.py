@@ -227,7 +227,7 @@ class RunStore:
         if path is None:
             saved = ", ".join(map(str, self.steps(split))) or "none"
             raise StoreError(f"No trajectories of split {split!r} at step {step} in {self.path}. Saved steps: {saved}.")
-        with reading(path, "move the file away to continue without it"), open_file(path) as file:
+        with reading(path, "Move the file away to continue without it"), open_file(path) as file:
             groups, name = READERS[path.suffix](file)
         if name:
             self._attach_tokens(groups, path.with_suffix(".tokens.npz"), name)
