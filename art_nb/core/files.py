@@ -126,7 +126,7 @@ def read_json(path: str | Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
         raise ValueError(f"it holds a JSON {type(value).__name__}, not an object")
     return value
 
-
+# %% ../../nbs/00_core/70_files.ipynb #db0e7ff3
 def parse_yaml(text: bytes) -> Any:
     """Parse YAML. Raise `ValueError` also if it is nested too deep or its aliases expand too far."""
     import yaml
@@ -178,7 +178,7 @@ def load_arrays(
             raise ValueError(f"its array {name!r} has the wrong type ({array.dtype}) or shape")
     return loaded
 
-
+# %% ../../nbs/00_core/70_files.ipynb #be232bf6
 def open_parquet(file: str | Path | BinaryIO) -> pq.ParquetFile:
     """Open a Parquet file. Raise `ValueError` if its unpacked content would be too large."""
     if not hasattr(file, "read"):
@@ -353,7 +353,7 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
         return None
     return row if isinstance(row, dict) else None
 
-
+# %% ../../nbs/00_core/70_files.ipynb #46fdb508
 def read_lines(
     path: Path,
     warn: Callable[[str, str], object] = lambda key, message: None,  # called once if lines cannot be read

@@ -53,7 +53,7 @@ class StrictModel(BaseModel):
                 )
         return data
 
-
+# %% ../../nbs/00_core/20_types.ipynb #a755a8df
 class TrainConfig(StrictModel):
     """Settings of one reinforcement-learning step that every backend supports.
 

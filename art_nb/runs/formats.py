@@ -201,7 +201,7 @@ def _entry(cells: Iterator, tops: Iterator[int], token_id: int | None) -> dict[s
     token = f"token_id:{token_id}" if token is None else token
     return {"token": token, "bytes": raw, "logprob": logprob, "top_logprobs": alternatives}
 
-
+# %% ../../nbs/10_runs/10_formats.ipynb #ed4dc7a3
 def unpack_tokens(
     groups: list[TrajectoryGroup],  # their choices are changed in place
     arrays: Mapping[str, np.ndarray],  # result of `pack_tokens`
