@@ -104,6 +104,32 @@ def _exception_of(task: asyncio.Future) -> BaseException | None:
     except asyncio.CancelledError as error:
         return error
 
+# %% ../../nbs/00_core/50_aio.ipynb #62cd7401
+def _retry_async(fn: Callable, kinds: Any, pauses_s: list[float], notify: Callable) -> Callable:
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        for attempt, pause_s in enumerate(pauses_s, 1):
+            try:
+                return await fn(*args, **kwargs)
+            except kinds as error:
+                notify(error, attempt)
+            await asyncio.sleep(pause_s)
+        return await fn(*args, **kwargs)
+
+    return call
+
+
+def _retry_sync(fn: Callable, kinds: Any, pauses_s: list[float], notify: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for attempt, pause_s in enumerate(pauses_s, 1):
+            try:
+                return fn(*args, **kwargs)
+            except kinds as error:
+                notify(error, attempt)
+            time.sleep(pause_s)
+        return fn(*args, **kwargs)
+
+    return call
+
 # %% ../../nbs/00_core/50_aio.ipynb #feee4042
 def retry(
     max_attempts: int = 3,
@@ -141,32 +167,6 @@ def retry(
         return wraps(fn)(retrying(fn, kinds, pauses_s, notify))
 
     return decorate
-
-
-def _retry_async(fn: Callable, kinds: Any, pauses_s: list[float], notify: Callable) -> Callable:
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        for attempt, pause_s in enumerate(pauses_s, 1):
-            try:
-                return await fn(*args, **kwargs)
-            except kinds as error:
-                notify(error, attempt)
-            await asyncio.sleep(pause_s)
-        return await fn(*args, **kwargs)
-
-    return call
-
-
-def _retry_sync(fn: Callable, kinds: Any, pauses_s: list[float], notify: Callable) -> Callable:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for attempt, pause_s in enumerate(pauses_s, 1):
-            try:
-                return fn(*args, **kwargs)
-            except kinds as error:
-                notify(error, attempt)
-            time.sleep(pause_s)
-        return fn(*args, **kwargs)
-
-    return call
 
 # %% ../../nbs/00_core/50_aio.ipynb #d5274332
 def limit_concurrency(

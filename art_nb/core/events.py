@@ -68,7 +68,7 @@ class RolloutDone(Event):
     error: str | None = None
     seconds_s: float = 0.0
 
-
+# %% ../../nbs/00_core/40_events.ipynb #bad74144
 @dataclass(slots=True, kw_only=True)
 class GroupDone(Event):
     """All rollouts of a group ended."""

@@ -120,7 +120,7 @@ def rollout_tokens(groups: list[TrajectoryGroup]) -> dict[str, float]:
     counts = [trajectory.metrics.get("completion_tokens") for group in groups for trajectory in group]
     return {} if None in counts or not counts else {"data/step_rollout_tokens": float(sum(counts))}
 
-
+# %% ../../nbs/10_runs/30_metrics.ipynb #4f29351b
 def scenario_ids(groups: Iterable[TrajectoryGroup]) -> list[str]:
     """Return the distinct scenario IDs in the metadata of groups or of their trajectories."""
     ids = []
@@ -371,7 +371,7 @@ def count_cost(
     if builder is not None and usd:
         builder.add_cost(f"{builder.cost_context}/{source}", usd)
 
-
+# %% ../../nbs/10_runs/30_metrics.ipynb #167e7526
 def track_api_cost(
     *,
     source: str,
