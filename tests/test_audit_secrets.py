@@ -172,7 +172,7 @@ async def test_twelve_secrets_appear_nowhere(named, tmp_path, judge_server, monk
     await judge(tmp_path, judge_server, said)
     await connect(named, tmp_path / "near", said)
     model.update_wandb_config({"service": {"api_key": SECRETS["wandb"]}})
-    with pytest.raises(ValueError, match="is noted as") as raised:
+    with pytest.raises(ValueError, match="is recorded as") as raised:
         model.update_wandb_config({"service": {"api_key": "another"}})
     said.append(str(raised.value))
     report(model, tmp_path / "report.html")

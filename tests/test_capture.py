@@ -441,7 +441,7 @@ def test_a_stream_that_breaks_off_is_no_reply(fixed):
 
 
 def test_what_cannot_be_read_is_said_once_and_raises_nothing(fixed, monkeypatch):
-    monkeypatch.setattr(interceptors, "_said", set())
+    monkeypatch.setattr(interceptors, "_warned", set())
     url, body = fixed(b'{"choices": [', kind="application/json") + "/chat/completions", {"messages": [GO]}
     captured = art.Trajectory()
 
@@ -457,7 +457,7 @@ def test_what_cannot_be_read_is_said_once_and_raises_nothing(fixed, monkeypatch)
 
 @pytest.mark.parametrize("wrong", [[{"content": "no role"}], ["text"], "text", [None]])
 def test_what_is_no_conversation_is_left_out(fixed, wrong, monkeypatch):
-    monkeypatch.setattr(interceptors, "_said", set())
+    monkeypatch.setattr(interceptors, "_warned", set())
     url = fixed(chunk({"content": "b2"}), chunk({}, finish_reason="stop")) + "/chat/completions"
     with art.Trajectory() as captured:
         assert httpx.post(url, json={"messages": [GO]}).is_success
@@ -470,13 +470,13 @@ def test_what_is_no_conversation_is_left_out(fixed, wrong, monkeypatch):
 
 
 def test_bodies_are_bounded(fixed, monkeypatch):
-    monkeypatch.setattr(interceptors, "LIMIT", 200)
-    monkeypatch.setattr(interceptors, "_said", set())
+    monkeypatch.setattr(interceptors, "MAX_BODY_BYTES", 200)
+    monkeypatch.setattr(interceptors, "_warned", set())
     url = fixed(*[chunk({"content": "x"})] * 9, b"data: [DONE]\n\n") + "/chat/completions"
     with art.Trajectory() as captured:
-        with pytest.warns(UserWarning, match="a reply of more than"):
+        with pytest.warns(UserWarning, match="A response of more than"):
             assert httpx.post(url, json={"messages": [GO]}).is_success
-        with pytest.warns(UserWarning, match="a request to .* was not captured"):
+        with pytest.warns(UserWarning, match="A request to .* was not captured"):
             assert httpx.post(url, json={"messages": [GO] * 20}).is_success
         assert httpx.post(url, content=iter([b"{}"]), headers={"Content-Length": "2"}).is_success
     assert not captured.exchanges
@@ -584,7 +584,7 @@ def test_scopes_are_closed_in_order():
         with pytest.raises(RuntimeError, match="out of order"):
             outer.__exit__(None, None, None)
     assert art.current_trajectory() is None
-    with pytest.raises(RuntimeError, match="nothing is captured here"):
+    with pytest.raises(RuntimeError, match="Requests are not captured here"):
         art.current_trajectory(require=True)
 
 
@@ -649,7 +649,7 @@ async def test_only_a_coroutine_that_has_not_begun(client):
 
     task = asyncio.ensure_future(agent())
     for wrong in (task, asyncio.get_running_loop().create_future(), agent, None):
-        with pytest.raises(TypeError, match="a coroutine that has not begun"):
+        with pytest.raises(TypeError, match="a coroutine that has not started"):
             await art.trajectory(wrong)
     await task
 
@@ -728,7 +728,7 @@ async def test_a_trajectory_is_handed_out_from_within():
     found = await asyncio.gather(*(art.capture_yielded_trajectory(agent(0, i)) for i in range(5)))
     assert [t.reward for t in found] == [0, 1, 2, 3, 4]
     art.yield_trajectory(art.Trajectory())  # nobody waits for it
-    with pytest.raises(RuntimeError, match="no trajectory was handed out"):
+    with pytest.raises(RuntimeError, match="did not yield a trajectory"):
         await art.capture_yielded_trajectory(agent())
 
 
@@ -752,7 +752,7 @@ async def test_conversations_that_extend_another_merge(client):
     assert contents == [["go", hello, "and?", hello], ["beside", hello], *[["go", hello, "and?", hello]] * 2]
     assert t.histories() == t.chat_completions_histories() == t.histories(model="ttt*")
     assert t.histories(model="other") == []
-    with pytest.raises(ValueError, match="there are 4 histories"):
+    with pytest.raises(ValueError, match="There are 4 histories"):
         t.history()
     assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 5 * 13  # each is a sample of its own
 

@@ -22,7 +22,7 @@ from art_nb.runs.costs import (
     as_pricing,
     build_cost_calculator,
     get_model_pricing,
-    usage_of,
+    parse_usage,
 )
 from art_nb.runs.metrics import MetricsBuilder, cumulative_name, group_metrics, metric_name, track_api_cost
 
@@ -280,16 +280,16 @@ def test_what_a_cache_holds_has_prices_of_its_own(prices, response, usd):
 
 def test_what_nobody_can_price_is_said():
     builder = MetricsBuilder("train")
-    with pytest.raises(ValueError, match="register_model_pricing|register one"):
+    with pytest.raises(ValueError, match="register_model_pricing|Register one"):
         builder.add_response_cost("a", MILLION, provider="openai", model_name="nobody/knows")
     with pytest.raises(ValueError, match="register_cost_extractor"):
         builder.add_response_cost("a", {"usage": None}, provider="x", model_name="openai/o3")
     with pytest.raises(ValueError, match="needs both"):
         as_pricing({"prompt_price_per_million": 1})
-    with pytest.raises(ValueError, match="no part"):
+    with pytest.raises(ValueError, match="Unknown price 'prompts'"):
         as_pricing({"prompts": 1})
     assert builder.take() == {}
-    assert usage_of(object()) is None
+    assert parse_usage(object()) is None
     assert get_model_pricing(None) is None
     assert all(0 < price.prefill < price.sample for price in MODEL_PRICING.values())
 

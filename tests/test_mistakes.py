@@ -354,7 +354,7 @@ async def test_training_one_model_twice_at_once(place):
 def test_looking_at_what_is_not_there(tmp_path):
     with pytest.raises(StoreError, match="There is no .*nowhere"):
         art.view(tmp_path / "nowhere")
-    with pytest.raises(StoreError, match="holds no rollouts: give a run's directory"):
+    with pytest.raises(StoreError, match="holds no rollouts. Pass a run directory"):
         art.view(tmp_path)
 
 

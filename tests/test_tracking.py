@@ -241,7 +241,7 @@ def closed():
     [
         ({"WANDB_API_KEY": "short"}, "key"),
         ({"WANDB_API_KEY": ""}, "wandb login"),
-        ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "W&B takes no rows of a"),
+        ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "W&B does not accept rows of a"),
     ],
 )
 def test_a_failure_of_it_is_said_once_and_the_history_goes_on(script, tmp_path, closed, env, why):
@@ -308,5 +308,5 @@ def test_a_folder_of_runs_is_no_package(monkeypatch, tmp_path):
 def test_a_nested_setting_cannot_change():
     config = note_metrics({"game": {"size": 3}}, {"game": {"dice": 2}})
     assert config == {"game": {"size": 3, "dice": 2}}
-    with pytest.raises(ValueError, match=r"game\.size is noted as 3 .* begin another model"):
+    with pytest.raises(ValueError, match=r"game\.size is recorded as 3 .* Create another model"):
         note_metrics(config, {"seed": 1, "game": {"size": 4}})

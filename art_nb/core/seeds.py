@@ -21,20 +21,20 @@ def request_seed(
     seed: int,  # of the run
     step: int,
     path: tuple[int, ...],  # group, rollout, request; longer if a rollout starts further rollouts
-) -> int:  # 63 bits, which is what vLLM takes
+) -> int:  # 63 bits, the range that vLLM accepts
     """Return the seed of one request."""
-    place = ".".join(map(str, (seed, step, *path)))
-    return int.from_bytes(blake2b(place.encode(), digest_size=8).digest()) >> 1
+    position = ".".join(map(str, (seed, step, *path)))
+    return int.from_bytes(blake2b(position.encode(), digest_size=8).digest()) >> 1
 
 # %% ../../nbs/00_core/10_seeds.ipynb #seed0009
 @dataclass(slots=True, eq=False)
 class StepSeeds:
-    """What all requests of a step share."""
+    """The state that all requests of a step share."""
 
     seed: int
     step: int
-    serves: Callable[[str], bool]  # whether a URL belongs to an endpoint that reads the header
-    requests: int = 0  # that got a seed
+    serves: Callable[[str], bool]  # returns whether the endpoint at a URL reads the header
+    requests: int = 0  # number of requests with a seed
     overlapping: bool = False  # one scope had two unanswered requests at the same time
 
 
@@ -45,20 +45,20 @@ class SeedScope:
     shared: StepSeeds
     path: tuple[int, ...] = ()
     numbers: Iterator[int] = field(default_factory=count)
-    waiting: int = 0  # requests under way
+    waiting: int = 0  # requests without a response yet
 
     def nested(self) -> "SeedScope":
         """Return the next scope inside this one."""
         return SeedScope(self.shared, (*self.path, next(self.numbers)))
 
     def begin(self) -> int:
-        """Return the seed of the next request. Call `end` when its reply begins."""
+        """Return the seed of the next request. Call `end` when its response begins."""
         self.shared.overlapping |= self.waiting > 0
         self.waiting, self.shared.requests = self.waiting + 1, self.shared.requests + 1
         return request_seed(self.shared.seed, self.shared.step, (*self.path, next(self.numbers)))
 
     def end(self) -> None:
-        """Note that a request was answered."""
+        """Record that a request got its response."""
         self.waiting -= 1
 
 
@@ -66,13 +66,13 @@ _scope: ContextVar[SeedScope | None] = ContextVar("seed_scope", default=None)
 
 
 def current_seed_scope() -> SeedScope | None:
-    """Return the scope this code runs in, or `None` outside of a step with a seed."""
+    """Return the scope in which this code runs, or `None` outside a step with a seed."""
     return _scope.get()
 
 
 @contextmanager
 def seed_scope(scope: SeedScope | None) -> Iterator[None]:
-    """Number the requests of the code inside in this scope; `None` sends no seeds."""
+    """Number the requests inside the block in a scope. With `None`, no seeds are sent."""
     token = _scope.set(scope)
     try:
         yield
@@ -81,6 +81,6 @@ def seed_scope(scope: SeedScope | None) -> Iterator[None]:
 
 
 def nested_seed_scope() -> AbstractContextManager[None]:
-    """Open a scope in the current one: tasks started inside number their requests apart from the others."""
+    """Open a nested scope, so that tasks started inside number their requests separately."""
     outer = _scope.get()
     return seed_scope(outer and outer.nested())
