@@ -362,8 +362,8 @@ async def test_no_room_for_vllm_is_tried_once_more_and_then_told(stub_vllm, name
     async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
         with pytest.raises(
             ServeError,
-            match=r"Loading the model ran out of memory: vLLM has no room for the keys and "
-            r"values of a conversation of 512 tokens .*lower max_running or max_model_len",
+            match=r"Loading the model ran out of memory: vLLM has too little memory for the KV cache "
+            r"of a conversation of 512 tokens .*lower max_running or max_model_len",
         ):
             await named().register(backend)
 
@@ -437,7 +437,7 @@ def weightless(tmp_path):
             None,
             BackendMissing,
             "vLLM runs this model as TransformersForCausalLM, whose layers have other names than those of "
-            "LlamaForCausalLM",
+            "the trained LlamaForCausalLM",
         ),
         ({"model_type": "gpt2"}, None, TrainError, "learned position embeddings, which art_nb does not compute"),
     ],

@@ -262,7 +262,7 @@ async def test_where_memory_is_short_replies_wait_and_are_right(made, places):
     sizes, most, rng = range(10, 330, 20), [0], random.Random(6)
 
     def tick():
-        more = sampler._tick()
+        more = sampler._iterate()
         most.append(sampler._slots.kv.nbytes if sampler._slots.kv is not None else 0)
         return more
 
