@@ -330,7 +330,7 @@ def parse(raw: bytes, model: type[RequestT]) -> tuple[RequestT, dict]:
 
 
 def param_of(error: dict, body: Any) -> str:
-    """Return the path of a pydantic error in the body, such as `messages[0].content`, without names of union branches."""
+    """Return the path of a pydantic error, like `messages[0].content`, without the names of union branches."""
     path, last = "", len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):
         if isinstance(part, int) and isinstance(body, list):
