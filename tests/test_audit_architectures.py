@@ -14,8 +14,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from art_nb.core.types import TrainError
 from art_nb.learners.base import Learner
+from art_nb.policy.adapters import fold_adapter, load_adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import checked_policy, fold_adapter, load_adapter, load_policy
+from art_nb.policy.loading import checked_policy, load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler

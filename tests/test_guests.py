@@ -17,11 +17,11 @@ from tiny import save_tiny_model
 import art_nb as art
 from art_nb.backends.runtime import choose_sampler, sampler_for_model
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
-from art_nb.learners.base import Learner, StepConfig
+from art_nb.learners.base import Learner, StepConfig, rescore_rows
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.policy import isolation as guests
-from art_nb.policy.folded import load_policy
 from art_nb.policy.isolation import load_error
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.vllm import shut_down
 
@@ -147,7 +147,7 @@ def test_a_learner_without_a_backend_rejects_them_too(unsloth, tiny_model_dir):
     for step in (
         lambda: learner.step([row(65)], StepConfig(learning_rate=1e-3)),
         lambda: learner.sft_step([row(65)], 1e-3),
-        lambda: learner.rescored([row(65)], StepConfig(learning_rate=1e-3)),
+        lambda: rescore_rows(learner, [row(65)], StepConfig(learning_rate=1e-3)),
     ):
         with pytest.raises(TrainError, match="A row has 65 tokens, and Unsloth truncates rows to max_seq_length=64"):
             step()

@@ -29,9 +29,12 @@ from transformers.models.llama import modeling_llama
 import art_nb as art
 from art_nb.core.types import StoreError, TrainError
 from art_nb.models.gguf import load_gguf
+from art_nb.policy.adapter_files import peft_files
+from art_nb.policy.adapters import adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import adapter, checked_policy, coverage_note, load_policy, peft_files, sequence_logprobs
+from art_nb.policy.folded import coverage_note, sequence_logprobs
 from art_nb.policy.kernels import bf16_products
+from art_nb.policy.loading import checked_policy, load_policy
 from art_nb.samplers.transformers import TransformersSampler
 
 IDS = list(range(3, 40))

@@ -323,7 +323,7 @@ async def test_a_reply_ends_under_the_weights_it_began_with(made):
 
 
 async def test_a_learner_between_two_tokens_disturbs_no_reply(made):
-    from art_nb.policy.folded import fold_adapter, load_adapter
+    from art_nb.policy.adapters import fold_adapter, load_adapter
 
     sampler, params = made(), SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
     old, new = (random_adapter(sampler.policy, seed) for seed in (1, 2))

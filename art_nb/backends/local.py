@@ -48,7 +48,7 @@ from art_nb.backends.runtime import (
 from ..core.events import AdapterServed, Bus, CheckpointSaved, Event, GradientStep, Warned
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, StoreError, TrainError, TrainSFTConfig
 from ..learners import checkpoints
-from ..policy import folded
+from ..policy import adapter_files
 from ..learners.base import restore_on_error, config_to_json, mean_metrics, optimizer_steps, step_rows
 from ..learners.settings import StepConfig, unusual_values
 from ..learners.sft_rows import sft_batches
@@ -57,7 +57,9 @@ from ..models.gguf import LOADING
 from ..models.model import Backend as Place
 from ..models.weights import adapter_directory, base_name, check_hub, fetch
 from ..policy.device import DeviceThread, give_memory_back, if_full, retry_if_full
-from ..policy.folded import coverage_note, load_policy, pick_device, fold_adapter
+from ..policy.adapters import fold_adapter
+from ..policy.folded import coverage_note
+from ..policy.loading import load_policy, pick_device
 from ..policy.packing import WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, choices, lacks_prompt
 from ..runs.locks import acquire_lock
@@ -414,7 +416,9 @@ class LocalBackend:
             "The adapter is as it was: lower tokens_per_batch (now "
             f"{config.tokens_per_batch}) and train on the same groups again.",
         ):
-            weights = folded.read_matching_adapter(config.kl_reference, home.policy) if config.kl_reference else None
+            weights = (
+                adapter_files.read_matching_adapter(config.kl_reference, home.policy) if config.kl_reference else None
+            )
             steps = lambda: optimizer_steps(home.learner, training, config, between, weights)
             figures = retry_if_full(steps, home.sampler.release)
         records.save_record(

@@ -23,9 +23,10 @@ from ..core.types import BackendMissing, ServeError, StoreError
 from ..learners.base import Learner
 from ..learners.unsloth import UnslothLearner, usable_unsloth
 from ..models.clients import at_step
-from ..policy import folded
+from ..policy import adapter_files
 from ..policy.device import DeviceThread, if_full
-from ..policy.folded import Policy, adapter
+from ..policy.adapters import adapter
+from ..policy.folded import Policy
 from ..runs.locks import RunLock
 from ..runs.store import RunStore
 from ..samplers.base import LOWER, Sampler
@@ -89,7 +90,7 @@ class ModelRuntime:
         if not loaded:
             step = int(key.rpartition("@")[2])
             with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
-                self.sampler.load(key, folded.read_adapter(self.store.checkpoint_dir(step)))
+                self.sampler.load(key, adapter_files.read_adapter(self.store.checkpoint_dir(step)))
         return key
 
     def publish(self, step: int) -> None:

@@ -211,7 +211,8 @@ def dr_grpo(t: TokenTensors, **options) -> Tensor:
 def gspo(t: TokenTensors, *, eps_low: float = 3e-4, eps_high: float = 4e-4, **options) -> Tensor:
     """Return the loss of `ppo` with the row's ratio exp(mean log ratio) and the paper's edges.
 
-    Each token has a separate gradient. GSPO-token, arXiv:2507.18071; verl `core_algos.py` compute_policy_loss_gspo. Meant for reduction "sequence".
+    Each token has a separate gradient. Meant for reduction "sequence".
+    GSPO-token, arXiv:2507.18071; verl `core_algos.py` compute_policy_loss_gspo.
     """
     return ppo(t, eps_low=eps_low, eps_high=eps_high, **{"level": "sequence_token"} | options)
 
@@ -274,7 +275,7 @@ def unweighted(t: TokenTensors) -> Tensor:
 
 
 def tis(t: TokenTensors, *, is_max: float = 2.0, is_min: float = 0.0) -> Tensor:
-    """Return κ clipped at `is_max`: truncated importance sampling, as in ART and verl. fengyao.notion.site/off-policy-rl"""
+    """Return κ clipped at `is_max`: truncated importance sampling. ART, verl; fengyao.notion.site/off-policy-rl"""
     return bounded_exp(mismatch_log_ratio(t)).clamp(is_min, is_max)
 
 
@@ -354,7 +355,7 @@ def shaped_advantages(
     source: str | Callable = "current_learner",  # a name in KL_SOURCES
     mean: float | None = None,  # mean log ratio of the step; None = of these tokens
 ) -> Tensor:  # advantages_E
-    """Return ART's shaped advantages: A + coef * (mean(k) - k) with the log ratio k of source to reference; 0 stays 0."""
+    """Return ART's shaped advantages: A + coef * (mean(k) - k), where k is the log ratio to the reference."""
     k_E = reference_log_ratio(t, source)
     trained_E = t.advantages_E != 0
     if mean is None:
@@ -451,7 +452,7 @@ def loss_ratio(
     loss: str | Callable,  # a name in LOSSES or a function of TokenTensors
     options: Mapping[str, Any],  # its options
 ) -> tuple[Tensor, Tensor]:  # ratio_E before clipping and masking, advantages_E
-    """Return the ratio of a loss at its level and its advantages. For losses without a level, use the token ratio."""
+    """Return the ratio of a loss at its level, and its advantages. Losses without a level use the token ratio."""
     loss = find_option(LOSSES, loss)
     if loss not in (cispo, reinforce, *EDGES):
         return token_ratio(log_ratio(t.logprobs_E, t.old_E), t.row_E), t.advantages_E

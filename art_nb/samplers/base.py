@@ -21,7 +21,8 @@ import torch
 from ..core.types import ServeError
 from ..policy.architectures import context_length
 from ..policy.device import DeviceThread, first_line, out_of_memory, retry_if_full
-from ..policy.folded import Adapter, Policy, adapter_mismatch
+from ..policy.adapters import Adapter, adapter_mismatch
+from ..policy.folded import Policy
 from ..tokens.chat import TextStream
 
 # %% ../../nbs/40_samplers/00_base.ipynb #352877e0

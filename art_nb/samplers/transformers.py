@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['DRAWN', 'MIN_ROWS_PER_THREAD', 'restrict_logits', 'top_logprobs', 'sample_tokens', 'noise_size', 'seeded_noise',
-           'SlottedRequest', 'allowed_next_ids', 'mask_choices', 'pad_rows', 'noise_of_requests', 'TransformersSampler']
+           'SlottedRequest', 'allowed_next_ids', 'mask_choices', 'pad_rows', 'noise_of_requests', 'sample_next',
+           'TransformersSampler']
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #31e0a004
 import math
@@ -16,7 +17,8 @@ import torch
 
 from ..core.types import ServeError
 from ..policy.device import DeviceThread, give_memory_back, out_of_memory
-from ..policy.folded import Policy, fold_adapter
+from ..policy.adapters import fold_adapter
+from ..policy.folded import Policy
 from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
 from .base import QueuedSampler, Request, SampledToken, SamplingParams, common_prefix_length
 from ..tokens.chat import inner_ids
@@ -179,6 +181,24 @@ def noise_of_requests(
             noise[i] = seeded_noise(request.params.seed, due[i] - request.start, size)
     return torch.from_numpy(noise)
 
+
+def sample_next(
+    params: Sequence[SamplingParams], logits_BV: torch.Tensor, noise_BN: torch.Tensor
+) -> list[SampledToken]:
+    """Sample a token for each request. Raise `ServeError` if the logits are not finite."""
+    ids, logprobs, logits_BV = sample_tokens(logits_BV, params, noise_BN)
+    logprobs = logprobs.tolist()
+    if any(map(math.isnan, logprobs)):
+        raise ServeError(
+            "The model's logits are not finite: a training step damaged the adapter. The most likely cause is "
+            "too high a learning_rate. Go back to an earlier checkpoint and lower learning_rate.",
+            status=500,
+        )
+    return [
+        SampledToken(token, logprob, top=top_logprobs(row, p.top_logprobs))
+        for p, token, logprob, row in zip(params, ids.tolist(), logprobs, logits_BV)
+    ]
+
 # %% ../../nbs/40_samplers/10_transformers.ipynb #7dc67a46
 class TransformersSampler(QueuedSampler):
     """Sampler with continuous batching over a `Policy`.
@@ -334,7 +354,9 @@ class TransformersSampler(QueuedSampler):
         positions = torch.tensor([i for r, end in zip(running, due) for i in range(r.cached, end)], device=device)
         slots = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)], device=device)
         logits = self._logits(tokens, positions, self._slots.attention(slots, positions, counts), counts)
-        sampled = self._sample(running, due, logits)
+        mask_choices(logits, running, self._eos)
+        noise = noise_of_requests(running, due, logits.shape[1], self._generator)
+        sampled = sample_next([request.params for request in running], logits, noise)
         for request, end in zip(running, due):  # a failed allocation before this line changes no state
             request.cached = end
         for request, item in zip([*running], sampled):
@@ -353,24 +375,6 @@ class TransformersSampler(QueuedSampler):
         hidden = self.policy.hidden(pad_rows(tokens, n), pad_rows(positions, n), attend_padded if n else attend)
         last = torch.tensor(counts, device=tokens.device).cumsum(0) - 1
         return self.policy.logits(pad_rows(hidden[last], n))[: len(counts)]
-
-    def _sample(self, running: list[SlottedRequest], due: list[int], logits: torch.Tensor) -> list[SampledToken]:
-        """Sample a token for each request from its row of logits."""
-        mask_choices(logits, running, self._eos)
-        params = [r.params for r in running]
-        noise = noise_of_requests(running, due, logits.shape[1], self._generator)
-        ids, logprobs, logits = sample_tokens(logits, params, noise)
-        logprobs = logprobs.tolist()
-        if any(map(math.isnan, logprobs)):
-            raise ServeError(
-                "The model's logits are not finite: a training step damaged the adapter. The most likely cause is "
-                "too high a learning_rate. Go back to an earlier checkpoint and lower learning_rate.",
-                status=500,
-            )
-        return [
-            SampledToken(token, logprob, top=top_logprobs(row, p.top_logprobs))
-            for p, token, logprob, row in zip(params, ids.tolist(), logprobs, logits)
-        ]
 
     def _postpone(self, request) -> None:
         """Preempt the request because the KV cache is full. It is rescheduled when space is available."""

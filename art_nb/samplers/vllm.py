@@ -30,7 +30,10 @@ import torch
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from ..policy.architectures import check_config, context_length, is_wrapped, model_class, read_config
 from ..policy.device import DeviceThread, first_line, if_full, out_of_memory
-from ..policy.folded import LoRALinear, Policy, FusedLinear, chosen_dtype, masters, peft_files, fold_adapter
+from ..policy.adapter_files import peft_files
+from ..policy.adapters import fold_adapter, masters
+from ..policy.folded import FusedLinear, LoRALinear, Policy
+from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
 from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
 
