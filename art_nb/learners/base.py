@@ -381,8 +381,7 @@ class Learner:
             parts.append(join([t]))
             between(i + 1, len(batches), len(batch.tokens_S))
         self.seen = [pair for batch, t in zip(batches, parts) for pair in by_row(batch, t)]
-        trained = max(1, sum(row.advantage != 0 for row in rows))
-        learning_rate = config.learning_rate * trained**config.row_power
+        learning_rate = config.learning_rate * max(1, sum(row.advantage != 0 for row in rows)) ** config.row_power
         metrics = {"loss/train": loss} | self.update(learning_rate, config.max_grad_norm, config.weight_decay)
         metrics |= step_metrics(parts, batches, rows, config)
         if config.kl_shaping and not config.kl_coef:

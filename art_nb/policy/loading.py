@@ -140,7 +140,7 @@ def short_windows(model, tokens: int) -> Iterator[None]:
         for owner, window in windows:
             owner.sliding_window = window
 
-
+# %% ../../nbs/30_policy/90_loading.ipynb #c2255a8f
 @torch.inference_mode()
 def unpatched_logprobs(model, rows: list[list[int]]) -> torch.Tensor:
     """Return the logprobs [rows, T-1] of the tokens after the first one, from the model's original forward pass."""
@@ -210,7 +210,7 @@ def checked_policy(model, tokenizer, **options) -> Policy:
             )
     return policy
 
-
+# %% ../../nbs/30_policy/90_loading.ipynb #e2272cf8
 def load_policy(
     path: str | Path,
     *,

@@ -366,8 +366,7 @@ class TransformersSampler(QueuedSampler):
     def _logits(self, tokens, positions, attend, counts: list[int]) -> torch.Tensor:
         """Return the logits of the last token of each request. `tokens` has the new tokens of all requests."""
         seeded = tokens.device.type == "cpu" and any(request.seeded for request in self._running)
-        n = MIN_ROWS_PER_THREAD * torch.get_num_threads() if seeded else 0
-        size = len(tokens)
+        n, size = MIN_ROWS_PER_THREAD * torch.get_num_threads() if seeded else 0, len(tokens)
 
         def attend_padded(layer, q_SHD, k_SKD, v_SKD, *options):
             return pad_rows(attend(layer, q_SHD[:size], k_SKD[:size], v_SKD[:size], *options), n)

@@ -231,7 +231,7 @@ class FunctionCall(LenientModel):
     name: str
     arguments: str
 
-
+# %% ../../nbs/45_serving/10_openai_requests.ipynb #46262e5a
 class ToolCall(LenientModel):
     """A tool call in a message."""
 
