@@ -159,7 +159,7 @@ def first_policy(store: RunStore) -> int | None:
         # Only the last parts are compared, because the run may have been moved as a whole.
         external = bool(parent) and Path(parent).resolve().parts[-5:-1] != directory.resolve().parts[-5:-1]
         if start is not None and step > start + 1:
-            return start  # the deleted steps between them belong to reinforcement learning
+            return start  # the deleted steps between them were steps of reinforcement learning
         if supervised or external:
             start = step
         elif step:

@@ -85,7 +85,7 @@ class PrefixCache:
 
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #50e51b66
 def batches_of_parts(starts: list[int], positions: torch.Tensor) -> list[tuple]:
-    """Return batches of parts with several tokens: slots, sizes, tokens, a mask without padding, and preceding tokens."""
+    """Return batches of parts with several tokens: slots, sizes, tokens, mask of real tokens, and preceding tokens."""
     device, pad = positions.device, torch.nn.utils.rnn.pad_sequence
     pieces = [i for i, (a, b) in enumerate(zip(starts, starts[1:])) if b - a > 1]
     before = [int(positions[starts[i]]) for i in pieces]
@@ -175,9 +175,8 @@ class KVSlots:
     def attention(self, slots: torch.Tensor, positions: torch.Tensor, counts: list[int]):
         """Return the attention function of a forward pass with `counts[i]` new tokens in slot i."""
         starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
-        longest = (
-            -(-(int(positions.max()) + 1) // BLOCK) * BLOCK
-        )  # whole blocks, because rounding depends on the length
+        # Whole blocks are computed, because rounding depends on the length.
+        longest = -(-(int(positions.max()) + 1) // BLOCK) * BLOCK
         bias = cache(causal_bias)  # the same for all layers with the same window
         single_slots = [i for i, n in enumerate(counts) if n == 1]
         at = torch.tensor([starts[i] for i in single_slots], device=positions.device, dtype=torch.long)

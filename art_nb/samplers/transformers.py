@@ -145,13 +145,13 @@ def allowed_next_ids(
 def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], ends: frozenset[int]) -> None:
     """Set the logits that the choices or the grammar of a request forbid to minus infinity, in place."""
     for i, request in enumerate(requests):
+        if not (request.choices or request.call):
+            continue
         sampled = request.ids[request.start :]
         if request.choices:
             ids = allowed_next_ids(request.choices, sampled, ends)
-        elif request.call:
-            ids = request.call.permitted(sampled, ends)
         else:
-            continue
+            ids = request.call.permitted(sampled, ends)
         ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
         allowed = logits_BV[i, ids]
         logits_BV[i] = float("-inf")
