@@ -408,7 +408,7 @@ def test_an_engine_of_any_version_is_shut_down():
     old, new = Ended(), Ended()
     shut_down(SimpleNamespace(model_executor=old, engine_core=SimpleNamespace()))  # 0.26
     shut_down(SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=new))))
-    with pytest.warns(RuntimeWarning, match="memory is only freed when Python ends"):
+    with pytest.warns(RuntimeWarning, match="memory is freed only when Python ends"):
         shut_down(SimpleNamespace())
     assert (old.times, new.times) == (1, 1)
 

@@ -242,8 +242,8 @@ def wrong_shape(model):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (scaled_head, "the learner gives other probabilities than transformers"),
-        (masked_window, "the learner gives other probabilities than transformers"),
+        (scaled_head, "the learner computes other probabilities than transformers"),
+        (masked_window, "the learner computes other probabilities than transformers"),
         (no_attend, "does not run with art_nb's attention \\(TypeError"),
         (wrong_shape, "does not run with art_nb's attention \\(RuntimeError"),
     ],
