@@ -23,8 +23,10 @@ from art_nb.core.types import BackendMissing
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.models.weights import fetch
+from art_nb.policy.adapters import adapter, fold_adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import Policy, adapter, fold_adapter, load_policy, sequence_logprobs
+from art_nb.policy.folded import Policy, sequence_logprobs
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler

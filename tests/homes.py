@@ -46,9 +46,9 @@ async def a_group(model, seed=0, size=6, rewards=None, **options):
 
 def saved_adapter(model, step):
     """What tells the adapter of a step from others."""
-    from art_nb.policy import folded
+    from art_nb.policy import adapter_files
 
-    return folded.read_training_json(model.store.checkpoint_dir(step))["adapter"]
+    return adapter_files.read_training_json(model.store.checkpoint_dir(step))["adapter"]
 
 
 def heard(backend, *kinds):

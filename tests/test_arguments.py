@@ -12,7 +12,8 @@ from art_nb.core.events import Warned
 from art_nb.core.types import StoreError, TrainConfig, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
 from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH
-from art_nb.policy.folded import adapter, load_policy
+from art_nb.policy.adapters import adapter
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow
 from art_nb.tokens.learner_records import read_record
 from art_nb.tokens.rows import group_rows

@@ -14,8 +14,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import art_nb as art
-from art_nb.policy import folded
-from art_nb.policy.folded import TARGETS, fold_adapter, load_adapter, load_policy, sequence_logprobs
+from art_nb.policy import adapter_files
+from art_nb.policy.adapters import fold_adapter, load_adapter
+from art_nb.policy.folded import TARGETS, sequence_logprobs
+from art_nb.policy.loading import load_policy
 from art_nb.runs.migrate import migrate
 from art_nb.runs.readers import read_groups
 from art_nb.runs.store import open_run
@@ -117,7 +119,7 @@ def test_its_checkpoint_means_here_what_it_means_there(arts, tiny_model_dir):
         expected = theirs(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
     policy = load_policy(tiny_model_dir, device="cpu", dtype=torch.float32)
     before = sequence_logprobs(policy, tokens)
-    load_adapter(policy, folded.read_matching_adapter(directory, policy))
+    load_adapter(policy, adapter_files.read_matching_adapter(directory, policy))
     fold_adapter(policy)
     ours = sequence_logprobs(policy, tokens)
     torch.testing.assert_close(ours, expected[range(5), tokens[1:]], rtol=1e-4, atol=1e-4)
@@ -145,7 +147,7 @@ async def test_a_run_of_arts_goes_on(arts, tiny_model_dir):
         assert result.step == 3
     store = open_run(arts / "p/models/agent")
     assert store.steps_saved() == [2, 3]
-    assert folded.read_training_json(store.checkpoint_dir(3))["parent"] == str(store.checkpoint_dir(2))
+    assert adapter_files.read_training_json(store.checkpoint_dir(3))["parent"] == str(store.checkpoint_dir(2))
     assert {"train/reward", "loss/train"} <= store.history()[-1].keys()
 
 

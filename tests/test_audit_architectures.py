@@ -14,8 +14,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from art_nb.core.types import TrainError
 from art_nb.learners.base import Learner
+from art_nb.policy.adapters import fold_adapter, load_adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import checked_policy, fold_adapter, load_adapter, load_policy
+from art_nb.policy.loading import checked_policy, load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
@@ -94,7 +95,7 @@ COMPUTED = {
 }
 REFUSED = {  # what the sentence must name
     "bloom": (dict(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4), "ALiBi"),
-    "codegen": (GPT | {"rotary_dim": 8}, "a decoder that is not built of"),
+    "codegen": (GPT | {"rotary_dim": 8}, "a decoder without the layers"),
     "deepseek_v3": (
         SHAPE
         | dict(
@@ -126,7 +127,7 @@ REFUSED = {  # what the sentence must name
             num_attention_heads=4,
             max_position_embeddings=512,
         ),
-        "a decoder that is not built of",
+        "a decoder without the layers",
     ),
     "gpt_oss": (SHAPE | WINDOW | dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2), "attention sinks"),
     "jetmoe": (
@@ -140,7 +141,7 @@ REFUSED = {  # what the sentence must name
             num_local_experts=4,
             num_experts_per_tok=2,
         ),
-        "a decoder that is not built of",
+        "a decoder without the layers",
     ),
     "llama4_text": (SHAPE | {"head_dim": 16}, "chunked_attention"),
     "mamba": (dict(vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2), "linear_attention"),
@@ -159,7 +160,7 @@ REFUSED = {  # what the sentence must name
         ),
         "learned position embeddings",
     ),
-    "persimmon": (SHAPE, "a decoder that is not built of"),
+    "persimmon": (SHAPE, "a decoder without the layers"),
     "qwen3_5_text": (SHAPE | LINEAR, "linear_attention"),
     "qwen3_next": (SHAPE | LINEAR | EXPERTS, "linear_attention"),
     "stablelm": (SHAPE, "custom attention function"),

@@ -28,7 +28,7 @@ from art_nb.learners.losses import (
     shaped_advantages,
     total_loss,
 )
-from art_nb.policy.folded import load_policy
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow
 from art_nb.tokens.advantages import REDUCTIONS, advantages, entry_weights
 from art_nb.tokens.rows import TokenRow

@@ -24,8 +24,10 @@ from art_nb.core.events import Bus, CheckpointSaved, SignalReport, Warned
 from art_nb.core.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
 from art_nb.learners import checkpoints
 from art_nb.models.gguf import LOADING
-from art_nb.policy import folded
-from art_nb.policy.folded import fold_adapter, load_adapter, load_policy, sequence_logprobs
+from art_nb.policy import adapter_files
+from art_nb.policy.adapters import fold_adapter, load_adapter
+from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.loading import load_policy
 
 NEAR = 0.05  # of two logprobs under the same weights, where the model computes in bf16
 
@@ -200,9 +202,9 @@ async def test_alpha_and_seed_of_the_adapter_are_the_models(named, local):
         assert policy.alpha == alpha
         assert {layer.scale for layer in policy.layers.values()} == {alpha / 8}
     assert saved_adapter(older, 0) == saved_adapter(newer, 0) != saved_adapter(plain, 0)
-    assert folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.runtime(newer).policy)
-    with pytest.raises(StoreError, match="lora_alpha 32"):
-        folded.read_matching_adapter(newer.store.checkpoint_dir(0), local.runtime(plain).policy)
+    assert adapter_files.read_matching_adapter(newer.store.checkpoint_dir(0), local.runtime(newer).policy)
+    with pytest.raises(StoreError, match="lora_alpha=32"):
+        adapter_files.read_matching_adapter(newer.store.checkpoint_dir(0), local.runtime(plain).policy)
 
 
 @pytest.mark.parametrize("how", ["chat_template", "chat_template_path"])
@@ -284,7 +286,7 @@ async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_mo
     await model.register(local)
     await local.train(model, [await a_group(model)], learning_rate=5e-2)
     policy = load_policy(tiny_model_dir)
-    load_adapter(policy, folded.read_adapter(model.store.checkpoint_dir(1)))
+    load_adapter(policy, adapter_files.read_adapter(model.store.checkpoint_dir(1)))
     fold_adapter(policy)
     choice = await ask(model, seed=3)
     prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
@@ -508,7 +510,7 @@ async def test_an_adapter_of_another_shape_is_refused_and_nothing_is_left_behind
     with pytest.raises(TrainError, match="rank"):
         await named(lora_config={"rank": 4}).register(local)
     assert threads() == before
-    with pytest.raises(TrainError, match="No linear layer"):
+    with pytest.raises(TrainError, match="has no linear layer named"):
         await named(lora_config={"target_modules": ["nothing"]}).register(local)
     assert threads() == before
     await model.register(local)

@@ -26,7 +26,7 @@ import art_nb as art
 from art_nb.compat.utils import strip_logprobs
 from art_nb.core.jsonable import expand
 from art_nb.core.types import TokenError
-from art_nb.policy import folded
+from art_nb.policy import adapter_files
 from art_nb.rewards.rubrics import conversation
 from art_nb.rollouts import http_capture as interceptors
 from art_nb.rollouts.trajectories import choices as choices_of
@@ -1121,8 +1121,8 @@ async def test_a_captured_group_trains_like_one_made_by_hand(tiny_model_dir, tmp
         for one, its in ((model, group), (other, made)):
             result = await backend.train(one, [its], learning_rate=1e-2)
             await one.log([its], metrics=result.metrics, step=result.step, split="train")
-        adapters = [folded.read_training_json(one.store.checkpoint_dir(1))["adapter"] for one in (model, other)]
-        first = folded.read_training_json(model.store.checkpoint_dir(0))["adapter"]
+        adapters = [adapter_files.read_training_json(one.store.checkpoint_dir(1))["adapter"] for one in (model, other)]
+        first = adapter_files.read_training_json(model.store.checkpoint_dir(0))["adapter"]
         assert adapters[0] == adapters[1] != first
         stored = model.store.read_groups("train", 1)[0]
         assert [t.messages() for t in stored] == [t.messages() for t in group]

@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Llama4TextConfig
 
 from art_nb.core.types import ServeError, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
+from art_nb.policy.adapters import adapter, fold_adapter, load_adapter, masters
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import TARGETS, adapter, fold_adapter, load_adapter, load_policy, masters
+from art_nb.policy.folded import TARGETS
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler

@@ -11,8 +11,8 @@ from nursery import the_job
 from safetensors.numpy import load_file
 
 import art_nb as art
-from art_nb.policy import folded
-from art_nb.policy.folded import fingerprint
+from art_nb.policy import adapter_files
+from art_nb.policy.adapters import fingerprint
 from art_nb.runs.store import is_complete_checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forked from one warm process")
@@ -35,8 +35,8 @@ def check_disk(store, rows_lag=0):
     for step in steps:
         folder = store.checkpoint_dir(step)
         assert is_complete_checkpoint(folder)
-        told = folded.read_training_json(folder)
-        assert (told["step"], told["adapter"]) == (step, fingerprint(folded.read_adapter(folder)))
+        told = adapter_files.read_training_json(folder)
+        assert (told["step"], told["adapter"]) == (step, fingerprint(adapter_files.read_adapter(folder)))
         assert int(load_file(folder / "optimizer.safetensors")["steps"]) <= step
     rows, _ = raw_rows(store)
     of_rows = [row["step"] for row in filter(of_training, rows)]
@@ -107,5 +107,5 @@ def test_a_learner_that_was_killed_ends_with_the_very_same_weights(nursery, tmp_
         for name in ("adapter_model", "optimizer"):
             files = [store.checkpoint_dir(step) / f"{name}.safetensors" for store in (whole, killed)]
             assert files[0].read_bytes() == files[1].read_bytes()
-    adapters = {folded.read_training_json(whole.checkpoint_dir(step))["adapter"] for step in range(steps + 1)}
+    adapters = {adapter_files.read_training_json(whole.checkpoint_dir(step))["adapter"] for step in range(steps + 1)}
     assert len(adapters) == steps + 1, "every step learnt something"

@@ -31,7 +31,7 @@ import art_nb as art
 from art_nb.core.events import GradientStep
 from art_nb.core.types import BackendMissing, ServeError, StoreError, TokenError, TrainError, TrainSFTConfig
 from art_nb.models.model import Model, TrainableModel
-from art_nb.policy import folded
+from art_nb.policy import adapter_files
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -646,7 +646,7 @@ async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     (mine / "notes.txt").write_text("mine")
     assert await pull(model, step=0, local_path=str(mine), s3_bucket=None, prefix=None) == str(mine)
     assert (mine / "notes.txt").read_text() == "mine"
-    taken, kept = folded.read_adapter(mine), folded.read_adapter(model.store.checkpoint_dir(0))
+    taken, kept = adapter_files.read_adapter(mine), adapter_files.read_adapter(model.store.checkpoint_dir(0))
     assert taken.keys() == kept.keys()
     assert all(bool((taken[name] == kept[name]).all()) for name in kept)
     with pytest.raises(StoreError, match="step 7; it has: 0, 1; name one of these.$"):

@@ -17,12 +17,12 @@ import art_nb as art
 from art_nb.backends.engines import choose_sampler, sampler_for_model
 from art_nb.backends.runtime import print_warnings
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
-from art_nb.learners.base import Learner, StepConfig
+from art_nb.learners.base import Learner, StepConfig, rescore_rows
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.models.tiny import save_tiny_model
 from art_nb.policy import isolation as guests
-from art_nb.policy.folded import load_policy
 from art_nb.policy.isolation import load_error
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.vllm import shut_down
 
@@ -148,7 +148,7 @@ def test_a_learner_without_a_backend_rejects_them_too(unsloth, tiny_model_dir):
     for step in (
         lambda: learner.step([row(65)], StepConfig(learning_rate=1e-3)),
         lambda: learner.sft_step([row(65)], 1e-3),
-        lambda: learner.rescored([row(65)], StepConfig(learning_rate=1e-3)),
+        lambda: rescore_rows(learner, [row(65)], StepConfig(learning_rate=1e-3)),
     ):
         with pytest.raises(TrainError, match="A row has 65 tokens, and Unsloth truncates rows to max_seq_length=64"):
             step()
@@ -363,8 +363,8 @@ async def test_no_room_for_vllm_is_tried_once_more_and_then_told(stub_vllm, name
     async with art.LocalBackend(path=tmp_path / "runs", sampler="vllm", device="cpu", verbose=False) as backend:
         with pytest.raises(
             ServeError,
-            match=r"Loading the model ran out of memory: vLLM has no room for the keys and "
-            r"values of a conversation of 512 tokens .*lower max_running or max_model_len",
+            match=r"Loading the model ran out of memory: vLLM has too little memory for the KV cache "
+            r"of a conversation of 512 tokens .*lower max_running or max_model_len",
         ):
             await named().register(backend)
 
@@ -409,7 +409,7 @@ def test_an_engine_of_any_version_is_shut_down():
     old, new = Ended(), Ended()
     shut_down(SimpleNamespace(model_executor=old, engine_core=SimpleNamespace()))  # 0.26
     shut_down(SimpleNamespace(engine_core=SimpleNamespace(engine_core=SimpleNamespace(model_executor=new))))
-    with pytest.warns(RuntimeWarning, match="memory is only freed when Python ends"):
+    with pytest.warns(RuntimeWarning, match="memory is freed only when Python ends"):
         shut_down(SimpleNamespace())
     assert (old.times, new.times) == (1, 1)
 
@@ -438,7 +438,7 @@ def weightless(tmp_path):
             None,
             BackendMissing,
             "vLLM runs this model as TransformersForCausalLM, whose layers have other names than those of "
-            "LlamaForCausalLM",
+            "the trained LlamaForCausalLM",
         ),
         ({"model_type": "gpt2"}, None, TrainError, "learned position embeddings, which art_nb does not compute"),
     ],

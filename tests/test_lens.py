@@ -14,11 +14,13 @@ from art_nb.learners.base import (
     config_to_json,
     mean_logprob_drift,
     optimizer_steps,
+    rescore_rows,
     step_rows,
     train_rows,
 )
 from art_nb.learners.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
-from art_nb.policy.folded import fold_adapter, load_policy
+from art_nb.policy.adapters import fold_adapter
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import micro_batches
 from art_nb.rollouts.trajectories import choices
 from art_nb.runs.store import RunStore
@@ -117,7 +119,7 @@ def test_a_replay_is_what_the_learner_did(policy, name):
     config = StepConfig(learning_rate=0.0, tokens_per_batch=64, **CONFIGS[name])
     rewards, rows = a_step()
     training, learner = train_rows(rewards, rows, config), Learner(policy)
-    training = learner.rescored(training, config) if config.rescored else training
+    training = rescore_rows(learner, training, config) if config.rescored else training
     loss, gradients = by_the_learner(learner, training, config)
     metrics = learner.step(training, config)
     assert metrics["loss/train"] == pytest.approx(loss, abs=1e-6)

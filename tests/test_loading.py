@@ -29,9 +29,12 @@ from transformers.models.llama import modeling_llama
 import art_nb as art
 from art_nb.core.types import StoreError, TrainError
 from art_nb.models.gguf import load_gguf
+from art_nb.policy.adapter_files import peft_files
+from art_nb.policy.adapters import adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import adapter, checked_policy, coverage_note, load_policy, peft_files, sequence_logprobs
+from art_nb.policy.folded import coverage_note, sequence_logprobs
 from art_nb.policy.kernels import bf16_products
+from art_nb.policy.loading import checked_policy, load_policy
 from art_nb.samplers.transformers import TransformersSampler
 
 IDS = list(range(3, 40))
@@ -239,8 +242,8 @@ def wrong_shape(model):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (scaled_head, "the learner gives other probabilities than transformers"),
-        (masked_window, "the learner gives other probabilities than transformers"),
+        (scaled_head, "the learner computes other probabilities than transformers"),
+        (masked_window, "the learner computes other probabilities than transformers"),
         (no_attend, "does not run with art_nb's attention \\(TypeError"),
         (wrong_shape, "does not run with art_nb's attention \\(RuntimeError"),
     ],

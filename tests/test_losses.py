@@ -343,7 +343,7 @@ def test_total_loss_adds_kl_and_entropy():
 
 
 def test_missing_columns_say_what_to_do():
-    with pytest.raises(TrainError, match="adapter switched off"):
+    with pytest.raises(TrainError, match="adapter disabled"):
         total_loss(tensors(), torch.ones(8), kl_coef=0.1)
     with pytest.raises(TrainError, match="entropy_E"):
         entropy_bonus(tensors(), 0.1)

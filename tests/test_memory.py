@@ -13,14 +13,14 @@ from transformers import LlamaConfig
 
 import art_nb as art
 from art_nb.core.types import ServeError, TrainError, TrainSFTConfig
+from art_nb.policy.adapters import adapter, fingerprint
 from art_nb.policy.architectures import model_class
 from art_nb.policy.device import out_of_memory
-from art_nb.policy.folded import adapter, fingerprint
 
 SCRIPT = """
 import asyncio, resource, sys, tempfile, threading
 import art_nb as art
-from art_nb.policy.folded import adapter, fingerprint
+from art_nb.policy.adapters import adapter, fingerprint
 from art_nb.core.types import TrainError
 
 async def main(path):

@@ -262,7 +262,7 @@ async def test_where_memory_is_short_replies_wait_and_are_right(made, places):
     sizes, most, rng = range(10, 330, 20), [0], random.Random(6)
 
     def tick():
-        more = sampler._tick()
+        more = sampler._iterate()
         most.append(sampler._slots.kv.nbytes if sampler._slots.kv is not None else 0)
         return more
 
@@ -323,7 +323,7 @@ async def test_a_reply_ends_under_the_weights_it_began_with(made):
 
 
 async def test_a_learner_between_two_tokens_disturbs_no_reply(made):
-    from art_nb.policy.folded import fold_adapter, load_adapter
+    from art_nb.policy.adapters import fold_adapter, load_adapter
 
     sampler, params = made(), SamplingParams(max_tokens=60, seed=1, ignore_eos=True)
     old, new = (random_adapter(sampler.policy, seed) for seed in (1, 2))

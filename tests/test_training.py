@@ -16,7 +16,10 @@ from warm import warm_python
 import art_nb as art
 from art_nb.core.events import Failed, GradientStep, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.core.types import RolloutError, TrainError
-from art_nb.policy.folded import fold_adapter, load_policy, read_adapter, sequence_logprobs
+from art_nb.policy.adapter_files import read_adapter
+from art_nb.policy.adapters import fold_adapter
+from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.loading import load_policy
 from art_nb.rollouts.scenarios import scenarios_of_step
 from art_nb.training.heartbeat import read_run_record
 from art_nb.training.run import Run

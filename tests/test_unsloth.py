@@ -12,7 +12,8 @@ import torch
 
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner
-from art_nb.policy.folded import adapter, load_policy, masters
+from art_nb.policy.adapters import adapter, masters
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 
 
@@ -86,9 +87,10 @@ async def test_unsloth_keeps_the_contract(keeps_contract):
 
 UNLOADED = """
 import sys, torch
-from art_nb.policy.folded import load_policy, sequence_logprobs
-from art_nb.policy.isolation import imported
-if sys.argv[2] == "with": imported("unsloth")
+from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.loading import load_policy
+from art_nb.policy.isolation import import_isolated
+if sys.argv[2] == "with": import_isolated("unsloth")
 print(sequence_logprobs(load_policy(sys.argv[1]), list(range(3, 60))).tolist())
 """
 

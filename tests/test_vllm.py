@@ -30,9 +30,11 @@ from art_nb.core.events import Warned
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.models.tiny import save_tiny_model, tiny_tokenizer
 from art_nb.models.weights import fetch
-from art_nb.policy import folded
+from art_nb.policy import adapter_files
+from art_nb.policy.adapters import adapter, fold_adapter, load_adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import adapter, fold_adapter, load_adapter, load_policy, sequence_logprobs
+from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.loading import load_policy
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
 
@@ -343,7 +345,7 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
     policy, fits = load_policy(smollm2_dir), {}
     choices = [t.messages_and_choices[-1] for t in groups[-1]]
     for step in (0, 1):
-        load_adapter(policy, folded.read_adapter(store.checkpoint_dir(step)))
+        load_adapter(policy, adapter_files.read_adapter(store.checkpoint_dir(step)))
         fold_adapter(policy)
         fits[step] = np.concatenate(
             [

@@ -15,7 +15,7 @@ from art_nb.core.types import StoreError, TrainError
 from art_nb.learners import checkpoints
 from art_nb.models.tiny import tiny_model
 from art_nb.models.weights import adapter_shape, base_name, fetch
-from art_nb.policy import folded
+from art_nb.policy import adapter_files
 from art_nb.policy.folded import sequence_logprobs
 
 IDS = [1, 40, 41, 42, 2, 1, 77, 78]
@@ -52,7 +52,7 @@ def mend(place, **fields):
 
 
 def adapter_of(model, step):
-    return folded.read_adapter(model.store.checkpoint_dir(step))
+    return adapter_files.read_adapter(model.store.checkpoint_dir(step))
 
 
 def logprobs(backend, model):

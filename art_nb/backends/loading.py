@@ -26,7 +26,9 @@ from ..learners import checkpoints
 from ..models.gguf import LOADING
 from ..models.weights import adapter_directory, base_name
 from ..policy.device import DeviceThread, if_full, retry_if_full
-from ..policy.folded import coverage_note, fold_adapter, load_policy
+from ..policy.adapters import fold_adapter
+from ..policy.folded import coverage_note
+from ..policy.loading import load_policy
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.migrate import move_checkpoints
 from ..runs.store import RunStore

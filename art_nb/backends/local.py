@@ -35,7 +35,7 @@ from ..learners.settings import StepConfig, unusual_values
 from ..models.clients import served_name
 from ..models.model import Backend as ModelBackend
 from ..models.weights import check_hub, fetch
-from ..policy.folded import pick_device
+from ..policy.loading import pick_device
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups
 from ..runs.locks import acquire_lock
 from ..runs.store import RunStore, record_events

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.types import StoreError
 from ..learners import checkpoints
 from ..learners.base import Learner
-from ..policy import folded
+from ..policy import adapter_files
 from ..runs.store import RunStore, is_complete_checkpoint
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #b1fbcfea
@@ -32,9 +32,9 @@ def load_newest(
             continue  # an empty directory
         try:
             if not is_complete_checkpoint(places[step]) or not checkpoints.is_complete(places[step]):
-                raise folded.DamagedCheckpoint("a file is missing or incomplete")
+                raise adapter_files.DamagedCheckpoint("a file is missing or incomplete")
             checkpoints.load(places[step], learner, base_model)
-        except folded.DamagedCheckpoint as error:
+        except adapter_files.DamagedCheckpoint as error:
             damaged[step] = error
             continue
         for bad, reason in damaged.items():
@@ -107,7 +107,7 @@ def _has_row(rows: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> bool:
 def _own_figures(store: RunStore, step: int) -> dict[str, float]:
     "The figures of a step that was trained in this run; {} for a forked checkpoint and one without figures."
     try:
-        facts = folded.read_training_json(store.checkpoint_dir(step))
+        facts = adapter_files.read_training_json(store.checkpoint_dir(step))
     except StoreError:
         return {}
     parent, figures = facts.get("parent"), facts.get("metrics")

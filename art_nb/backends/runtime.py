@@ -24,9 +24,10 @@ from ..core.types import ServeError, StoreError
 from ..learners import checkpoints
 from ..learners.base import Learner
 from ..models.clients import at_step
-from ..policy import folded
+from ..policy import adapter_files
 from ..policy.device import DeviceThread, if_full, retry_if_full
-from ..policy.folded import Policy, adapter
+from ..policy.adapters import adapter
+from ..policy.folded import Policy
 from ..runs.locks import RunLock
 from ..runs.store import RunStore
 from ..samplers.base import LOWER, Sampler
@@ -124,7 +125,7 @@ class ModelRuntime:
         if not loaded:
             step = int(key.rpartition("@")[2])
             with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
-                self.sampler.load(key, folded.read_adapter(self.store.checkpoint_dir(step)))
+                self.sampler.load(key, adapter_files.read_adapter(self.store.checkpoint_dir(step)))
         return key
 
     def publish(self, step: int) -> None:

@@ -18,7 +18,7 @@ from ..core.types import LocalTrainResult, StoreError, TrainError, TrainSFTConfi
 from ..learners.base import config_to_json, mean_metrics, optimizer_steps, restore_on_error, step_rows
 from ..learners.settings import StepConfig
 from ..learners.sft_rows import sft_batches
-from ..policy import folded
+from ..policy import adapter_files
 from ..policy.device import give_memory_back, if_full, retry_if_full
 from ..policy.packing import WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices, lacks_prompt
@@ -127,7 +127,9 @@ def learn(
     )
 
     with if_full(TrainError, "The learner", advice):
-        reference = folded.read_matching_adapter(config.kl_reference, runtime.policy) if config.kl_reference else None
+        reference = (
+            adapter_files.read_matching_adapter(config.kl_reference, runtime.policy) if config.kl_reference else None
+        )
         take_steps = partial(optimizer_steps, runtime.learner, weighted_rows, config, progress, reference)
         metrics = retry_if_full(take_steps, runtime.sampler.release)
     learner_records.save_record(

@@ -61,7 +61,7 @@ def check_engines() -> list:
     import torch
 
     from art_nb.backends.engines import choose_learner, choose_sampler
-    from art_nb.policy.folded import pick_device
+    from art_nb.policy.loading import pick_device
 
     device = pick_device()
     said = f"torch {torch.__version__} computes on {device.type}"

@@ -25,80 +25,98 @@ from ..tokens.advantages import find_option
 # %% ../../nbs/35_learners/00_losses.ipynb #951cbfb4
 @dataclass(slots=True)
 class TokenTensors:
-    """The trained tokens of a micro-batch, flat."""
+    """The trained tokens of a micro-batch, as flat tensors of shape [E].
 
-    logprobs_E: Tensor  # log-probability of each token under the model, with gradient; fp32
-    old_E: Tensor  # the same at sampling time; NaN = unknown, ratio 1
-    advantages_E: Tensor  # advantage of the token's trajectory
-    row_E: Tensor  # int64, which row the token belongs to; a row is never split over micro-batches
-    reference_E: Tensor | None = None  # log-probability under the reference model (adapter off), for KL
-    entropy_E: Tensor | None = None  # entropy of the model's distribution there, with gradient for a bonus
-    sampler_E: Tensor | None = None  # the sampler's, where old_E was recomputed by the learner
+    Attributes
+    ----------
+    logprobs_E : Tensor
+        Logprob of each token under the model, with gradient, fp32.
+    old_E : Tensor
+        Logprob of each token at sampling time. Not finite means unknown, and the ratio is 1.
+    advantages_E : Tensor
+        Advantage of the token's trajectory.
+    row_E : Tensor
+        Index of the token's row, int64. A row is never split over micro-batches.
+    reference_E : Tensor, optional
+        Logprob of each token under the reference model, for the KL terms.
+    entropy_E : Tensor, optional
+        Entropy of the model's distribution at each token, with gradient for the entropy bonus, in nats.
+    sampler_E : Tensor, optional
+        The sampler's logprobs, if the learner recomputed `old_E`.
+    """
+
+    logprobs_E: Tensor
+    old_E: Tensor
+    advantages_E: Tensor
+    row_E: Tensor
+    reference_E: Tensor | None = None
+    entropy_E: Tensor | None = None
+    sampler_E: Tensor | None = None
 
 
 def join(
     parts: Sequence[TokenTensors],  # micro-batches of one step, at least one
 ) -> TokenTensors:  # without gradient
-    """All tokens of a step in one record, for its metrics."""
+    """Concatenate the tokens of all micro-batches of a step, for its metrics."""
     columns = ([getattr(part, field.name) for part in parts] for field in fields(TokenTensors))
     return TokenTensors(
         *(torch.cat([c.detach() for c in column]) if column[0] is not None else None for column in columns)
     )
 
 # %% ../../nbs/35_learners/00_losses.ipynb #5ed74dcb
-BOUND = 20.0
+BOUND = 20.0  # largest absolute value of a log ratio, in nats
 
 
 def log_ratio(
     logprobs_E: Tensor,  # log-probabilities, with or without gradient
     anchor_E: Tensor,  # log-probabilities of the same tokens; not finite = unknown
-) -> Tensor:  # [E], 0 where unknown
-    """Difference of two log-probabilities, 0 where the second is unknown."""
+) -> Tensor:  # [E], 0 if unknown
+    """Return the difference of two log-probabilities, or 0 if the second is unknown."""
     known_E = torch.isfinite(anchor_E)
     return torch.where(known_E, logprobs_E - torch.where(known_E, anchor_E, 0.0), logprobs_E - logprobs_E.detach())
 
 
 def bounded_exp(log_E: Tensor) -> Tensor:
-    """Exponential of a log ratio kept to ±20."""
+    """Return the exponential of a log ratio clamped to ±20."""
     return log_E.clamp(-BOUND, BOUND).exp()
 
 
 def sum_over_row(
-    values_E: Tensor,  # one value a token
+    values_E: Tensor,  # one value per token
     row_E: Tensor,  # row of each token, any integers
 ) -> Tensor:  # [E]
-    """Sum over each token's row, given back to each token."""
+    """Return, for each token, the sum over its row."""
     numbers, index_E = torch.unique(row_E, return_inverse=True)
     return values_E.new_zeros(len(numbers)).index_add(0, index_E, values_E)[index_E]
 
 
 def mean_over_row(values_E: Tensor, row_E: Tensor) -> Tensor:
-    """Mean over each token's row, given back to each token."""
+    """Return, for each token, the mean over its row."""
     return sum_over_row(values_E, row_E) / sum_over_row(torch.ones_like(values_E), row_E)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #6ca814af
 def token_ratio(log_E: Tensor, row_E: Tensor) -> Tensor:
-    """One ratio a token."""
+    """Return one ratio per token."""
     return bounded_exp(log_E)
 
 
 def sequence_ratio(log_E: Tensor, row_E: Tensor) -> Tensor:
-    """Geometric mean of the token ratios of the row; the gradient is shared."""
+    """Return the geometric mean of the row's token ratios. All tokens of the row share the gradient."""
     return bounded_exp(mean_over_row(log_E, row_E))
 
 
 def sequence_token_ratio(log_E: Tensor, row_E: Tensor) -> Tensor:
-    """The row's ratio in value, the token's own in gradient (GSPO-token)."""
+    """Return the row's ratio with a separate gradient for each token (GSPO-token)."""
     return bounded_exp(mean_over_row(log_E, row_E).detach() + log_E - log_E.detach())
 
 
 def average_ratio(log_E: Tensor, row_E: Tensor) -> Tensor:
-    """Mean of token and row ratio."""
+    """Return the arithmetic mean of the token's and the row's ratio."""
     return (token_ratio(log_E, row_E) + sequence_ratio(log_E, row_E)) / 2
 
 
 def geometric_average_ratio(log_E: Tensor, row_E: Tensor) -> Tensor:
-    """Geometric mean of token and row ratio."""
+    """Return the geometric mean of the token's and the row's ratio."""
     return token_ratio(log_E, row_E).sqrt() * sequence_ratio(log_E, row_E).sqrt()
 
 
@@ -119,9 +137,9 @@ def ratio_and_advantages(
     level: str | Callable = "token",  # a name in LEVELS or a function (log_E, row_E) -> ratio_E
     max_negative_advantage_importance_sampling_weight: float | None = None,  # cap on every ratio
     mask_prob_ratio: bool = False,  # ratio 0 outside the band
-    kimi_k2_tau: float = 0.0,  # advantage lost per unit of log ratio
+    kimi_k2_tau: float = 0.0,  # reduction of the advantage per unit of log ratio
 ) -> tuple[Tensor, Tensor]:  # ratio_E with gradient, advantages_E
-    """Importance ratio and advantage of each token, with ART's options applied."""
+    """Return the importance ratio and the advantage of each token after ART's options."""
     log_E = log_ratio(t.logprobs_E, t.old_E)
     ratio_E = find_option(LEVELS, level)(log_E, t.row_E)
     if max_negative_advantage_importance_sampling_weight is not None:
@@ -138,7 +156,7 @@ def cispo(
     is_min: float = 0.0,  # smallest weight
     **options,  # level and ART's extras, see `ratio_and_advantages`
 ) -> Tensor:  # loss_E
-    """REINFORCE with a clipped, detached importance weight.
+    """Return the REINFORCE loss with a clipped, detached importance weight.
 
     -sg[clip(ratio, is_min, is_max)] * A * logp. MiniMax-M1, arXiv:2506.13585; ART `art/loss.py` (its default).
     """
@@ -154,9 +172,9 @@ def clipped_objective(
     dual_clip: float | None = None,  # the loss of a negative advantage is at most dual_clip * |A|
     delta: float | None = None,  # the ratio is at most delta
 ) -> Tensor:  # loss_E
-    """PPO's pessimistic bound with its two later safeguards."""
-    free_E = ratio_E if delta is None else ratio_E.clamp(max=delta)
-    loss_E = -torch.min(free_E * advantages_E, ratio_E.clamp(1 - eps_low, 1 + eps_high) * advantages_E)
+    """Return PPO's clipped loss, optionally with dual clipping and a limit of the ratio."""
+    limited_E = ratio_E if delta is None else ratio_E.clamp(max=delta)
+    loss_E = -torch.min(limited_E * advantages_E, ratio_E.clamp(1 - eps_low, 1 + eps_high) * advantages_E)
     if dual_clip is None:
         return loss_E
     return torch.where(advantages_E < 0, torch.min(loss_E, -dual_clip * advantages_E), loss_E)
@@ -167,11 +185,11 @@ def ppo(
     *,
     eps_low: float = 0.2,  # lower edge 1 - eps_low
     eps_high: float | None = None,  # upper edge 1 + eps_high; None = eps_low
-    dual_clip: float | None = None,  # bound on the loss of bad tokens, in units of |A|; verl 3.0
-    delta: float | None = None,  # bound on the ratio; above 1 + eps_high
+    dual_clip: float | None = None,  # limit of the loss if A < 0, in units of |A|; verl 3.0
+    delta: float | None = None,  # limit of the ratio; must be above 1 + eps_high
     **options,  # level and ART's extras, see `ratio_and_advantages`
 ) -> Tensor:  # loss_E
-    """Clipped surrogate: -min(ratio * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A).
+    """Return the clipped surrogate loss: -min(ratio * A, clip(ratio, 1 - eps_low, 1 + eps_high) * A).
 
     PPO, arXiv:1707.06347, eq. 7; GRPO, arXiv:2402.03300; ART `art/loss.py` with loss_fn="ppo".
     """
@@ -181,19 +199,20 @@ def ppo(
 
 # %% ../../nbs/35_learners/00_losses.ipynb #b1b32b1d
 def dapo(t: TokenTensors, *, eps_low: float = 0.2, eps_high: float = 0.28, **options) -> Tensor:
-    """`ppo` with a higher upper edge, which keeps exploration alive. DAPO, arXiv:2503.14476; reduction "token"."""
+    """Return the loss of `ppo` with a higher upper edge, for exploration. DAPO, arXiv:2503.14476; reduction "token"."""
     return ppo(t, eps_low=eps_low, eps_high=eps_high, **options)
 
 
 def dr_grpo(t: TokenTensors, **options) -> Tensor:
-    """`ppo`; what differs lies outside: reduction "constant", scale "none". Dr. GRPO, arXiv:2503.20783."""
+    """Return the loss of `ppo`. Use it with reduction "constant" and scale "none". Dr. GRPO, arXiv:2503.20783."""
     return ppo(t, **options)
 
 
 def gspo(t: TokenTensors, *, eps_low: float = 3e-4, eps_high: float = 4e-4, **options) -> Tensor:
-    """`ppo` on the row's ratio exp(mean log ratio), gradient a token; the edges are the paper's.
+    """Return the loss of `ppo` with the row's ratio exp(mean log ratio) and the paper's edges.
 
-    GSPO-token, arXiv:2507.18071; verl `core_algos.py` compute_policy_loss_gspo. Meant for reduction "sequence".
+    Each token has a separate gradient. Meant for reduction "sequence".
+    GSPO-token, arXiv:2507.18071; verl `core_algos.py` compute_policy_loss_gspo.
     """
     return ppo(t, eps_low=eps_low, eps_high=eps_high, **{"level": "sequence_token"} | options)
 
@@ -201,10 +220,10 @@ def gspo(t: TokenTensors, *, eps_low: float = 3e-4, eps_high: float = 4e-4, **op
 def dppo(
     t: TokenTensors,  # the tokens
     *,
-    threshold: float = 0.2,  # probability a token may have gained (A > 0) or lost (A < 0)
+    threshold: float = 0.2,  # largest increase (A > 0) or decrease (A < 0) of the probability
     kl_coef: float = 1e-3,  # weight of the squared log ratio
 ) -> Tensor:  # loss_E
-    """Policy gradient within a total-variation trust region: -keep * ratio * A + kl_coef * log_ratio².
+    """Return the loss with a total-variation trust region: -keep * ratio * A + kl_coef * log_ratio².
 
     DPPO-binary-TV, arXiv:2602.04879; prime-rl `trainer/rl/loss.py` default_loss_fn.
     """
@@ -217,13 +236,13 @@ def dppo(
 
 # %% ../../nbs/35_learners/00_losses.ipynb #e4084370
 def reinforce(t: TokenTensors, **options) -> Tensor:
-    """Importance-weighted policy gradient: -ratio * A. Tinker's `importance_sampling`."""
+    """Return the importance-weighted policy gradient loss -ratio * A. Tinker's `importance_sampling`."""
     ratio_E, advantages_E = ratio_and_advantages(t, 0.0, torch.inf, **options)
     return -ratio_E * advantages_E
 
 
 def reinforce_plain(t: TokenTensors) -> Tensor:
-    """Policy gradient that takes the samples for its own: -A * logp. Williams 1992."""
+    """Return the policy gradient loss -A * logp, which assumes samples of the current model. Williams 1992."""
     return -t.advantages_E * t.logprobs_E
 
 
@@ -241,44 +260,44 @@ LOSSES = {
 
 # %% ../../nbs/35_learners/00_losses.ipynb #9a23a14d
 def mismatch_log_ratio(t: TokenTensors) -> Tensor:  # [E], without gradient
-    """Log of learner over sampler, 0 where unknown. Raises TrainError if the loss applies this ratio already."""
+    """Return the log ratio of learner to sampler, 0 if unknown. Raise `TrainError` if the loss already applies it."""
     if t.sampler_E is None:
         raise TrainError(
-            "A mismatch correction needs sampler_E: without it, old_E holds the sampler's logprobs and "
-            "the loss applies the same ratio already. Set rescored=True."
+            "A mismatch correction needs sampler_E: without it, old_E has the sampler's logprobs and "
+            "the loss already applies the same ratio. Set rescored=True."
         )
     return torch.nan_to_num(log_ratio(t.old_E.detach(), t.sampler_E), nan=0.0)
 
 
 def unweighted(t: TokenTensors) -> Tensor:
-    """No correction: 1."""
+    """Return weights of 1."""
     return torch.ones_like(t.logprobs_E)
 
 
 def tis(t: TokenTensors, *, is_max: float = 2.0, is_min: float = 0.0) -> Tensor:
-    """Truncated importance sampling: κ cut at is_max. fengyao.notion.site/off-policy-rl; ART's and verl's option."""
+    """Return κ clipped at `is_max`: truncated importance sampling. ART, verl; fengyao.notion.site/off-policy-rl"""
     return bounded_exp(mismatch_log_ratio(t)).clamp(is_min, is_max)
 
 
 def token_mask(t: TokenTensors, *, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """κ inside the band, 0 outside: a token on which the engines disagree is not trained. IcePop; OpenRLHF, TRL."""
+    """Return κ inside the band and 0 outside, where the engines disagree too much. IcePop; OpenRLHF, TRL."""
     weight_E = bounded_exp(mismatch_log_ratio(t))
     return torch.where((weight_E >= low) & (weight_E <= high), weight_E, 0.0)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #04fab122
 def sequence_mask(t: TokenTensors, *, is_max: float = 3.0, is_min: float = 0.0) -> Tensor:
-    """The row's product of κ, 0 for the whole row where it leaves the band. TRL's default."""
+    """Return the row's product of κ, or 0 for the whole row if it is outside the band. TRL's default."""
     weight_E = bounded_exp(sum_over_row(mismatch_log_ratio(t), t.row_E))
     return torch.where((weight_E >= is_min) & (weight_E <= is_max), weight_E, 0.0)
 
 
 def sequence_truncate(t: TokenTensors, *, is_max: float = 3.0, is_min: float = 0.0) -> Tensor:
-    """The row's product of κ, cut. TRL, verl."""
+    """Return the row's product of κ, clipped. TRL, verl."""
     return bounded_exp(sum_over_row(mismatch_log_ratio(t), t.row_E)).clamp(is_min, is_max)
 
 
 def geometric_mask(t: TokenTensors, *, low: float = 0.9, high: float = 1.1) -> Tensor:
-    """1, or 0 for a row whose geometric mean of κ leaves the band. verl rollout_rs on the mean."""
+    """Return 1, or 0 for a row whose geometric mean of κ is outside the band. verl rollout_rs with the mean."""
     mean_E = bounded_exp(mean_over_row(mismatch_log_ratio(t), t.row_E))
     return ((mean_E >= low) & (mean_E <= high)).to(mean_E.dtype)
 
@@ -297,25 +316,25 @@ def k3(
     logprobs_E: Tensor,  # under the model, with gradient
     reference_E: Tensor,  # under the reference; not finite = unknown, term 0
 ) -> Tensor:  # [E], >= 0
-    """Estimate of KL(model ‖ reference) on sampled tokens: exp(d) - d - 1 with d = reference - model."""
+    """Return an estimate of KL(model ‖ reference) for sampled tokens: exp(d) - d - 1 with d = reference - model."""
     d_E = -log_ratio(logprobs_E, reference_E).clamp(-BOUND, BOUND)
     return d_E.exp() - d_E - 1
 
 # %% ../../nbs/35_learners/00_losses.ipynb #3c24a779
 def reference(t: TokenTensors) -> Tensor:
-    """The reference logprobs, or an error that says how to get them."""
+    """Return the reference logprobs. Raise `TrainError` if they are missing."""
     if t.reference_E is None:
-        raise TrainError("a KL term needs reference_E: score the tokens once more with the adapter switched off")
+        raise TrainError("A KL term needs reference_E: compute the logprobs of the tokens with the adapter disabled.")
     return t.reference_E
 
 
 def current_learner(t: TokenTensors) -> Tensor:
-    """The model being trained as the source of the KL, without gradient."""
+    """Return the logprobs of the trained model, without gradient."""
     return t.logprobs_E.detach()
 
 
 def sample(t: TokenTensors) -> Tensor:
-    """The sampler as the source of the KL; the model where it is unknown."""
+    """Return the logprobs of the sampler, or of the trained model if they are unknown."""
     return torch.where(torch.isfinite(t.old_E), t.old_E, t.logprobs_E.detach())
 
 
@@ -326,7 +345,7 @@ def reference_log_ratio(
     t: TokenTensors,  # with reference_E
     source: str | Callable = "current_learner",  # a name in KL_SOURCES; ART's kl_penalty_source
 ) -> Tensor:  # [E], without gradient
-    """How far the source has drifted from the reference model."""
+    """Return the log ratio of the source to the reference model."""
     return log_ratio(find_option(KL_SOURCES, source)(t), reference(t))
 
 
@@ -334,18 +353,20 @@ def shaped_advantages(
     t: TokenTensors,  # with reference_E
     coef: float,  # ART's kl_penalty_coef
     source: str | Callable = "current_learner",  # a name in KL_SOURCES
-    mean: float | None = None,  # mean drift over the step; None = over these tokens
+    mean: float | None = None,  # mean log ratio of the step; None = of these tokens
 ) -> Tensor:  # advantages_E
-    """ART's KL penalty: A + coef * (mean(k) - k), with k the log ratio of source to reference; 0 stays 0."""
-    k_E, live_E = reference_log_ratio(t, source), t.advantages_E != 0
-    mean = k_E[live_E].sum() / max(int(live_E.sum()), 1) if mean is None else mean
-    return torch.where(live_E, t.advantages_E + coef * (mean - k_E), 0.0)
+    """Return ART's shaped advantages: A + coef * (mean(k) - k), where k is the log ratio to the reference."""
+    k_E = reference_log_ratio(t, source)
+    trained_E = t.advantages_E != 0
+    if mean is None:
+        mean = k_E[trained_E].sum() / max(int(trained_E.sum()), 1)
+    return torch.where(trained_E, t.advantages_E + coef * (mean - k_E), 0.0)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #b1d8104e
 def entropy_bonus(t: TokenTensors, coef: float) -> Tensor:
-    """Loss term -coef * entropy, which rewards a model that keeps its choices open."""
+    """Return the loss term -coef * entropy, which rewards exploration."""
     if t.entropy_E is None:
-        raise TrainError("an entropy bonus needs entropy_E: ask the learner for the entropy, with gradient")
+        raise TrainError("An entropy bonus needs entropy_E: compute the entropy with gradient (`Learner.tensors`).")
     return -coef * t.entropy_E
 
 # %% ../../nbs/35_learners/00_losses.ipynb #676ae7ea
@@ -358,12 +379,12 @@ def total_loss(
     mismatch_options: Mapping[str, float] | None = None,  # its options
     kl_coef: float = 0.0,  # weight of k3 against reference_E
     entropy_coef: float = 0.0,  # weight of the entropy bonus
-    loss_options: Mapping[str, Any] | None = None,  # options of the loss; DPPO has a kl_coef of its own
-    **options,  # the same, for names that this function does not use itself
+    loss_options: Mapping[str, Any] | None = None,  # options of the loss; needed for DPPO's kl_coef
+    **options,  # more options of the loss, except names of parameters of this function
 ) -> Tensor:  # scalar with gradient
-    """Sum over tokens of coefficient times (weighted loss + KL + entropy terms).
+    """Return the sum over tokens of coefficient times (weighted loss + KL + entropy terms).
 
-    The loss itself applies to tokens with an advantage only, whatever other terms are on.
+    The loss itself applies only to tokens with an advantage. The other terms apply to all tokens.
     """
     loss_E = find_option(LOSSES, loss)(t, **(loss_options or {}), **options)
     loss_E = loss_E * find_option(MISMATCH, mismatch)(t, **(mismatch_options or {}))
@@ -380,30 +401,32 @@ def from_art(
     epsilon: float | None = None,  # None = ART's default: 1.0 for cispo, 0.2 for ppo
     epsilon_high: float | None = None,  # None = ART's default: 4.0 for cispo, epsilon for ppo
 ) -> dict[str, float]:
-    """Options of our loss for ART's epsilons, which are distances from 1."""
+    """Return the options of our loss for ART's epsilons, which are distances from 1."""
     if loss_fn == "ppo":
         eps_low = 0.2 if epsilon is None else epsilon
         return {"eps_low": eps_low, "eps_high": eps_low if epsilon_high is None else epsilon_high}
     if loss_fn != "cispo":
-        raise TrainError(f"ART has no loss_fn {loss_fn!r}: it knows cispo and ppo")
+        raise TrainError(f"Invalid `loss_fn={loss_fn!r}`: ART has cispo and ppo.")
     below, above = 1.0 if epsilon is None else epsilon, 4.0 if epsilon_high is None else epsilon_high
     return {"is_min": 1 - below, "is_max": 1 + above}
 
-# %% ../../nbs/35_learners/00_losses.ipynb #a821b70d
+
 def from_trl(
     loss_type: str = "dapo",  # grpo, bnpo, dr_grpo, dapo or cispo
     epsilon: float = 0.2,  # distance below 1
     epsilon_high: float | None = None,  # distance above 1; for cispo the absolute cap
     delta: float | None = None,  # TRL's two-sided bound
 ) -> dict[str, float]:
-    """Options of our loss for TRL's; epsilon_high is an absolute cap where loss_type is cispo."""
+    """Return the options of our loss for those of TRL. For cispo, `epsilon_high` is an absolute limit."""
     if loss_type not in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo"):
-        raise TrainError(f"no counterpart of TRL's loss_type {loss_type!r}: pass one of our losses with its options")
+        raise TrainError(
+            f"There is no counterpart of TRL's `loss_type={loss_type!r}`: use a loss of LOSSES with its options."
+        )
     if loss_type != "cispo":
         high = epsilon if epsilon_high is None else epsilon_high
         return {"eps_low": epsilon, "eps_high": high} | ({} if delta is None else {"delta": delta})
     if epsilon_high is None:
-        raise TrainError(f"TRL would cap every weight at epsilon={epsilon}: give epsilon_high, usually 5.0")
+        raise TrainError(f"TRL would limit every weight to epsilon={epsilon}: pass epsilon_high, usually 5.0.")
     return {"is_min": 0.0, "is_max": epsilon_high}
 
 # %% ../../nbs/35_learners/00_losses.ipynb #78078c69
@@ -429,24 +452,25 @@ def loss_ratio(
     loss: str | Callable,  # a name in LOSSES or a function of TokenTensors
     options: Mapping[str, Any],  # its options
 ) -> tuple[Tensor, Tensor]:  # ratio_E before clipping and masking, advantages_E
-    """Return the ratio of a loss at its own level, with the advantages it multiplies. Other losses: of each token."""
+    """Return the ratio of a loss at its level, and its advantages. Losses without a level use the token ratio."""
     loss = find_option(LOSSES, loss)
     if loss not in (cispo, reinforce, *EDGES):
         return token_ratio(log_ratio(t.logprobs_E, t.old_E), t.row_E), t.advantages_E
-    named = ("level", "max_negative_advantage_importance_sampling_weight", "kimi_k2_tau")
+    names = ("level", "max_negative_advantage_importance_sampling_weight", "kimi_k2_tau")
     level = {"level": "sequence_token"} if loss is gspo else {}
-    return ratio_and_advantages(t, 0.0, torch.inf, **level | {k: options[k] for k in named if k in options})
+    return ratio_and_advantages(t, 0.0, torch.inf, **level | {k: options[k] for k in names if k in options})
 
 
 @torch.no_grad()
 def clip_metrics(
-    t: TokenTensors,  # a whole step through `join`
+    t: TokenTensors,  # a whole step, from `join`
     loss: str | Callable = "cispo",  # a name in LOSSES or a function of TokenTensors
     options: Mapping[str, Any] | None = None,  # its options
 ) -> dict[str, float]:  # empty for a loss that clips nothing
-    """Return the shares of the tokens that the loss clips: below (A < 0) and above (A > 0) as TRL counts, and all."""
-    options, band = options or {}, clip_band(loss, options or {})
-    if find_option(LOSSES, loss) is dppo:
+    """Return the shares of the tokens that the loss clips: in total, below with A < 0, and above with A > 0."""
+    loss, options = find_option(LOSSES, loss), options or {}
+    band = clip_band(loss, options)
+    if loss is dppo:
         gained_E = t.logprobs_E.exp() - torch.where(torch.isfinite(t.old_E), t.old_E, t.logprobs_E).exp()
         threshold, advantages_E = options.get("threshold", 0.2), t.advantages_E
         below_E, above_E = gained_E < -threshold, gained_E > threshold
@@ -455,28 +479,28 @@ def clip_metrics(
         below_E, above_E = ratio_E < band[0], ratio_E > band[1]
     else:
         return {}
-    low_E, high_E, clipped_E = below_E & (advantages_E < 0), above_E & (advantages_E > 0), below_E | above_E
-    signless = find_option(LOSSES, loss) is cispo or options.get(
-        "mask_prob_ratio"
-    )  # these cut a weight, whatever A says
-    clipped_E = clipped_E & (advantages_E != 0) if signless else low_E | high_E
+    low_E, high_E = below_E & (advantages_E < 0), above_E & (advantages_E > 0)
+    if loss is cispo or options.get("mask_prob_ratio"):  # the weight is clipped for both signs of the advantage
+        clipped_E = (below_E | above_E) & (advantages_E != 0)
+    else:
+        clipped_E = low_E | high_E
     shares = {"clipped": clipped_E, "clipped_low": low_E, "clipped_high": high_E}
     return {name: share_E.float().mean().item() for name, share_E in shares.items()}
 
 # %% ../../nbs/35_learners/00_losses.ipynb #78078c70
 def sampler_log_ratio(t: TokenTensors) -> Tensor:  # [K], of the tokens whose sampler logprob is known
-    """Return the log of learner over sampler. If the step was rescored, the learner is that of before the step."""
+    """Return the log ratio of learner to sampler. If the step was rescored, use the learner before the step."""
     learner_E, sampler_E = (t.logprobs_E, t.old_E) if t.sampler_E is None else (t.old_E, t.sampler_E)
     return (learner_E - sampler_E)[torch.isfinite(sampler_E)].float()
 
 
 @torch.no_grad()
 def ratio_metrics(
-    t: TokenTensors,  # one micro-batch, or a whole step through `join`
+    t: TokenTensors,  # one micro-batch, or a whole step from `join`
     loss: str | Callable = "cispo",  # a name in LOSSES or a function of TokenTensors
     options: Mapping[str, Any] | None = None,  # its options
-) -> dict[str, float]:  # empty where there is no token
-    """How far the model is from sampler and reference, what the loss clips, and how open the choices are."""
+) -> dict[str, float]:  # empty without tokens
+    """Return the distances from sampler and reference, the clipped shares, the ratios and the entropy."""
     if not len(t.logprobs_E):
         return {}
     d_K = sampler_log_ratio(t)
@@ -500,7 +524,7 @@ def ratio_metrics(
 
 @torch.no_grad()
 def mismatch_metrics(
-    t: TokenTensors,  # a whole step through `join`
+    t: TokenTensors,  # a whole step from `join`
     mismatch: str | Callable = "none",  # a name in MISMATCH or a function of TokenTensors
     options: Mapping[str, Any] | None = None,  # its options
 ) -> dict[str, float]:  # empty without a correction

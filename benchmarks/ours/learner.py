@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 import art_nb as art
 from art_nb.learners.base import Learner, StepConfig, train_rows
-from art_nb.policy.folded import load_policy
+from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.tokens.rows import group_rows
 

@@ -10,8 +10,9 @@ from talk import serve
 
 from art_nb.learners.base import Learner
 from art_nb.learners.checkpoints import save_checkpoint
+from art_nb.policy.adapters import adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import adapter, load_policy
+from art_nb.policy.loading import load_policy
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
 
