@@ -10,7 +10,8 @@ from tiny import one_by_one, spelling_tokenizer
 
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.tokens.chat import ChatFormat, TextStream
-from art_nb.tokens.tool_calls import FORMATS, CallStream, ReplyStream, call_prefix, format_of
+from art_nb.tokens.reply_stream import CallStream, ReplyStream
+from art_nb.tokens.tool_calls import FORMATS, call_prefix, format_of
 
 TOOLS = [
     {
@@ -207,7 +208,7 @@ def test_a_reply_of_white_space_is_read_in_no_time():
 
 
 def test_half_a_character_is_no_call_in_any_form():
-    for form in (form for form in FORMATS.values() if form.begin and form.writes_json):
+    for form in (form for form in FORMATS.values() if form.before_name and form.writes_json):
         text = f'{call_prefix(form, "play")}{{"a": "\\ud800"}}'
         assert CallStream(form).add(text, last=True)[1] == []
     assert CallStream(FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
@@ -312,7 +313,7 @@ def test_our_reading_is_vllms(name, words):
 
 
 def test_begun_calls_are_json():
-    for form in (form for form in FORMATS.values() if form.quote and form.begin):
+    for form in (form for form in FORMATS.values() if form.quote and form.before_name):
         name = 'a"b'
         begun = call_prefix(form, name)
         assert json.dumps(name) in begun
