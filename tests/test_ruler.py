@@ -629,7 +629,7 @@ async def test_a_person_who_leaves():
 
 @pytest.mark.parametrize("what", [None, 3, "", object()], ids=lambda v: type(v).__name__)
 def test_what_is_no_judge(what):
-    with pytest.raises(JudgeError, match="is no judge"):
+    with pytest.raises(JudgeError, match="Invalid judge"):
         as_judge(what)
 
 

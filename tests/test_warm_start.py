@@ -112,7 +112,7 @@ async def test_a_checkpoint_of_ours_begins_another_run(local, tiny_model_dir):
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
-        ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not to be had"),
+        ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not available"),
         ({"base_model_name_or_path": "no/such-model"}, StoreError, "no/such-model cannot be loaded"),
         ({"base_model_name_or_path": None}, StoreError, "does not say of which model"),
         ({"use_rslora": True}, StoreError, "use_rslora"),
