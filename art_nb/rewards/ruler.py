@@ -182,7 +182,7 @@ async def score_group(
     means = [mean_verdict(verdicts) for verdicts in zip(*(each.verdicts for each in rounds), strict=True)]
     verdicts = [means[indices.index(i)] for i in first_index]
     if all(verdict.score is None for verdict in verdicts):
-        raise JudgeError(f"The judge {judge.name} scored none of {len(verdicts)} trajectories: {verdicts[0].problem}")
+        raise JudgeError(f"{judge.name} scored none of {len(verdicts)} trajectories: {verdicts[0].problem}")
     return GroupScores(judge.name, rubric, verdicts, rounds, seed, seconds_s=time.perf_counter() - start, **sums)
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #8b6002e7
