@@ -82,7 +82,7 @@ async def test_what_a_registration_asks_for_in_vain_is_named(named, local):
     )
     model = named()
     await model.register(local, _openai_client_config=config)
-    assert left_out(said, "_openai_client_config").endswith("left out: engine_args, log_file, server_args.port.")
+    assert left_out(said, "_openai_client_config").endswith("no effect here: engine_args, log_file, server_args.port.")
     assert local.home(model).chat.calls.before_arguments == ', "parameters": '
     said.clear()
     await named("quiet").register(local, _openai_client_config={"server_args": {"tool_call_parser": "hermes"}})

@@ -239,7 +239,7 @@ def test_a_template_without_tools_is_told_of_them_in_words():
     text = chat.tokenizer.decode(prompt)
     assert text.startswith("<|im_start|>system\nPlay well.")
     assert json.dumps(TOOLS[0]) in text
-    assert "no place for tools" in said[0]
+    assert "does not support tools" in said[0]
     ids, text = sampled(chat, f"I see.\n{FAMILIES['hermes'][3]}")
     reply = chat.reply(text, TOOLS)
     chat.remember(messages, TOOLS, prompt, ids, reply)
@@ -275,7 +275,7 @@ def test_other_forms_are_vllms():
     assert chat.reply("b2", TOOLS) == {"role": "assistant", "content": "b2"}
     with pytest.raises(ServeError, match="cannot begin a call"):
         chat.begun_ids([], "play")
-    with pytest.raises(ServeError, match="no tool_call_parser 'abacus'"):
+    with pytest.raises(ServeError, match="Unknown `tool_call_parser='abacus'`"):
         ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="abacus")
 
 

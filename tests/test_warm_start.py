@@ -154,7 +154,7 @@ def test_other_kinds_of_adapters_are_refused(place):
     file = place / "adapter_config.json"
     written = json.loads(file.read_text())
     file.write_text(json.dumps({k: v for k, v in written.items() if k != "r"} | {"peft_type": "IA3"}))
-    with pytest.raises(StoreError, match="kind IA3"):
+    with pytest.raises(StoreError, match="type IA3"):
         adapter_shape(place)
     (place / "adapter_model.safetensors").unlink()
     file.write_text(json.dumps(written))

@@ -113,7 +113,7 @@ def check_complete(
             f"missing, the first is {missing[0]}. Check that the config belongs to these weights."
         )
 
-
+# %% ../../nbs/15_models/00_gguf.ipynb #29fb055b
 def load_gguf(file: Path) -> tuple:
     """Return the bfloat16 model, the tokenizer and the facts of a GGUF file."""
     try:

@@ -137,6 +137,12 @@ def _check_backend(model: "Model", backend: Any) -> None:
             f"Invalid `backend`: {model.name}.register() takes a backend such as art.LocalBackend(), "
             f"received {backend!r}."
         )
+    if model._backend not in (None, backend) and model.trainable:
+        model._say_once(
+            "second backend",
+            f"{model.name} was registered with another backend. Requests and training "
+            "now use the new one; `await backend.close()` frees the memory of the other.",
+        )
     if Path(backend.path).exists() and not Path(backend.path).is_dir():
         raise StoreError(
             f"Invalid `path={str(backend.path)!r}` of the backend: it is a file. Give the directory "
@@ -159,10 +165,8 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         Root of the run directories. `register` replaces it with the backend's path.
     report_metrics : list of str, optional
         Trackers for the metrics, for example ["wandb"].
-    entity : str, optional
-        The W&B entity.
-    trainable, id, run_id
-        Fields of ART. `id` and `run_id` are stored and not used.
+    entity, id, run_id, trainable
+        Fields of ART: the W&B entity, two fields that are only stored, and whether the model is trainable.
     """
 
     name: str
@@ -233,18 +237,9 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self._backend
 
     async def register(self, backend: Backend) -> None:
-        """Connect the model to a backend and write its model.json.
-
-        Raises `TrainError` for an invalid backend, and `StoreError` if the run directory cannot be used.
-        """
+        """Connect the model to a backend and write its model.json; raises TrainError or StoreError if this fails."""
         self._tracker.check(self)  # report missing trackers before anything is loaded
         _check_backend(self, backend)
-        if self._backend not in (None, backend) and self.trainable:
-            self._say_once(
-                "second backend",
-                f"{self.name} was registered with another backend. Requests and training "
-                "now use the new one; `await backend.close()` frees the memory of the other.",
-            )
 
         self.base_path = str(backend.path)
         await asyncio.to_thread(self._check_record)
@@ -340,10 +335,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         metrics: Mapping[str, float] | None = None,  # more metrics, for example those of a TrainResult
         step: int | None = None,  # None: the current step
     ) -> dict[str, Any]:
-        """Write trajectories and one row of metrics to the run directory; return the row.
-
-        Raises `TypeError` for other items than groups, trajectories and exceptions.
-        """
+        """Write groups, or trajectories and exceptions, and one row of metrics to the run directory; return the row."""
         step = await self.get_step() if step is None else step
         groups = None if trajectories is None else _as_groups(trajectories)
         return await asyncio.to_thread(self._log, groups, split, metrics or {}, step, groups is not None)

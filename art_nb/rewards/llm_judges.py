@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CompletionFn', 'SCHEMA', 'DEFAULTS', 'GRADING', 'JudgeReply', 'Judge', 'Reply', 'ask_until_complete', 'ListwiseJudge',
-           'call', 'endpoint_judge', 'priced', 'by_litellm', 'of_model', 'PointwiseJudge', 'grading_prompt',
-           'expected_grade', 'local']
+           'call', 'endpoint_judge', 'priced', 'by_litellm', 'of_model', 'grading_prompt', 'expected_grade',
+           'PointwiseJudge', 'local']
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #d15fae8c
 import asyncio
@@ -142,7 +142,7 @@ _ADVICE = {
     openai.APIConnectionError: "Check that it runs at that address.",
 }
 
-
+# %% ../../nbs/20_rewards/10_llm_judges.ipynb #7a5a7bc6
 async def call(
     create: Callable[..., Awaitable[Any]],  # OpenAI's `chat.completions.create`, or LiteLLM's `acompletion`
     name: str,  # of the judge
@@ -234,6 +234,21 @@ def _settings(params: Mapping[str, Any]) -> str:
     public = {k: v for k, v in params.items() if k not in ("api_key", *DEFAULTS)}
     return json.dumps(redact(public), sort_keys=True, default=lambda value: redact_text(value))
 
+# %% ../../nbs/20_rewards/10_llm_judges.ipynb #0b17baa4
+_OPENAI = re.compile(r"(openai|hosted_vllm)/(?P<model>.+)")
+
+
+def _openai_judge(name: str, params: Mapping[str, Any]) -> "ListwiseJudge | None":
+    match, key = _OPENAI.fullmatch(name), os.environ.get("OPENAI_API_KEY")
+    default = "https://api.openai.com/v1" if key and name.startswith("openai/") else None
+    base = params.get("api_base") or params.get("base_url") or default
+    if not (match and base):
+        return None
+    rest = {k: v for k, v in params.items() if k not in ("api_base", "base_url")}
+    judge = endpoint_judge(f"{match['model']}@{base}", ({"api_key": key} if base is default else {}) | rest)
+    judge.name = name
+    return judge
+
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #c0d955da
 def by_litellm(
     name: str,  # a LiteLLM model name, "openai/o3", "anthropic/…", "ollama_chat/…"
@@ -252,21 +267,6 @@ def by_litellm(
         return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
 
     return ListwiseJudge(name, complete, settings=_settings(params))
-
-
-_OPENAI = re.compile(r"(openai|hosted_vllm)/(?P<model>.+)")
-
-
-def _openai_judge(name: str, params: Mapping[str, Any]) -> "ListwiseJudge | None":
-    match, key = _OPENAI.fullmatch(name), os.environ.get("OPENAI_API_KEY")
-    default = "https://api.openai.com/v1" if key and name.startswith("openai/") else None
-    base = params.get("api_base") or params.get("base_url") or default
-    if not (match and base):
-        return None
-    rest = {k: v for k, v in params.items() if k not in ("api_base", "base_url")}
-    judge = endpoint_judge(f"{match['model']}@{base}", ({"api_key": key} if base is default else {}) | rest)
-    judge.name = name
-    return judge
 
 
 def _litellm() -> Any:
@@ -326,7 +326,7 @@ def _client(model: Model, options: dict) -> openai.AsyncOpenAI:
     except ValueError as error:
         raise JudgeError(f"The model {model.name} cannot judge: {error}") from error
 
-# %% ../../nbs/20_rewards/10_llm_judges.ipynb #adec1429
+# %% ../../nbs/20_rewards/10_llm_judges.ipynb #012d2b4d
 GRADING = """\
 Grades from 0 (worst) to 9 (best). What counts:
 {rubric}
@@ -347,26 +347,6 @@ Grade: 4
 Grade: """
 _MIN_DIGIT_PROBABILITY = 0.05
 _FRAME = re.compile(r"(?im)^\s*(?:grade\s*:|\[(?=(?:user|assistant|system|tool|note)\]))")
-
-
-@dataclass(slots=True)
-class PointwiseJudge:
-    """A language model that grades each trajectory alone. The score is the expected value of its grade."""
-
-    name: str
-    complete: CompletionFn
-    lasting: bool = True
-    settings: str = "{}"
-
-    async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Grade each trajectory of a question."""
-        replies = await asyncio.gather(*(self.complete(grading_prompt(question, t)) for t in question.trajectories))
-        return JudgeReply(
-            [expected_grade(reply.top) for reply in replies],
-            sum(reply.cost for reply in replies),
-            sum(reply.tokens for reply in replies),
-            calls=len(replies),
-        )
 
 
 def grading_prompt(
@@ -392,6 +372,26 @@ def expected_grade(
         return Verdict(problem=f"the judge would not write a digit (probability of digits: {mass:.1%})")
     grade = sum(digit * p for digit, p in grades) / mass
     return Verdict(grade / 9, f"expects grade {grade:.2f} of 9 ({mass:.0%} of the probability is on digits)")
+
+# %% ../../nbs/20_rewards/10_llm_judges.ipynb #adec1429
+@dataclass(slots=True)
+class PointwiseJudge:
+    """A language model that grades each trajectory alone. The score is the expected value of its grade."""
+
+    name: str
+    complete: CompletionFn
+    lasting: bool = True
+    settings: str = "{}"
+
+    async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
+        """Grade each trajectory of a question."""
+        replies = await asyncio.gather(*(self.complete(grading_prompt(question, t)) for t in question.trajectories))
+        return JudgeReply(
+            [expected_grade(reply.top) for reply in replies],
+            sum(reply.cost for reply in replies),
+            sum(reply.tokens for reply in replies),
+            calls=len(replies),
+        )
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #17d2f4c3
 def local(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CACHE', 'presentation_orders', 'Round', 'GroupScores', 'distinct', 'mean_verdict', 'score_group', 'kendall_tau',
-           'mean_kendall_tau', 'spread', 'PositionBias', 'ranks', 'position_bias', 'with_scores', 'judgement_metrics',
+           'mean_kendall_tau', 'spread', 'PositionBias', 'ranks', 'position_bias', 'judgement_metrics', 'with_scores',
            'JudgementSink', 'judgements_of', 'ruler_score_group', 'TrajectoryScore', 'ruler', 'rank_changes']
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #5cb295c3
@@ -130,7 +130,7 @@ async def _ask_rounds(
     count_cost("judge/ruler", sum(reply.cost for reply in replies if not reply.cached))
     return rounds, {**sums, "cached": all(reply.cached for reply in replies)}
 
-
+# %% ../../nbs/20_rewards/30_ruler.ipynb #db1bcd90
 async def score_group(
     group: Iterable[Trajectory],
     judge: Any,
@@ -267,6 +267,19 @@ def position_bias(rounds: Iterable[Round]) -> PositionBias:
     warning = f"the judge prefers {'early' if z > 0 else 'late'} places ({z:+.1f} deviations)" if abs(z) > 2.6 else ""
     return PositionBias(mean_rank, z, len(rankings), warning)
 
+# %% ../../nbs/20_rewards/30_ruler.ipynb #6d7d101d
+def judgement_metrics(scores: GroupScores) -> dict[str, float]:  # numbers for the metrics of a group
+    """Return the cost of judging a group, and measures of the judge's consistency."""
+    metrics = {
+        "judge_cost": scores.cost,
+        "judge_tokens": scores.tokens,
+        "judge_s": scores.seconds_s,
+        "judge_unscored": sum(score is None for score in scores.scores()),
+        "judge_tau": mean_kendall_tau(scores.rounds),
+        "judge_spread": spread(scores.rounds),
+    }
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
 # %% ../../nbs/20_rewards/30_ruler.ipynb #519057ed
 def with_scores(
     group: TrajectoryGroup,  # not changed
@@ -307,19 +320,6 @@ def _with_score(trajectory: Trajectory, verdict: Verdict, scores: GroupScores) -
         "logs": [*trajectory.logs, f"RULER explanation: {verdict.explanation}"],
     }
     return trajectory.model_copy(update=update)
-
-
-def judgement_metrics(scores: GroupScores) -> dict[str, float]:  # numbers for the metrics of a group
-    """Return the cost of judging a group, and measures of the judge's consistency."""
-    metrics = {
-        "judge_cost": scores.cost,
-        "judge_tokens": scores.tokens,
-        "judge_s": scores.seconds_s,
-        "judge_unscored": sum(score is None for score in scores.scores()),
-        "judge_tau": mean_kendall_tau(scores.rounds),
-        "judge_spread": spread(scores.rounds),
-    }
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #eb434563
 class JudgementSink(Protocol):

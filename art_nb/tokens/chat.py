@@ -334,7 +334,7 @@ def probe_reply(n: int) -> dict:
     ]
     return {"role": "assistant", "content": ""} | ({"tool_calls": calls} if calls else {})
 
-
+# %% ../../nbs/25_tokens/10_chat.ipynb #e5bc6709
 def with_text_arguments(messages: list[dict]) -> list[dict]:
     """Return cleaned messages with the arguments of tool calls as JSON text."""
 
@@ -538,12 +538,8 @@ class ChatFormat:
         stream.add(text, last=True)
         return stream.message()
 
-    def begun_ids(
-        self,
-        prompt_ids: Sequence[int],
-        name: str | None,  # of the tool that must be called; None: any tool
-    ) -> tuple[str, list[int]]:
-        """Return the text and the IDs that start a forced call; reasoning that the prompt opened is closed first."""
+    def begun_ids(self, prompt_ids: Sequence[int], name: str | None) -> tuple[str, list[int]]:
+        """Return text and IDs that start a forced call of a tool (None: any tool), after closing open reasoning."""
         opened = self.stream(prompt_ids).thinking
         text = ("\n</think>\n\n" if opened else "") + call_prefix(self.calls, name)
         return text, inner_ids(self.tokenizer, text)

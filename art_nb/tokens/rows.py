@@ -170,7 +170,7 @@ class _RowBuilder:
         self.logprobs.append(logprobs)
         self.temperature.append(np.full(len(tokens), temperature, dtype=np.float32))
 
-
+# %% ../../nbs/25_tokens/20_rows.ipynb #50ab4cf3
 def trained_turns(
     turns: Sequence[Turn],  # of one history, in order
     known: set,  # identities and keys of the turns of earlier histories
@@ -221,7 +221,7 @@ def _check_one_policy(trajectory: Trajectory, index: int) -> None:
             "Use a separate trajectory for each model, or call the other models under art.no_capture()."
         )
 
-
+# %% ../../nbs/25_tokens/20_rows.ipynb #19aafc48
 def trajectory_rows(trajectory: Trajectory, index: int = 0, strict: bool = False) -> list[TokenRow]:
     """Convert a trajectory into rows in which each sampled token is trained once. Greedy replies are only context.
 

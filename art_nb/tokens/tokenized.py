@@ -166,7 +166,7 @@ class TokenizedMultiHistoryTrajectory(_Rewarded):
         """Return masks that mark each token in the first sequence that contains it after the same tokens."""
         return first_occurrence_masks(self.histories, where=where)
 
-
+# %% ../../nbs/25_tokens/60_tokenized.ipynb #2c0216e8
 @dataclass
 class TokenizedTrajectoryGroup:
     """The trajectories of a group as tokens.

@@ -83,18 +83,6 @@ _FUNCTION = pattern(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", DOTALL
 _PARAMETER = pattern(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", DOTALL)
 _GLM = pattern(r"\s*([^\s<]+)\s*(.*)", DOTALL)
 _GLM_ARGUMENT = pattern(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", DOTALL)
-_JSON = r'((?:"(?:[^"\\]|\\.)*+"|[^"])*?)'  # ends outside of strings
-_DEEPSEEK = pattern(
-    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n{_JSON}\n?```|"
-    rf"([^<\n]+)<｜tool▁sep｜>{_JSON})\s*<｜tool▁call▁end｜>\s*",
-    DOTALL,
-)
-_CHANNEL = pattern(
-    r"(?:<\|start\|>assistant)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>\w+)?"
-    r"<\|message\|>(.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
-    DOTALL,
-)
-_RECIPIENT = pattern(r"to=functions\.([\w.-]+)")
 
 
 def _consecutive_matches(each: Pattern, text: str) -> list[Match]:
@@ -130,6 +118,20 @@ def read_glm(text: str) -> list[ParsedCall]:
     except ValueError:
         return []
     return _all_calls([(match[1], {pair[1].strip(): pair[2] for pair in pairs})])
+
+# %% ../../nbs/25_tokens/00_tool_calls.ipynb #9d6eb6ad
+_JSON = r'((?:"(?:[^"\\]|\\.)*+"|[^"])*?)'  # ends outside of strings
+_DEEPSEEK = pattern(
+    rf"\s*<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n]+)\n```json\n{_JSON}\n?```|"
+    rf"([^<\n]+)<｜tool▁sep｜>{_JSON})\s*<｜tool▁call▁end｜>\s*",
+    DOTALL,
+)
+_CHANNEL = pattern(
+    r"(?:<\|start\|>assistant)?([^<]*)(?:<\|channel\|>([^<]*))?(?:<\|constrain\|>\w+)?"
+    r"<\|message\|>(.*?)(?:<\|call\|>|<\|end\|>|<\|return\|>|(?=<\|start\|>)|\Z)",
+    DOTALL,
+)
+_RECIPIENT = pattern(r"to=functions\.([\w.-]+)")
 
 
 def read_deepseek(text: str) -> list[ParsedCall]:
@@ -181,7 +183,7 @@ def read_python(text: str) -> list[ParsedCall]:
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return []
 
-
+# %% ../../nbs/25_tokens/00_tool_calls.ipynb #6936fc26
 _QUOTE = '<|"|>'
 _GEMMA = pattern(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", DOTALL)
 _BARE = pattern(r"[^,\]}]+")
