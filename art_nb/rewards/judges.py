@@ -296,8 +296,8 @@ def as_judge(judge: Any, params: Mapping[str, Any] | None = None) -> Judge:
     Parameters
     ----------
     judge : str, Model, callable or Judge
-        A LiteLLM name ("openai/o3"), an address ("name@http://host:port/v1"), "local", "recording:file.jsonl",
-        a model, a function of a trajectory, or an object with a method `judge`.
+        A LiteLLM name, an address ("name@http://host:port/v1"), "local" or "recording:file.jsonl". Or a model, a
+        function of a trajectory, or an object with a method `judge`.
     params : dict, optional
         Parameters of the requests, for judges given by name, address or model.
 

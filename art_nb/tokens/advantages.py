@@ -124,7 +124,7 @@ def advantages(
     balance : float
         From -1 to 1. Positive values weaken negative advantages, negative values weaken positive advantages.
     counts : sequence of np.ndarray, optional
-        bool [G] per group: which trajectories take part in the comparison. Default: all.
+        bool [G] per group: which trajectories are compared. Default: all.
 
     Returns
     -------
