@@ -479,16 +479,16 @@ class ChatFormat:
             )
         messages = tools_as_text(messages, None if self._shows_tools else tools, not self._shows_calls)
         messages = with_text_arguments(messages) if self._text_arguments else messages
-        work = partial(
-            self.tokenizer.apply_chat_template,
-            messages,
-            tools=tools,
-            chat_template=self.chat_template,
-            tokenize=False,
-            add_generation_prompt=prompt,
-            **self.template_kwargs,
-        )
         try:
+            work = partial(
+                self.tokenizer.apply_chat_template,
+                messages,
+                tools=tools,
+                chat_template=self.chat_template,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **self.template_kwargs,
+            )
             text = self._run(work)
             text.encode()
         except ServeError:
