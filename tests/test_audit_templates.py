@@ -13,7 +13,8 @@ import pytest
 from tiny import tiny_tokenizer
 
 from art_nb.core.types import ServeError
-from art_nb.tokens.chat import ChatFormat, DeadlineRunner, clean_messages
+from art_nb.tokens.chat import ChatFormat, clean_messages
+from art_nb.tokens.deadlines import DeadlineRunner
 from art_nb.tokens.tool_calls import FORMATS
 
 TOKENIZER = tiny_tokenizer()
