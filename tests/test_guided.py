@@ -257,7 +257,7 @@ def test_what_a_grammar_permits_its_schema_permits():
     assert values > 100
 
 
-SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].end
+SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].after_arguments
 
 
 def held(parameters, form="hermes"):
