@@ -6,7 +6,8 @@ import random
 from art_nb.core.types import ServeError
 from art_nb.samplers.base import SampledToken
 from art_nb.serving.endpoint import Endpoint
-from art_nb.tokens.tool_calls import FORMATS, ReplyStream, call_prefix
+from art_nb.tokens.reply_stream import ReplyStream
+from art_nb.tokens.tool_calls import FORMATS, call_prefix
 
 END = 256
 
@@ -43,7 +44,7 @@ class Tags:
         return self
 
     def stream(self, prompt_ids, tools=None, one=False):
-        return ReplyStream(FORMATS["hermes"] if tools else None, one=one)
+        return ReplyStream(FORMATS["hermes"] if tools else None, single_call=one)
 
     def begun_ids(self, prompt_ids, name):
         text = call_prefix(FORMATS["hermes"], name)

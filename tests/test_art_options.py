@@ -82,8 +82,8 @@ async def test_what_a_registration_asks_for_in_vain_is_named(named, local):
     )
     model = named()
     await model.register(local, _openai_client_config=config)
-    assert left_out(said, "_openai_client_config").endswith("left out: engine_args, log_file, server_args.port.")
-    assert local.runtime(model).chat.calls.then == ', "parameters": '
+    assert left_out(said, "_openai_client_config").endswith("no effect here: engine_args, log_file, server_args.port.")
+    assert local.runtime(model).chat.calls.before_arguments == ', "parameters": '
     said.clear()
     await named("quiet").register(local, _openai_client_config={"server_args": {"tool_call_parser": "hermes"}})
     await named("quieter").register(local)

@@ -13,7 +13,8 @@ import pytest
 
 from art_nb.core.types import ServeError
 from art_nb.models.tiny import tiny_tokenizer
-from art_nb.tokens.chat import ChatFormat, DeadlineRunner, clean_messages
+from art_nb.tokens.chat import ChatFormat, clean_messages
+from art_nb.tokens.deadlines import DeadlineRunner
 from art_nb.tokens.tool_calls import FORMATS
 
 TOKENIZER = tiny_tokenizer()
@@ -182,9 +183,9 @@ def test_a_template_that_never_ends_is_stopped_and_not_used_again():
         return str(error.value)
 
     for _ in range(2):
-        assert "register" not in overrun(chat)  # one overrun is forgiven
+        assert "Register" not in overrun(chat)  # one overrun is forgiven
     for messages in (ASK * 2, ASK):
-        with pytest.raises(ServeError, match="register the model again with another chat_template"):
+        with pytest.raises(ServeError, match="Register the model again with another `chat_template`"):
             chat.render(messages)
     assert len({*threads}) == 2
     del chat

@@ -10,7 +10,8 @@ from tiny import one_by_one, spelling_tokenizer
 
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.tokens.chat import ChatFormat, TextStream
-from art_nb.tokens.tool_calls import FORMATS, CallStream, ReplyStream, call_prefix, format_of
+from art_nb.tokens.reply_stream import CallStream, ReplyStream
+from art_nb.tokens.tool_calls import FORMATS, call_prefix, format_of
 
 TOOLS = [
     {
@@ -207,7 +208,7 @@ def test_a_reply_of_white_space_is_read_in_no_time():
 
 
 def test_half_a_character_is_no_call_in_any_form():
-    for form in (form for form in FORMATS.values() if form.begin and form.writes_json):
+    for form in (form for form in FORMATS.values() if form.before_name and form.writes_json):
         text = f'{call_prefix(form, "play")}{{"a": "\\ud800"}}'
         assert CallStream(form).add(text, last=True)[1] == []
     assert CallStream(FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
@@ -238,7 +239,7 @@ def test_a_template_without_tools_is_told_of_them_in_words():
     text = chat.tokenizer.decode(prompt)
     assert text.startswith("<|im_start|>system\nPlay well.")
     assert json.dumps(TOOLS[0]) in text
-    assert "no place for tools" in said[0]
+    assert "does not support tools" in said[0]
     ids, text = sampled(chat, f"I see.\n{FAMILIES['hermes'][3]}")
     reply = chat.reply(text, TOOLS)
     chat.remember(messages, TOOLS, prompt, ids, reply)
@@ -274,7 +275,7 @@ def test_other_forms_are_vllms():
     assert chat.reply("b2", TOOLS) == {"role": "assistant", "content": "b2"}
     with pytest.raises(ServeError, match="cannot begin a call"):
         chat.begun_ids([], "play")
-    with pytest.raises(ServeError, match="no tool_call_parser 'abacus'"):
+    with pytest.raises(ServeError, match="Unknown `tool_call_parser='abacus'`"):
         ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="abacus")
 
 
@@ -312,7 +313,7 @@ def test_our_reading_is_vllms(name, words):
 
 
 def test_begun_calls_are_json():
-    for form in (form for form in FORMATS.values() if form.quote and form.begin):
+    for form in (form for form in FORMATS.values() if form.quote and form.before_name):
         name = 'a"b'
         begun = call_prefix(form, name)
         assert json.dumps(name) in begun

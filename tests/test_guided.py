@@ -18,7 +18,8 @@ from art_nb.core.types import ServeError
 from art_nb.models.tiny import CHATML
 from art_nb.policy.folded import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
-from art_nb.tokens.tool_calls import _MARKS, FORMATS, ReplyStream, call_prefix, format_of, only_arguments
+from art_nb.tokens.reply_stream import ReplyStream
+from art_nb.tokens.tool_calls import _MARKS, FORMATS, call_prefix, format_of, only_arguments
 
 TOOLS = [
     {
@@ -257,7 +258,7 @@ def test_what_a_grammar_permits_its_schema_permits():
     assert values > 100
 
 
-SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].end
+SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].after_arguments
 
 
 def held(parameters, form="hermes"):
@@ -426,7 +427,7 @@ def test_parts_of_a_schema_that_add_properties_to_each_other_stay_open():
 @pytest.mark.parametrize("style", ["hermes", "deepseek_v3", "llama3_json", "mistral"])
 def test_the_closing_text_in_a_string_does_not_end_the_call(style):
     form = FORMATS[style]
-    value = f"see {form.closing or form.end} and {form.end}"
+    value = f"see {form.closing or form.after_arguments} and {form.after_arguments}"
     schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
     text, ended = walk(CallGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
     assert ended

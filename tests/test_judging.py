@@ -446,7 +446,7 @@ async def test_a_persons_questions_are_answered_in_the_panel():
     assert (await page("apply"))["said"] == "Your scores were handed in."
     said = await waiting
     assert rank_order(said.scores()) == [2, 0, 1] and said.verdicts[2].explanation == "the best"
-    assert "no question" in await page.refused("apply")
+    assert "No question" in await page.refused("apply")
 
 
 async def test_a_question_lies_on_one_desk_of_each_open_panel_and_the_user_hears_of_it_once():

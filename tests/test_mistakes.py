@@ -275,7 +275,7 @@ async def test_a_hub_that_cannot_be_reached_is_asked_once(fresh, monkeypatch):
 
 
 async def test_a_model_that_is_not_registered(fresh):
-    with pytest.raises(ValueError, match=r"no backend yet; call `await model\.register\(backend\)` first"):
+    with pytest.raises(ValueError, match=r"no backend yet\. Call `await model\.register\(backend\)` first"):
         begin(fresh[0])
     forgotten = fresh[0].register(fresh[1])
     forgotten.close()
@@ -393,11 +393,11 @@ async def test_steps_that_teach_nothing_say_why(place, capsys):
     replies = [entry for t in place[2] for entry in t.messages_and_choices if not isinstance(entry, dict)]
     flat = better_and_worse(replies[:2], [0.0, 0.0])
     printed = await learn(place, [flat, better_and_worse(replies[2:4], [0.0, 0.0])], capsys)
-    assert_words(printed, ["all rewards of the step are 0", "Does the rollout compute the reward"])
+    assert_words(printed, ["all rewards of the step are 0", "Check that the rollout computes the reward"])
     printed = await learn(place, [flat, better_and_worse(replies[2:4], [1.0, 1.0])], capsys)
     assert_words(printed, ["in each of 2 groups", "partial credit"])
     printed = await learn(place, [better_and_worse(replies[:1], [0.0]), better_and_worse(replies[1:2], [1.0])], capsys)
-    assert_words(printed, ["one trajectory", "rollouts_per_group of 2 or more"])
+    assert_words(printed, ["one trajectory", "rollouts_per_group to 2 or more"])
     texts = [
         art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "A1"}], reward=i)
         for i in range(2)

@@ -94,7 +94,7 @@ async def test_tensors_have_their_kinds():
 def test_a_conversation_without_ids_is_printed(tiny_model_dir):
     said = {"role": "assistant", "content": "A1 B2"}
     t = art.Trajectory(messages_and_choices=[GO, said, MORE, said])
-    with pytest.raises(ValueError, match="pass base_model or tokenizer"):
+    with pytest.raises(ValueError, match="Pass `base_model` or `tokenizer`"):
         t.tokenize()
     tokenizer = tiny_tokenizer()
     one = t.tokenize(tokenizer=tokenizer)

@@ -112,7 +112,7 @@ async def test_a_checkpoint_of_ours_begins_another_run(local, tiny_model_dir):
 @pytest.mark.parametrize(
     ("fields", "error", "said"),
     [
-        ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not to be had"),
+        ({"base_model_name_or_path": "nowhere"}, StoreError, "was trained from 'nowhere', which is not available"),
         ({"base_model_name_or_path": "no/such-model"}, StoreError, "no/such-model cannot be loaded"),
         ({"base_model_name_or_path": None}, StoreError, "does not say of which model"),
         ({"use_rslora": True}, StoreError, "use_rslora"),
@@ -154,7 +154,7 @@ def test_other_kinds_of_adapters_are_refused(place):
     file = place / "adapter_config.json"
     written = json.loads(file.read_text())
     file.write_text(json.dumps({k: v for k, v in written.items() if k != "r"} | {"peft_type": "IA3"}))
-    with pytest.raises(StoreError, match="kind IA3"):
+    with pytest.raises(StoreError, match="type IA3"):
         adapter_shape(place)
     (place / "adapter_model.safetensors").unlink()
     file.write_text(json.dumps(written))

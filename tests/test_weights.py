@@ -290,7 +290,7 @@ def test_a_hub_name_passes_through():
 
 def test_a_cache_that_cannot_be_written(tiny_gguf, tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="point ART_NB_CACHE"):
+    with pytest.raises(StoreError, match="Set ART_NB_CACHE"):
         fetch(tiny_gguf, tmp_path / "file", quiet)
 
 
