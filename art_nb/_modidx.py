@@ -571,7 +571,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'art_nb/compat/unavailable.py')},
             'art_nb.compat.utils': { 'art_nb.compat.utils._arguments': ('92_compat/utils.html#_arguments', 'art_nb/compat/utils.py'),
                                      'art_nb.compat.utils._only_tool': ('92_compat/utils.html#_only_tool', 'art_nb/compat/utils.py'),
-                                     'art_nb.compat.utils._reply': ('92_compat/utils.html#_reply', 'art_nb/compat/utils.py'),
+                                     'art_nb.compat.utils._reply_of': ('92_compat/utils.html#_reply_of', 'art_nb/compat/utils.py'),
                                      'art_nb.compat.utils._with_reply': ('92_compat/utils.html#_with_reply', 'art_nb/compat/utils.py'),
                                      'art_nb.compat.utils.benchmark_rollout': ( '92_compat/utils.html#benchmark_rollout',
                                                                                 'art_nb/compat/utils.py'),
