@@ -25,7 +25,7 @@ UTILS = {
 }
 _FRAMES = {"reports.benchmarks": "BenchmarkModelKey load_aggregated_trajectories load_trajectories"}
 _CHARTS = {"reports.benchmarks": "percentage_comparison_bar_chart training_progress_chart"}
-_BENCHMARKING = _FRAMES | _CHARTS
+_BENCHMARKING = {module: f"{names} {_CHARTS[module]}" for module, names in _FRAMES.items()}
 _DEPLOYMENT = {
     "backends.deployment": "LoRADeploymentError deploy_model",
     "compat.unavailable": "TogetherDeploymentConfig WandbDeploymentConfig",
