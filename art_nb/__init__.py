@@ -1,4 +1,4 @@
-"The notebook workbench in which LLM agents are trained with reinforcement learning."
+"""A notebook workbench for training LLM agents with reinforcement learning."""
 import os
 import sys
 from importlib import import_module
@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 from .compat import import_paths
 
-# How long OpenMP's threads spin before they sleep, unless the user has said so. The default is so long that small products
-# take ten times the time on a busy machine, and so short, once two threads compute, that half of the second core is lost
-# (docs/performance.md). It is read when torch is loaded, which is after this.
+# How long OpenMP's threads spin before they sleep, unless the user has set it. With the default, small products take ten
+# times as long on a busy machine, because threads spin too long. After two threads have computed, they spin too briefly,
+# and half of the second core is lost (docs/performance.md). torch reads these variables when it is loaded, after this.
 SPINNING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
 if not SPINNING.keys() & os.environ.keys():
     os.environ |= SPINNING if sys.platform == "linux" else {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -50,13 +50,13 @@ _MODULES = {
 }
 _PACKAGES = ("core rollouts runs models rewards tokens policy learners samplers serving backends training pipeline views "
              "reports panels compat cli").split()
-_ADDS_TO = {"training.run": ["reports.report"], "rollouts.trajectories": ["tokens.tokenized"]}    # add methods to classes
+_ADDS_TO = {"training.run": ["reports.report"], "rollouts.trajectories": ["tokens.tokenized"]}    # modules that add methods to classes
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [*_MODULE_OF, "dev"]
 
 
 def __getattr__(name: str):
-    "Load the module of a public name when the name is first asked for."
+    """Load the module of a public name at the first use of the name."""
     if name in _MODULE_OF:
         module = _MODULE_OF[name]
         value = getattr(import_module(f"{__name__}.{module}"), name)
@@ -75,7 +75,7 @@ def __dir__():
 
 
 def _in_a_kernel() -> None:
-    "In a notebook, objects show themselves and a run has its live cell; nothing of it is loaded before its first use."
+    """In a notebook, attach the displays of objects and the live cell of runs. They are loaded at their first use."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if getattr(shell, "kernel", None) is not None:
         import_module(f"{__name__}.panels.ipython").attach_displays(shell)

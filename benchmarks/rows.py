@@ -341,7 +341,7 @@ def packing(bench: Bench) -> Iterator[Planned]:
         }
 
     row = Row(
-        f"tokenise and pack over {ART}",
+        f"tokenize and pack over {ART}",
         2,
         10,
         "million logical tokens/s",

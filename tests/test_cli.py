@@ -131,7 +131,7 @@ def test_the_starter_is_a_notebook_or_a_script():
 def test_init_writes_and_never_overwrites(tmp_path):
     assert call("init", folder=tmp_path).returncode == 0
     before = (tmp_path / "first-run.ipynb").read_bytes()
-    assert "is there already" in refused(call("init", folder=tmp_path))
+    assert "already exists" in refused(call("init", folder=tmp_path))
     assert (tmp_path / "first-run.ipynb").read_bytes() == before
     assert "toy.py" in call("init", "toy.py", folder=tmp_path).stdout
     assert ".ipynb or .py" in refused(call("init", "toy.txt", folder=tmp_path))
@@ -202,8 +202,8 @@ def test_ctrl_c_ends_after_the_step(script, tiny_model_dir):
         ("def\n", "line 1: SyntaxError"),
         ("import no_such_module", "line 1"),
         ("import sys; sys.exit(3)", "SystemExit"),
-        ("rollout = print", "defines no scenarios"),
-        ("", "no rollout and no"),
+        ("rollout = print", "does not define `scenarios`"),
+        ("", "does not define `rollout` and `scenarios`"),
         (
             "import art_nb as art; rollout, scenarios, model = print, [1], art.Model(name='a', project='b')",
             "not trainable",
@@ -227,7 +227,7 @@ def test_a_rollout_that_fails_is_told(script, tiny_model_dir):
 
 
 def test_no_script_and_no_model(tmp_path, script):
-    assert "no script nowhere.py" in refused(call("train", "nowhere.py", folder=tmp_path))
+    assert "Script nowhere.py not found" in refused(call("train", "nowhere.py", folder=tmp_path))
     assert "no base model 'smolm2'" in refused(call("train", script, "--base-model", "smolm2", folder=tmp_path))
 
 

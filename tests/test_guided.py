@@ -530,9 +530,11 @@ def test_a_teacher_without_a_reply_that_can_be_said_again():
     with pytest.raises(ValueError, match="not in base_tools"):
         get_guided_completion_params(called("play", "{}"))
     for broken in ('{"cell": "B2"', '["B2"]', '"B2"', "B2"):
-        with pytest.raises(ValueError, match="called play with .*B2.*, which is no JSON object: ask it again"):
+        with pytest.raises(
+            ValueError, match="called play with .*B2.*, which is not a JSON object: sample another reply"
+        ):
             get_guided_completion_params(called("play", broken), TOOLS)
-    with pytest.raises(ValueError, match="nothing to say"):
+    with pytest.raises(ValueError, match="nothing to repeat"):
         get_guided_completion_params(teacher())
 
 

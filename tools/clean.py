@@ -1,4 +1,4 @@
-"""Takes the state of widgets out of the notebooks: frozen outputs stay, and GitHub refuses a notebook that has it."""
+"""Remove widget state from the notebooks, because GitHub cannot show a notebook that has it. Static outputs stay."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def clean(notebook: dict) -> dict:
-    "The same notebook without widgets."
+    """Return the notebook without widget state."""
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(WIDGET, None)
-            output.get("metadata", {}).pop("art_nb", None)  # which live panel the output belonged to
+            output.get("metadata", {}).pop("art_nb", None)  # ID of the live panel of this output
         if "outputs" in cell:
             cell["outputs"] = [output for output in cell["outputs"] if output.get("data", True)]
     return notebook

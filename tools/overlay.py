@@ -1,4 +1,4 @@
-"Lay a virtual environment over this one (`python overlay.py DIRECTORY`): its own packages come before the ones here."
+"""Put a virtual environment on top of this one (`python overlay.py DIRECTORY`): its packages have priority."""
 
 import sys
 import sysconfig

@@ -54,7 +54,7 @@ def function_node(source: str, name: str) -> ast.FunctionDef:
 
 
 def function_of(source: str, name: str, **scope):
-    """Return a function or method of a module, without its decorators and annotations, in a scope of its own."""
+    """Return a function or method of a module, without its decorators and annotations, in a separate scope."""
     node = function_node(source, name)
     node.decorator_list, node.returns = [], None
     for argument in node.args.args:
@@ -81,7 +81,7 @@ def block_of(source: str, function: str, test: str, marker: str):
 
 
 class Trl:
-    """TRL's own code on a stand-in for its trainer."""
+    """TRL's own code, with a stand-in for its trainer."""
 
     def __init__(self, root: Path):
         self.source = (root / "trl" / "trainer" / "grpo_trainer.py").read_text()
@@ -168,7 +168,7 @@ class Trl:
 
 
 def trl_cases():
-    """Options of TRL with ours that mean the same."""
+    """Return pairs of equivalent options of TRL and art_nb."""
     modes = {
         None: {},
         "token_truncate": {"mismatch": "tis", "mismatch_options": {"is_max": 1.5}},
@@ -303,7 +303,7 @@ class ActorConfig(SimpleNamespace):
 
 
 def verl_cases():
-    """Options of verl with ours that mean the same."""
+    """Return pairs of equivalent options of verl and art_nb."""
     reductions = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
     weights = {
         None: {},

@@ -2,7 +2,7 @@
 
 This needs uv (in the dev extra).
 Versions stay as they are, except those of the packages that you name. The hashes cover the files of every platform for
-Python 3.11 and newer. torch is chosen in the Makefile, so neither it nor its CUDA packages are listed.
+Python 3.11 and newer. The Makefile selects torch, so torch and its CUDA packages are not listed.
 """
 
 import re
@@ -45,7 +45,7 @@ def comments(path):
 
 
 def pins(path, released=()):
-    """Return the requirements of a file without their hashes, less the packages in `released`."""
+    """Return the requirements of a file without their hashes and without the packages in `released`."""
     lines = re.findall(r"^[A-Za-z0-9][^\\\n]*", path.read_text(), re.MULTILINE)
     return [line.strip() for line in lines if re.split("[=; ]", line)[0].lower() not in released]
 

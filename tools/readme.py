@@ -1,4 +1,4 @@
-"""Write README.md from nbs/index.ipynb; with --check, only say whether it is current."""
+"""Write README.md from nbs/index.ipynb; with --check, only report whether it is current."""
 
 import re
 import sys
@@ -11,15 +11,15 @@ DIRECTIVE = re.compile(r"^#\|.*\n?", re.MULTILINE)
 
 
 def outputs(cell) -> list[str]:
-    """What a cell printed or showed, as plain text."""
+    """Return the outputs of a cell as plain text."""
     texts = [out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.get("outputs", [])]
     return [f"```\n{text.rstrip()}\n```" for text in texts if text.strip()]
 
 
 def blocks(cell) -> list[str]:
-    """One cell as markdown: its text, or its code and what came out."""
+    """Return a cell as Markdown: its text, or its code and outputs."""
     if cell.cell_type == "markdown":
-        return [cell.source.strip().replace("](../", "](")]  # links as seen from the repository's top
+        return [cell.source.strip().replace("](../", "](")]  # links relative to the root of the repository
     if cell.cell_type != "code" or re.search(r"^#\| *hide", cell.source, re.MULTILINE):
         return []
     code = DIRECTIVE.sub("", cell.source).strip()
@@ -27,13 +27,13 @@ def blocks(cell) -> list[str]:
 
 
 def readme(notebook: Path) -> str:
-    """The README that a notebook makes."""
+    """Return the README for a notebook."""
     cells = nbformat.read(notebook, as_version=4).cells
     return "\n\n".join(block for cell in cells for block in blocks(cell)) + "\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file, or compare."""
+    """Write the file, or with --check compare it."""
     text, target = readme(ROOT / "nbs" / "index.ipynb"), ROOT / "README.md"
     if "--check" in arguments:
         return int(target.read_text(encoding="utf-8") != text)

@@ -1,4 +1,4 @@
-"2048: the board, what the model is shown, a rollout with ART's reward, and positions to warm up on."
+"""The game 2048: the board, the model's view of it, a rollout with ART's reward, and positions for the warm-up."""
 
 import itertools
 import math
@@ -13,11 +13,11 @@ Board = tuple[tuple[int, ...], ...]  # four rows of four; 0 is an empty cell
 
 
 class IllegalMove(ValueError):
-    "The reply is no move, or one that would move nothing."
+    """The reply is not a move, or the move does not change the board."""
 
 
 def slide(line: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    "A line pushed to its front, and how many pairs of equal tiles merged; a tile merges once."
+    """Return a line pushed to its front, and the number of merged pairs. A tile merges at most once."""
     tiles, pushed = [tile for tile in line if tile], []
     while tiles:
         twice = 2 if tiles[:1] == tiles[1:2] else 1
@@ -28,7 +28,7 @@ def slide(line: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 
 
 def push(board: Board, move: str) -> tuple[Board, int]:
-    "The board after a move, before the next tile, and how many pairs merged."
+    """Return the board after a move, before the next tile appears, and the number of merged pairs."""
     across, to_the_end = move in ("left", "right"), move in ("right", "down")
     lines = board if across else tuple(zip(*board))
     pushed, merges = zip(*(slide(line[::-1] if to_the_end else line) for line in lines))
@@ -37,17 +37,17 @@ def push(board: Board, move: str) -> tuple[Board, int]:
 
 
 def pairs(board: Board) -> int:
-    "Pairs that the next move could merge, across and down together."
+    """Return the number of pairs that the next move could merge, horizontally and vertically."""
     return push(board, "left")[1] + push(board, "up")[1]
 
 
 @dataclass(frozen=True)
 class Scenario:
-    "A game to play: the seed fixes the tiles that appear, and the random moves that it opens with."
+    """A game to play. The seed fixes the tiles that appear and the random opening moves."""
 
     seed: int
     win: int = 64  # the tile to reach
-    opening: int = 0  # moves made at random before the model's first
+    opening: int = 0  # random moves before the model's first move
 
     def __post_init__(self):
         if self.win < 4 or self.opening >= self.moves:
@@ -55,28 +55,28 @@ class Scenario:
 
     @property
     def moves(self) -> int:
-        "So many moves a game has, its opening included."
+        """The number of moves of a game, including its opening."""
         return round(0.7 * self.win)
 
 
 @dataclass
 class Game:
-    "One game: on the same scenario the same moves meet the same tiles."
+    """One game. In the same scenario, the same moves get the same tiles."""
 
     scenario: Scenario
     board: Board = field(init=False)
-    moves: int = field(init=False)  # made so far
+    moves: int = field(init=False)  # number of moves so far
 
     def __post_init__(self):
         self.random = random.Random(self.scenario.seed)
-        for _ in range(100):  # an opening that ended the game: another one
+        for _ in range(100):  # if an opening ends the game, try another one
             self.begin()
             if not self.over():
                 return
         raise ValueError(f"{self.scenario}: 100 random openings ended the game before it began; lower opening.")
 
     def begin(self) -> None:
-        "Two tiles, and the opening."
+        """Add two tiles and play the opening."""
         self.board, self.moves = ((0,) * 4,) * 4, 0
         self.add_tile()
         self.add_tile()
@@ -84,7 +84,7 @@ class Game:
             self.play(self.random.choice(self.legal()))
 
     def add_tile(self) -> None:
-        "A 2, or one time in ten a 4, on an empty cell."
+        """Add a 2, or one time in ten a 4, to an empty cell."""
         empty = [(r, c) for r in range(4) for c in range(4) if not self.board[r][c]]
         tile, place = 4 if self.random.random() < 0.1 else 2, int(self.random.random() * len(empty))
         rows = [[*line] for line in self.board]
@@ -92,23 +92,23 @@ class Game:
         self.board = tuple(map(tuple, rows))
 
     def legal(self) -> list[str]:
-        "The moves that move something."
+        """Return the moves that change the board."""
         return [move for move in MOVES if push(self.board, move)[0] != self.board]
 
     def tiles(self) -> list[int]:
-        "All tiles."
+        """Return all tiles."""
         return [tile for row in self.board for tile in row if tile]
 
     def won(self) -> bool:
-        "The tile is there."
+        """Return whether the tile of the goal was reached."""
         return max(self.tiles()) >= self.scenario.win
 
     def over(self) -> bool:
-        "Won, out of moves, or stuck."
+        """Return whether the game is won, has no moves left, or is stuck."""
         return self.won() or self.moves >= self.scenario.moves or not self.legal()
 
     def play(self, reply: str) -> None:
-        "Make a move, and a tile appears; raises IllegalMove."
+        """Make a move and add a tile. Raise `IllegalMove` if the move is not legal."""
         move = reply.strip()
         if move not in self.legal():
             raise IllegalMove(f"{reply!r} is no move here: legal are {', '.join(self.legal())}")
@@ -117,11 +117,11 @@ class Game:
             self.add_tile()
 
     def drawn(self) -> str:
-        "The board alone."
+        """Return the board as text."""
         return "\n".join(" ".join(str(tile or "_") for tile in row) for row in self.board)
 
     def view(self) -> str:
-        "What the model is shown: the board; before each legal move the pairs it merges, and the pairs there are then."
+        """Return the prompt: the board and the legal moves, each after its merged pairs and the pairs left after it."""
         listed = random.Random(str(self.board)).sample(self.legal(), len(self.legal()))
         after = [(*push(self.board, move), move) for move in listed]
         return "\n".join([self.drawn(), *(f"{merges} {pairs(board)} {move}" for board, merges, move in after)])
@@ -173,7 +173,7 @@ def practice(seed: int, win: int = 64) -> Scenario:
 
 
 def random_game(scenario: Scenario, mover: random.Random) -> tuple[Game, list[tuple[str, str]]]:
-    "A game of random legal moves, played to its end: the game, and its turns as pairs of view and move."
+    """Play a game of random legal moves. Return the game and its turns as pairs of view and move."""
     game, turns = Game(scenario), []
     while not game.over():
         turns.append((game.view(), mover.choice(game.legal())))
@@ -182,7 +182,7 @@ def random_game(scenario: Scenario, mover: random.Random) -> tuple[Game, list[tu
 
 
 def won_turns(count: int, win: int = 64) -> list[art.Trajectory]:
-    "So many turns of random practice games that were won, in random order, as the model should write them."
+    """Return turns of won random practice games, in random order, in the form that the model should write."""
     mover = random.Random(0)
     games = (random_game(practice(seed, win), mover) for seed in itertools.count(200_000))
     turns = itertools.chain.from_iterable(turns for game, turns in games if game.won())

@@ -1,4 +1,4 @@
-"Short answers to simple questions: the questions, a rollout, and a rule that can be checked without a judge."
+"""Short answers to simple questions: the questions, a rollout, and a rule that needs no judge."""
 
 import re
 
@@ -52,7 +52,7 @@ ASKED_AFTERWARDS = [
 
 
 async def rollout(model: art.Model, question: str, **options) -> art.Trajectory:
-    "One answer."
+    """Sample one answer."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     trajectory = art.Trajectory(messages_and_choices=messages, metadata={"question": question})
     completion = await model.openai_client().chat.completions.create(
@@ -64,7 +64,7 @@ async def rollout(model: art.Model, question: str, **options) -> art.Trajectory:
 
 
 def one_short_sentence(trajectory: art.Trajectory) -> tuple[float, str]:
-    "The rule: 1 for one whole sentence of at most 15 words; it knows nothing of what the words say."
+    """Score 1 for one complete sentence of at most 15 words, regardless of its meaning."""
     text = trajectory.messages()[-1]["content"].strip()
     words, sentences = len(text.split()), len(re.findall(r"[.!?](?:\s|$)", text))
     score = min(1.0, 15 / max(words, 1)) * (1.0 if sentences == 1 else 0.5) if sentences else 0.0

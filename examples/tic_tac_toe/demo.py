@@ -1,6 +1,6 @@
 """`make demo`: SmolLM2-135M learns to beat a random opponent at tic-tac-toe, on this machine.
 
-The cells of tic-tac-toe.ipynb without the pictures, and a few steps fewer. Ends with one line of JSON."""
+It runs the cells of tic-tac-toe.ipynb without the pictures and with fewer steps. The last line is JSON."""
 
 import argparse
 import asyncio
@@ -13,11 +13,11 @@ from tic_tac_toe import practice, rollout, won_games
 
 import art_nb as art
 
-FIRST_UNSEEN = 900_000  # seeds of games that training never plays
+FIRST_UNSEEN = 900_000  # seeds of games that are not used in training
 
 
 def peak_rss_gb() -> float:
-    "The most memory this process ever held, in GB."
+    """Return the peak memory of this process in GB."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -69,10 +69,10 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=17)
-    parser.add_argument("--groups", type=int, default=12, help="groups of eight games in each step")
-    parser.add_argument("--games", type=int, default=500, help="that are played before and after")
-    parser.add_argument("--warm-up", type=int, default=144, help="games that are imitated first")
-    parser.add_argument("--path", help="where to keep the run; a temporary directory if left out")
+    parser.add_argument("--groups", type=int, default=12, help="groups of eight games per step")
+    parser.add_argument("--games", type=int, default=500, help="games of the evaluation before and after training")
+    parser.add_argument("--warm-up", type=int, default=144, help="games of the warm-up")
+    parser.add_argument("--path", help="directory of the run; by default a temporary directory")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         asyncio.run(main(asked.steps, asked.groups, asked.games, asked.warm_up, asked.path or temporary))

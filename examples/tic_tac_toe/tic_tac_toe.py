@@ -1,4 +1,4 @@
-"Tic-tac-toe against a random opponent: the game, what the model is shown, a rollout, and games to warm up on."
+"""Tic-tac-toe against a random opponent: the game, the model's view of it, a rollout, and games for the warm-up."""
 
 import itertools
 import random
@@ -14,15 +14,15 @@ SYSTEM = "You play tic-tac-toe as x. Reply with one free square, like B2."
 
 
 class IllegalMove(ValueError):
-    "The reply names no free square."
+    """The reply does not name a free square."""
 
 
 @dataclass
 class Game:
-    "One game; the seed fixes who begins, the random moves it opens with, and how the opponent answers."
+    """One game. The seed fixes who begins, the random opening moves, and the replies of the opponent."""
 
     seed: int
-    plies: int = 0  # opening moves, x and o in turn; x is to move then
+    plies: int = 0  # opening moves, x and o alternately; then x is to move
     board: list[str] = field(init=False)
 
     def __post_init__(self):
@@ -38,22 +38,22 @@ class Game:
                 return
 
     def free(self) -> list[int]:
-        "Squares nobody has taken."
+        """Return the indices of the free squares."""
         return [i for i, mark in enumerate(self.board) if mark == "_"]
 
     def winner(self) -> str | None:
-        "x, o, draw, or None while the game is open."
+        """Return x, o or draw, or `None` while the game is open."""
         for a, b, c in LINES:
             if self.board[a] != "_" and self.board[a] == self.board[b] == self.board[c]:
                 return self.board[a]
         return None if self.free() else "draw"
 
     def answer(self) -> None:
-        "The opponent takes a free square at random."
+        """Take a random free square for the opponent."""
         self.board[self.random.choice(self.free())] = "o"
 
     def play(self, reply: str) -> None:
-        "The model's move, and the opponent's answer; raises IllegalMove."
+        """Make the model's move and the opponent's reply. Raise `IllegalMove` if the square is not free."""
         move = re.fullmatch(r"\s*([ABC][123])\s*", reply)
         if move is None or SQUARES.index(move[1]) not in self.free():
             raise IllegalMove(f"{reply!r} is no move: the free squares are {' '.join(SQUARES[i] for i in self.free())}")
@@ -62,13 +62,13 @@ class Game:
             self.answer()
 
     def view(self) -> str:
-        "What the model is shown: the board; each free square after the other two marks of every line through it."
+        """Return the prompt: the board, and each free square after the other two marks of every line through it."""
         rows = "\n".join("ABC"[r] + " " + " ".join(self.board[3 * r : 3 * r + 3]) for r in range(3))
         listed = random.Random("".join(self.board)).sample(self.free(), len(self.free()))
         return f"{rows}\nfree:\n" + "\n".join(f"{self.lines_through(i)} {SQUARES[i]}" for i in listed)
 
     def lines_through(self, square: int) -> str:
-        "The other two marks of every line: `xx` where the square would complete three, `oo` where it blocks."
+        """Return the other two marks of every line: `xx` if the square completes three, `oo` if it blocks."""
         others = [sorted(self.board[i] for i in line if i != square) for line in LINES if square in line]
         return " ".join("".join(marks) for marks in others)
 
@@ -100,7 +100,7 @@ async def practice(model: art.Model, seed: int) -> art.Trajectory:
 
 
 def random_game(seed: int) -> art.Trajectory:
-    "A game of random legal moves, written down as the model should write it."
+    """Return a game of random legal moves, in the form that the model should write."""
     game, mover = Game(seed), random.Random(-seed)
     messages = [{"role": "system", "content": SYSTEM}]
     while game.winner() is None:
@@ -111,6 +111,6 @@ def random_game(seed: int) -> art.Trajectory:
 
 
 def won_games(count: int) -> list[art.Trajectory]:
-    "The first so many random games that x has won."
+    """Return the first `count` random games that x won."""
     games = map(random_game, itertools.count(10_000))
     return list(itertools.islice((game for game in games if game.reward == 1), count))

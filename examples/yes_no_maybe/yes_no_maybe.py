@@ -1,4 +1,4 @@
-"The task of the notebook beside it, for other tutorials: three words, of which maybe is worth most."
+"""The task of yes-no-maybe.ipynb, for other tutorials: three words, of which "maybe" has the highest reward."""
 
 from itertools import permutations
 
