@@ -10,7 +10,6 @@ from art_nb.events import Failed, Warned
 from art_nb.frozen import LIMIT, Html, curves, escaped, facts_line, frozen, frozen_run, tag, told, visible
 from art_nb.frozen import table as html_table
 from art_nb.live import frozen_form
-from art_nb.replies import index_reply
 from art_nb.reports import MOST_BYTES, export, report
 from art_nb.rows import open_rows
 from art_nb.store import RunStore
@@ -265,7 +264,7 @@ def test_a_report_is_complete(tmp_path):
     assert "for you" in text
     assert "answer 4.1" in report(store, tmp_path / "r.html", groups=[1]).read_text()
     rows = open_rows(store)
-    index_reply(rows)
+    rows.load(60)
     text = export(rows, [4, 4], tmp_path / "one.html").read_text()
     assert text.count("<section") == 1
     assert text.count('href="#r4"') == 1

@@ -239,7 +239,7 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
     record.new_E = record.old_E - np.float32(0.5)
     write_record(model.store, result.step, record)
     rows = open_rows(model)
-    rows.load()
+    rows.load(60)
     row = int(np.flatnonzero(rows.table["advantage"])[0])
     told, (_, *halves) = tokens_reply(rows, row, 0, ["ratio"])
     np.testing.assert_allclose(np.frombuffer(halves[0], "<f2"), np.exp(-0.5), rtol=1e-3)
@@ -254,7 +254,7 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
 async def test_terms_multiply_to_the_loss(tiny_model_dir, tmp_path):
     model, _, _ = await trained(tiny_model_dir, tmp_path, steps=1)
     rows = open_rows(model)
-    rows.load()
+    rows.load(60)
     row = int(np.flatnonzero(rows.table["advantage"])[0])
     told, _ = lens_reply(rows, row, 0, 1, list(LOSSES))
     assert [one["name"] for one in told["losses"]] == list(LOSSES)
@@ -293,7 +293,7 @@ async def test_a_record_of_other_rollouts_is_not_laid_over(tiny_model_dir, tmp_p
     store = RunStore(model.store.path)
     store.write_groups("train", result.step, groups[::-1])
     rows = open_rows(store)
-    rows.load()
+    rows.load(60)
     told, _ = lens_reply(rows, 0, 0, 0)
     assert told["recorded"] is False
     assert "ratio is 1" in told["assumed"]

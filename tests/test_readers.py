@@ -31,6 +31,7 @@ def test_trl(tmp_path):
     for step in (2, 10):
         trl_file(tmp_path, step, notes=["a", None, "b", "c"], length=[1, 2, 3, 4])
     rows = open_rows(tmp_path)
+    rows.load(60)
     assert index_reply(rows)[0]["done"]
     assert rows.table["step"].tolist() == [10] * 4 + [2] * 4
     assert rows.table["reward"].tolist() == [1.5, 0.5, 1.0, 0.25] * 2
@@ -102,7 +103,7 @@ def test_verifiers(tmp_path):
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"example_id": 3, "torn')
     (tmp_path / "metadata.json").write_text("{}")
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     assert rows.table["group"].tolist() == [0, 0, 1, 1, 1]
     assert rows.table["status"].tolist() == [0, 0, 0, 0, 1]
     assert rows.table["tools"].tolist() == [1, 1, 1, 1, 0]

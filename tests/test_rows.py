@@ -97,7 +97,7 @@ def test_arts_older_files_are_read_too(tmp_path):
     one = {"messages": [{"role": "user", "content": "hi"}], "reward": 0.5, "metrics": {}, "metadata": {}, "logs": []}
     path.write_text(json.dumps({"trajectories": [one, one | {"reward": 1}], "exceptions": []}) + "\n")
     rows = open_rows(tmp_path)
-    assert rows.load()
+    assert rows.load(60)
     assert rows.table["reward"].tolist() == [0.5, 1.0]
 
 
@@ -170,10 +170,10 @@ def test_rows_of_a_run_that_goes_on(tmp_path):
     store, live = RunStore(tmp_path), [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])]
     store.write_groups("train", 1, live)
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     store.write_groups("train", 2, [*live, TrajectoryGroup([thread("?", "y"), OSError("gone")])])
     assert rows.refresh()
-    rows.load()
+    rows.load(60)
     assert rows.refresh() is False
     store.write_groups("val", 2, live)
     assert rows.refresh()
@@ -190,7 +190,7 @@ def test_a_step_that_was_written_anew(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])])
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     version = replies.index_reply(rows)[0]["version"]
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=5 * i) for i in range(2)])])
     assert rows.refresh()
@@ -208,7 +208,7 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
                             metadata={"scenario_id": "s"})
     store.write_groups("train", 3, [group])
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.2])
     said = {"group": "s", "step": 3, "trajectory": 1, "rubric": "r"}
     Journal(tmp_path).append([Judgement(**said, score=0.5, judge="j", by="judge"),
@@ -222,7 +222,7 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
     store.write_groups("train", 4, [group])
     Journal(tmp_path).append([Judgement(**said, score=0.1, judge="j"), Judgement(**said | {"step": 3}, score=0.7)])
     rows.waiting.append(("train", 4, lambda: part_of_file(store, "train", 4)))
-    rows.load()
+    rows.load(60)
     assert rows.refresh()
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.9, 0.2, 0.1])
 
@@ -232,7 +232,7 @@ def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
     for split in ("train", "val"):
         store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     _override(rows, 1, 0.75, "mine")
     assert rows.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
     assert [replies.traj_reply(rows, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
@@ -244,7 +244,7 @@ def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
     store.write_groups("train", 1, groups)
     Journal(tmp_path).append([Judgement("s", 0, 0.5, 1)])
     for rows in (open_rows(groups), open_rows(tmp_path)):
-        rows.load()
+        rows.load(60)
         assert select(rows, "scenario=s").tolist() == [0]
         assert find_row(rows, "train", rows.parts[0].step, 1, 0) == 0
     assert rows.table["ruler"].tolist() == [0.5]
@@ -293,7 +293,7 @@ def test_what_all_share_is_what_a_reader_sees_of_it():
 def test_rewards_are_sums_of_their_parts_or_it_is_said():
     rows = open_rows([thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
                       thread("?", "x", reward=2, metrics={"reward/right": 1}), thread("?", "x", reward=2)])
-    rows.load()
+    rows.load(60)
     told = [replies.traj_reply(rows, row)[0]["breakdown"] for row in range(3)]
     assert [one["sums"] for one in told] == [True, False, None]
     assert told[0]["parts"] == [["reward/right", 1.0], ["reward/short", 0.5]]
@@ -316,7 +316,7 @@ def test_the_whole_filter_language(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 4, groups)
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     cases = {"reward<2 and not win": [0, 1, 3], "failed": [4], "exception and not failed": [3],
              "len/chars=7.5": [0, 1, 2], "scenario~red & reward>=1": [1, 2], "judged": [],
              "split=train and step=4 and (index=0 or id=2)": [0, 2, 3],
@@ -371,7 +371,7 @@ def test_every_reply_can_be_sent(text):
     group = TrajectoryGroup([one, one.model_copy(update={"reward": 0.0}), ValueError(text)],
                             metadata={"scenario_id": text})
     rows = open_rows(group)
-    rows.load()
+    rows.load(60)
     for reply in (replies.index_reply(rows), replies.page_reply(rows, [0, 1, 2]), replies.traj_reply(rows, 0),
                   replies.traj_reply(rows, 2), replies.compare_reply(rows, [0, 1]), replies.step_diff_reply(rows, 0),
                   replies.board_reply(rows, 0), tokens_reply(rows, 0, 0), replies.select_reply(rows),
@@ -381,7 +381,7 @@ def test_every_reply_can_be_sent(text):
 
 def test_a_line_of_five_megabytes_comes_in_parts():
     rows = open_rows(thread("?", "\x00" + "x" * 5_000_000))
-    rows.load()
+    rows.load(60)
     first = sendable(replies.traj_reply(rows, 0))
     parts = [first, *(sendable(replies.traj_reply(rows, 0, part)) for part in range(1, first["parts"]))]
     assert all(len(json.dumps(part["messages"])) <= PART for part in parts)
@@ -417,7 +417,7 @@ def test_thinking_and_calls_are_laid_apart():
 def test_comparing_marks_the_first_difference():
     ends = ["q2", "🙂 one"], ["q2", "🙂 two"], []
     rows = open_rows(TrajectoryGroup(thread("q", "same", *end) for end in ends))
-    rows.load()
+    rows.load(60)
     told = sendable(replies.compare_reply(rows, [0, 1]))
     assert told["prefix"] == 3
     assert told["at"] == {"message": 3, "char": 3}           # the smile is two units
@@ -437,7 +437,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
                                   metadata={"scenario_id": s} if named else {}) for s in ("a", "b")]
         store.write_groups("train", step, groups)
     rows = open_rows(tmp_path)
-    rows.load()
+    rows.load(60)
     told = sendable(replies.step_diff_reply(rows, 1))
     assert [place["step"] for place in told["places"]] == [1, 2, 5]
     assert [place["mean"] for place in told["places"]] == [0.5, 1, 2.5]
@@ -449,7 +449,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
 def test_tokens_of_texts_in_any_script():
     text = "é🙂日本\x00"
     rows = open_rows([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
-    rows.load()
+    rows.load(60)
     told, (offsets, *halves) = tokens_reply(rows, 1, 0)
     ends = np.frombuffer(offsets, "<u4").tolist()
     units = told["text"].encode("utf-16-le")
@@ -466,7 +466,7 @@ def test_tokens_of_texts_in_any_script():
 
 def test_what_is_asked_wrongly_is_refused():
     rows = open_rows(thread("?", "x"))
-    rows.load()
+    rows.load(60)
     asked = [
         lambda: replies.traj_reply(rows, 9), lambda: replies.traj_reply(rows, -1), lambda: tokens_reply(rows, 0, 5),
         lambda: tokens_reply(rows, 0, 0, ["mood"]), lambda: replies.index_reply(rows, 0, ["colour"]),
