@@ -24,7 +24,10 @@ def say(*words):
 
 
 class WholeLines(io.TextIOBase):
-    """Writes each printed line at once: `print` can write its end separately, and a kill can come between."""
+    """A stream that writes each printed line with one call.
+
+    `print` can write the line end separately, and the process can be killed in between.
+    """
 
     def __init__(self):
         self.partial = threading.local()
@@ -137,7 +140,7 @@ def warm():
 
 
 def child(job):
-    say("child", os.getpid())  # here and not in the parent, which can be slower than the first lines of its child
+    say("child", os.getpid())  # the child prints it: the parent can be slower than the first lines of its child
     sys.stdout = WholeLines()
     try:
         asyncio.run(JOBS[job["do"]](job))

@@ -108,7 +108,7 @@ class Front:
         self.shown: dict[str, dict] = {}  # what stands in each output, by display id
         self.comms: dict[str, dict] = {}  # state by comm
         self.custom: list[dict] = []  # custom messages from the kernel
-        self.times: list[float] = []  # of every comm message from the kernel, when it was sent
+        self.times: list[float] = []  # the time at which the kernel sent each comm message
         self.idle, self.subshell, self.views, self.answers_pings = {}, None, 0, True
         self.doors: list = []
         self.run(STACKS.format(folder=str(self.dump)))

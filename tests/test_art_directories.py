@@ -21,7 +21,7 @@ from art_nb.policy.loading import load_policy
 from art_nb.runs.migrate import migrate
 from art_nb.runs.readers import read_groups
 from art_nb.runs.store import open_run
-from art_nb.views.index import open_rollouts, select
+from art_nb.views.index import load_all, select
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "move", "arguments": '{"to": "B2"}'}}
 TOOL = {"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}
@@ -104,9 +104,7 @@ def test_a_run_of_arts_opens_in_the_viewer(arts):
     assert trajectory.metrics == {"won": 1.0, "moves": 3.0}
     assert (trajectory.logs, trajectory.tools) == (["ein Zug: ü"], [TOOL])
     assert trajectory.metadata == {"scenario_id": "s1", "seed": 7, "easy": True}
-    rows = open_rollouts(path)
-    while not rows.load():
-        pass
+    rows = load_all(path)
     assert sorted(rows.table["reward"].tolist()) == sorted(REWARDS * 3)
     assert len(select(rows, "won=1 and step=2")) == 2
     assert "日本" in art.view(path).html()

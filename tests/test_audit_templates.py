@@ -197,11 +197,11 @@ def test_a_template_that_never_ends_is_stopped_and_not_used_again():
 
 def test_renders_share_one_thread_and_wait_for_their_turn():
     """A thread per render failed in a process without memory for another thread."""
-    run, started, go_on, seen = DeadlineRunner(60), threading.Event(), threading.Event(), []
+    run, started, gate, seen = DeadlineRunner(60), threading.Event(), threading.Event(), []
 
     def slow():
         started.set()
-        go_on.wait(60)
+        gate.wait(60)
         return seen.append(threading.get_ident()) or "slow"
 
     with ThreadPoolExecutor(4) as pool:
@@ -209,8 +209,8 @@ def test_renders_share_one_thread_and_wait_for_their_turn():
         started.wait(60)
         assert run.busy
         others = [pool.submit(run, lambda n=n: seen.append(threading.get_ident()) or str(n)) for n in range(3)]
-        time.sleep(0.2)  # they wait
-        go_on.set()
+        time.sleep(0.2)  # the other calls wait for the first
+        gate.set()
         assert [each.result(60) for each in [first, *others]] == ["slow", "0", "1", "2"]
     assert len(seen) == 4 and len({*seen}) == 1 and not run.busy
 

@@ -17,7 +17,7 @@ from art_nb.rollouts.trajectories import PydanticException, Trajectory, Trajecto
 from art_nb.runs.store import RunStore
 from art_nb.training.heartbeat import write_run_record
 from art_nb.training.run import Run
-from art_nb.views.index import open_rollouts
+from art_nb.views.index import load_all, open_rollouts
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
 CORPUS = [
@@ -312,8 +312,7 @@ def test_a_report_is_complete(tmp_path):
     assert "the reward is flat" in text
     assert "for you" in text
     assert "answer 4.1" in report(store, tmp_path / "r.html", groups=[1]).read_text()
-    rows = open_rollouts(store)
-    rows.load(60)
+    rows = load_all(store)
     text = export(rows, [4, 4], tmp_path / "one.html").read_text()
     assert text.count("<section") == 1
     assert text.count('href="#r4"') == 1

@@ -574,7 +574,7 @@ def test_in_jupyterlab_an_override_changes_rewards_in_python(lab, root):
     page.get_by_role("button", name="Apply to the rewards").click()
     page.wait_for_selector("text=The scores are the rewards now.")
     nb.run(1)
-    nb.cell(1).locator(".jp-OutputArea >> text=nearer").first.wait_for()  # outputs are drawn after their cells
+    nb.cell(1).locator(".jp-OutputArea >> text=nearer").first.wait_for()  # JupyterLab draws outputs after their cells
     assert nb.text(1).strip() == "[0.9, 0.5, 0.7] nearer"
     nb.run(2)
     page.wait_for_selector("text=opens it again")

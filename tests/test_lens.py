@@ -28,7 +28,7 @@ from art_nb.tokens.advantages import weigh_rows
 from art_nb.tokens.chat import CHAT_FORMATS
 from art_nb.tokens.learner_records import make_record, read_record, record_path, row_spans, turn_spans, write_record
 from art_nb.tokens.rows import TokenRow, group_rows
-from art_nb.views.index import load_all, open_rollouts
+from art_nb.views.index import load_all
 from art_nb.views.token_objective import objective_reply, objective_tokens_reply, replay_as_trained, terms_of
 from art_nb.views.token_values import tokens_reply
 
@@ -222,9 +222,7 @@ async def a_group(model, seed, **asked):
 
 async def test_the_record_of_a_real_step(tiny_model_dir, tmp_path):
     model, groups, result = await trained(tiny_model_dir, tmp_path, loss_fn="ppo", reduction="sequence")
-    rows = open_rollouts(model)
-    while not rows.load():
-        pass
+    rows = load_all(model)
     assert record_path(model.store, result.step).exists()
     total = 0.0
     for row in range(len(rows.table[rows.table["step"] == result.step])):
@@ -242,9 +240,7 @@ async def test_the_record_of_a_real_step(tiny_model_dir, tmp_path):
 
 async def test_the_channels_of_a_real_step(tiny_model_dir, tmp_path):
     model, groups, result = await trained(tiny_model_dir, tmp_path)
-    rows = open_rollouts(model)
-    while not rows.load():
-        pass
+    rows = load_all(model)
     seen = 0
     for row in range(8):
         told, (offsets, *halves) = tokens_reply(rows, row, 0)
@@ -272,8 +268,7 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
     record = read_record(model.store, result.step)
     record.new_E = record.old_E - np.float32(0.5)
     write_record(model.store, result.step, record)
-    rows = open_rollouts(model)
-    rows.load(60)
+    rows = load_all(model)
     row = int(np.flatnonzero(rows.table["advantage"])[0])
     told, (_, *halves) = tokens_reply(rows, row, 0, ["ratio"])
     np.testing.assert_allclose(np.frombuffer(halves[0], "<f2"), np.exp(-0.5), rtol=1e-3)
@@ -287,8 +282,7 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
 
 async def test_terms_multiply_to_the_loss(tiny_model_dir, tmp_path):
     model, _, _ = await trained(tiny_model_dir, tmp_path, steps=1)
-    rows = open_rollouts(model)
-    rows.load(60)
+    rows = load_all(model)
     row = int(np.flatnonzero(rows.table["advantage"])[0])
     told, _ = objective_reply(rows, row, 0, 1, list(LOSSES))
     assert [one["name"] for one in told["losses"]] == list(LOSSES)
@@ -328,8 +322,7 @@ async def test_a_record_of_other_rollouts_is_not_laid_over(tiny_model_dir, tmp_p
     model, groups, result = await trained(tiny_model_dir, tmp_path, steps=1)
     store = RunStore(model.store.path)
     store.write_groups("train", result.step, groups[::-1])
-    rows = open_rollouts(store)
-    rows.load(60)
+    rows = load_all(store)
     told, _ = objective_reply(rows, 0, 0, 0)
     assert told["recorded"] is False
     assert "ratio is 1" in told["assumed"]

@@ -31,7 +31,7 @@ def until(condition, timeout_s=60):
     """Wait for something in Python."""
     end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.05)
 
 
@@ -74,7 +74,7 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
     button(nb, "Stop after step").click()
     nb.page.wait_for_selector(".art-panel", state="detached")
     nb.run(2)
-    nb.cell(2).locator(".jp-OutputArea >> text=stopped").first.wait_for()  # outputs are drawn after their cells
+    nb.cell(2).locator(".jp-OutputArea >> text=stopped").first.wait_for()  # JupyterLab draws outputs after their cells
     assert nb.text(2).startswith("stopped")
     nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()
     frozen = nb.text(1)
@@ -90,7 +90,7 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
 
     nb.page.reload()
     nb.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-    nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()  # outputs are drawn after their cells
+    nb.cell(1).locator(".jp-OutputArea >> text=stopped").first.wait_for()  # JupyterLab draws outputs after their cells
     assert "stopped" in nb.text(1)
     assert "Error displaying widget" not in nb.page.locator(".jp-Notebook").inner_text()
 

@@ -735,17 +735,17 @@ async def test_a_second_signal_does_not_wait_for_the_step(home):
             from art_nb.learners.losses import cispo
 
             begun.set()
-            signaled.wait(60)  # after the step nothing handles a signal: it would end pytest
+            second_signal.wait(60)  # after the step, nothing handles signals: a signal would end pytest
             return cispo(tokens)
 
-    begun, signaled, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGTERM)
+    begun, second_signal, before = threading.Event(), threading.Event(), signal.getsignal(signal.SIGTERM)
     trainer = pipeline(home, scenarios=iter(int, 1), loss_fn=Slow())
     work = asyncio.ensure_future(trainer.train())
     await until(begun.is_set)
     os.kill(os.getpid(), signal.SIGTERM)
     await until(lambda: trainer.run.status == "stopping")
     os.kill(os.getpid(), signal.SIGTERM)
-    signaled.set()
+    second_signal.set()
     run = await work
     assert run.status == "stopped"
     assert signal.getsignal(signal.SIGTERM) is before

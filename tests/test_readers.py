@@ -11,7 +11,7 @@ from art_nb.core.types import StoreError
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.readers import read_groups
 from art_nb.runs.store import RunStore
-from art_nb.views.index import open_rollouts, select
+from art_nb.views.index import load_all, select
 from art_nb.views.replies import index_reply, traj_reply
 
 
@@ -37,8 +37,7 @@ def trl_file(folder, step, mode=None, **more):
 def test_trl(tmp_path):
     for step in (2, 10):
         trl_file(tmp_path, step, notes=["a", None, "b", "c"], length=[1, 2, 3, 4])
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     assert index_reply(rows)[0]["done"]
     assert rows.table["step"].tolist() == [10] * 4 + [2] * 4
     assert rows.table["reward"].tolist() == [1.5, 0.5, 1.0, 0.25] * 2
@@ -83,9 +82,7 @@ def test_verl(tmp_path, with_gts):
         ]
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
         (tmp_path / f"{step}.jsonl").write_text(text + "\n")
-    rows = open_rollouts(tmp_path)
-    while not rows.load():
-        pass
+    rows = load_all(tmp_path)
     assert rows.table["step"].tolist() == [7, 7, 7, 1, 1, 1]
     assert rows.table["group"].tolist() == [0, 0, 1, 2, 2, 3]
     assert rows.table["reward"].tolist() == [1, 0, -1] * 2
@@ -130,8 +127,7 @@ def test_verifiers(tmp_path):
     ]
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"example_id": 3, "torn')
     (tmp_path / "metadata.json").write_text("{}")
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     assert rows.table["group"].tolist() == [0, 0, 1, 1, 1]
     assert rows.table["status"].tolist() == [0, 0, 0, 0, 1]
     assert rows.table["tools"].tolist() == [1, 1, 1, 1, 0]

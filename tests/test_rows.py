@@ -20,7 +20,7 @@ from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, c
 from art_nb.runs.store import RunStore
 from art_nb.views import replies
 from art_nb.views.conversation import PART, conversation_of, paginate, shared_count, shared_units, token_texts
-from art_nb.views.index import find_row, link, open_rollouts, resolve, search, select
+from art_nb.views.index import find_row, link, load_all, open_rollouts, resolve, search, select
 from art_nb.views.query import FIELDS, rows_where
 from art_nb.views.step_table import COLUMNS, FLAGS, table_of_file, table_of_groups
 from art_nb.views.token_values import CHANNELS, tokens_reply
@@ -188,8 +188,7 @@ def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
 def test_rows_of_a_run_that_goes_on(tmp_path):
     store, live = RunStore(tmp_path), [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])]
     store.write_groups("train", 1, live)
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     store.write_groups("train", 2, [*live, TrajectoryGroup([thread("?", "y"), OSError("gone")])])
     assert rows.refresh()
     rows.load(60)
@@ -208,8 +207,7 @@ def test_rows_of_a_run_that_goes_on(tmp_path):
 def test_a_step_that_was_written_anew(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])])
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     version = replies.index_reply(rows)[0]["version"]
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=5 * i) for i in range(2)])])
     assert rows.refresh()
@@ -227,8 +225,7 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
         [thread("?", "x", metrics={"ruler_score": 0.2}) for _ in range(2)], metadata={"scenario_id": "s"}
     )
     store.write_groups("train", 3, [group])
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.2])
     said = {"group": "s", "step": 3, "trajectory": 1, "rubric": "r"}
     Journal(tmp_path).append(
@@ -255,8 +252,7 @@ def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
     store = RunStore(tmp_path)
     for split in ("train", "val"):
         store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     _override(rows, 1, 0.75, "mine")
     assert rows.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
     assert [replies.traj_reply(rows, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
@@ -267,8 +263,7 @@ def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, groups)
     Journal(tmp_path).append([Judgement("s", 0, 0.5, 1)])
-    for rows in (open_rollouts(groups), open_rollouts(tmp_path)):
-        rows.load(60)
+    for rows in (load_all(groups), load_all(tmp_path)):
         assert select(rows, "scenario=s").tolist() == [0]
         assert find_row(rows, "train", rows.parts[0].step, 1, 0) == 0
     assert rows.table["ruler"].tolist() == [0.5]
@@ -315,14 +310,13 @@ def test_what_all_share_is_what_a_reader_sees_of_it():
 
 
 def test_rewards_are_sums_of_their_parts_or_it_is_said():
-    rows = open_rollouts(
+    rows = load_all(
         [
             thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
             thread("?", "x", reward=2, metrics={"reward/right": 1}),
             thread("?", "x", reward=2),
         ]
     )
-    rows.load(60)
     told = [replies.traj_reply(rows, row)[0]["breakdown"] for row in range(3)]
     assert [one["sums"] for one in told] == [True, False, None]
     assert told[0]["parts"] == [["reward/right", 1.0], ["reward/short", 0.5]]
@@ -349,8 +343,7 @@ def test_the_whole_filter_language(tmp_path):
     ]
     store = RunStore(tmp_path)
     store.write_groups("train", 4, groups)
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     cases = {
         "reward<2 and not win": [0, 1, 3],
         "failed": [4],
@@ -421,8 +414,7 @@ def test_every_reply_can_be_sent(text):
     group = TrajectoryGroup(
         [one, one.model_copy(update={"reward": 0.0}), ValueError(text)], metadata={"scenario_id": text}
     )
-    rows = open_rollouts(group)
-    rows.load(60)
+    rows = load_all(group)
     for reply in (
         replies.index_reply(rows),
         replies.page_reply(rows, [0, 1, 2]),
@@ -439,8 +431,7 @@ def test_every_reply_can_be_sent(text):
 
 
 def test_a_line_of_five_megabytes_comes_in_parts():
-    rows = open_rollouts(thread("?", "\x00" + "x" * 5_000_000))
-    rows.load(60)
+    rows = load_all(thread("?", "\x00" + "x" * 5_000_000))
     first = sendable(replies.traj_reply(rows, 0))
     parts = [first, *(sendable(replies.traj_reply(rows, 0, part)) for part in range(1, first["parts"]))]
     assert all(len(json.dumps(part["messages"])) <= PART for part in parts)
@@ -480,8 +471,7 @@ def test_thinking_and_calls_are_laid_apart():
 
 def test_comparing_marks_the_first_difference():
     ends = ["q2", "🙂 one"], ["q2", "🙂 two"], []
-    rows = open_rollouts(TrajectoryGroup(thread("q", "same", *end) for end in ends))
-    rows.load(60)
+    rows = load_all(TrajectoryGroup(thread("q", "same", *end) for end in ends))
     told = sendable(replies.compare_reply(rows, [0, 1]))
     assert told["prefix"] == 3
     assert told["at"] == {"message": 3, "char": 3}  # the smile is two units
@@ -505,8 +495,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
             for s in ("a", "b")
         ]
         store.write_groups("train", step, groups)
-    rows = open_rollouts(tmp_path)
-    rows.load(60)
+    rows = load_all(tmp_path)
     told = sendable(replies.step_diff_reply(rows, 1))
     assert [place["step"] for place in told["places"]] == [1, 2, 5]
     assert [place["mean"] for place in told["places"]] == [0.5, 1, 2.5]
@@ -517,8 +506,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
 
 def test_tokens_of_texts_in_any_script():
     text = "é🙂日本\x00"
-    rows = open_rollouts([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
-    rows.load(60)
+    rows = load_all([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
     told, (offsets, *halves) = tokens_reply(rows, 1, 0)
     ends = np.frombuffer(offsets, "<u4").tolist()
     units = told["text"].encode("utf-16-le")
@@ -534,8 +522,7 @@ def test_tokens_of_texts_in_any_script():
 
 
 def test_what_is_asked_wrongly_is_refused():
-    rows = open_rollouts(thread("?", "x"))
-    rows.load(60)
+    rows = load_all(thread("?", "x"))
     asked = [
         lambda: replies.traj_reply(rows, 9),
         lambda: replies.traj_reply(rows, -1),

@@ -72,7 +72,7 @@ def waits(page, condition):
     """Wait for something in Python."""
     end = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, "the condition did not become true"
         page.wait_for_timeout(20)
 
 
@@ -431,8 +431,8 @@ class LabPage:
         while True:
             try:
                 return json.loads(path.read_text(encoding="utf-8"))
-            except ValueError:  # the server writes in place: it has not written all of it yet
-                assert time.monotonic() < end, "the notebook was saved in part"
+            except ValueError:  # the server writes in place and has not finished
+                assert time.monotonic() < end, "the saved notebook is incomplete"
                 self.page.wait_for_timeout(100)
 
 

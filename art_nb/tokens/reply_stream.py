@@ -40,7 +40,7 @@ class CallStream:
     def __init__(self, form: CallFormat):
         self.form, self._buffer = form, ""
         self._has_content = self._has_calls = False  # returned so far
-        self._checked = 0  # characters of the current call that contain no end
+        self._checked_chars = 0  # characters of the current call that contain no end
 
     def add(self, text: str, last: bool = False) -> tuple[str, list[ParsedCall]]:
         """Append text of the reply and return the content and the calls that are certain now."""
@@ -72,16 +72,16 @@ class CallStream:
             content = self._buffer[: opening.start()] + content
         else:
             content = self._buffer[:after]
-        self._buffer, self._checked = self._buffer[after:], 0
+        self._buffer, self._checked_chars = self._buffer[after:], 0
         return content, calls
 
     def _find_closing(self, start: int, last: bool) -> int:
         """Return the end of the call that starts at a position, or -1 if its end is not known yet."""
         first = end = self._buffer.find(self.form.closing, start)
         if end >= 0 and self.form.writes_json:
-            end = self._buffer.find(self.form.closing, max(start + self._checked, end))
+            end = self._buffer.find(self.form.closing, max(start + self._checked_chars, end))
             while end >= 0 and ends_in_string(self._buffer[start:end]):
-                self._checked = end + 1 - start
+                self._checked_chars = end + 1 - start
                 end = self._buffer.find(self.form.closing, end + 1)
             stop = end if end >= 0 else len(self._buffer)
             if (end >= 0 or last) and not self._has_call(start, stop):
