@@ -68,6 +68,7 @@ panels: $(PANELS)  ## bundle the JavaScript of the panels
 
 export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, lint
 	$(BIN)/nbdev-export
+	$(BIN)/python tools/stubs.py
 	$(BIN)/nbdev-clean
 	$(BIN)/nbdev-clean --fname examples
 	$(BIN)/python tools/clean.py

@@ -1,26 +1,35 @@
 """A notebook workbench for training LLM agents with reinforcement learning."""
-import os
-import sys
-from importlib import import_module
-from importlib.metadata import version
 
-from .compat import import_paths
+import os as _os
+import sys as _sys
+from importlib import import_module as _import_module
+from importlib.metadata import version as _version
+
+import lazy_loader as _lazy_loader
+
+from .compat import import_paths as _import_paths
 
 # How long OpenMP's threads spin before they sleep, unless the user has set it. With the default, small products take ten
 # times as long on a busy machine, because threads spin too long. After two threads have computed, they spin too briefly,
 # and half of the second core is lost (docs/performance.md). torch reads these variables when it is loaded, after this.
 SPINNING = {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
-if not SPINNING.keys() & os.environ.keys():
-    os.environ |= SPINNING if sys.platform == "linux" else {"OMP_WAIT_POLICY": "PASSIVE"}
+if not SPINNING.keys() & _os.environ.keys():
+    _os.environ |= SPINNING if _sys.platform == "linux" else {"OMP_WAIT_POLICY": "PASSIVE"}
 
-__version__ = version("art_nb")
-_MODULES = {
-    "core.types": "ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
-                  "MessagesAndChoices RolloutError ServeError StoreError TokenError Tools TrainConfig TrainError "
-                  "TrainResult TrainSFTConfig",
+__version__ = _version("art_nb")
+
+# Every name of `art`, by the module that is loaded at its first use. `tools/stubs.py` writes `__init__.pyi` from this.
+_NAMES = {
+    "core.types": (
+        "ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
+        "MessagesAndChoices RolloutError ServeError StoreError TokenError Tools TrainConfig TrainError TrainResult "
+        "TrainSFTConfig"
+    ),
     "compat.dev": "LoRAConfig",
-    "compat.unavailable": "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig ServerlessBackend "
-                          "ServerlessTrainResult get_megatron_runtime_config init_megatron_runtime_config",
+    "compat.unavailable": (
+        "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig ServerlessBackend ServerlessTrainResult "
+        "get_megatron_runtime_config init_megatron_runtime_config"
+    ),
     "rollouts.trajectories": "History Trajectory TrajectoryGroup",
     "rollouts.capture": "capture_yielded_trajectory current_trajectory trajectory trajectory_group yield_trajectory",
     "rollouts.http_capture": "no_capture",
@@ -32,15 +41,19 @@ _MODULES = {
     "rewards.ruler": "ruler ruler_score_group score_group",
     "rewards.journal": "Journal",
     "models.model": "Model TrainableModel",
-    "tokens.tokenized": "TokenFlag TokenizedHistory TokenizedMultiHistoryTrajectory TokenizedTrajectory "
-                        "TokenizedTrajectoryGroup get_tokenizer tensorize tokenize",
+    "tokens.tokenized": (
+        "TokenFlag TokenizedHistory TokenizedMultiHistoryTrajectory TokenizedTrajectory TokenizedTrajectoryGroup "
+        "get_tokenizer tensorize tokenize"
+    ),
     "backends.local": "LocalBackend backend",
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
-    "pipeline.settings": "MetricDefinition PIPELINE_RL_DASHBOARD_DEFAULT_METRICS PIPELINE_RL_METRIC_DEFINITIONS "
-                         "PIPELINE_RL_SCORE_METRICS PipelineAutotuneConfig PipelineRuntimeConfig",
+    "pipeline.settings": (
+        "MetricDefinition PIPELINE_RL_DASHBOARD_DEFAULT_METRICS PIPELINE_RL_METRIC_DEFINITIONS "
+        "PIPELINE_RL_SCORE_METRICS PipelineAutotuneConfig PipelineRuntimeConfig"
+    ),
     "training.doctor": "doctor",
     "reports.plots": "comparison_bars learning_curve reward_histogram token_heatmaps",
     "reports.report": "export report",
@@ -48,39 +61,44 @@ _MODULES = {
     "panels.judging_panel": "judge",
     "panels.ipython": "load_ipython_extension",
 }
-_PACKAGES = ("core rollouts runs models rewards tokens policy learners samplers serving backends training pipeline views "
-             "reports panels compat cli").split()
-_ADDS_TO = {"training.run": ["reports.report"], "rollouts.trajectories": ["tokens.tokenized"]}    # modules that add methods to classes
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = [*_MODULE_OF, "dev"]
+_PACKAGES = (
+    "core rollouts runs models rewards tokens policy learners samplers serving backends training pipeline views reports "
+    "panels compat cli"
+).split()
+# What `art.<TAB>` lists. The other names are ART's, or for programs, and work like these.
+_COMPLETIONS = (
+    "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
+    "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
+    "view report export open_run evaluate doctor learning_curve comparison_bars reward_histogram token_heatmaps "
+    "register_board retry limit_concurrency"
+).split()
+# Modules that add methods to the classes of another module.
+_EXTENSIONS = {"training.run": ["reports.report"], "rollouts.trajectories": ["tokens.tokenized"]}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+_attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})
+__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev"]
 
 
 def __getattr__(name: str):
     """Load the module of a public name at the first use of the name."""
-    if name in _MODULE_OF:
-        module = _MODULE_OF[name]
-        value = getattr(import_module(f"{__name__}.{module}"), name)
-        for more in _ADDS_TO.get(module, ()):
-            import_module(f"{__name__}.{more}")
-    elif name in _PACKAGES:
-        value = import_module(f"{__name__}.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
+    value = _attached(name)
+    for module in _EXTENSIONS.get(_MODULE_OF.get(name, ""), ()):
+        _import_module(f"{__name__}.{module}")
     return value
 
 
-def __dir__():
-    return sorted({*globals(), *__all__})
+def __dir__() -> list[str]:
+    return sorted([*_COMPLETIONS, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"])
 
 
-def _in_a_kernel() -> None:
+def _attach_to_kernel() -> None:
     """In a notebook, attach the displays of objects and the live cell of runs. They are loaded at their first use."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = _sys.modules["IPython"].get_ipython() if "IPython" in _sys.modules else None
     if getattr(shell, "kernel", None) is not None:
-        import_module(f"{__name__}.panels.ipython").attach_displays(shell)
-        _ADDS_TO["training.run"].append("panels.live_cell")
+        _import_module(f"{__name__}.panels.ipython").attach_displays(shell)
+        _EXTENSIONS["training.run"].append("panels.live_cell")
 
 
-import_paths.install(__name__)
-_in_a_kernel()
+_import_paths.install(__name__)
+_attach_to_kernel()

@@ -152,7 +152,7 @@ async def test_our_names_count_as_arts_do(model, local):
     await local.train(model, [group], ppo=True, loss="cispo", epsilon=0.2)
     found = config_of(model, 2)
     assert (found["loss"], found["loss_options"]) == ("cispo", {"is_min": 0.8, "is_max": 5.0})
-    with pytest.raises(TrainError, match="no loss_fn 'gspo'"):
+    with pytest.raises(TrainError, match="Invalid `loss_fn='gspo'`: ART has cispo and ppo"):
         await local.train(model, [group], ppo=True, loss="gspo", epsilon=0.2)
     assert said == []
 

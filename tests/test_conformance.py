@@ -227,9 +227,9 @@ def test_what_is_masked_counts_for_nothing():
 def test_where_all_is_masked_nothing_moves(tokens):
     made, rows = learner("llama"), [masked(row) for row in some_rows(5)]
     before = adapter(made.policy)
-    with pytest.raises(TrainError, match="signal"):
+    with pytest.raises(TrainError, match="nothing to train"):
         made.step(rows, StepConfig(tokens_per_batch=tokens))
-    with pytest.raises(TrainError, match="signal"):
+    with pytest.raises(TrainError, match="nothing to train"):
         made.step([], StepConfig())
     with pytest.raises(TrainError, match="assistant"):
         made.sft_step(rows, 1e-3)

@@ -102,7 +102,7 @@ def test_every_name_of_the_table_is_there(path):
 
 @pytest.mark.parametrize("name", TOP)
 def test_the_names_at_the_top(name):
-    assert name in dir(art)
+    assert name in art.__all__
     assert getattr(art, name) is not None
 
 
@@ -175,7 +175,7 @@ def test_a_path_is_a_module_like_others():
     assert "iterate_file" in dir(module)
     assert pickle.loads(pickle.dumps(module.SFTChunk)) is art.utils.sft.SFTChunk
     rewards = importlib.import_module("art_nb.rewards")
-    assert inspect.getsource(rewards).startswith('"""Rewards')
+    assert inspect.getsource(rewards).startswith('"""RULER, judges')
     ruler = importlib.import_module("art_nb.rewards.ruler")
     assert inspect.getmodule(rewards.ruler_score_group) is ruler
     assert ruler.ruler is rewards.ruler
@@ -282,7 +282,7 @@ def asking(client):
 async def test_a_trained_models_silent_endpoint_is_named(closed):
     address = {"inference_base_url": closed, "inference_api_key": "key"}
     trained = TrainableModel(name="a", project="p", base_model="b", **address)
-    with pytest.raises(LocalServingUnavailableError, match="register the model again") as told:
+    with pytest.raises(LocalServingUnavailableError, match="Register the model again") as told:
         await asking(trained.openai_client())
     assert closed in str(told.value)
     assert isinstance(told.value, openai.APIConnectionError) and isinstance(told.value, ServeError)

@@ -16,14 +16,26 @@ print(json.dumps(sorted(loaded - sys.stdlib_module_names)))
 NAMES = """
 import importlib, json, pkgutil
 import art_nb
-missing = [name for name in art_nb.__all__ if not hasattr(art_nb, name)]
-unlisted = sorted(set(art_nb.__all__) - set(dir(art_nb)))
-print(json.dumps([len(art_nb.__all__), missing, unlisted]))
+missing = [name for name in [*art_nb.__all__, *dir(art_nb)] if not hasattr(art_nb, name)]
+listed = [name for name in dir(art_nb) if not name.startswith("_")]
+print(json.dumps([len(art_nb.__all__), missing, listed, sorted({*listed} - {*art_nb.__all__})]))
 """
 LOW = """
 import importlib, json, sys
 for name in {names}: importlib.import_module("art_nb." + name)
 print(json.dumps(sorted(set(sys.modules) & set(sys.argv[1:]))))
+"""
+
+
+COMPLETIONS = """
+import json, sys
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import art_nb as art")
+with provisionalcompleter():
+    names = [completion.text.lstrip(".") for completion in shell.Completer.completions("art.", 4)]
+print(json.dumps([sorted(names), "torch" in sys.modules]))
 """
 
 
@@ -35,7 +47,7 @@ def fresh(source, *arguments):
 
 
 def test_the_import_loads_no_other_package():
-    assert fresh(LIGHT) == ["art_nb"]
+    assert fresh(LIGHT) == ["art_nb", "lazy_loader"]
 
 
 @pytest.mark.parametrize("heavy", ["torch", "transformers"])
@@ -49,7 +61,14 @@ def test_packages_without_torch(heavy):
 
 
 def test_every_public_name_is_there():
-    count, missing, unlisted = fresh(NAMES)
+    count, missing, listed, unknown = fresh(NAMES)
     assert count > 0
     assert not missing
-    assert not unlisted
+    assert not unknown
+    assert 25 <= len(listed) <= 35
+
+
+def test_completion_lists_the_same_names_and_loads_no_torch():
+    names, torch = fresh(COMPLETIONS)
+    assert names == fresh(NAMES)[2]
+    assert not torch

@@ -32,3 +32,7 @@ def test_export_is_current(tmp_path):
 
 def test_readme_is_current():
     assert run(sys.executable, "tools/readme.py", "--check").returncode == 0, "run `make export`"
+
+
+def test_stubs_are_current():
+    assert run(sys.executable, "tools/stubs.py", "--check").returncode == 0, "run `make export`"

@@ -44,7 +44,7 @@ from ..models.model import TrainableModel
 from ..rollouts.trajectories import TrajectoryGroup, choices
 from ..runs.formats import read_jsonl
 from ..runs.store import RunStore, is_complete_checkpoint
-from ..serving.openai_requests import param_of
+from ..core.jsonable import param_of
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #432486d6
 PIECE = 1 << 20  # bytes

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_PLAIN_DEPTH', 'compact', 'expand', 'plain', 'finite', 'utf8_text', 'json_safe', 'finite_or_none', 'as_json',
-           'one_line']
+           'one_line', 'param_of']
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #f21215a3
 import json
@@ -135,3 +135,14 @@ def as_json(value: Any, max_chars: int) -> str:
 def one_line(text: str, length: int = 80) -> str:
     """Return the beginning of a text without line breaks."""
     return " ".join(text[: 20 * length].split())[:length]
+
+# %% ../../nbs/00_core/30_jsonable.ipynb #d562c5ce
+def param_of(error: dict, body: Any) -> str:
+    """Return the path of a pydantic error, like `messages[0].content`, without the names of union branches."""
+    path, last = "", len(error["loc"]) - 1
+    for i, part in enumerate(error["loc"]):
+        if isinstance(part, int) and isinstance(body, list):
+            path, body = f"{path}[{part}]", body[part]
+        elif isinstance(body, dict) and (part in body or error["type"] == "missing" and i == last):
+            path, body = f"{path}.{part}", body.get(part)
+    return path.lstrip(".")

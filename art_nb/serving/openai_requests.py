@@ -6,7 +6,7 @@
 __all__ = ['IGNORED_FIELDS', 'NEUTRAL_VALUES', 'JSON_TYPES', 'PYTHON_TYPES', 'RequestT', 'RequestError', 'without_neutral',
            'StrictRequest', 'LenientModel', 'StreamOptions', 'ResponseFormat', 'StructuredOutputs', 'CompletionRequest',
            'check_schema', 'Function', 'Tool', 'FunctionName', 'NamedTool', 'FunctionCall', 'ToolCall', 'TextPart',
-           'ChatMessage', 'ChatRequest', 'TextRequest', 'parse', 'param_of', 'choice_seed', 'sampling_params']
+           'ChatMessage', 'ChatRequest', 'TextRequest', 'parse', 'choice_seed', 'sampling_params']
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #de6c61d2
 from hashlib import blake2b
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
+from ..core.jsonable import param_of
 from ..core.types import ServeError, suggest_name
 from ..samplers.base import SamplingParams
 
@@ -327,17 +328,6 @@ def parse(raw: bytes, model: type[RequestT]) -> tuple[RequestT, dict]:
         problems = [(param_of(item, fields), _REASONS.get(item["type"], item["msg"])) for item in errors]
         param, reason = max(problems, key=lambda problem: problem[0].count(".") + problem[0].count("["))
         raise RequestError(f"{param}: {reason}.", param=param) from error
-
-
-def param_of(error: dict, body: Any) -> str:
-    """Return the path of a pydantic error, like `messages[0].content`, without the names of union branches."""
-    path, last = "", len(error["loc"]) - 1
-    for i, part in enumerate(error["loc"]):
-        if isinstance(part, int) and isinstance(body, list):
-            path, body = f"{path}[{part}]", body[part]
-        elif isinstance(body, dict) and (part in body or error["type"] == "missing" and i == last):
-            path, body = f"{path}.{part}", body.get(part)
-    return path.lstrip(".")
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #93d291c6
 def choice_seed(

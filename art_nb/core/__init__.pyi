@@ -1,0 +1,22 @@
+# Written by tools/stubs.py. Do not edit.
+from .types import ArtError as ArtError
+from .types import BackendMissing as BackendMissing
+from .types import JudgeError as JudgeError
+from .types import LocalServingUnavailableError as LocalServingUnavailableError
+from .types import LocalTrainResult as LocalTrainResult
+from .types import Message as Message
+from .types import Messages as Messages
+from .types import MessagesAndChoices as MessagesAndChoices
+from .types import RolloutError as RolloutError
+from .types import ServeError as ServeError
+from .types import StoreError as StoreError
+from .types import TokenError as TokenError
+from .types import Tools as Tools
+from .types import TrainConfig as TrainConfig
+from .types import TrainError as TrainError
+from .types import TrainResult as TrainResult
+from .types import TrainSFTConfig as TrainSFTConfig
+from .events import Bus as Bus
+from .events import Event as Event
+from .aio import limit_concurrency as limit_concurrency
+from .aio import retry as retry

@@ -1,0 +1,6 @@
+# Written by tools/stubs.py. Do not edit.
+from .viewer import view as view
+from .judging_panel import judge as judge
+from .ipython import load_ipython_extension as load_ipython_extension
+from .base import Panel as Panel
+from .base import command as command

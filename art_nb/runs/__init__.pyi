@@ -1,0 +1,9 @@
+# Written by tools/stubs.py. Do not edit.
+from .store import RunStore as RunStore
+from .store import find_runs as find_runs
+from .store import open_run as open_run
+from .readers import read_groups as read_groups
+from .metrics import MetricsBuilder as MetricsBuilder
+from .metrics import track_api_cost as track_api_cost
+from .costs import ModelPricing as ModelPricing
+from .trackers import Tracker as Tracker
