@@ -170,9 +170,8 @@ async def test_options_without_an_effect_are_announced_once(named, local):
     for _ in range(2):
         await local.train(model, [group], learning_rate=1e-3, plot_tensors=True)
     assert [event.message for event in events] == [
-        "LoRA settings not known here and left out: use_rslora.",
-        "train(): plot_tensors need not be asked for: art.token_heatmaps(model, step=...) draws what the loss saw at "
-        "any time.",
+        "Unknown LoRA settings are ignored: use_rslora.",
+        "train(): plot_tensors has no effect here: art.token_heatmaps(model, step=...) draws the tensors of any step.",
     ]
 
 
@@ -189,7 +188,7 @@ async def test_what_a_model_asks_for_in_vain_is_said_once(named, tmp_path, capsy
         for _ in range(2):
             await model.register(backend)
     printed = capsys.readouterr().out
-    for words in ("in_process=False", "trainer_args", "init_args.fast_inference", "engine_args are vLLM's"):
+    for words in ("in_process=False", "trainer_args", "init_args.fast_inference", "engine_args are settings of vLLM"):
         assert printed.count(words) == len([message for message in said if words in message]) == 1
 
 
@@ -225,7 +224,7 @@ async def test_a_template_that_cannot_be_read_is_named(named, local, tmp_path, c
     path = tmp_path / "mine.jinja"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(StoreError, match=f"chat_template_path {path} cannot be read .*{why}.*give the path"):
+    with pytest.raises(StoreError, match=f"Could not read chat_template_path {path} .*{why}.*Give the path"):
         await named(_internal_config={"chat_template_path": str(path)}).register(local)
 
 

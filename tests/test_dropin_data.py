@@ -649,7 +649,7 @@ async def test_a_checkpoint_is_taken_away(named, local, tmp_path, capsys):
     taken, kept = adapter_files.read_adapter(mine), adapter_files.read_adapter(model.store.checkpoint_dir(0))
     assert taken.keys() == kept.keys()
     assert all(bool((taken[name] == kept[name]).all()) for name in kept)
-    with pytest.raises(StoreError, match="step 7; it has: 0, 1; name one of these.$"):
+    with pytest.raises(StoreError, match="step 7. Existing steps: 0, 1.$"):
         await pull(model, step=7)
     with pytest.raises(StoreError, match="step 7.*S3.*my-bucket"):
         await pull(model, step=7, s3_bucket="my-bucket")

@@ -39,8 +39,8 @@ def packages(monkeypatch):
     [
         ({"sampler": "vllm"}, r"vllm is not installed: pip install -e '\.\[vllm\]' in the folder of art_nb"),
         ({"learner": "unsloth"}, r"unsloth is not installed: pip install -e '\.\[unsloth\]' in the folder of art_nb"),
-        ({"sampler": "vlm"}, "no sampler 'vlm'; there are: auto, transformers, vllm"),
-        ({"learner": "slow"}, "no learner 'slow'; there are: auto, peft, unsloth"),
+        ({"sampler": "vlm"}, "Invalid `sampler='vlm'`: expected one of auto, transformers, vllm"),
+        ({"learner": "slow"}, "Invalid `learner='slow'`: expected one of auto, peft, unsloth"),
     ],
     ids=str,
 )

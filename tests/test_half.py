@@ -82,7 +82,7 @@ async def test_the_profile_of_a_t4(tiny_model_dir, tmp_path):
 
 
 def test_an_unknown_profile_is_named():
-    with pytest.raises(ValueError, match="no profile 't5'; there are: t4"):
+    with pytest.raises(ValueError, match="Invalid `profile='t5'`: expected one of t4"):
         art.LocalBackend(profile="t5")
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from warm import warm_python
 
 import art_nb as art
-from art_nb.backends.options import CALL, KNOWN
+from art_nb.backends.options import KNOWN_OPTIONS, TRAIN_PARAMETERS
 from art_nb.core.events import GradientStep, RolloutStarted, Warned
 from art_nb.core.types import BackendMissing, JudgeError, RolloutError, ServeError, StoreError, TokenError, TrainError
 from art_nb.learners.settings import StepConfig, check_step
@@ -175,7 +175,9 @@ def test_a_configuration_suggests_the_closest_field(make, words):
 
 
 def test_every_option_of_art_is_known():
-    assert (art.dev.TrainConfig.__annotations__.keys() | art.TrainConfig.model_fields.keys() | CALL) <= KNOWN
+    assert (
+        art.dev.TrainConfig.__annotations__.keys() | art.TrainConfig.model_fields.keys() | TRAIN_PARAMETERS
+    ) <= KNOWN_OPTIONS
 
 
 # the kinds of arguments

@@ -285,7 +285,7 @@ async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
     model, mine = named(), tmp_path / "mine"
     await model.register(far)
     for one, step, kind, said in (
-        (model, 7, StoreError, "no checkpoint of step 7; it has: 0; name one"),
+        (model, 7, StoreError, "no checkpoint of step 7. Existing steps: 0"),
         (named("stranger"), None, StoreError, "it has: none"),
         (named(project="../.."), None, StoreError, "it has: none"),
         (model, -1, ServeError, "step"),

@@ -104,7 +104,7 @@ async def test_a_checkpoint_of_ours_begins_another_run(local, tiny_model_dir):
     await model.register(local)
     assert await model.get_step() == 0
     torch.testing.assert_close(logprobs(local, model), logprobs(local, taught))
-    assert [event.message for event in said if "keeps its own rank:" in event.message]
+    assert [event.message for event in said if "determines its rank." in event.message]
     assert base_name(model.base_model) == str(tiny_model_dir)
     assert art.get_tokenizer(model.base_model).eos_token == "<|im_end|>"
 

@@ -16,7 +16,7 @@ from .runtime import ModelRuntime, print_warnings
 from ..core.events import AdapterServed, GradientStep, Warned
 from ..core.types import LocalTrainResult, StoreError, TrainError, TrainSFTConfig
 from ..learners.base import config_to_json, mean_metrics, optimizer_steps, restore_on_error, step_rows
-from ..learners.settings import StepConfig
+from ..learners.settings import StepConfig, unusual_values
 from ..learners.sft_rows import sft_batches
 from ..policy import adapter_files
 from ..policy.device import give_memory_back, if_full, retry_if_full
@@ -180,7 +180,10 @@ def reinforce(
         "data/step_num_groups_trainable": report.trainable_groups,
         "time/step_backend_train_s": time.perf_counter() - start,
     }
-    return finish_step(runtime, metrics, save_checkpoint)
+    result = finish_step(runtime, metrics, save_checkpoint)
+    for group in groups:
+        group.metadata["trained_step"] = result.step  # the judging panel shows it
+    return result
 
 
 def _begin_step(runtime: ModelRuntime) -> None:
@@ -204,6 +207,7 @@ def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[Trajecto
 def imitate(runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: TrainSFTConfig) -> LocalTrainResult:
     """Device thread: train one step of supervised fine-tuning on conversations."""
     start = time.perf_counter()
+    _warn_about_learning_rate(runtime, config)
     _begin_step(runtime)
     with if_full(TrainError, "The learner", "The adapter is unchanged: lower the batch_size."):
         batches, rates = sft_batches(runtime.chat, trajectories, config, runtime.learner.check_length)
@@ -213,6 +217,13 @@ def imitate(runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: T
     metrics["sft/final_loss"] = batch_metrics[-1]["loss/train"]
     metrics["time/step_backend_train_s"] = time.perf_counter() - start
     return finish_step(runtime, metrics)
+
+
+def _warn_about_learning_rate(runtime: ModelRuntime, config: TrainSFTConfig) -> None:
+    rates = config.learning_rate if isinstance(config.learning_rate, list) else [config.learning_rate]
+    with print_warnings(runtime.bus, runtime.verbose):
+        for message in unusual_values(StepConfig(learning_rate=max(rates))):
+            runtime.bus.warn_once(message, message)
 
 
 def _train_batches(
