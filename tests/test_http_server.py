@@ -159,7 +159,7 @@ async def test_tls(serve, monkeypatch):
         (None, CERTIFICATE, "needs --certfile"),
         ("missing.pem", None, "Could not load the TLS certificate missing.pem"),
         (__file__, None, "PEM"),
-        (CERTIFICATE, __file__, "belong together"),
+        (CERTIFICATE, __file__, "Pass PEM files that match"),
     ],
 )
 def test_a_certificate_that_cannot_be_used_is_an_error_before_serving(tmp_path, certfile, keyfile, message):

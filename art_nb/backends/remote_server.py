@@ -99,7 +99,7 @@ async def post_call(registry: CallRegistry, request: Request) -> dict[str, Any]:
     if len(call_id) != 32 or not call_id.isalnum():
         raise ServeError("Invalid call ID: expected 32 letters and digits.")
     parsing = asyncio.to_thread(parse_call, await read_body(request, MAX_BODY_BYTES), FORMS)
-    # a client that disconnects now has cancelled the call, or will send it again
+    # a client that disconnects now will send the call again, or no longer needs it
     verb, form, groups = await cancel_on_disconnect(request.receive, parsing, set())
     registry.start(call_id, VERBS[verb][1], form, groups)
     return await wait_for_events(registry.calls[call_id], 0)
