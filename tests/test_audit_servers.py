@@ -13,7 +13,7 @@ from remote_parts import Server
 from test_server_fuzz import GOOD, places
 
 import art_nb as art
-from art_nb.backends.remote_client import described
+from art_nb.backends.remote_client import model_to_json
 from art_nb.backends.remote_protocol import group_lines
 
 pytestmark = pytest.mark.timeout(7200)
@@ -156,7 +156,7 @@ async def test_mutated_requests_at_the_endpoint(tmp_path, tiny_model_dir):
 def calls(model, run, group):
     """A good body of every call of `art-nb run`."""
     lines, choices = group_lines([group]), len(group.trajectories)
-    whole = {"model": described(model)}
+    whole = {"model": model_to_json(model)}
     return [
         ({"verb": "register", "choices": 0, **whole}, b""),
         ({"verb": "train", "choices": choices, "run": run, "options": {"learning_rate": 1e-3}}, lines),
@@ -189,7 +189,7 @@ async def test_mutated_requests_at_art_nb_run(tmp_path, tiny_model_dir):
         async with server.client(tmp_path / "near") as backend:
             await model.register(backend)
             group = await a_group(model, size=2)
-            good = calls(model, backend._tenant(model).run, group)
+            good = calls(model, backend._registration(model).run, group)
             key = {"Authorization": f"Bearer {server.key}"}
 
             def mutated():

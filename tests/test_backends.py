@@ -80,7 +80,12 @@ class Restless(art.LocalBackend):
 
 @pytest.mark.parametrize(
     ("broken", "what"),
-    [(Idle, "advance"), (Unmoved, "likelier"), (Forgetful, "step 0 answers otherwise"), (Restless, "still answers")],
+    [
+        (Idle, "did not advance"),
+        (Unmoved, "is not more likely"),
+        (Forgetful, "replies of step 0 changed"),
+        (Restless, "still answered"),
+    ],
 )
 async def test_a_backend_that_breaks_a_promise_is_caught(named, tmp_path, broken, what):
     backend = broken(path=tmp_path, verbose=False)

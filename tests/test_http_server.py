@@ -159,7 +159,7 @@ async def test_tls(serve, monkeypatch):
         (None, CERTIFICATE, "needs --certfile"),
         ("missing.pem", None, "Could not load the TLS certificate missing.pem"),
         (__file__, None, "PEM"),
-        (CERTIFICATE, __file__, "belong together"),
+        (CERTIFICATE, __file__, "Pass PEM files that match"),
     ],
 )
 def test_a_certificate_that_cannot_be_used_is_an_error_before_serving(tmp_path, certfile, keyfile, message):
@@ -296,16 +296,16 @@ async def test_a_model_in_use_is_not_released(tmp_path, tiny_model_dir, monkeypa
     busy, other = (
         ModelForm(name=name, project="p", run_name=name, base_model=str(tiny_model_dir)) for name in ("busy", "other")
     )
-    desk = CallRegistry(art.LocalBackend(path=tmp_path, verbose=False))
-    await desk.load(busy)
-    async with desk.locks[busy.run]:  # as a step that is being trained holds it
+    registry = CallRegistry(art.LocalBackend(path=tmp_path, verbose=False))
+    await registry.load(busy)
+    async with registry.locks[busy.run]:  # as a step that is being trained holds it
         with pytest.raises(ServeError, match="1 models are in use") as caught:
-            await desk.load(other)
+            await registry.load(other)
     assert caught.value.status == 503
-    assert list(desk.models) == [busy.run]
-    await desk.load(other)
-    assert list(desk.models) == [other.run]
-    await desk.close()
+    assert list(registry.models) == [busy.run]
+    await registry.load(other)
+    assert list(registry.models) == [other.run]
+    await registry.close()
 
 
 def test_the_file_limit_is_raised_in_art_nb_run(tmp_path):

@@ -108,7 +108,7 @@ async def test_a_wrong_option_is_an_error_in_every_entry_point(place, options, w
 
 def test_a_remote_backend_checks_before_it_asks_its_server(fresh):
     backend = art.Backend(base_url="http://127.0.0.1:9", path=fresh[1].path)
-    backend._tenants["tests/fresh"] = None  # registered; nobody answers there
+    backend._registered["tests/fresh"] = None  # registered; nobody answers there
     for options, words in WRONG.values():
         with pytest.raises(TrainError) as caught:
             backend.check_options(fresh[0], options)
