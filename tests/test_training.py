@@ -22,7 +22,7 @@ from art_nb.policy.folded import sequence_logprobs
 from art_nb.policy.loading import load_policy
 from art_nb.rollouts.scenarios import scenarios_of_step
 from art_nb.training.heartbeat import read_run_record
-from art_nb.training.run import Run
+from art_nb.training.run import Run, record_status
 
 SCENARIOS = list(range(12))
 
@@ -98,10 +98,10 @@ async def test_the_record_of_a_run_ends_with_its_last_status(home):
     await run
     for _ in range(20):
         run.status = "stopping"
-        beat = threading.Thread(target=run._record)
+        beat = threading.Thread(target=record_status, args=[run])
         beat.start()
         run.status = "done"
-        run._record()
+        record_status(run)
         beat.join()
         assert read_run_record(home[0].store)["status"] == "done"
 
