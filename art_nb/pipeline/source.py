@@ -190,7 +190,7 @@ class PipelineSource:
         self.is_learning, batch = False, []
         self.drops.begin_step()
         self.may_start.set()
-        smallest, largest = self.config.min_batch_size, self.config.most
+        smallest, largest = self.config.min_batch_size, self.config.max_groups_per_step
         while len(batch) < smallest or (len(batch) < largest and not self.queue.empty()):
             item = await self._next_group()
             if item is None:

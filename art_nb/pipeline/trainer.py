@@ -117,7 +117,9 @@ class PipelineTrainer:
         window = self.max_steps_off_policy
         if window is None:
             window = math.ceil(self.limit_mean_steps_off_policy or 1)
-        return self.pipeline.queue_maxsize or max(1, window * self.pipeline.most - self.pipeline.num_rollout_workers)
+        return self.pipeline.queue_maxsize or max(
+            1, window * self.pipeline.max_groups_per_step - self.pipeline.num_rollout_workers
+        )
 
     async def train(self, *, handle_signals: bool = True) -> Run:  # SIGINT and SIGTERM stop it
         "Run until the scenarios or `max_steps` end, or somebody stops it; raises what made it fail."
