@@ -1,8 +1,4 @@
-"""Modules:
-
-- `art_nb.pipeline.freshness`: The age of a group's policy, and whether the group is still used for training
-- `art_nb.pipeline.retention`: The checkpoints of a pipeline that are kept"""
-
+"""A notebook workbench for training LLM agents with reinforcement learning."""
 import os
 import sys
 from importlib import import_module

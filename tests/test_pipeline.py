@@ -681,7 +681,7 @@ async def test_a_checkpoint_that_is_behind_is_said(home):
     await pipeline(home, max_steps=1).train()
     home[0].store.write_own_state("_pipeline_trainer", state_of(home[0]) | {"training_step": 7})
     await pipeline(home, max_steps=1).train()
-    assert "at step 7, the model is at 1" in next(e.message for e in said if e.key == "pipeline step")
+    assert "is at step 7, but the model is at step 1" in next(e.message for e in said if e.key == "pipeline step")
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forked from one warm process")
