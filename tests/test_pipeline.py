@@ -681,7 +681,7 @@ async def test_a_checkpoint_that_is_behind_is_said(home):
     await pipeline(home, max_steps=1).train()
     home[0].store.write_own_state("_pipeline_trainer", state_of(home[0]) | {"training_step": 7})
     await pipeline(home, max_steps=1).train()
-    assert "at step 7, the model is at 1" in next(e.message for e in said if e.key == "pipeline step")
+    assert "is at step 7, but the model is at step 1" in next(e.message for e in said if e.key == "pipeline step")
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="the children are forked from one warm process")
@@ -778,7 +778,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         make(min_batch_size=4, max_batch_size=2)
     with pytest.raises(ValueError, match="save_checkpoint=True"):
         make(kl_penalty_coef=0.1, kl_penalty_step_lag=2, save_checkpoint=False)
-    with pytest.raises(ValueError, match="n was 0"):
+    with pytest.raises(ValueError, match="Invalid `n=0`"):
         make_group_rollout_fn(say, n=0)
     assert make(autotune=PipelineAutotuneConfig(mode="off"), min_batch_size=2).queue_maxsize == 64
     assert make(max_steps_off_policy=0).queue_maxsize == 1
