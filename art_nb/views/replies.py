@@ -17,9 +17,10 @@ import numpy as np
 from ..core.jsonable import as_json, utf8_text, json_safe, finite_or_none
 from ..rewards.journal import Journal
 from ..rollouts.trajectories import PydanticException, Trajectory, get_messages, is_choice
+from ..runs.store import RunStore
 from .boards import board_of
 from .conversation import PIECE, paginate, shared_count, shared_units, conversation_of
-from .index import ViewReply, RolloutIndex, index_in_group, link, search, select
+from .index import GroupRef, RolloutIndex, RolloutRef, ViewReply, link_to, search, select
 from .step_table import COLUMNS, FLAGS, STATUS
 
 # %% ../../nbs/75_views/70_replies.ipynb #3555b946
@@ -52,7 +53,7 @@ def index_reply(
 
 
 def _first_group(rows: RolloutIndex, from_row: int) -> int:
-    return 0 if from_row == 0 else rows.group_of(from_row) if from_row < len(rows) else rows.groups
+    return 0 if from_row == 0 else rows.locate(from_row).group if from_row < len(rows) else rows.groups
 
 
 def _groups(rows: RolloutIndex, first: int) -> dict[str, Any]:
@@ -77,8 +78,8 @@ def page_reply(
         raise ValueError(f"a page has at most 200 rows, not {len(ids)}")
     wanted: dict[int, tuple[Any, list[int]]] = {}
     for row in ids:
-        part, place = rows.part(row)
-        wanted.setdefault(id(part), (part, []))[1].append(place)
+        ref = rows.locate(row)
+        wanted.setdefault(id(ref.part), (ref.part, []))[1].append(ref.offset)
     told = {}
     for part, places in wanted.values():
         for place, line in zip(places, part.previews(places), strict=True):
@@ -104,30 +105,27 @@ def search_reply(rows: RolloutIndex, query: str, after_id: int = -1, limit: int 
     return told, [page.astype("<u4").tobytes()]
 
 # %% ../../nbs/75_views/70_replies.ipynb #69359426
-def breakdown(rows: RolloutIndex, row: int, trajectory: Trajectory) -> dict[str, Any]:
+def breakdown(store: RunStore | None, ref: RolloutRef, trajectory: Trajectory) -> dict[str, Any]:
     """Say what a reward is made of, and what became of it."""
-    part, place = rows.part(row)
     declared = {key: float(value) for key, value in trajectory.metrics.items() if key.startswith("reward/")}
     parts = [[utf8_text(key, 100), finite_or_none(value)] for key, value in declared.items()]
     total = math.fsum(value for _, value in parts if value is not None)
     return {
         "reward": finite_or_none(trajectory.reward),
         "parts": parts,
-        "advantage": finite_or_none(float(part.table["advantage"][place])),
+        "advantage": finite_or_none(float(ref.values["advantage"])),
         "sums": abs(total - trajectory.reward) < 1e-6 if parts else None,
         "why": "" if parts else "parts: no metric is called reward/…",
-        "ruler": finite_or_none(float(part.table["ruler"][place])),
+        "ruler": finite_or_none(float(ref.values["ruler"])),
         "explanation": utf8_text(trajectory.metadata.get("ruler_explanation") or "", 4000),
-    } | _overruled(rows, row, part.step)
+    } | _overruled(store, ref)
 
 
-def _overruled(rows: RolloutIndex, row: int, step: int) -> dict[str, Any]:
+def _overruled(store: RunStore | None, ref: RolloutRef) -> dict[str, Any]:
     told = {"override": None, "judge_reward": None, "reason": ""}
-    if rows.store is None or not (rows.store.path / "judgements.jsonl").exists():
+    if store is None or not (store.path / "judgements.jsonl").exists():
         return told
-    number = rows.group_of(row)
-    index = index_in_group(rows, row)
-    said = [one for one in Journal(rows.store.path).of(rows.key_of(number), step) if one.trajectory == index]
+    said = [one for one in Journal(store.path).of(ref.key, ref.part.step) if one.trajectory == ref.index]
     judged = [one for one in said if one.by == "judge" and one.score is not None]
     human = [one for one in said if one.by == "human"]
     told["judge_reward"] = judged[-1].score if judged else None
@@ -138,7 +136,8 @@ def _overruled(rows: RolloutIndex, row: int, step: int) -> dict[str, Any]:
 # %% ../../nbs/75_views/70_replies.ipynb #7a19ff6b
 def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
     """Give a trajectory, or a further part of it."""
-    told, one = _place(rows, id), rows.trajectory(id)
+    ref = rows.locate(id)
+    told, one = _place(rows.title, ref), ref.trajectory
     if isinstance(one, PydanticException):
         error = {
             "type": utf8_text(one.type, 200),
@@ -164,21 +163,19 @@ def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
         "error": None,
         "tools": None if one.tools is None else as_json(one.tools, PIECE),
         "logs": utf8_text("\n".join(one.logs), 2 * PIECE),
-        "breakdown": breakdown(rows, id, one),
+        "breakdown": breakdown(rows.store, ref, one),
     }, []
 
 
-def _place(rows: RolloutIndex, row: int) -> dict[str, Any]:
-    number = rows.group_of(row)
-    part, group = rows.group_part(number)
+def _place(title: str, ref: RolloutRef) -> dict[str, Any]:
     return {
-        "id": row,
-        "group": number,
-        "step": part.step,
-        "split": part.split,
-        "place": group,
-        "index": index_in_group(rows, row),
-        "link": utf8_text(link(rows, row)),
+        "id": ref.row,
+        "group": ref.group,
+        "step": ref.part.step,
+        "split": ref.part.split,
+        "place": ref.position,
+        "index": ref.index,
+        "link": utf8_text(link_to(title, ref)),
     }
 
 # %% ../../nbs/75_views/70_replies.ipynb #5fb62f44
@@ -193,14 +190,15 @@ def compare_reply(rows: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     """Give two to four trajectories, aligned at what they share."""
     if not 2 <= len(ids) <= 4:
         raise ValueError(f"two to four rollouts can be compared, not {len(ids)}")
-    threads = [_messages(rows, row) for row in ids]
+    refs = [rows.locate(row) for row in ids]
+    threads = [_messages(ref) for ref in refs]
     prefix = shared_count(threads)
     rests = [thread[prefix:] for thread in threads]
     cut = shared_units(rests)
     long = any(len(m.get(key, "")) > MOST_TEXT for thread in threads for m in thread for key in ("content", "thinking"))
     items = [
-        _place(rows, row) | _numbers(rows, row) | {"messages": [*map(_shorter, rest)], "cut": cut}
-        for row, rest in zip(ids, rests, strict=True)
+        _place(rows.title, ref) | _numbers(ref) | {"messages": [*map(_shorter, rest)], "cut": cut}
+        for ref, rest in zip(refs, rests, strict=True)
     ]
     return {
         "prefix": prefix,
@@ -212,42 +210,44 @@ def compare_reply(rows: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     }, []
 
 
-def _messages(rows: RolloutIndex, row: int) -> list[dict[str, Any]]:
-    one = rows.trajectory(row)
+def _messages(ref: RolloutRef) -> list[dict[str, Any]]:
+    one = ref.trajectory
     if isinstance(one, PydanticException):
-        raise ValueError(f"row {row} is a failed rollout: there is nothing to compare")
+        raise ValueError(f"row {ref.row} is a failed rollout: there is nothing to compare")
     return conversation_of(one)
 
 
-def _numbers(rows: RolloutIndex, row: int) -> dict[str, float | None]:
-    part, place = rows.part(row)
-    return {name: finite_or_none(float(part.table[name][place])) for name in ("reward", "advantage", "ruler")}
+def _numbers(ref: RolloutRef) -> dict[str, float | None]:
+    return {name: finite_or_none(float(ref.values[name])) for name in ("reward", "advantage", "ruler")}
 
 # %% ../../nbs/75_views/70_replies.ipynb #33a34160
 def step_diff_reply(rows: RolloutIndex, group: int) -> ViewReply:
     """Give every step at which a scenario was rolled out."""
     while not rows.load(1.0):
         pass
-    name, here = rows.name_of(group), rows.group_part(group)[0].step
-    same = [n for n in range(rows.groups) if rows.name_of(n) == name]
-    if not name:
-        key = _opening(rows, group)
-        same = [n for n in same if _opening(rows, n) == key]
-    places = sorted((_occurrence(rows, number) for number in same), key=lambda place: (place["split"], place["step"]))
-    by = "scenario_id" if name else "first messages"
-    return {"scenario": utf8_text(name), "by": by, "here": here, "places": places}, []
+    ref = rows.locate_group(group)
+    refs = [other for n in range(rows.groups) if (other := rows.locate_group(n)).name == ref.name]
+    if not ref.name:
+        key = _opening(ref)
+        refs = [other for other in refs if _opening(other) == key]
+    places = sorted(map(_occurrence, refs), key=lambda place: (place["split"], place["step"]))
+    by = "scenario_id" if ref.name else "first messages"
+    return {"scenario": utf8_text(ref.name), "by": by, "here": ref.part.step, "places": places}, []
 
 
-def _opening(rows: RolloutIndex, number: int) -> str:
-    first = next(iter(rows.group(number)), Trajectory())
+def _opening(ref: GroupRef) -> str:
+    first = next(iter(ref.read_group()), Trajectory())
     said = next((i for i, entry in enumerate(first.messages_and_choices) if is_choice(entry)), 2)
     return json.dumps(get_messages(first.messages_and_choices[:said]), sort_keys=True, default=str)
 
 
-def _occurrence(rows: RolloutIndex, number: int) -> dict[str, Any]:
-    mine, (part, _) = rows.rows_of(number), rows.group_part(number)
+def _occurrence(ref: GroupRef) -> dict[str, Any]:
+    mine, part = ref.rows, ref.part
     done = mine[np.isfinite(mine["reward"])]
-    reward, told = done["reward"], {"split": part.split, "step": part.step, "group": number, "ids": done["id"].tolist()}
+    reward, told = (
+        done["reward"],
+        {"split": part.split, "step": part.step, "group": ref.group, "ids": done["id"].tolist()},
+    )
     if not len(done):
         return told | dict.fromkeys(("mean", "std", "best", "worst"))
     return told | {
@@ -260,6 +260,6 @@ def _occurrence(rows: RolloutIndex, number: int) -> dict[str, Any]:
 # %% ../../nbs/75_views/70_replies.ipynb #6fe81cd8
 def board_reply(rows: RolloutIndex, id: int) -> ViewReply:
     """Give the boards that stand in a trajectory."""
-    one = rows.trajectory(id)
+    one = rows.locate(id).trajectory
     name, frames, error = board_of(one) if isinstance(one, Trajectory) else (None, [], "")
     return {"renderer": name and utf8_text(name), "frames": json_safe(frames), "error": utf8_text(error)}, []

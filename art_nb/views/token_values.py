@@ -12,11 +12,10 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import utf8_text
-from ..core.types import TokenError
 from ..rollouts.trajectories import Trajectory, choices
-from ..tokens.learner_records import LearnerRecord, learner_tokens, turn_spans
+from ..tokens.learner_records import LearnerRecord, learner_tokens, trajectory_tokens
 from .conversation import offsets_of, displayed_message, token_texts
-from .index import ViewReply, RolloutIndex, base_model_of, index_in_group, step_record
+from .index import ViewReply, RolloutIndex, RolloutRef, base_model_of, learner_record
 
 # %% ../../nbs/75_views/50_token_values.ipynb #d9799d5c
 CHANNELS = {
@@ -45,31 +44,23 @@ def _ids(choice: Choice) -> Sequence[int]:
     return (choice.model_extra or {}).get("token_ids") or ()
 
 # %% ../../nbs/75_views/50_token_values.ipynb #5179c5a8
-def _learner(
-    rows: RolloutIndex, row: int, one: Trajectory, span: slice
-) -> tuple[LearnerRecord | None, dict[str, np.ndarray]]:
-    record, place = step_record(rows, rows.group_of(row))
-    known = learner_tokens(record, place, index_in_group(rows, row), one)
-    return record, {name: values[span] for name, values in known.items()}
-
-
 def token_values(
-    rows: RolloutIndex, row: int, one: Trajectory, turn: int
+    rows: RolloutIndex, ref: RolloutRef, trajectory: Trajectory, turn: int
 ) -> tuple[dict[str, np.ndarray], str | None]:  # values of the channels, and why tokens are not trained
     """Find out what is known of the tokens of an answer."""
-    part, place = rows.part(row)
-    choice, advantage = choices(one)[turn], float(part.table["advantage"][place])
+    choice, advantage = choices(trajectory)[turn], float(ref.values["advantage"])
     count = len(_ids(choice)) or len(_logprobs(choice))
     values = {"logprob": _logprobs(choice), "advantage": np.full(count, advantage), "mask": np.zeros(count)}
-    try:
-        span = turn_spans(one).get(turn)
-        if span is None:
-            return values, "not trained: this answer carries no token ids"
-        if span.start == span.stop:
-            return values, "not trained: the same answer stands in an earlier history, and is trained there"
-        record, learner = _learner(rows, row, one, span)
-    except TokenError as error:
-        return values, f"not trained: {error}"
+    tokens = trajectory_tokens(trajectory, ref.index)
+    span = tokens.spans.get(turn)
+    if span is None:
+        return values, "not trained: this answer carries no token ids"
+    if span.start == span.stop:
+        return values, "not trained: the same answer stands in an earlier history, and is trained there"
+    if tokens.error:
+        return values, f"not trained: {tokens.error}"
+    record = learner_record(rows, ref.part)
+    learner = {name: column[span] for name, column in learner_tokens(record, ref.position, tokens.rows).items()}
     seen = np.isfinite(learner["new"])
     if seen.any():
         return values | _as_trained(learner, seen, advantage), None
@@ -97,15 +88,16 @@ def _why_not(record: LearnerRecord | None, advantage: float) -> str | None:
 # %% ../../nbs/75_views/50_token_values.ipynb #e1aec0c7
 def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str] | None = None) -> ViewReply:
     """Give the tokens of one answer and what is known of each."""
-    one = rows.trajectory(id)
-    said = choices(one) if isinstance(one, Trajectory) else []
+    ref = rows.locate(id)
+    trajectory = ref.trajectory
+    said = choices(trajectory) if isinstance(trajectory, Trajectory) else []
     if not 0 <= turn < len(said):
         raise ValueError(f"there is no answer {turn} in this trajectory; it has {len(said)}")
     unknown = sorted(set(channels or ()) - set(CHANNELS))
     if unknown:
         raise ValueError(f"there is no channel {', '.join(unknown)}; there are {', '.join(CHANNELS)}")
     texts = token_texts(said[turn], base_model_of(rows)) or [f"⟨{number}⟩" for number in _ids(said[turn])]
-    values, mask_why = token_values(rows, id, one, turn)
+    values, mask_why = token_values(rows, ref, trajectory, turn)
     values = {
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
     }
