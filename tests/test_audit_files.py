@@ -123,8 +123,9 @@ def state_of(folder):
 def view(folder):
     rows = load_all(folder)
     for number in range(rows.groups):
-        rows.group(number)
-        rows.key_of(number)
+        ref = rows.locate_group(number)
+        ref.read_group()
+        str(ref.key)
     return rows.refresh()
 
 

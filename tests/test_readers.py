@@ -86,7 +86,7 @@ def test_verl(tmp_path, with_gts):
     assert rows.table["step"].tolist() == [7, 7, 7, 1, 1, 1]
     assert rows.table["group"].tolist() == [0, 0, 1, 2, 2, 3]
     assert rows.table["reward"].tolist() == [1, 0, -1] * 2
-    assert rows.trajectory(1).messages()[1]["content"] == "é🙂"
+    assert rows.locate(1).trajectory.messages()[1]["content"] == "é🙂"
     assert select(rows, "acc and step=1").tolist() == [3]
     assert json.loads(traj_reply(rows, 0)[0]["metadata"]).get("gts") == ("4" if with_gts else None)
 
@@ -134,9 +134,9 @@ def test_verifiers(tmp_path):
     assert rows.table["turns"].tolist() == [2, 2, 2, 2, 0]
     assert select(rows, "truncated").tolist() == [2]
     assert math.isnan(rows.table["reward"][3])
-    assert rows.trajectory(4).type == "ToolError"
-    assert rows.trajectory(0).metrics == {"correct": 1.0, "num_turns": 2.0}
-    assert rows.trajectory(1).metadata["info"] == {"a": 1}
+    assert rows.locate(4).trajectory.type == "ToolError"
+    assert rows.locate(0).trajectory.metrics == {"correct": 1.0, "num_turns": 2.0}
+    assert rows.locate(1).trajectory.metadata["info"] == {"a": 1}
     assert [m["role"] for m in traj_reply(rows, 0)[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 

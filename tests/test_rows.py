@@ -182,7 +182,7 @@ def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
     many, rows = cpu(lambda: whole(1250))
     assert many < 30 * few
     assert rows.table["id"].tolist() == [*range(10_000)]
-    assert rows.group_of(9999) == 1249
+    assert rows.locate(9999).group == 1249
 
 
 def test_rows_of_a_run_that_goes_on(tmp_path):
@@ -501,7 +501,7 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
     assert [place["mean"] for place in told["places"]] == [0.5, 1, 2.5]
     assert told["by"] == ("scenario_id" if named else "first messages")
     best = told["places"][-1]["best"]
-    assert rows.trajectory(best).messages_and_choices[0]["content"] == "solve b"
+    assert rows.locate(best).trajectory.messages_and_choices[0]["content"] == "solve b"
 
 
 def test_tokens_of_texts_in_any_script():

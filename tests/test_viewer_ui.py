@@ -483,7 +483,7 @@ def test_expand_and_collapse_all(opened):
 
 def test_a_reward_is_broken_down(opened):
     page = opened(games(0, 3))
-    one = page.panel.rows.trajectory(0)
+    one = page.panel.rows.locate(0).trajectory
     parts = {
         row.locator("th").inner_text(): float(row.locator("td").last.inner_text().replace("−", "-"))
         for row in page.locator(".art-parts tr").all()
@@ -608,7 +608,7 @@ def test_o_overrides_the_score(opened, tmp_path):
         (0.25, "human", "a lucky guess", 3, 0)
     ]
     page.wait_for_selector(".art-row-rollout .art-badge:has-text('human')")
-    assert page.panel.rows.trajectory(0).reward == 0.6  # what was trained stays as it was
+    assert page.panel.rows.locate(0).trajectory.reward == 0.6  # what was trained stays as it was
 
 
 def test_what_is_read_stays_open_while_more_is_loaded(opened, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from traitlets import Dict
 from ..core.types import ArtError
 from .base import Panel, command, static
 from ..rewards.journal import Journal, override
-from ..views.index import RolloutIndex, index_in_group, open_rollouts, resolve
+from ..views.index import RolloutIndex, open_rollouts, resolve
 from art_nb.views.replies import (
     board_reply,
     compare_reply,
@@ -187,8 +187,8 @@ def _override(rows: RolloutIndex, row: int, score: float, reason: str) -> dict:
         raise ViewError("These rollouts lie in no run directory; art.judge(group) opens the panel that scores them.")
     if not 0 <= score <= 1:
         raise ViewError("A score lies between 0 and 1.")
-    name, step = rows.key_of(rows.group_of(row)), rows.part(row)[0].step
-    Journal(rows.store.path).append(override(name, {index_in_group(rows, row): score}, reason, step))
+    ref = rows.locate(row)
+    Journal(rows.store.path).append(override(ref.key, {ref.index: score}, reason, ref.part.step))
     rows.refresh()
     return {"rows": len(rows)}
 

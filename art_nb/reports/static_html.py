@@ -40,7 +40,7 @@ from ..training.progress import step_count
 from ..training.run import AttachedRun, Run
 from ..views.boards import board_of
 from ..views.conversation import shared_count, conversation_of
-from ..views.index import RolloutIndex, index_in_group, load_all, open_rollouts
+from ..views.index import RolloutIndex, load_all, open_rollouts
 from ..views.step_table import FLAGS
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #51b5f44f
@@ -83,12 +83,12 @@ def metrics_of(record: np.void) -> list[float | int]:
 
 def headline(rows: RolloutIndex, row: int) -> str:
     """Return the metrics of a rollout in one line."""
-    part, place = rows.part(row)
-    record = part.table[place]
+    ref = rows.locate(row)
+    record = ref.values
     names = [name.replace("_", " ") for name, bit in FLAGS.items() if record["flags"] & bit and name != "exception"]
     numbers = {name: float(record[name]) for name in ("reward", "advantage", "ruler")}
     scores = [f"{name} {number(value)}" for name, value in numbers.items() if not np.isnan(value)]
-    return " · ".join([f"rollout {index_in_group(rows, row)}", *scores, f"{record['turns']} turns", *names])
+    return " · ".join([f"rollout {ref.index}", *scores, f"{record['turns']} turns", *names])
 
 
 def _details(trajectory: Trajectory, room: DetailLevel) -> list[Html]:
@@ -115,7 +115,7 @@ def rollout_html(
     skip: int = 0,  # messages that stand elsewhere already
 ) -> Html:
     """Return a complete rollout as HTML."""
-    one = rows.trajectory(row)
+    one = rows.locate(row).trajectory
     if isinstance(one, PydanticException):
         return details(f"failed: {one.type}: {one_line(one.message, 120)}", _pre(one.traceback or one.message, room))
     shared = [tag("p", tag("i", f"begins with the {skip} messages above"))] if skip else []
@@ -128,13 +128,14 @@ def _has_steps(rows: RolloutIndex) -> bool:
 
 def group_line(rows: RolloutIndex, number_: int) -> str:
     """Return the scenario, the rewards and the failures of a group in one line."""
-    mine, (part, place) = rows.rows_of(number_), rows.group_part(number_)
+    ref = rows.locate_group(number_)
+    mine = ref.rows
     reward = mine["reward"][mine["status"] == 0]
     spread = f"reward {reward.mean():.3g} ± {reward.std():.3g}" if len(reward) else "no finished rollout"
-    name = rows.name_of(number_) or f"group {place}"
+    name = ref.name or f"group {ref.position}"
     idle = "all rewards equal: nothing to learn here" if len(mine) and mine["flags"][0] & FLAGS["zero_variance"] else ""
     failed = int((mine["status"] == 1).sum())
-    step = f"step {part.step}" if _has_steps(rows) else ""
+    step = f"step {ref.part.step}" if _has_steps(rows) else ""
     return " · ".join(
         filter(
             None, [one_line(name), step, f"{len(reward)} rollouts", spread, idle, f"{failed} failed" if failed else ""]
@@ -152,13 +153,14 @@ def lost_line(rows: RolloutIndex) -> str:
 
 
 def _shared(rows: RolloutIndex, mine: Sequence[int]) -> list[dict[str, Any]]:
-    threads = [conversation_of(one) for one in map(rows.trajectory, mine) if isinstance(one, Trajectory)]
+    rollouts = [rows.locate(row).trajectory for row in mine]
+    threads = [conversation_of(rollout) for rollout in rollouts if isinstance(rollout, Trajectory)]
     return threads[0][: shared_count(threads)] if threads else []
 
 
 def group_html(rows: RolloutIndex, group: int, room: DetailLevel) -> Html:
     """Return a group as HTML: its scores, the shared messages, and the rest of each rollout."""
-    mine = rows.rows_of(group)
+    mine = rows.locate_group(group).rows
     order = mine["id"][np.argsort(-np.nan_to_num(mine["reward"], nan=-np.inf), kind="stable")].tolist()
     kept = _spread_out(order, room.rollouts)
     shared = _shared(rows, order[:32])
@@ -207,7 +209,7 @@ def representative_groups(rows: RolloutIndex, step: tuple[str, int] | None = Non
     """Select the best, the worst and the most varied group of a step, or of all steps."""
     parts = [part for part in rows.parts if step in (None, (part.split, part.step))]
     numbers = [n for part in parts for n in np.unique(part.table["group"]).tolist()]
-    done = {n: mine["reward"][mine["status"] == 0] for n in numbers if len(mine := rows.rows_of(n))}
+    done = {n: mine["reward"][mine["status"] == 0] for n in numbers if len(mine := rows.locate_group(n).rows)}
     done = {n: reward for n, reward in done.items() if len(reward) and np.isfinite(reward).all()}
     chosen: dict[int, str] = {}
     for why, key in (
@@ -231,10 +233,11 @@ def groups_html(rows: RolloutIndex, chosen: dict[int, str], room: DetailLevel) -
 def _groups_table(rows: RolloutIndex, room: DetailLevel) -> Html:
     lines = []
     for n in range(min(rows.groups, room.lines)):
-        mine, (part, _) = rows.rows_of(n), rows.group_part(n)
+        ref = rows.locate_group(n)
+        mine = ref.rows
         reward = mine["reward"][mine["status"] == 0].astype(float)
         numbers = (float(reward.mean()), float(reward.std())) if len(reward) else (np.nan, np.nan)
-        lines.append([part.step, one_line(rows.name_of(n) or f"group {n}"), len(mine), *numbers])
+        lines.append([ref.part.step, one_line(ref.name or f"group {n}"), len(mine), *numbers])
     skip = 0 if _has_steps(rows) else 1
     return table(
         ["step", "scenario", "rollouts", "mean reward", "std"][skip:],

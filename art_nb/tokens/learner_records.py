@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LearnerRecord', 'group_checksum', 'make_record', 'record_path', 'recorded_steps', 'write_record', 'read_record',
-           'save_record', 'turn_spans', 'row_spans', 'learner_tokens']
+           'save_record', 'spans_of_turns', 'turn_spans', 'row_spans', 'TrajectoryTokens', 'trajectory_tokens',
+           'learner_tokens']
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #63c6c739
 import io
@@ -22,7 +23,7 @@ from ..core.files import DAMAGED, atomic_write, load_arrays, parse_json
 from ..core.types import StoreError, TokenError
 from ..rollouts.trajectories import Trajectory, is_choice
 from ..runs.store import RunStore, step_number
-from .rows import TokenRow, Turn, read_turn, trained_turns, trajectory_rows
+from .rows import TokenRow, Turn, read_turn, read_turns, rows_of_turns, trained_turns
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #b8a0b185
 @dataclass(slots=True)
@@ -164,21 +165,28 @@ def save_record(
         bus.warn_once(f"record {step} of {store.path}", str(error))
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #c2c39091
-def turn_spans(
-    trajectory: Trajectory,
+def spans_of_turns(
+    histories: Sequence[Sequence[Turn | None]],  # result of `read_turns`
 ) -> dict[int, slice]:  # by number of the turn; turns without token IDs are missing, repeated and greedy ones are empty
-    """Return the span of each turn among the sampled tokens of the trajectory's rows."""
+    """Return the span of each turn among the sampled tokens of the rows."""
     spans, known, start, number = {}, set(), 0, 0
-    for history in (trajectory, *trajectory.additional_histories):
-        entries = [entry for entry in history.messages_and_choices if is_choice(entry)]
-        turns = {number + i: turn for i, entry in enumerate(entries) if (turn := _readable_turn(entry))}
+    for history in histories:
+        turns = {number + i: turn for i, turn in enumerate(history) if turn}
         for i, trained in zip(turns, trained_turns([*turns.values()], known), strict=True):
             size = len(turns[i].tokens) if trained else 0
             spans[i] = slice(start, start + size)
             start += size
         known |= {value for turn in turns.values() for value in (turn.identity, turn.key)}
-        number += len(entries)
+        number += len(history)
     return spans
+
+
+def turn_spans(trajectory: Trajectory) -> dict[int, slice]:  # as `spans_of_turns`
+    """Return the span of each turn of a trajectory. Turns that cannot be read count as turns without token IDs."""
+    histories = (trajectory, *trajectory.additional_histories)
+    return spans_of_turns(
+        [[_readable_turn(entry) for entry in history.messages_and_choices if is_choice(entry)] for history in histories]
+    )
 
 
 def _readable_turn(choice: Any) -> Turn | None:
@@ -208,14 +216,30 @@ def row_spans(
     return spans
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #8adc8fbd
+@dataclass(slots=True, frozen=True)
+class TrajectoryTokens:
+    """The training rows of a trajectory, and the span of each turn among their sampled tokens."""
+
+    rows: list[TokenRow]
+    spans: dict[int, slice]  # as `spans_of_turns`
+    error: TokenError | None = None  # the reason why the trajectory has no rows
+
+
+def trajectory_tokens(trajectory: Trajectory, index: int = 0) -> TrajectoryTokens:
+    """Read the tokens of a trajectory."""
+    try:
+        turns = read_turns(trajectory, index)
+    except TokenError as error:
+        return TrajectoryTokens([], turn_spans(trajectory), error)
+    return TrajectoryTokens(rows_of_turns(turns, index), spans_of_turns(turns))
+
+
 def learner_tokens(
     record: LearnerRecord | None,
     group: int,  # index of the group in the step
-    index: int,  # of the trajectory in the group
-    trajectory: Trajectory,
+    rows: Sequence[TokenRow],  # of one trajectory
 ) -> dict[str, np.ndarray]:  # new, old, entropy, advantage: float32, one per sampled token; NaN if not recorded
     """Return the recorded values of the sampled tokens of a trajectory."""
-    rows = trajectory_rows(trajectory, index)
     spans = [None] * len(rows) if record is None else row_spans(record, group, rows)
     columns: dict[str, list[np.ndarray]] = {"new": [], "old": [], "entropy": [], "advantage": []}
     for row, span in zip(rows, spans, strict=True):

@@ -73,7 +73,7 @@ class StepTable:
     stamp: Callable[[], Any]  # changes with what the part was made of
     made: Any  # the stamp from before it was read
     base: int = 0  # number of its first group among all
-    told: Any = None  # the judgements it was marked with
+    judgements: Any = None  # judgements whose scores are in `table`
 
 
 def _advantages(rewards: list[np.ndarray], scale: str | Callable, balance: float) -> np.ndarray:

@@ -17,12 +17,12 @@ import torch
 from ..core.jsonable import utf8_text
 from ..core.types import TokenError, TrainError
 from ..learners.losses import LOSSES, MISMATCH, TokenTensors, clip_band, k3, log_ratio, loss_ratio, total_loss
-from ..rollouts.trajectories import Trajectory, choices
+from ..rollouts.trajectories import TrajectoryGroup, choices
 from ..tokens.advantages import advantages, find_option, entry_weights, weigh_rows
-from ..tokens.learner_records import LearnerRecord, group_checksum, row_spans, turn_spans
-from ..tokens.rows import TokenRow, group_rows
+from ..tokens.learner_records import LearnerRecord, TrajectoryTokens, group_checksum, row_spans, trajectory_tokens
+from ..tokens.rows import TokenRow
 from .conversation import token_texts
-from .index import ViewReply, RolloutIndex, base_model_of, index_in_group, step_record
+from .index import ViewReply, GroupRef, RolloutIndex, base_model_of, learner_record
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #3446a02b
 @dataclass(slots=True, frozen=True)
@@ -57,22 +57,37 @@ class StepContext:
     rewards: list[np.ndarray]  # of each group
     recorded: bool
     assumed: str | None  # what had to be assumed
+    tokens: Sequence[TrajectoryTokens] = ()  # of the trajectories of the token's group
 
 
-def step_context(rows: RolloutIndex, group: int) -> StepContext:
+def step_context(rows: RolloutIndex, ref: GroupRef, group: TrajectoryGroup) -> StepContext:
     """Find the step of a group; raises TrainError where there is nothing to look at."""
-    record, place = step_record(rows, group)
-    if record is not None and any(span is not None for span in row_spans(record, place, group_rows(rows.group(group)))):
-        part, _ = rows.group_part(group)
-        return StepContext(record, place, _step_rewards(rows, part.split, part.step), True, None)
-    rewards = np.array([t.reward for t in rows.group(group)], np.float64)
+    record = learner_record(rows, ref.part)
+    tokens = _group_tokens(group) if record is not None else []
+    if record is not None and any(span is not None for span in row_spans(record, ref.position, _rows_of(tokens))):
+        return StepContext(record, ref.position, _step_rewards(rows, ref.part.split, ref.part.step), True, None, tokens)
+    rewards = np.array([t.reward for t in group], np.float64)
     if not np.isfinite(rewards).all():
         raise TrainError("a reward of the group is not a number")
     assumed = (
         "the learner's logprobs were not recorded: taken to be the sampler's, so that the ratio is 1; "
         "the group stands for the whole step"
     )
-    return StepContext(_assumed(rewards, group_rows(rows.group(group)), rows.rule), 0, [rewards], False, assumed)
+    tokens = tokens or _group_tokens(group)
+    return StepContext(_assumed(rewards, _rows_of(tokens), rows.rule), 0, [rewards], False, assumed, tokens)
+
+
+def _group_tokens(group: TrajectoryGroup) -> list[TrajectoryTokens]:
+    tokens = []
+    for i, trajectory in enumerate(group):
+        tokens.append(trajectory_tokens(trajectory, i))
+        if tokens[-1].error:
+            raise tokens[-1].error
+    return tokens
+
+
+def _rows_of(tokens: Sequence[TrajectoryTokens]) -> list[TokenRow]:
+    return [row for trajectory in tokens for row in trajectory.rows]
 
 
 def _step_rewards(rows: RolloutIndex, split: str, step: int) -> list[np.ndarray]:
@@ -216,30 +231,29 @@ def replays(stage: StepContext, names: Sequence[str] | None = None) -> list[Repl
 # %% ../../nbs/75_views/60_token_objective.ipynb #35913556
 def entries_of(
     stage: StepContext,
-    trajectory: Trajectory,
     index: int,  # of the trajectory in its group
-    own: Sequence[TokenRow],  # rows of the group
     turn: int,
 ) -> np.ndarray:  # int64, a place in the record for each token of the turn; -1 where it was not trained
     """Find the tokens of an answer in the step."""
+    own = _rows_of(stage.tokens)
     found = zip(own, row_spans(stage.record, stage.place, own), strict=True)
     whole = [
         np.full(int(row.sampled.sum()), -1) if span is None else np.arange(span.start, span.stop)
         for row, span in found
         if row.trajectory == index
     ]
-    span = turn_spans(trajectory).get(turn)
+    span = stage.tokens[index].spans.get(turn)
     return np.zeros(0, np.int64) if span is None else np.concatenate([np.zeros(0, np.int64), *whole])[span]
 
 
 def _located(rows: RolloutIndex, row: int, turn: int) -> tuple[StepContext, np.ndarray, list[str]]:
-    one = rows.trajectory(row)
-    said = choices(one) if isinstance(one, Trajectory) else []
+    ref = rows.locate(row)
+    group = ref.read_group()
+    said = choices(group.trajectories[ref.index]) if ref.index < len(group.trajectories) else []
     if not 0 <= turn < len(said):
         raise ValueError(f"there is no answer {turn} in this trajectory; it has {len(said)}")
-    number = rows.group_of(row)
-    stage = step_context(rows, number)
-    places = entries_of(stage, one, index_in_group(rows, row), group_rows(rows.group(number)), turn)
+    stage = step_context(rows, ref, group)
+    places = entries_of(stage, ref.index, turn)
     if not len(places):
         raise TrainError("this answer carries no token ids, or was trained where it stood first")
     return stage, places, token_texts(said[turn], base_model_of(rows)) or []
