@@ -113,7 +113,7 @@ def test_alt_arrows_move_a_rollout(opened):
     becomes(page, "#0", "#5", "#1", "#2", "#4", "#3")
     told = "document.querySelector('[role=status][aria-live]').textContent"
     page.wait_for_function(f"{told}.startsWith('rollout #1 is at rank 3')")
-    assert 0.5 < page.panel.desk.drafts[1] < 0.6
+    assert 0.5 < page.panel.current_session.drafts[1] < 0.6
 
 
 def test_a_rollout_is_dragged(opened):
@@ -126,7 +126,7 @@ def test_a_rollout_is_dragged(opened):
     assert page.locator(".art-j-drop").count() == 1
     page.mouse.up()
     becomes(page, "#5", "#0", "#1", "#2", "#4", "#3")
-    assert page.locator(".art-j-drop").count() == 0 and page.panel.desk.drafts == {5: 0.95}
+    assert page.locator(".art-j-drop").count() == 0 and page.panel.current_session.drafts == {5: 0.95}
 
 
 def test_a_drag_is_given_up_with_escape(opened):
@@ -138,7 +138,7 @@ def test_a_drag_is_given_up_with_escape(opened):
     page.keyboard.press("Escape")
     page.mouse.up()
     page.wait_for_timeout(200)
-    assert tuple(order(page)) == RANKED and not page.panel.desk.drafts
+    assert tuple(order(page)) == RANKED and not page.panel.current_session.drafts
 
 
 def test_a_number_and_a_reason(opened):
@@ -150,12 +150,12 @@ def test_a_number_and_a_reason(opened):
     press(page, "r")
     page.keyboard.type("jkgG? saw the fork")
     page.keyboard.press("Enter")
-    waits(page, lambda: page.panel.desk.reasons == {3: "jkgG? saw the fork"})
+    waits(page, lambda: page.panel.current_session.reasons == {3: "jkgG? saw the fork"})
     card = page.locator("[data-key='3']")
     assert "judge 0.1 · rank 6" in card.inner_text() and card.locator(".art-j-tick").count() == 1
     press(page, "u")
     becomes(page, *RANKED)
-    assert not page.panel.desk.drafts and not page.panel.desk.reasons
+    assert not page.panel.current_session.drafts and not page.panel.current_session.reasons
 
 
 def test_escape_leaves_a_field_without_a_change(opened):
@@ -164,7 +164,7 @@ def test_escape_leaves_a_field_without_a_change(opened):
     page.keyboard.type("0.2")
     page.keyboard.press("Escape")
     page.wait_for_timeout(150)
-    assert not page.panel.desk.drafts and page.locator(".art-j-number").first.input_value() == "0.9"
+    assert not page.panel.current_session.drafts and page.locator(".art-j-number").first.input_value() == "0.9"
     assert page.evaluate("document.activeElement.className").startswith("art-j-card")
 
 
@@ -175,19 +175,19 @@ def test_a_score_beyond_the_scale_is_not_sent(opened):
     page.keyboard.press("Enter")
     page.wait_for_selector(".art-j-number[aria-invalid=true]")
     page.wait_for_timeout(150)
-    assert not page.panel.desk.drafts and page.locator(".art-j-number[aria-invalid=true]").count() == 1
+    assert not page.panel.current_session.drafts and page.locator(".art-j-number[aria-invalid=true]").count() == 1
 
 
 def test_what_one_types_survives_a_change_from_elsewhere(opened):
     page = opened()
     press(page, "o")
     page.keyboard.type("0.3")
-    page.panel.desk.move(3, 0)
+    page.panel.current_session.move(3, 0)
     page.panel.tell()
     page.wait_for_function("document.querySelectorAll('.art-j-name')[0].textContent === '#3'")
     assert page.evaluate("document.activeElement.value") == "0.3"
     page.keyboard.press("Enter")
-    waits(page, lambda: page.panel.desk.drafts.get(0) == 0.3)
+    waits(page, lambda: page.panel.current_session.drafts.get(0) == 0.3)
 
 
 # R3: advantages ------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_advantages_before_and_after(opened):
     page = opened()
     press(page, "j", "Alt+ArrowUp")
     becomes(page, "#1", "#0", "#5", "#2", "#4", "#3")
-    before, after = group_advantages(SCORES), group_advantages(page.panel.desk.counting())
+    before, after = group_advantages(SCORES), group_advantages(page.panel.current_session.final_scores())
     for key in range(6):
         text = page.locator(f"[data-key='{key}'] .art-j-adv").inner_text().replace("−", "-")
         shown = [float(number) for number in re.findall(r"[+-]?\d+\.?\d*", text)]
@@ -214,7 +214,7 @@ def test_apply_makes_the_scores_the_rewards(opened, tmp_path):
     assert "not the rewards yet" in page.inner_text(".art-j-foot")
     press(page, "j", "Alt+ArrowUp")
     becomes(page, "#1", "#0", "#5", "#2", "#4", "#3")
-    assert [t.reward for t in page.panel.group] != page.panel.desk.counting()
+    assert [t.reward for t in page.panel.group] != page.panel.current_session.final_scores()
     page.get_by_role("button", name="Apply to the rewards").click()
     page.wait_for_selector("text=The rewards are these scores.")
     assert [t.reward for t in page.panel.group] == [0.9, 0.95, 0.5, 0.1, 0.3, 0.6]
@@ -312,9 +312,9 @@ def test_judging_again_with_a_rubric_of_ones_own(opened, tmp_path):
 
 def test_agreement_over_the_session(opened):
     page = opened(blind=True)
-    key = {i: place for place, i in enumerate(page.panel.desk.places)}
+    key = {i: place for place, i in enumerate(page.panel.current_session.display_order)}
     for to, i in enumerate([1, 0, 5, 2, 4, 3]):
-        page.panel.desk.move(page.panel.desk.places[key[i]], to)
+        page.panel.current_session.move(page.panel.current_session.display_order[key[i]], to)
     press(page, "b")
     becomes(page, "#1", "#0", "#5", "#2", "#4", "#3")
     page.get_by_role("button", name="Apply to the rewards").click()
@@ -469,7 +469,7 @@ def test_keys_are_not_heard_while_typing_nor_outside(opened):
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("b")
     page.wait_for_timeout(100)
-    assert not page.panel.desk.blind
+    assert not page.panel.current_session.blind
 
 
 # the rest -------------------------------------------------------------------------------------------------------------
@@ -505,8 +505,8 @@ def test_hostile_text_stays_text(opened, tmp_path):
     group = answers(*HOSTILE, scenario_id=HOSTILE[1])
     scores = [n / len(HOSTILE) for n in range(len(HOSTILE))]
     panel = judged(tmp_path, group, Says(HOSTILE[0], scores), rubric=HOSTILE[3])
-    panel.desk.score(0, 0.5, HOSTILE[2])
-    panel.desk.opinions[-1].said.verdicts[2].explanation = HOSTILE[-2]
+    panel.current_session.score(0, 0.5, HOSTILE[2])
+    panel.current_session.rankings[-1].result.verdicts[2].explanation = HOSTILE[-2]
     page = opened(panel)
     page.wait_for_timeout(300)
     press(page, "e", "j", "e", "c")
@@ -557,7 +557,7 @@ panel
 
 @pytest.mark.slow
 def test_in_jupyterlab_an_override_changes_rewards_in_python(lab, root):
-    rewards = "print([t.reward for t in group], panel.desk.home.journal.read()[-1].reason)"
+    rewards = "print([t.reward for t in group], panel.current_session.context.journal.read()[-1].reason)"
     nb = lab([SETUP.format(tests=str(root / "tests")), rewards, "panel.freeze()"])
     nb.run(0)
     page = nb.page

@@ -104,10 +104,10 @@ def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir,
     nb.run(1)
     state(nb, "running", 30)
     nb.run(2)
-    nb.cell(1).get_by_text("Taken while the run was going on.").wait_for()
+    nb.cell(1).get_by_text("The run was still active when this output was saved.").wait_for()
     nb.cell(2).locator(".art-panel").wait_for()
     nb.page.wait_for_function("document.querySelectorAll('.art-panel').length === 1")
-    assert "Taken while the run was going on." in nb.text(1)
+    assert "The run was still active when this output was saved." in nb.text(1)
     assert nb.cell(2).locator(".art-panel").count() == 1
     nb.page.wait_for_function(
         "parseInt(document.querySelector('.art-live-head').innerText.match(/step (\\d+)/)[1]) > 2"
@@ -162,7 +162,7 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     nb.page.wait_for_selector(".art-group")
     saved = nb.save()
     nbformat.validate(saved)
-    assert "Taken while the run was going on" in kept(saved)[0]
+    assert "The run was still active when this output was saved" in kept(saved)[0]
     assert "widgets" not in saved["metadata"] and "widget-view" not in json.dumps(saved["cells"][1]["outputs"])
 
     nb.reload()  # during the run: it is live again
@@ -198,6 +198,6 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     nb.leave()
     nb.end_kernel()  # the run dies, and nobody has seen its end
     nb.open()
-    nb.cell(1).get_by_text("Taken while the run was going on").wait_for()
+    nb.cell(1).get_by_text("The run was still active when this output was saved").wait_for()
     nb.cell(2).get_by_text("stopped at step").wait_for()
     assert "Error displaying widget" not in nb.text(1) + nb.text(2)  # cell 0 may hold a progress bar of transformers

@@ -36,7 +36,7 @@ def cell(script):
 def look(cell):
     """What the pulse of a shown cell does: read the run and send what is new."""
     cell.run.refresh()
-    cell.send_tick(cell.picture())
+    cell.send_tick(cell.state())
 
 
 def wait_for(page, text):
@@ -417,7 +417,7 @@ def test_a_thousand_steps_open_no_comm_and_keep_to_four_messages_a_second(page_w
     for n in range(1000):
         run.progress.rows.append({"step": n + 1, "train/reward": n / 1000, "train/reward_std_dev": 0.1})
         run.progress.step, run.progress.steps = n + 1, 2000
-        cell.send_tick(cell.picture())
+        cell.send_tick(cell.state())
         time.sleep(0.002)
     until(lambda: cell.tick["step"] == 1000)
     passed = time.monotonic() - start
@@ -431,13 +431,13 @@ def test_a_thousand_steps_open_no_comm_and_keep_to_four_messages_a_second(page_w
 def test_a_tick_is_small_and_the_state_too(cell, script):
     script.rollouts()
     cell.run.refresh()
-    assert len(json.dumps(cell.picture())) < 16_384
+    assert len(json.dumps(cell.state())) < 16_384
     assert sum(len(str(value)) for value in cell.get_state().values()) < 100_000
     cell.close()
 
 
 def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeypatch):
-    whole, pictures, frozen = cell.picture(), [], []
+    whole, pictures, frozen = cell.state(), [], []
     monkeypatch.setattr(cell, "picture", lambda: pictures.append(1) or whole | {"title": "日" * 16_384})
     monkeypatch.setattr(cell, "_leave", lambda html, close: frozen.append(html))
     pulse = threading.Thread(target=cell.refresh_loop, args=(None,), daemon=True)

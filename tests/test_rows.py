@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openai.types.chat.chat_completion import Choice
 from test_store import make_conversation
 
-from art_nb.panels.viewer import _override, view
+from art_nb.panels.viewer import view, write_override
 from art_nb.rewards.journal import Journal
 from art_nb.rewards.judges import Judgement
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
@@ -253,7 +253,7 @@ def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
     for split in ("train", "val"):
         store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
     rows = load_all(tmp_path)
-    _override(rows, 1, 0.75, "mine")
+    write_override(rows, 1, 0.75, "mine")
     assert rows.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
     assert [replies.traj_reply(rows, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
 

@@ -128,7 +128,7 @@ def test_what_a_front_end_without_widgets_sees(front):
     front.answers_pings = False
     front.run(RETURNED)
     html = lambda: " ".join(str(data.get("text/html", "")) for data in front.shown.values())
-    assert front.until(lambda: "No live view has answered" in html(), 60)
+    assert front.until(lambda: "No live view has responded" in html(), 60)
     assert front.until(lambda: not [state for state in front.comms.values() if "phase" in state.get("tick", {})], 60)
     before = html()
     assert front.until(lambda: html() != before, 60)  # it is kept current

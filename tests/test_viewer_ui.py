@@ -623,13 +623,13 @@ def test_an_override_needs_a_run_and_a_score_in_range(opened, tmp_path):
     press(page, "o")
     page.keyboard.type("0.5")
     page.keyboard.press("Enter")
-    page.wait_for_selector("text=lie in no run directory")
+    page.wait_for_selector("text=are not in a run directory")
     page.keyboard.press("Escape")
     other = opened(recorded_run(tmp_path / "run"))
     press(other, "o")
     other.keyboard.type("7")
     other.keyboard.press("Enter")
-    other.wait_for_selector("text=A score lies between 0 and 1.")
+    other.wait_for_selector("text=a score is between 0 and 1.")
     assert not (tmp_path / "run" / "judgements.jsonl").exists()
 
 
