@@ -32,7 +32,9 @@ const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1]
 
 /** Shorten names and values of our custom properties, which esbuild leaves as they are. @param {string} text */
 const shorten = (text) =>
-  text.replace(/--art-/g, "--a-").replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
+  text
+    .replace(/--art-/g, "--a-")
+    .replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
 
 /** One panel: its pair of files, and the packages in it. @param {string} name */
 async function bundle(name) {

@@ -242,7 +242,10 @@ function saversOf(doc) {
   const saved = (/** @type {any} */ output) => [...savers].reduce((out, save) => save(out), output);
   doc.toJSON = () => {
     const json = toJSON.call(doc);
-    return { ...json, cells: json.cells.map((cell) => cell.outputs ? { ...cell, outputs: cell.outputs.map(saved) } : cell) };
+    return {
+      ...json,
+      cells: json.cells.map((cell) => (cell.outputs ? { ...cell, outputs: cell.outputs.map(saved) } : cell)),
+    };
   };
   return savers;
 }
@@ -258,20 +261,30 @@ export function initialize({ model }) {
   const doc = model.widget_manager?.context?.model;
   if (!doc?.cells) return;
   const restore = () => {
-    const id = model.get("comm_id"), html = model.get("static_html"), { dirty } = doc;
+    const id = model.get("comm_id"),
+      html = model.get("static_html"),
+      { dirty } = doc;
     for (const { outputs } of id ? doc.cells : [])
       for (let i = 0; i < outputs?.length; i++) {
-        const { data, metadata } = outputs.get(i), live = data?.[VIEW]?.model_id === id;
+        const { data, metadata } = outputs.get(i),
+          live = data?.[VIEW]?.model_id === id;
         if (!live && metadata?.art_nb !== id) continue;
-        const shown = html ? { "text/html": html } : { ...data, [VIEW]: { model_id: id, version_major: 2, version_minor: 0 } };
+        const shown = html
+          ? { "text/html": html }
+          : { ...data, [VIEW]: { model_id: id, version_major: 2, version_minor: 0 } };
         if (html || !live) outputs.set(i, { output_type: "display_data", data: shown, metadata: {} });
       }
     if (!html) doc.dirty = dirty; // the file stays as it is
   };
   const save = (/** @type {any} */ output) => {
-    const { [VIEW]: view, ...data } = output.data ?? {}, id = view?.model_id;
+    const { [VIEW]: view, ...data } = output.data ?? {},
+      id = view?.model_id;
     if (!id || id !== model.get("comm_id")) return output;
-    return { ...output, data: { ...data, "text/html": forms[id] ?? data["text/html"] }, metadata: { ...output.metadata, art_nb: id } };
+    return {
+      ...output,
+      data: { ...data, "text/html": forms[id] ?? data["text/html"] },
+      metadata: { ...output.metadata, art_nb: id },
+    };
   };
   const savers = saversOf(doc).add(save);
   model.on("change:static_html", restore);
@@ -356,7 +369,8 @@ export function announcer(root) {
 export function num(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  const abs = Math.abs(value), short = +value.toPrecision(digits);
+  const abs = Math.abs(value),
+    short = +value.toPrecision(digits);
   const text = abs !== 0 && (abs < 1e-3 || abs >= 1e6) ? short.toExponential() : String(short);
   return text.replace("-", "−");
 }

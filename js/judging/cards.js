@@ -2,14 +2,15 @@
 import { fill, h, marked, muted, num, signed } from "../panel.js";
 import { foldAll, joined, thread } from "../viewer/thread.js";
 
-const SPACE = 14;                                  // pixels from the edge at which a drag scrolls
+const SPACE = 14; // pixels from the edge at which a drag scrolls
 
 /** A number with its sign. @param {number|null} value */
 export const plus = (value) => (value == null ? "–" : `${value > 0 ? "+" : ""}${num(value, 3)}`);
 
 /** A conversation as far as it came, and a button for the rest. @param {any} app @param {number} key */
 export function reading(app, key) {
-  const body = h("div.j-said"), said = /** @type {any[]} */ ([]);
+  const body = h("div.j-said"),
+    said = /** @type {any[]} */ ([]);
   let cut = null;
 
   async function load(part) {
@@ -18,8 +19,13 @@ export function reading(app, key) {
       said.push(...reply.messages);
       cut = part === 0 && reply.cut ? reply.cut : cut;
       const whole = joined(said);
-      fill(body, whole.length ? thread(whole, { cut }) : muted(key < 0 ? "Nothing." : "Nothing of its own: it ends where the others go on."),
-        reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Read on") : null);
+      fill(
+        body,
+        whole.length
+          ? thread(whole, { cut })
+          : muted(key < 0 ? "Nothing." : "Nothing of its own: it ends where the others go on."),
+        reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Read on") : null,
+      );
       app.found();
     } catch (error) {
       fill(body, muted(error.message));
@@ -33,34 +39,80 @@ export function reading(app, key) {
 /** Scores as a bar: what counts, where the judge put it, and each of its rounds. @param {any} row */
 function bar(row) {
   const at = (score) => `${(100 * score).toFixed(1)}%`;
-  return h("span.j-bar", { role: "img", label: row.score == null ? "no score" : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, the judge's ${num(row.judge)}` : ""}` },
-    row.score == null ? null : h("i.j-fill", { class: `art-j-fill${row.by_hand ? " art-is-mine" : ""}`, style: { width: at(row.score) } }),
-    (row.rounds ?? []).map((score, n) => (score == null ? null : h("i.j-dot", { style: { left: at(score) }, title: `round ${n + 1}: ${num(score)}` }))),
-    row.by_hand && row.judge != null ? h("i.j-tick", { style: { left: at(row.judge) }, title: `the judge: ${num(row.judge)}` }) : null);
+  return h(
+    "span.j-bar",
+    {
+      role: "img",
+      label:
+        row.score == null
+          ? "no score"
+          : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, the judge's ${num(row.judge)}` : ""}`,
+    },
+    row.score == null
+      ? null
+      : h("i.j-fill", { class: `art-j-fill${row.by_hand ? " art-is-mine" : ""}`, style: { width: at(row.score) } }),
+    (row.rounds ?? []).map((score, n) =>
+      score == null ? null : h("i.j-dot", { style: { left: at(score) }, title: `round ${n + 1}: ${num(score)}` }),
+    ),
+    row.by_hand && row.judge != null
+      ? h("i.j-tick", { style: { left: at(row.judge) }, title: `the judge: ${num(row.judge)}` })
+      : null,
+  );
 }
 
 const moves = (row) => row.before !== row.after;
 
 /** Advantages before and after, as bars from the middle. @param {any} row @param {number} most */
 function push(row, most) {
-  const side = (value, kind) => (value == null ? null : h("i", { class: `art-j-push ${kind} ${value < 0 ? "art-is-down" : "art-is-up"}`,
-    style: { width: `${(50 * Math.abs(value)) / most}%`, [value < 0 ? "right" : "left"]: "50%" } }));
-  return h("span.j-pushes", { role: "presentation" }, moves(row) ? side(row.before, "art-is-before") : null, side(row.after, "art-is-after"));
+  const side = (value, kind) =>
+    value == null
+      ? null
+      : h("i", {
+          class: `art-j-push ${kind} ${value < 0 ? "art-is-down" : "art-is-up"}`,
+          style: { width: `${(50 * Math.abs(value)) / most}%`, [value < 0 ? "right" : "left"]: "50%" },
+        });
+  return h(
+    "span.j-pushes",
+    { role: "presentation" },
+    moves(row) ? side(row.before, "art-is-before") : null,
+    side(row.after, "art-is-after"),
+  );
 }
 
 /** @param {any} app shares state, wire, and what happens on a change */
 export function createCards(app) {
-  const list = h("ol.j-list", { label: "Rollouts, the best first" }), cards = /** @type {Map<number, any>} */ (new Map());
-  const asked = new Set();                         // keys whose reason was asked for before there was a change
-  let current = -1, moving = Promise.resolve();
+  const list = h("ol.j-list", { label: "Rollouts, the best first" }),
+    cards = /** @type {Map<number, any>} */ (new Map());
+  const asked = new Set(); // keys whose reason was asked for before there was a change
+  let current = -1,
+    moving = Promise.resolve();
 
   /** One card; its conversation is asked for once. @param {number} key */
   function make(key) {
-    const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"), rank = h("span.j-rank");
-    const larger = h("button.j-grip.j-larger", { onclick: () => { mark(key); unfold(!article.classList.contains("art-is-open")); }, tabIndex: -1, label: "The whole conversation", title: "The whole conversation (e, x)" }, "⤢");
-    const verdict = h("div.j-verdict"), body = h("div.j-text", { tabIndex: 0, role: "region" });
-    const article = h("article.j-card", { tabIndex: -1, "data-key": String(key), onfocusin: () => mark(key) },
-      h("div.j-rail", rank, grip, larger), verdict, body);
+    const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"),
+      rank = h("span.j-rank");
+    const larger = h(
+      "button.j-grip.j-larger",
+      {
+        onclick: () => {
+          mark(key);
+          unfold(!article.classList.contains("art-is-open"));
+        },
+        tabIndex: -1,
+        label: "The whole conversation",
+        title: "The whole conversation (e, x)",
+      },
+      "⤢",
+    );
+    const verdict = h("div.j-verdict"),
+      body = h("div.j-text", { tabIndex: 0, role: "region" });
+    const article = h(
+      "article.j-card",
+      { tabIndex: -1, "data-key": String(key), onfocusin: () => mark(key) },
+      h("div.j-rail", rank, grip, larger),
+      verdict,
+      body,
+    );
     const card = { key, node: h("li", article), article, grip, rank, verdict, body, row: null };
     body.append(reading(app, key));
     return card;
@@ -68,9 +120,14 @@ export function createCards(app) {
 
   /** Show a state: cards stay, their verdicts are drawn anew, the order is set. @param {any} state */
   function draw(state) {
-    const keys = new Set(state.rows.map((row) => row.key)), most = Math.max(1e-9, ...state.rows.flatMap((row) => [row.before, row.after]).map((value) => Math.abs(value ?? 0)));
+    const keys = new Set(state.rows.map((row) => row.key)),
+      most = Math.max(
+        1e-9,
+        ...state.rows.flatMap((row) => [row.before, row.after]).map((value) => Math.abs(value ?? 0)),
+      );
     for (const key of [...cards.keys()]) if (!keys.has(key)) cards.delete(key);
-    const focused = /** @type {any} */ (document.activeElement), before = new Map([...cards].map(([key, card]) => [key, card.node.offsetTop]));
+    const focused = /** @type {any} */ (document.activeElement),
+      before = new Map([...cards].map(([key, card]) => [key, card.node.offsetTop]));
     for (const row of state.rows) {
       if (!cards.has(row.key)) cards.set(row.key, make(row.key));
       update(cards.get(row.key), row, state, most, focused);
@@ -98,18 +155,26 @@ export function createCards(app) {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
     for (const [key, card] of cards) {
       const by = (before.get(key) ?? card.node.offsetTop) - card.node.offsetTop;
-      if (by) card.node.animate?.([{ transform: `translateY(${by}px)` }, { transform: "none" }], { duration: 160, easing: "ease-out" });
+      if (by)
+        card.node.animate?.([{ transform: `translateY(${by}px)` }, { transform: "none" }], {
+          duration: 160,
+          easing: "ease-out",
+        });
     }
   }
 
   function update(card, row, state, most, focused) {
     card.row = row;
-    card.article.setAttribute("aria-label", `Rank ${row.rank}, rollout ${row.label}${row.score == null ? "" : `, score ${num(row.score)}`}`);
+    card.article.setAttribute(
+      "aria-label",
+      `Rank ${row.rank}, rollout ${row.label}${row.score == null ? "" : `, score ${num(row.score)}`}`,
+    );
     card.body.setAttribute("aria-label", `What rollout ${row.label} said`);
     card.grip.setAttribute("aria-label", `Move rollout ${row.label}: drag it, or press Alt and an arrow`);
     card.grip.title = "Drag, or Alt+↑ Alt+↓";
     card.rank.textContent = String(row.rank);
-    const kind = card.verdict.contains(focused) ? focused.dataset.field : null, typed = kind && focused.value !== focused.dataset.was ? focused.value : null;
+    const kind = card.verdict.contains(focused) ? focused.dataset.field : null,
+      typed = kind && focused.value !== focused.dataset.was ? focused.value : null;
     fill(card.verdict, verdict(row, state, most));
     const field = kind ? card.verdict.querySelector(`[data-field=${kind}]`) : null;
     if (field && typed != null) field.value = typed;
@@ -120,25 +185,66 @@ export function createCards(app) {
 
   /** The left half of a card. */
   function verdict(row, state, most) {
-    const { key } = row, unscored = !state.blind && row.judge == null;
+    const { key } = row,
+      unscored = !state.blind && row.judge == null;
     const score = row.score == null ? "" : String(+row.score.toFixed(3));
-    const number = h("input.input.j-number", { type: "number", min: "0", max: "1", step: "0.01", label: `Score of rollout ${row.label}`, placeholder: "–", value: score });
+    const number = h("input.input.j-number", {
+      type: "number",
+      min: "0",
+      max: "1",
+      step: "0.01",
+      label: `Score of rollout ${row.label}`,
+      placeholder: "–",
+      value: score,
+    });
     settles(number, "number", (value) => app.change("override", { key, score: value === "" ? null : Number(value) }));
-    const why = h("input.input.j-why", { type: "text", maxLength: 4000, value: row.reason, label: `Why rollout ${row.label} gets this score`, placeholder: "Why? (goes into the journal)" });
-    settles(why, "why", (reason) => { asked.delete(key); app.change("reason", { key, reason }); });
-    const undo = row.by_hand ? signed("↺", `Take back your word on rollout ${row.label} (u)`, () => app.change("override", { key, score: null })) : null;
+    const why = h("input.input.j-why", {
+      type: "text",
+      maxLength: 4000,
+      value: row.reason,
+      label: `Why rollout ${row.label} gets this score`,
+      placeholder: "Why? (goes into the journal)",
+    });
+    settles(why, "why", (reason) => {
+      asked.delete(key);
+      app.change("reason", { key, reason });
+    });
+    const undo = row.by_hand
+      ? signed("↺", `Take back your word on rollout ${row.label} (u)`, () =>
+          app.change("override", { key, score: null }),
+        )
+      : null;
     if (undo) undo.dataset.field = "undo";
     return [
-      h("div.j-line", h("strong.j-name", row.label),
+      h(
+        "div.j-line",
+        h("strong.j-name", row.label),
         row.by_hand && !state.blind ? badge(row.draft ? "yours, not applied" : "yours", "art-j-mine") : null,
         state.blind && row.by_hand ? badge("placed", "art-j-mine") : null,
         unscored && !state.person ? badge("unscored", "art-is-bad", row.problem) : null,
         row.flags.length ? badge("speaks to the judge", "art-is-warn", row.flags.join("\n")) : null,
-        row.spread > 0.15 ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ from round to round") : null),
+        row.spread > 0.15
+          ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ from round to round")
+          : null,
+      ),
       h("div.j-line", number, state.blind ? null : bar(row), undo),
-      state.blind || !row.by_hand || row.judge == null ? null : h("div.j-line.muted", `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
-      state.blind || state.person ? null : h("div.j-line", h("span.j-adv", { title: "the advantage that training uses: by the judge → with your changes" }, "A ",
-        row.by_hand || moves(row) ? [muted(plus(row.before)), " → ", h("b", plus(row.after))] : h("b", plus(row.after))), push(row, most)),
+      state.blind || !row.by_hand || row.judge == null
+        ? null
+        : h("div.j-line.muted", `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
+      state.blind || state.person
+        ? null
+        : h(
+            "div.j-line",
+            h(
+              "span.j-adv",
+              { title: "the advantage that training uses: by the judge → with your changes" },
+              "A ",
+              row.by_hand || moves(row)
+                ? [muted(plus(row.before)), " → ", h("b", plus(row.after))]
+                : h("b", plus(row.after)),
+            ),
+            push(row, most),
+          ),
       row.explanation ? h("p.j-because.text", marked(row.explanation)) : null,
       row.problem ? h("p.j-problem", marked(row.problem)) : null,
       row.flags.map((flag) => h("p.j-flag", marked(flag))),
@@ -150,13 +256,17 @@ export function createCards(app) {
   function settles(input, name, take) {
     let last = input.value;
     Object.assign(input.dataset, { field: name, was: last });
-    const commit = () => { if (input.value !== last && input.checkValidity()) take((last = input.value)); else if (!input.checkValidity()) input.setAttribute("aria-invalid", "true"); };
+    const commit = () => {
+      if (input.value !== last && input.checkValidity()) take((last = input.value));
+      else if (!input.checkValidity()) input.setAttribute("aria-invalid", "true");
+    };
     input.addEventListener("change", commit);
     input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
       event.preventDefault();
       event.stopPropagation();
-      if (event.key === "Escape") input.value = last; else commit();
+      if (event.key === "Escape") input.value = last;
+      else commit();
       if (input.checkValidity()) focus();
     });
   }
@@ -169,7 +279,8 @@ export function createCards(app) {
       const here = card.key === key;
       card.article.classList.toggle("art-is-current", here);
       card.article.tabIndex = here ? 0 : -1;
-      if (here) card.article.setAttribute("aria-current", "true"); else card.article.removeAttribute("aria-current");
+      if (here) card.article.setAttribute("aria-current", "true");
+      else card.article.removeAttribute("aria-current");
     }
     app.keep({ key });
   }
@@ -197,12 +308,16 @@ export function createCards(app) {
 
   /** @param {number} to the place */
   async function move(to) {
-    const at = place(), key = current;
+    const at = place(),
+      key = current;
     if (to < 0 || to >= app.state.rows.length || to === at) return;
     await app.change("move", { key, to });
     focus();
     const row = app.state.rows.find((one) => one.key === key);
-    if (row) app.announce(`rollout ${row.label} is at rank ${row.rank}${row.score == null ? "" : `, score ${num(row.score)}`}`);
+    if (row)
+      app.announce(
+        `rollout ${row.label} is at rank ${row.rank}${row.score == null ? "" : `, score ${num(row.score)}`}`,
+      );
   }
 
   // dragging -----------------------------------------------------------------------------------------------------------------
@@ -212,17 +327,28 @@ export function createCards(app) {
     if (event.button !== 0) return;
     event.preventDefault();
     mark(key);
-    const { grip, article } = cards.get(key), main = list.parentElement, scroller = main.scrollHeight > main.clientHeight ? main : main.parentElement;
+    const { grip, article } = cards.get(key),
+      main = list.parentElement,
+      scroller = main.scrollHeight > main.clientHeight ? main : main.parentElement;
     let to = place();
-    const start = to, others = app.state.rows.filter((row) => row.key !== key).map((row) => cards.get(row.key));
-    const clear = () => list.querySelectorAll(".art-j-drop").forEach((node) => node.classList.remove("art-j-drop", "art-j-drop-after"));
+    const start = to,
+      others = app.state.rows.filter((row) => row.key !== key).map((row) => cards.get(row.key));
+    const clear = () =>
+      list.querySelectorAll(".art-j-drop").forEach((node) => node.classList.remove("art-j-drop", "art-j-drop-after"));
     const over = (/** @type {PointerEvent} */ move) => {
       const box = scroller.getBoundingClientRect();
       if (move.clientY < box.top + SPACE) scroller.scrollBy(0, -SPACE);
       if (move.clientY > box.bottom - SPACE) scroller.scrollBy(0, SPACE);
-      to = others.filter((card) => { const { top, height } = card.node.getBoundingClientRect(); return move.clientY > top + height / 2; }).length;
+      to = others.filter((card) => {
+        const { top, height } = card.node.getBoundingClientRect();
+        return move.clientY > top + height / 2;
+      }).length;
       clear();
-      if (to !== start) { const target = others[Math.min(to, others.length - 1)].node; target.classList.add("art-j-drop"); target.classList.toggle("art-j-drop-after", to === others.length); }
+      if (to !== start) {
+        const target = others[Math.min(to, others.length - 1)].node;
+        target.classList.add("art-j-drop");
+        target.classList.toggle("art-j-drop-after", to === others.length);
+      }
     };
     const end = (drop) => {
       clear();
@@ -232,7 +358,12 @@ export function createCards(app) {
       window.removeEventListener("keydown", cancel, true);
       if (drop) move(to);
     };
-    const cancel = (/** @type {KeyboardEvent} */ pressed) => { if (pressed.key === "Escape") { pressed.stopPropagation(); end(false); } };
+    const cancel = (/** @type {KeyboardEvent} */ pressed) => {
+      if (pressed.key === "Escape") {
+        pressed.stopPropagation();
+        end(false);
+      }
+    };
     grip.setPointerCapture(event.pointerId);
     article.classList.add("art-is-dragged");
     grip.addEventListener("pointermove", over);
@@ -255,15 +386,36 @@ export function createCards(app) {
   /** Go to a field of the card one is at. @param {string} name */
   function field(name) {
     const card = cards.get(current);
-    if (name === "why" && card && !card.verdict.querySelector("[data-field=why]")) { asked.add(current); app.redraw(); }
+    if (name === "why" && card && !card.verdict.querySelector("[data-field=why]")) {
+      asked.add(current);
+      app.redraw();
+    }
     const input = card?.verdict.querySelector(`[data-field=${name}]`);
     input?.focus();
     input?.select();
   }
 
   return {
-    list, draw, go, shift, mark, focus, unfold, field, place, forget: () => { cards.clear(); asked.clear(); list.replaceChildren(); current = -1; },
-    get key() { return current; },
-    get row() { return app.state.rows[place()]; },
+    list,
+    draw,
+    go,
+    shift,
+    mark,
+    focus,
+    unfold,
+    field,
+    place,
+    forget: () => {
+      cards.clear();
+      asked.clear();
+      list.replaceChildren();
+      current = -1;
+    },
+    get key() {
+      return current;
+    },
+    get row() {
+      return app.state.rows[place()];
+    },
   };
 }

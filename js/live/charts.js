@@ -6,12 +6,29 @@ import { h, num, perFrame } from "../panel.js";
 
 /** @type {Chart[]} */
 export const CHARTS = [
-  { key: "reward", title: "Reward", hint: "mean of the step; the band is the standard deviation within groups", band: "std", wide: true },
-  { key: "kl", title: "KL", hint: "of the policy to its reference, or to the sampler where no reference is measured", zero: true },
+  {
+    key: "reward",
+    title: "Reward",
+    hint: "mean of the step; the band is the standard deviation within groups",
+    band: "std",
+    wide: true,
+  },
+  {
+    key: "kl",
+    title: "KL",
+    hint: "of the policy to its reference, or to the sampler where no reference is measured",
+    zero: true,
+  },
   { key: "entropy", title: "Entropy", hint: "nats a token", zero: true },
   { key: "grad", title: "Gradient norm", hint: "before clipping", zero: true },
   { key: "length", title: "Length", hint: "sampled tokens a rollout", zero: true },
-  { key: "flat", title: "Groups without variance", hint: "their rewards are all equal: no gradient", percent: true, zero: true },
+  {
+    key: "flat",
+    title: "Groups without variance",
+    hint: "their rewards are all equal: no gradient",
+    percent: true,
+    zero: true,
+  },
   { key: "truncated", title: "Truncated", hint: "rollouts that ran into the token limit", percent: true, zero: true },
 ];
 
@@ -22,8 +39,12 @@ const share = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`
  * @param {string[]} columns names of a row's values after its number
  */
 export function createCharts(columns) {
-  const probe = h("i", { hidden: true }), node = h("div.curves", probe);
-  const paint = (name) => { probe.style.color = `var(--art-${name})`; return getComputedStyle(probe).color; };
+  const probe = h("i", { hidden: true }),
+    node = h("div.curves", probe);
+  const paint = (name) => {
+    probe.style.color = `var(--art-${name})`;
+    return getComputedStyle(probe).color;
+  };
   const at = Object.fromEntries(columns.map((name, i) => [name, i + 1]));
   /** @type {any[]} */
   let rows = [];
@@ -33,36 +54,79 @@ export function createCharts(columns) {
   /** @param {Chart} chart */
   function card(chart) {
     const say = chart.percent ? share : num;
-    const value = h("output.curve-value", "–"), plot = h("div.plot");
-    const figure = h(chart.wide ? "figure.curve.wide" : "figure.curve", { role: "img" },
-      h("figcaption", { title: chart.hint }, h("span.muted", chart.title), value), plot);
+    const value = h("output.curve-value", "–"),
+      plot = h("div.plot");
+    const figure = h(
+      chart.wide ? "figure.curve.wide" : "figure.curve",
+      { role: "img" },
+      h("figcaption", { title: chart.hint }, h("span.muted", chart.title), value),
+      plot,
+    );
     /** @type {any} */
     let u = null;
     const cross = h("div.cross", { hidden: true });
-    const axis = { stroke: () => paint("muted"), grid: { stroke: () => paint("line"), width: 1 }, ticks: { show: false }, font: "11px sans-serif", gap: 3 };
-    const line = { stroke: () => paint("accent"), width: 1.8, points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => paint("accent") } };
+    const axis = {
+      stroke: () => paint("muted"),
+      grid: { stroke: () => paint("line"), width: 1 },
+      ticks: { show: false },
+      font: "11px sans-serif",
+      gap: 3,
+    };
+    const line = {
+      stroke: () => paint("accent"),
+      width: 1.8,
+      points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => paint("accent") },
+    };
     const edge = { stroke: "transparent", points: { show: false }, width: 0 };
     const range = (self, low, high) => {
       if (low == null) return [0, 1];
-      const from = chart.zero ? Math.min(0, low) : low, room = (high - from || Math.abs(high) || 1) * 0.08;
-      return [chart.zero && low >= 0 ? 0 : from - room, chart.percent ? Math.max(0.1, Math.min(1.02, high + room)) : high + room];
+      const from = chart.zero ? Math.min(0, low) : low,
+        room = (high - from || Math.abs(high) || 1) * 0.08;
+      return [
+        chart.zero && low >= 0 ? 0 : from - room,
+        chart.percent ? Math.max(0.1, Math.min(1.02, high + room)) : high + room,
+      ];
     };
-    const start = (width) => new uPlot({
-      width, height: chart.wide ? 218 : 92, padding: [6, 8, chart.wide ? 0 : 7, 0], legend: { show: false },
-      cursor: { show: false }, select: { show: false },
-      scales: { x: { time: false }, y: { range } },
-      axes: [
-        { ...axis, show: Boolean(chart.wide), size: 22, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000], grid: { show: false } },
-        { ...axis, size: 40, space: chart.wide ? 34 : 30, values: (self, ticks) => ticks.map((tick) => (chart.percent ? share(tick) : num(tick))) },
-      ],
-      series: [{}, ...(chart.band ? [edge, edge] : []), line],
-      bands: chart.band ? [{ series: [1, 2], fill: () => paint("accent-bg") }] : [],
-    }, data(), plot);
+    const start = (width) =>
+      new uPlot(
+        {
+          width,
+          height: chart.wide ? 218 : 92,
+          padding: [6, 8, chart.wide ? 0 : 7, 0],
+          legend: { show: false },
+          cursor: { show: false },
+          select: { show: false },
+          scales: { x: { time: false }, y: { range } },
+          axes: [
+            {
+              ...axis,
+              show: Boolean(chart.wide),
+              size: 22,
+              incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000],
+              grid: { show: false },
+            },
+            {
+              ...axis,
+              size: 40,
+              space: chart.wide ? 34 : 30,
+              values: (self, ticks) => ticks.map((tick) => (chart.percent ? share(tick) : num(tick))),
+            },
+          ],
+          series: [{}, ...(chart.band ? [edge, edge] : []), line],
+          bands: chart.band ? [{ series: [1, 2], fill: () => paint("accent-bg") }] : [],
+        },
+        data(),
+        plot,
+      );
     const last = () => rows.findLastIndex?.((row) => row[at[chart.key]] != null) ?? rows.length - 1;
     /** @param {number|null} [i] */
     function show(i) {
-      const row = rows[i ?? last()], spread = chart.band && row?.[at[chart.band]];
-      value.textContent = (row ? say(row[at[chart.key]]) : "–") + (spread ? ` ± ${num(spread)}` : "") + (i != null && row ? ` · step ${row[at.step]}` : "");
+      const row = rows[i ?? last()],
+        spread = chart.band && row?.[at[chart.band]];
+      value.textContent =
+        (row ? say(row[at[chart.key]]) : "–") +
+        (spread ? ` ± ${num(spread)}` : "") +
+        (i != null && row ? ` · step ${row[at.step]}` : "");
     }
     /** The crosshair at a row, in every card. @param {number|null} i */
     function cut(i) {
@@ -71,18 +135,23 @@ export function createCharts(columns) {
       show(cross.hidden ? null : i);
     }
     function data() {
-      const values = rows.map((row) => row[at[chart.key]] ?? null), steps = rows.map((row) => row[at.step] ?? row[0]);
+      const values = rows.map((row) => row[at[chart.key]] ?? null),
+        steps = rows.map((row) => row[at.step] ?? row[0]);
       if (!chart.band) return [steps, values];
       const spread = rows.map((row) => row[at[chart.band ?? ""]] ?? 0);
       return [steps, ...[1, -1].map((sign) => values.map((v, i) => (v == null ? null : v + sign * spread[i]))), values];
     }
     return {
-      figure, cut,
+      figure,
+      cut,
       draw() {
         const known = rows.map((row) => row[at[chart.key]]).filter((v) => v != null);
         show();
         figure.classList.toggle("art-empty", !known.length);
-        figure.setAttribute("aria-label", `${chart.title} by step: ${known.length ? `${say(known[0])} at first, ${say(known[known.length - 1])} now, between ${say(Math.min(...known))} and ${say(Math.max(...known))}` : "nothing yet"}`);
+        figure.setAttribute(
+          "aria-label",
+          `${chart.title} by step: ${known.length ? `${say(known[0])} at first, ${say(known[known.length - 1])} now, between ${say(Math.min(...known))} and ${say(Math.max(...known))}` : "nothing yet"}`,
+        );
         const width = plot.clientWidth;
         if (!width || !known.length) return;
         if (!u) {
@@ -101,7 +170,9 @@ export function createCharts(columns) {
   }
 
   /** @param {number|null} i */
-  function point(i) { cards.forEach((one) => one.cut(i)); }
+  function point(i) {
+    cards.forEach((one) => one.cut(i));
+  }
   const draw = perFrame(() => cards.forEach((one) => one.draw()));
   const sized = new ResizeObserver(draw);
   sized.observe(node);
@@ -111,7 +182,14 @@ export function createCharts(columns) {
     /** Colours follow the theme of this element. @param {Element} host */
     follow: (host) => themed.observe(host, { attributes: true, attributeFilter: ["class"] }),
     /** @param {any[]} next rows, each with its number first */
-    set(next) { rows = next; draw(); },
-    end() { sized.disconnect(); themed.disconnect(); cards.forEach((one) => one.end()); },
+    set(next) {
+      rows = next;
+      draw();
+    },
+    end() {
+      sized.disconnect();
+      themed.disconnect();
+      cards.forEach((one) => one.end());
+    },
   };
 }

@@ -127,8 +127,7 @@ export function createSteps(app) {
     fill(node, muted("Looking for the scenario at other steps …"));
     const { reply } = await app.wire.request("step_diff", { group });
     const { places, by } = reply;
-    if (places.length < 2)
-      return fill(node, h("span.note", "This scenario was rolled out at one step only."), close());
+    if (places.length < 2) return fill(node, h("span.note", "This scenario was rolled out at one step only."), close());
     const here = Math.max(
         0,
         places.findIndex((place) => place.group === group),

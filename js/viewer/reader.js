@@ -40,7 +40,7 @@ export function createReader(app) {
   function leave(other) {
     clearTimeout(timer);
     reading += 1;
-    if (body.firstChild !== other) fill(body, other);      // what is there keeps the focus
+    if (body.firstChild !== other) fill(body, other); // what is there keeps the focus
   }
 
   function show(reply, turn) {
@@ -80,8 +80,7 @@ export function createReader(app) {
       h("strong", marked(type)),
       " ",
       marked(message),
-      traceback &&
-        h("details.fold", h("summary", "traceback"), h("div.text.mono", marked(traceback))),
+      traceback && h("details.fold", h("summary", "traceback"), h("div.text.mono", marked(traceback))),
     );
 
   function crumb({ id, step, split, index: nth, link, place }) {
