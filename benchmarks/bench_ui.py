@@ -84,7 +84,7 @@ def measure(browser, bridge, repeats: int) -> dict[str, tuple[float, float]]:
     for _ in range(repeats):
         page = opened(browser, bridge, RolloutViewer(art.TrajectoryGroup([long])))
         page.evaluate(TOKENS)
-        page.select_option("[aria-label='Colour tokens by']", "logprob")
+        page.select_option("[aria-label='Color tokens by']", "logprob")
         page.wait_for_function("window.tokensAt")
         tokens.append(page.evaluate("tokensAt - answerAt"))
     files = {path.name: path.stat().st_size for path in (Path(art.__file__).parent / "static").iterdir()}

@@ -1,4 +1,4 @@
-// Bundles panels into one ESM and one CSS file each: `npm run build [-- target directory] [-- names of panels]`.
+// Bundle each panel into one JavaScript module and one CSS file: `npm run build [-- target directory] [-- names of panels]`.
 import { build } from "esbuild";
 import { existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
@@ -12,7 +12,7 @@ const all = readdirSync(here)
   .sort();
 const wanted = process.argv.slice(2).filter((word) => all.includes(word));
 const target = resolve(process.argv.slice(2).find((word) => !all.includes(word)) ?? join(here, "../art_nb/static"));
-const LIMIT = 60 * 1024; // bytes of a pair: the script is sent once for every panel shown
+const LIMIT = 60 * 1024; // bytes of script and style sheet together, which are sent once for every displayed panel
 const options = {
   bundle: true,
   minify: true,
@@ -27,16 +27,16 @@ const options = {
   plugins: [lean],
 };
 
-/** The package a bundled file belongs to. @param {string} path */
+/** Return the package of a bundled file. @param {string} path */
 const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
 
-/** Shorten names and values of our custom properties, which esbuild leaves as they are. @param {string} text */
+/** Shorten the names and values of our custom properties, which esbuild does not minify. @param {string} text */
 const shorten = (text) =>
   text
     .replace(/--art-/g, "--a-")
     .replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
 
-/** One panel: its pair of files, and the packages in it. @param {string} name */
+/** Bundle one panel. Return the packages that it contains. @param {string} name */
 async function bundle(name) {
   const packages = new Set();
   let bytes = 0;
@@ -52,11 +52,12 @@ async function bundle(name) {
     );
   }
   console.log(`${name}: ${(bytes / 1024).toFixed(1)} kB`);
-  if (bytes > LIMIT) throw new Error(`${name} takes ${bytes} bytes; a panel may take ${LIMIT}`);
+  if (bytes > LIMIT)
+    throw new Error(`The panel ${name} has ${bytes} bytes; the limit is ${LIMIT}. Remove code or shorten texts.`);
   return packages;
 }
 
-/** The licence of a package, under its name and version. @param {string} name */
+/** Return the name, version and license of a package. @param {string} name */
 function licence(name) {
   const folder = join(here, "node_modules", name);
   const { version } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
@@ -67,7 +68,7 @@ function licence(name) {
 mkdirSync(target, { recursive: true });
 const used = new Set();
 for (const name of wanted.length ? wanted : all) (await bundle(name)).forEach((found) => found && used.add(found));
-if (wanted.length) process.exit(); // the licences are those of all panels
+if (wanted.length) process.exit(); // LICENSES.txt is written for all panels together
 const texts = [...used].sort().map(licence);
 writeFileSync(
   join(target, "LICENSES.txt"),

@@ -1,4 +1,4 @@
-// The judging panel: a group ranked, the judge's reasons, a person's word above them, and what that does to the advantages.
+// The judging panel: a ranked group, the judge's reasons, human scores, and their effect on the advantages.
 import { announcer, fill, h, initialize, keys, marked, mount, muted, num } from "./panel.js";
 import { createCards, plus, reading } from "./judging/cards.js";
 import { createSide } from "./judging/side.js";
@@ -6,19 +6,19 @@ import { foldAll, highlight, reveal } from "./viewer/thread.js";
 
 const HELP = [
   ["j k ↓ ↑", "next, previous rollout"],
-  ["J K n p", "the same"],
+  ["J K n p", "next, previous rollout"],
   ["g G", "best, worst"],
   ["Alt+↑ Alt+↓", "move the rollout up, down in the ranking"],
-  ["o", "give a score"],
-  ["r", "say why"],
-  ["u", "take your word back"],
+  ["o", "set a score"],
+  ["r", "enter a reason"],
+  ["u", "remove your score"],
   ["e x", "expand, collapse the conversation"],
-  ["c l", "set the rollout beside its neighbour"],
-  ["h l", "left, right of the two"],
-  ["s", "open, close what all share"],
-  ["f", "reading only, and back"],
-  ["/", "search; Enter goes on"],
-  ["b", "judge blind; reveal"],
+  ["c l", "compare with the next rollout"],
+  ["h l", "left, right rollout"],
+  ["s", "show, hide the common messages"],
+  ["f", "hide, show the side pane"],
+  ["/", "search; Enter goes to the next match"],
+  ["b", "start blind judging, reveal"],
   ["[ ]", "previous, next group"],
   ["?", "this help"],
   ["Esc", "back"],
@@ -47,7 +47,7 @@ function build(root, wire, model) {
     }, 250);
   };
 
-  // parts ------------------------------------------------------------------------------------------------------------------
+  // elements ------------------------------------------------------------------------------------------------------------------
 
   const button = (label, title, onclick, more = {}) => h("button.button", { title, onclick, ...more }, label);
   const title = h("span.j-heading"),
@@ -64,7 +64,7 @@ function build(root, wire, model) {
   const before = button("‹", "Previous group ([)", () => turn(-1), { label: "Previous group" }),
     next = button("›", "Next group (])", () => turn(1), { label: "Next group" });
   const blind = button("Judge blind", "Hide ids, rewards and judges until you have ranked (b)", () => toggleBlind());
-  const pairs = button("Export pairs", "Write preference pairs from the journal into a file", () => exportPairs());
+  const pairs = button("Export pairs", "Save the preference pairs of the journal to a file", () => exportPairs());
   const bar = h(
     "div.j-top",
     { role: "toolbar", label: "This group" },
@@ -77,7 +77,7 @@ function build(root, wire, model) {
     hits,
     blind,
     pairs,
-    button("Freeze", "Replace this panel by its static form, which a saved notebook keeps", () =>
+    button("Freeze", "Replace this panel with static HTML, which is saved in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
     button("?", "Keys", () => showHelp(), { label: "Keys" }),
@@ -90,7 +90,9 @@ function build(root, wire, model) {
     panes = h("div.j-panes", { hidden: true });
   const main = h("div.j-main", { tabIndex: -1 }, shared, cards.list, panes);
   const words = h("span", { role: "status" }),
-    drop = button("Drop changes", "Back to the judge's scores and what was applied before", () => change("reset"));
+    drop = button("Discard changes", "Return to the judge's scores and to the changes that were applied before", () =>
+      change("reset"),
+    );
   const apply = button("Apply", "", () => applied(), { class: "art-button art-j-primary" });
   const foot = h("div.j-foot", words, h("span.grow"), drop, apply);
   const help = h("div.j-help", { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 }),
@@ -117,7 +119,7 @@ function build(root, wire, model) {
     if (wish != null && state.rows.some((row) => row.key === wish)) cards.mark(wish);
   }
 
-  /** Tell the kernel of a change; gives whether it took it. @param {string} command @param {any} [args] */
+  /** Send a change to the kernel. Return its reply, or null if the kernel rejected the change. @param {string} command @param {any} [args] */
   async function change(command, args = {}) {
     const inside = root.contains(document.activeElement);
     try {
@@ -130,7 +132,7 @@ function build(root, wire, model) {
       app.redraw();
       return null;
     } finally {
-      if (inside && !root.contains(document.activeElement)) back(); // what had the focus is gone
+      if (inside && !root.contains(document.activeElement)) back(); // the focused element was removed
     }
   }
   app.change = change;
@@ -194,7 +196,11 @@ function build(root, wire, model) {
     fill(
       notes,
       state.trained
-        ? note("art-is-trained", marked(state.trained), " Its rewards stay; what you say goes into the journal.")
+        ? note(
+            "art-is-trained",
+            marked(state.trained),
+            " Its rewards stay the same. Your changes are only written to the journal.",
+          )
         : null,
       state.opinions
         .filter((each) => each.failure)
@@ -202,24 +208,30 @@ function build(root, wire, model) {
       missing
         ? note(
             "art-is-bad",
-            `${missing} of ${state.rows.length} rollouts have no score. Give them one; else they leave the group when you apply.`,
+            `${missing} of ${state.rows.length} rollouts have no score. Set their scores, or they are removed from the group when you apply.`,
           )
         : null,
       !state.blind && !state.person && state.rows.length > 1 && state.variance === false
-        ? note("art-is-warn", "All scores are equal: the advantages are 0, nothing would be learnt from this group.")
+        ? note("art-is-warn", "All scores are equal. The advantages are 0, so training learns nothing from this group.")
         : null,
       one?.bias?.warning
         ? note(
             "art-is-warn",
             marked(`${one.judge}: ${one.bias.warning}.`),
-            " Ask it several times in shuffled orders, or ask another.",
+            " Use several repeats in shuffled order, or another judge.",
           )
         : null,
       speaking.length
-        ? note("art-is-warn", `Speaking to the judge: ${speaking.join(", ")}. Look before you trust the score.`)
+        ? note(
+            "art-is-warn",
+            `Text addressed to the judge: ${speaking.join(", ")}. Check these rollouts before you trust their scores.`,
+          )
         : null,
       state.blind
-        ? note("", "Blind: ids, rewards and judges are hidden. Put the rollouts in order, the best first; then reveal.")
+        ? note(
+            "",
+            "Blind judging: IDs, rewards and judges are hidden. Rank the rollouts from best to worst, then press Reveal.",
+          )
         : null,
     );
   }
@@ -228,38 +240,38 @@ function build(root, wire, model) {
     const { drafts = 0, waiting } = state,
       trained = Boolean(state.trained);
     drop.hidden = !drafts;
-    drop.textContent = state.blind ? "Shuffle anew" : "Drop changes";
+    drop.textContent = state.blind ? "Shuffle again" : "Discard changes";
     apply.hidden = Boolean(state.blind) || !state.rows.length || (trained && !drafts);
     apply.disabled = !waiting;
-    apply.textContent = state.person ? "Hand in" : trained ? "Write into the journal" : "Apply to the rewards";
+    apply.textContent = state.person ? "Submit" : trained ? "Write to the journal" : "Apply to the rewards";
     apply.title = trained
-      ? "The group was trained; only the journal changes"
-      : `Into the journal (${state.journal}), and into the rewards of the group`;
+      ? "The group was already trained, so only the journal changes"
+      : `Write the scores to the journal (${state.journal}) and to the rewards of the group`;
     fill(
       words,
       state.blind
-        ? `${state.placed ?? 0} of ${state.rows.length} placed by you`
+        ? `${state.placed ?? 0} of ${state.rows.length} ranked by you`
         : state.person
           ? state.delivered
-            ? "Handed in."
+            ? "Submitted."
             : ""
           : drafts
             ? [
                 h("b", `${drafts} change${drafts === 1 ? "" : "s"}`),
                 " not applied",
-                state.changed ? muted(` · against the judge: ${state.changed}`) : null,
+                state.changed ? muted(` · different from the judge: ${state.changed}`) : null,
               ]
             : waiting
-              ? "These scores are not the rewards yet."
+              ? "The scores have not been applied to the rewards."
               : trained
-                ? muted("What you change goes into the journal.")
+                ? muted("Changes are written to the journal.")
                 : state.rows.length
-                  ? muted("The rewards are these scores.")
-                  : muted("Questions to you will come here."),
+                  ? muted("The scores have been applied to the rewards.")
+                  : muted("Questions for you will appear here."),
     );
   }
 
-  // what all share ---------------------------------------------------------------------------------------------------------
+  // common messages ---------------------------------------------------------------------------------------------------------
 
   async function sharedParts() {
     shared.hidden = true;
@@ -303,7 +315,7 @@ function build(root, wire, model) {
         h("span.grow"),
         row.rank < other.rank
           ? muted("ranked above")
-          : button("This one is better", `Rank ${row.label} above ${other.label}`, () =>
+          : button("Rank this one higher", `Rank ${row.label} above ${other.label}`, () =>
               change("move", { key: row.key, to: other.rank - 1 }),
             ),
       );
@@ -312,7 +324,7 @@ function build(root, wire, model) {
     });
   }
 
-  /** Set two rollouts side by side. @param {number[]} wanted keys */
+  /** Show two rollouts side by side. @param {number[]} wanted keys */
   function besides(wanted) {
     beside = wanted;
     active = 0;
@@ -366,7 +378,7 @@ function build(root, wire, model) {
     panes.children[Math.max(0, Math.min(1, active + by))].focus();
   }
 
-  // what the reader does ---------------------------------------------------------------------------------------------------
+  // actions ---------------------------------------------------------------------------------------------------
 
   async function toggleBlind() {
     if (await change(app.state.blind ? "reveal" : "hide")) {
@@ -389,7 +401,7 @@ function build(root, wire, model) {
       inform(
         `${reply.pairs} preference pair${reply.pairs === 1 ? "" : "s"} in `,
         h("span.mono", marked(reply.path)),
-        ", beside the notebook.",
+        ", in the directory of the notebook.",
       );
     } catch (error) {
       complain(error.message);
@@ -403,12 +415,12 @@ function build(root, wire, model) {
 
   let ranges = /** @type {Range[]} */ ([]),
     hit = -1;
-  /** Mark a text in all conversations. */
+  /** Highlight the search text in all conversations. */
   function look() {
     const query = search.value.trim();
     ranges = highlight(main, query, name);
     hits.textContent = query ? `${ranges.length}` : "";
-    hits.title = query ? "places" : "";
+    hits.title = query ? "matches" : "";
   }
   app.found = () => {
     if (search.value.trim()) look();
@@ -449,14 +461,12 @@ function build(root, wire, model) {
           h("dd", text),
         ]),
       ),
-      muted(
-        "Scores lie between 0 and 1. Where a rollout is dragged, it gets the score halfway between its neighbours.",
-      ),
+      muted("Scores are between 0 and 1. A rollout that you drag gets the score halfway between its neighbors."),
     );
     help.focus();
   }
 
-  /** Where the keys are heard. */
+  /** Focus the current pane or card, where the keys work. */
   function back() {
     if (beside.length) panes.children[active].focus({ preventScroll: true });
     else cards.focus();

@@ -1,5 +1,5 @@
-// uPlot without what the live cell does not use: time and logarithmic scales, other paths than lines, legends, cursors, selections.
-// Each cut names its place; where a new version of uPlot no longer has it, the build stops.
+// Remove the parts of uPlot that the live cell does not use: time and logarithmic scales, paths other than lines, legends,
+// cursors, selections. If a new version of uPlot no longer contains one of these parts, the build stops.
 import { readFileSync } from "node:fs";
 
 const UNUSED = [
@@ -86,18 +86,20 @@ const REPLACED = [
   ["const [ timeIncrsS", "// base 2", "const timeIncrsS = [], _timeAxisStampsS = [], timeAxisSplitsS = noop;\n"],
 ];
 
-/** Replace the text between two marks. @param {string} text @param {string} from @param {string} to @param {string} by */
+/** Replace the text from one mark up to another. @param {string} text @param {string} from @param {string} to @param {string} by */
 function between(text, from, to, by) {
   const start = text.indexOf(from),
     end = text.indexOf(to, start + 1);
-  if (start < 0 || end < 0) throw new Error(`uPlot has no ${from}`);
+  if (start < 0 || end < 0)
+    throw new Error(`Could not find ${from} in the source of uPlot. Update lean.mjs for this version.`);
   return text.slice(0, start) + by + text.slice(end);
 }
 
-/** Empty a function at some depth. @param {string} text @param {string} name @param {string} indent */
+/** Remove the body of a function that has this indentation. @param {string} text @param {string} name @param {string} indent */
 function emptied(text, name, indent) {
   const whole = new RegExp(`\\n${indent}function ${name}\\([\\s\\S]*?\\n${indent}\\}\\n`);
-  if (!whole.test(text)) throw new Error(`uPlot has no function ${name}`);
+  if (!whole.test(text))
+    throw new Error(`Could not find the function ${name} in the source of uPlot. Update lean.mjs for this version.`);
   return text.replace(whole, `\n${indent}function ${name}() {}\n`);
 }
 

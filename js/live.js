@@ -1,4 +1,4 @@
-// The live training cell: where a run is, its curves, its groups as they finish, and its buttons.
+// The live training cell: state of a run, curves, finished groups, and control buttons.
 import { announcer, clamp, fill, h, initialize, keepForm, keys, marked, mount, muted, num } from "./panel.js";
 import { createCharts } from "./live/charts.js";
 
@@ -12,8 +12,8 @@ const STATES = {
   done: "done",
   stopped: "stopped",
   failed: "failed",
-  dead: "its kernel is gone",
-  lost: "no sign of the kernel",
+  dead: "kernel ended",
+  lost: "kernel not responding",
 };
 const KINDS = {
   running: "good",
@@ -26,11 +26,11 @@ const KINDS = {
   stopping: "warn",
 };
 const BUTTONS = {
-  start: ["Start", "Begin, or go on at the last checkpoint (p)"],
-  pause: ["Pause", "Wait after this step (p)"],
-  resume: ["Resume", "Go on (p)"],
-  stop_after_step: ["Stop after step", "Finish this step, then end (s)"],
-  stop: ["Stop now", "Drop this step and end (S)"],
+  start: ["Start", "Start, or continue from the last checkpoint (p)"],
+  pause: ["Pause", "Pause after this step (p)"],
+  resume: ["Resume", "Resume (p)"],
+  stop_after_step: ["Stop after step", "Finish this step, then stop (s)"],
+  stop: ["Stop now", "Discard this step and stop (S)"],
 };
 const OFFERED = {
   ready: ["start"],
@@ -47,25 +47,25 @@ const OFFERED = {
 const HELP = [
   ["p", "pause, resume, start"],
   ["s", "stop after this step"],
-  ["S", "stop now: the step is dropped"],
+  ["S", "stop now, discard this step"],
   ["j k", "next, previous group"],
   ["Enter", "open the group below"],
-  ["x", "put the opened group away"],
+  ["x", "close the open group"],
   ["G", "follow the newest group"],
   ["g", "first group"],
-  ["F", "freeze: replace this cell by its static form"],
+  ["F", "freeze: replace with static HTML"],
   ["?", "this help"],
 ];
 const KEPT = 400;
 
-/** Seconds for people. @param {number} s */
+/** Format seconds. @param {number} s */
 const span = (s) =>
   s < 100
     ? `${s < 10 ? num(s, 2) : Math.round(s)} s`
     : s < 6000
       ? `${Math.round(s / 60)} min`
       : `${num(s / 3600, 2)} h`;
-/** Bytes for people. @param {number} b */
+/** Format bytes. @param {number} b */
 const size = (b) => (b >= 1e9 ? `${num(b / 2 ** 30)} GiB` : `${Math.round(b / 2 ** 20)} MiB`);
 
 /** @param {HTMLElement} root @param {any} wire @param {any} model */
@@ -83,7 +83,7 @@ function build(root, wire, model) {
     groups = new Map();
   const say = announcer(root);
 
-  // the head ---------------------------------------------------------------------------------------------------------------
+  // header ---------------------------------------------------------------------------------------------------------------
 
   const title = h("strong.live-title"),
     state = h("span.state"),
@@ -109,7 +109,7 @@ function build(root, wire, model) {
   );
   const freeze = h(
     "button.button.plain",
-    { title: "Replace this cell by its static form (F)", onclick: () => ask("freeze") },
+    { title: "Replace with static HTML (F)", onclick: () => ask("freeze") },
     "Freeze",
   );
   const more = h(
@@ -127,7 +127,7 @@ function build(root, wire, model) {
     h("span.live-buttons", Object.values(buttons), freeze, more),
   );
 
-  // what to know -----------------------------------------------------------------------------------------------------------
+  // notes, phases, facts -----------------------------------------------------------------------------------------------------------
 
   const stall = h("div.live-note.is-warn", { role: "status", hidden: true }),
     refused = h("div.live-note.is-bad", { role: "alert", hidden: true });
@@ -165,7 +165,7 @@ function build(root, wire, model) {
     earlier = h("button.button.plain", { hidden: true, onclick: () => older() }, "Earlier");
   const shut = h(
     "button.button.plain",
-    { hidden: true, title: "Put the opened group away (x)", onclick: () => close() },
+    { hidden: true, title: "Close the open group (x)", onclick: () => close() },
     "Close the open group",
   );
   const place = h("div");
@@ -188,7 +188,7 @@ function build(root, wire, model) {
     h("div.groups-box", list, newest),
   );
 
-  // asking the kernel ------------------------------------------------------------------------------------------------------
+  // requests to the kernel ------------------------------------------------------------------------------------------------------
 
   async function ask(command, args = {}) {
     try {
@@ -224,7 +224,7 @@ function build(root, wire, model) {
     rows.clear();
     for (const row of reply.rows) rows.set(row[0], row);
     take(reply.groups);
-    update(tick === before ? reply.tick : tick); // a tick may have overtaken the reply
+    update(tick === before ? reply.tick : tick); // a tick may have arrived before the reply
   }
   async function older() {
     const reply = await ask("earlier", { before: Math.min(...groups.keys()) });
@@ -243,7 +243,7 @@ function build(root, wire, model) {
     opened = group.id;
     shut.hidden = false;
     mark();
-    say(`group of step ${group.step} is open below`);
+    say(`group of step ${group.step} opened below`);
   }
   async function close() {
     if (opened && (await ask("close_group"))) {
@@ -253,7 +253,7 @@ function build(root, wire, model) {
     }
   }
 
-  // the picture ------------------------------------------------------------------------------------------------------------
+  // drawing ------------------------------------------------------------------------------------------------------------
 
   /** @param {any} next */
   function update(next) {
@@ -276,7 +276,7 @@ function build(root, wire, model) {
   }
 
   let stale = 0;
-  /** What a save writes: the static form, not older than some seconds. */
+  /** Update the static HTML that is saved with the notebook, at most every five seconds. */
   async function keep() {
     stale = Date.now() + 5000;
     const form = (await ask("static_form"))?.html;
@@ -300,11 +300,11 @@ function build(root, wire, model) {
     bar.setAttribute("aria-valuemax", tick.steps);
     const words =
       status === "lost"
-        ? `Nothing was heard for ${span((Date.now() - heardAt) / 1000)}: the kernel was restarted, or the connection is gone. art.Run.attach("${tick.where}") shows the run again.`
+        ? `No update for ${span((Date.now() - heardAt) / 1000)}: the kernel was restarted, or the connection was lost. art.Run.attach("${tick.where}") shows the run again.`
         : status === "dead"
-          ? `The kernel that trained has gone, at ${tick.at}. Train again under this name: it goes on there.`
+          ? `The training kernel ended at ${tick.at}. To continue from there, train again with the same name.`
           : tick.waits === "deaf"
-            ? `A cell waits for the run, and this kernel does not hear buttons meanwhile. Interrupt the cell (■) to pause, or create the file ${tick.where}/STOP.`
+            ? `A cell is waiting for the run, so this kernel ignores the buttons. To pause, interrupt the cell (■) or create the file ${tick.where}/STOP.`
             : tick.stall;
     stall.hidden = !words;
     if (words && stall.textContent !== words) stall.textContent = words;
@@ -353,11 +353,11 @@ function build(root, wire, model) {
         fact("memory", `${size(machine.used)} of ${size(machine.total)}`, [
           h(
             "span.meter",
-            { role: "img", label: `${Math.round(part * 100)} % of the memory` },
+            { role: "img", label: `${Math.round(part * 100)} % of memory used` },
             h("span", { class: tight ? "art-tight" : "", style: { width: `${100 * part}%` } }),
           ),
           machine.peak ? muted(`peak ${size(machine.peak)}`) : null,
-          tight ? h("span.badge.is-bad", "little room left") : null,
+          tight ? h("span.badge.is-bad", "almost full") : null,
         ]),
       );
     }
@@ -367,7 +367,7 @@ function build(root, wire, model) {
           "span.badge",
           {
             class: `art-badge${machine.device === "CPU" ? " art-is-warn" : ""}`,
-            title: machine.device === "CPU" ? "no GPU is used" : "the device that trains",
+            title: machine.device === "CPU" ? "not using a GPU" : "training device",
           },
           machine.device,
         ),
@@ -404,7 +404,7 @@ function build(root, wire, model) {
         h("div", muted("Try: "), f.remedy),
         h(
           "details",
-          h("summary", `The last ${f.before.length} events, and the traceback`),
+          h("summary", `The last ${f.before.length} events and the traceback`),
           f.before.map((line) => h("div.mono", marked(line))),
           h("pre.mono.trace", marked(f.traceback)),
         ),
@@ -412,7 +412,7 @@ function build(root, wire, model) {
     }
   }
 
-  // the list ---------------------------------------------------------------------------------------------------------------
+  // list of groups ---------------------------------------------------------------------------------------------------------------
 
   function take(found) {
     for (const group of found) groups.set(group.i, group);

@@ -1,6 +1,6 @@
-// What every panel shares: DOM without HTML strings, the wire to the kernel, keys, themes, honest text.
+// Code shared by all panels: DOM elements without HTML strings, messages to the kernel, keys, themes, escaped text.
 
-/** Properties that `h` sets; besides these aria-*, data-* and role, and nothing else: none can hold markup or code. */
+/** Properties that `h` may set, in addition to aria-*, data-* and role. None of them can contain markup or code. */
 const PROPERTIES = new Set(
   (
     "id class type value checked disabled hidden tabIndex title placeholder min max step open selected htmlFor name " +
@@ -10,11 +10,11 @@ const PROPERTIES = new Set(
 );
 
 /**
- * Build an element: h("span.muted", …) is a span of class art-muted. Strings and numbers become text nodes; null, false
- * and true are left out.
- * @param {string} selector a tag, and classes without their prefix
- * @param {...any} children first, if there are any, the properties in an object: label (aria-label), class, style
- * (object), on* (functions), aria-*, value, …; then nodes, strings, or arrays of them
+ * Create an element. For example, h("span.muted", …) creates a span with class art-muted. Strings and numbers become text
+ * nodes; null, false and true are ignored.
+ * @param {string} selector a tag and its classes without the prefix `art-`
+ * @param {...any} children an optional object of properties (label for aria-label, class, style as an object, on* as
+ * functions, aria-*, value, …), followed by nodes, strings, or arrays of them
  * @returns {any}
  */
 export function h(selector, ...children) {
@@ -50,13 +50,13 @@ export function append(node, children) {
   return node;
 }
 
-/** Replace what an element holds. @param {Element} node @param {...any} children */
+/** Replace the content of an element. @param {Element} node @param {...any} children */
 export function fill(node, ...children) {
   node.replaceChildren();
   return append(node, children);
 }
 
-// Controls, bidi marks, zero-width and other invisible characters, lone surrogates; tab and newline are text.
+// Control characters except tab and newline, bidi marks, zero-width and other invisible characters, lone surrogates.
 const ODD = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f" +
     "\\u200b\\u200c\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0e\\ufeff\\uffa0\\ufff9-\\ufffb" +
@@ -64,18 +64,18 @@ const ODD = new RegExp(
   "gu",
 );
 
-/** @param {string} char */
+/** Return the escape of a character: \x1b, \u202e, \U000e0041. @param {string} char */
 function escaped(char) {
   const code = char.codePointAt(0) ?? 0;
   const [mark, width] = code < 0x100 ? ["\\x", 2] : code < 0x10000 ? ["\\u", 4] : ["\\U", 8];
   return mark + code.toString(16).padStart(width, "0");
 }
 
-/** Text with what cannot be seen written as escapes (\x1b, \u202e). @param {any} text @returns {string} */
+/** Return a text with invisible characters written as escapes (\x1b, \u202e). @param {any} text @returns {string} */
 export const visible = (text) => String(text ?? "").replace(ODD, escaped);
 
 /**
- * The same as nodes: escapes are set off from the text, so that nobody can forge one by typing it.
+ * Return the same text as nodes. Each escape is a styled element, so that typed text cannot imitate an escape.
  * @param {any} text @returns {DocumentFragment}
  */
 export function marked(text) {
@@ -93,7 +93,7 @@ export function marked(text) {
 }
 
 /**
- * The wire to the kernel. Requests carry an id; the answer with this id settles the promise.
+ * Connect a panel to the kernel. Each request has an id, and the reply with the same id settles its promise.
  * @param {any} model anywidget's model
  */
 export function link(model) {
@@ -105,14 +105,14 @@ export function link(model) {
     gaps = new Set(),
     off = [];
   const listen = (name, fn) => (model.on(name, fn), off.push(() => model.off(name, fn)));
-  const client = Math.random().toString(36).slice(2, 10); // several views may share one model
+  const client = Math.random().toString(36).slice(2, 10); // several views can share one model
 
   listen("msg:custom", (message, buffers) => {
     if (message?.client !== client || !open.has(message?.id)) return;
     const { resolve, reject } = open.get(message.id);
     open.delete(message.id);
     if (message.ok) resolve({ reply: message.reply, buffers: buffers ?? [] });
-    else reject(new Error(message.error ?? "the kernel refused"));
+    else reject(new Error(message.error ?? "The kernel sent an error without a message."));
   });
   listen("change:tick", () => {
     const tick = model.get("tick") ?? {};
@@ -125,38 +125,38 @@ export function link(model) {
 
   return {
     /**
-     * Ask the kernel.
+     * Send a command to the kernel and return its reply.
      * @param {string} command @param {Record<string, any>} [args] @param {{signal?: AbortSignal}} [options]
      * @returns {Promise<{reply: any, buffers: DataView[]}>}
      */
     request(command, args = {}, { signal } = {}) {
       return new Promise((resolve, reject) => {
-        if (signal?.aborted) return reject(new DOMException("given up", "AbortError"));
+        if (signal?.aborted) return reject(new DOMException("request aborted", "AbortError"));
         const id = next++;
         open.set(id, { resolve, reject });
         signal?.addEventListener("abort", () => {
-          if (open.delete(id)) reject(new DOMException("given up", "AbortError"));
+          if (open.delete(id)) reject(new DOMException("request aborted", "AbortError"));
         });
         model.send({ id, client, command, args });
       });
     },
-    /** Called with every tick. @param {(tick: any) => void} fn */
+    /** Call a function with every tick. Return a function that unsubscribes it. @param {(tick: any) => void} fn */
     onTick(fn) {
       ticks.add(fn);
       return () => ticks.delete(fn);
     },
-    /** Called when ticks were lost: ask for the index again. @param {(tick: any) => void} fn */
+    /** Call a function when ticks were lost, so that it can request the index again. Return a function that unsubscribes it. @param {(tick: any) => void} fn */
     onGap(fn) {
       gaps.add(fn);
       return () => gaps.delete(fn);
     },
-    /** Called when a trait changes. @param {string} name @param {() => void} fn */
+    /** Call a function when a trait changes. @param {string} name @param {() => void} fn */
     onChange(name, fn) {
       listen(`change:${name}`, fn);
     },
     close() {
       off.splice(0).forEach((stop) => stop());
-      for (const { reject } of open.values()) reject(new DOMException("the panel was closed", "AbortError"));
+      for (const { reject } of open.values()) reject(new DOMException("panel closed", "AbortError"));
       open.clear();
     },
   };
@@ -164,7 +164,7 @@ export function link(model) {
 
 const TYPED = "input:not([type=checkbox]):not([type=radio]):not([type=button]), textarea, select, [contenteditable]";
 
-/** The name of a pressed key: "j", "J", "Alt+ArrowUp", "Ctrl+Enter", "Shift+Tab". @param {KeyboardEvent} event */
+/** Return the name of a pressed key: "j", "J", "Alt+ArrowUp", "Ctrl+Enter", "Shift+Tab". @param {KeyboardEvent} event */
 export function keyName(event) {
   const shift = event.shiftKey && event.key.length > 1 ? "Shift+" : "";
   const control = (event.ctrlKey ? "Ctrl+" : "") + (event.metaKey ? "Meta+" : "");
@@ -172,8 +172,8 @@ export function keyName(event) {
 }
 
 /**
- * Keys of a panel: heard only while it has the focus and nobody types; Lab does not hear them then.
- * A handler that returns false declines.
+ * Handle the keys of a panel while the panel has the focus and the user is not typing. JupyterLab does not receive these
+ * keys. If a handler returns false, the default action of the key is kept. Return a function that removes the listener.
  * @param {HTMLElement} root @param {Record<string, (event: KeyboardEvent) => any>} table
  */
 export function keys(root, table) {
@@ -192,7 +192,7 @@ export function keys(root, table) {
   return () => root.removeEventListener("keydown", hear);
 }
 
-/** Whether the page around is dark: JupyterLab, Colab, VS Code, else the system. */
+/** Return whether the page is dark, as set by JupyterLab, Colab or VS Code, or else by the operating system. */
 function isDark() {
   const { body, documentElement: html } = document;
   const lab = body.getAttribute("data-jp-theme-light");
@@ -202,7 +202,7 @@ function isDark() {
   return matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** Keep a root's theme class right. @param {HTMLElement} root */
+/** Keep the theme classes of an element up to date. Return a function that stops this. @param {HTMLElement} root */
 function themed(root) {
   const apply = () => {
     root.classList.toggle("art-dark", isDark());
@@ -225,14 +225,14 @@ function themed(root) {
 }
 
 const VIEW = "application/vnd.jupyter.widget-view+json",
-  SAVERS = Symbol.for("art_nb.savers"), // each panel loads its own copy of this module
+  SAVERS = Symbol.for("art_nb.savers"), // a global symbol, because each panel loads its own copy of this module
   forms = /** @type {Record<string, string>} */ ({});
 
-/** Save this static form instead of the one that the panel was displayed with. @param {any} model @param {string} html */
+/** Save this static HTML instead of the HTML that the panel was displayed with. @param {any} model @param {string} html */
 export const keepForm = (model, html) => (forms[model.get("comm_id")] = html);
 
 /**
- * The functions that change a document's outputs on their way into the file.
+ * Return the functions that change the outputs of a document when it is saved.
  * @param {any} doc @returns {Set<(output: any) => any>}
  */
 function saversOf(doc) {
@@ -251,10 +251,10 @@ function saversOf(doc) {
 }
 
 /**
- * Every panel's `initialize`: keep its output readable in JupyterLab and Notebook 7, whose widget manager knows the
- * notebook's document. A saved notebook holds only the static form, and the panel's ID in the output's metadata. When a
- * page opens the notebook and the kernel still has the panel, the live panel replaces the static form. A panel that was
- * left is replaced in the document, because a page that was reloaded knows no display IDs.
+ * Keep the output of a panel readable in JupyterLab and Notebook 7, where the widget manager has access to the notebook
+ * document. A saved notebook contains only the static HTML and, in the metadata of the output, the ID of the panel. When
+ * a page opens the notebook and the kernel still has the panel, the live panel replaces the static HTML. A frozen panel is
+ * replaced in the document, because a reloaded page has no display IDs.
  * @param {{model: any}} host anywidget's model
  */
 export function initialize({ model }) {
@@ -274,7 +274,7 @@ export function initialize({ model }) {
           : { ...data, [VIEW]: { model_id: id, version_major: 2, version_minor: 0 } };
         if (html || !live) outputs.set(i, { output_type: "display_data", data: shown, metadata: {} });
       }
-    if (!html) doc.dirty = dirty; // the file stays as it is
+    if (!html) doc.dirty = dirty; // the file has not changed
   };
   const save = (/** @type {any} */ output) => {
     const { [VIEW]: view, ...data } = output.data ?? {},
@@ -288,14 +288,14 @@ export function initialize({ model }) {
   };
   const savers = saversOf(doc).add(save);
   model.on("change:static_html", restore);
-  setTimeout(restore); // after the manager has registered the model
+  setTimeout(restore); // wait until the manager has registered the model
   return () => (savers.delete(save), delete forms[model.get("comm_id")]);
 }
 
 /**
- * Common wrapper of a panel's `render`: theme, error strip, wire, disposal.
+ * Render a panel: set the theme, show errors, connect to the kernel, and clean up when the panel is closed.
  * @param {{model: any, el: HTMLElement}} host
- * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root
+ * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root element and may return a cleanup function
  * @returns {() => void} closes the panel
  */
 export function mount({ model, el }, build) {
@@ -324,10 +324,10 @@ export function mount({ model, el }, build) {
   };
 }
 
-/** Text that steps back. @param {...any} children */
+/** Create secondary text. @param {...any} children */
 export const muted = (...children) => h("span.muted", children);
 
-/** A row of a table. @param {any} name @param {...any} cells */
+/** Create a table row with a row header. @param {any} name @param {...any} cells */
 export const row = (name, ...cells) =>
   h(
     "tr",
@@ -335,13 +335,13 @@ export const row = (name, ...cells) =>
     cells.map((cell) => h("td", cell)),
   );
 
-/** A small button with a sign for a face. @param {string} sign @param {string} label @param {() => any} onclick */
+/** Create a small button that shows a symbol. @param {string} sign @param {string} label @param {() => any} onclick */
 export const signed = (sign, label, onclick) => h("button.button.plain", { label, title: label, onclick }, sign);
 
-/** The nearest place in a list of so many. @param {number} i @param {number} count */
+/** Limit an index to a list of `count` elements. @param {number} i @param {number} count */
 export const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
 
-/** The same function at most once a frame. @param {Function} fn */
+/** Return a function that calls `fn` at most once per frame. @param {Function} fn */
 export function perFrame(fn) {
   let asked = 0;
   return (...args) => {
@@ -350,7 +350,7 @@ export function perFrame(fn) {
   };
 }
 
-/** A live region that says what changed, politely. @param {HTMLElement} root */
+/** Add an ARIA live region. Return a function that announces a text, at most twice per second. @param {HTMLElement} root */
 export function announcer(root) {
   const region = h("div", { class: "art-quiet", role: "status", "aria-live": "polite" });
   root.append(region);
@@ -365,7 +365,7 @@ export function announcer(root) {
   };
 }
 
-/** A number for people: few digits, a true minus, "–" for nothing. @param {any} value @param {number} [digits] */
+/** Format a number with few digits and a typographic minus, or "–" if there is no number. @param {any} value @param {number} [digits] */
 export function num(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";

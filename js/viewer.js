@@ -1,4 +1,4 @@
-// The rollout viewer: browser, conversation, comparison, tokens, rewards, boards.
+// The rollout viewer: rollout list, conversation, comparison, tokens, rewards, boards.
 import { announcer, fill, h, initialize, keys, marked, mount, signed } from "./panel.js";
 import { createCompare, createSteps } from "./viewer/compare.js";
 import { createFacts } from "./viewer/facts.js";
@@ -14,16 +14,16 @@ const HELP = [
   ["j k", "next, previous turn"],
   ["J K n p", "next, previous rollout"],
   ["[ ]", "previous, next group"],
-  ["h l", "left, right pane; l begins a comparison"],
-  ["f", "reading only, and back"],
-  ["/", "search; Enter and Shift+Enter go through the matches"],
+  ["h l", "left, right pane; l starts a comparison"],
+  ["f", "hide or show the side panes"],
+  ["/", "search; Enter, Shift+Enter: next, previous match"],
   ["\\", "filter"],
   ["g G", "first, last turn"],
   ["e x", "expand, collapse all"],
   ["o", "override the score"],
-  ["t T", "next, previous token colour"],
-  ["← →", "among tokens; Esc lets go"],
-  ["Space", "in the list: pick, for comparison or export"],
+  ["t T", "next, previous token color"],
+  ["← →", "previous, next token; Esc deselects"],
+  ["Space", "in the list: select to compare or export"],
   ["c", "compare"],
   ["s", "the same scenario at other steps"],
   ["y", "copy the link"],
@@ -50,7 +50,7 @@ let count = 0;
 
 const button = (label, title, onclick) => h("button.button", { title, onclick }, label);
 
-/** What the reader has chosen outlives the page: it is kept in the model. @param {any} app */
+/** Store the state of the panel in the model, so that it survives a page reload. @param {any} app */
 function keeper({ model, ui }) {
   let timer = 0;
   return (/** @type {any} */ change) => {
@@ -63,7 +63,7 @@ function keeper({ model, ui }) {
   };
 }
 
-/** The colours of tokens: a choice of channels, of losses, and the legend. @param {any} app */
+/** Create the controls for token colors: the channel, the loss, and the legend. @param {any} app */
 function createColours(app) {
   const { ui } = app,
     key = h("div.key");
@@ -73,7 +73,7 @@ function createColours(app) {
       h("option", { value, selected: value === chosen }, label);
   const channels = h(
     "select.select",
-    { label: "Colour tokens by", onchange: () => paint(channels.value) },
+    { label: "Color tokens by", onchange: () => paint(channels.value) },
     CHANNELS.map(([value, label]) => option(ui.colour)([value, value ? label : "tokens: plain"])),
   );
   const losses = h(
@@ -100,15 +100,15 @@ function createColours(app) {
   };
 }
 
-/** Side by side: which rollouts, and the way there and back. @param {any} app */
+/** Open and close the comparison of rollouts. @param {any} app */
 function createComparing(app) {
   const { index, list, picked, reader, sides, steps, ui } = app;
-  const face = button("Compare", "Compare the picked rollouts, or this one with its neighbour (c)", begin);
+  const face = button("Compare", "Compare the selected rollouts, or this one and the next (c)", begin);
 
   app.pick = (id) => {
     picked.has(id) ? picked.delete(id) : picked.add(id);
     fill(face, picked.size > 1 ? `Compare ${picked.size}` : "Compare");
-    app.announce(`${picked.size} picked`);
+    app.announce(`${picked.size} selected`);
     list.draw();
   };
 
@@ -126,10 +126,8 @@ function createComparing(app) {
       fill(
         reader.crumbs,
         h("strong", `${wanted.length} rollouts`),
-        button("Back", "Read one alone", () => app.alone(ui.id)),
-        button("Steps", "The scenario of this rollout at other steps", () =>
-          steps.show(index.columns.group[wanted[0]]),
-        ),
+        button("Back", "Show one rollout", () => app.alone(ui.id)),
+        button("Steps", "Compare the scenario at other steps", () => steps.show(index.columns.group[wanted[0]])),
       );
       app.announce(`comparing ${wanted.length} rollouts`);
     } catch (error) {
@@ -148,7 +146,7 @@ function createComparing(app) {
     app.compare(ids.filter((id) => id !== undefined));
   }
 
-  /** The next rollout of the same group that did not fail and is not there yet. @param {number[]} taken */
+  /** Return the next rollout of the same group that did not fail and is not in the comparison. @param {number[]} taken */
   function neighbour(taken) {
     const last = taken[taken.length - 1],
       group = index.groupOf(last);
@@ -158,7 +156,7 @@ function createComparing(app) {
     }
   }
 
-  /** To the pane on the right; from one rollout, or from the last pane: one more beside it. */
+  /** Go to the pane on the right. From a single rollout or the last pane, add another rollout. */
   function right() {
     if (ui.ids.length < 2) return begin();
     if (sides.step(1) || ui.ids.length >= 4) return;
@@ -168,7 +166,7 @@ function createComparing(app) {
   return { face, begin, right };
 }
 
-/** Read the index, and read on when there is more. @param {any} app @param {() => void} shown called with every part */
+/** Load the index and its updates. @param {any} app @param {() => void} shown called after every part */
 function reading(app, shown) {
   const { index, list, ui, wire } = app;
   let busy = false,
@@ -180,7 +178,7 @@ function reading(app, shown) {
         { reply, buffers } = await wire.request("index", { from_row: index.count });
       index.add(reply, buffers);
       if (version !== index.version) list.forget();
-      if (index.lost.length > lost) app.say(`Could not be read: ${index.lost.join("; ")}`);
+      if (index.lost.length > lost) app.say(`Could not read: ${index.lost.join("; ")}`);
       lost = index.lost.length;
       shown();
       if (!reply.rows && !reply.done) await new Promise((resolve) => setTimeout(resolve, 100));
@@ -246,7 +244,7 @@ function build(root, wire, model) {
   app.select = reader.select;
   app.reload = (/** @type {number} */ id) => (list.forget(), reader.read(id));
 
-  // parts ---------------------------------------------------------------------------------
+  // elements ---------------------------------------------------------------------------------
 
   const help = h(
     "div.help",
@@ -280,8 +278,8 @@ function build(root, wire, model) {
     colours.channels,
     colours.losses,
     comparing.face,
-    button("Export", "Write the picked rollouts (or this one) into one HTML file", exportPicked),
-    button("Freeze", "Replace this panel by its static form, which a saved notebook keeps", () =>
+    button("Export", "Save the selected rollouts (or this one) as HTML", exportPicked),
+    button("Freeze", "Replace this panel with static HTML, which is saved in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
   );
@@ -303,12 +301,12 @@ function build(root, wire, model) {
   );
   tokens.listen(root);
 
-  // doing ---------------------------------------------------------------------------------
+  // actions ---------------------------------------------------------------------------------
 
   async function exportPicked() {
     const ids = app.picked.size ? [...app.picked].sort((a, b) => a - b) : ui.ids.length ? ui.ids : [ui.id];
     try {
-      app.say(`Written: ${(await wire.request("export", { ids })).reply.path}`);
+      app.say(`Saved: ${(await wire.request("export", { ids })).reply.path}`);
     } catch (error) {
       app.say(error.message);
     }
@@ -357,7 +355,7 @@ function build(root, wire, model) {
     Escape: back,
   });
 
-  // from Python ---------------------------------------------------------------------------------
+  // updates from Python ---------------------------------------------------------------------------------
 
   const more = reading(app, () => {
     fill(title, marked(index.title));

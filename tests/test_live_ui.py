@@ -177,7 +177,7 @@ def test_a_dead_run_says_where_it_goes_on(page_with, script):
     record = json.loads((script.store.path / "run.json").read_text())
     (script.store.path / "run.json").write_text(json.dumps(record | {"pid": 2**22 + 1}))
     page = page_with(LiveCell(Run.attach(script.store.path)))
-    wait_for(page, "The kernel that trained has gone, at step 12")
+    wait_for(page, "The training kernel ended at step 12")
     assert page.locator(".art-live-buttons button:visible").all_inner_texts() == ["Freeze", "?"]
 
 

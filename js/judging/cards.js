@@ -1,13 +1,13 @@
-// The ranked rollouts of a group: what each got and why, beside the part of the conversation that is its own.
+// The ranked rollouts of a group: score, reason, and the part of the conversation that differs from the other rollouts.
 import { fill, h, marked, muted, num, signed } from "../panel.js";
 import { foldAll, joined, thread } from "../viewer/thread.js";
 
-const SPACE = 14; // pixels from the edge at which a drag scrolls
+const SPACE = 14; // distance from the edge in pixels at which dragging scrolls
 
-/** A number with its sign. @param {number|null} value */
+/** Format a number with its sign. @param {number|null} value */
 export const plus = (value) => (value == null ? "–" : `${value > 0 ? "+" : ""}${num(value, 3)}`);
 
-/** A conversation as far as it came, and a button for the rest. @param {any} app @param {number} key */
+/** Show a conversation in parts, with a button that loads the next part. @param {any} app @param {number} key */
 export function reading(app, key) {
   const body = h("div.j-said"),
     said = /** @type {any[]} */ ([]);
@@ -23,8 +23,8 @@ export function reading(app, key) {
         body,
         whole.length
           ? thread(whole, { cut })
-          : muted(key < 0 ? "Nothing." : "Nothing of its own: it ends where the others go on."),
-        reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Read on") : null,
+          : muted(key < 0 ? "No messages." : "This rollout ends with the common messages."),
+        reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Load more") : null,
       );
       app.found();
     } catch (error) {
@@ -36,7 +36,7 @@ export function reading(app, key) {
   return body;
 }
 
-/** Scores as a bar: what counts, where the judge put it, and each of its rounds. @param {any} row */
+/** Draw the score as a bar, with marks for the judge's score and for each of its rounds. @param {any} row */
 function bar(row) {
   const at = (score) => `${(100 * score).toFixed(1)}%`;
   return h(
@@ -46,7 +46,7 @@ function bar(row) {
       label:
         row.score == null
           ? "no score"
-          : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, the judge's ${num(row.judge)}` : ""}`,
+          : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, judge ${num(row.judge)}` : ""}`,
     },
     row.score == null
       ? null
@@ -55,14 +55,14 @@ function bar(row) {
       score == null ? null : h("i.j-dot", { style: { left: at(score) }, title: `round ${n + 1}: ${num(score)}` }),
     ),
     row.by_hand && row.judge != null
-      ? h("i.j-tick", { style: { left: at(row.judge) }, title: `the judge: ${num(row.judge)}` })
+      ? h("i.j-tick", { style: { left: at(row.judge) }, title: `judge: ${num(row.judge)}` })
       : null,
   );
 }
 
 const moves = (row) => row.before !== row.after;
 
-/** Advantages before and after, as bars from the middle. @param {any} row @param {number} most */
+/** Draw the advantages before and after the changes as bars from the middle. @param {any} row @param {number} most */
 function push(row, most) {
   const side = (value, kind) =>
     value == null
@@ -79,15 +79,15 @@ function push(row, most) {
   );
 }
 
-/** @param {any} app shares state, wire, and what happens on a change */
+/** @param {any} app state, wire and actions of the panel */
 export function createCards(app) {
-  const list = h("ol.j-list", { label: "Rollouts, the best first" }),
+  const list = h("ol.j-list", { label: "Rollouts, best first" }),
     cards = /** @type {Map<number, any>} */ (new Map());
-  const asked = new Set(); // keys whose reason was asked for before there was a change
+  const asked = new Set(); // keys of rollouts whose reason field was opened before the score was changed
   let current = -1,
     moving = Promise.resolve();
 
-  /** One card; its conversation is asked for once. @param {number} key */
+  /** Create a card and load its conversation. @param {number} key */
   function make(key) {
     const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"),
       rank = h("span.j-rank");
@@ -99,8 +99,8 @@ export function createCards(app) {
           unfold(!article.classList.contains("art-is-open"));
         },
         tabIndex: -1,
-        label: "The whole conversation",
-        title: "The whole conversation (e, x)",
+        label: "Show the whole conversation",
+        title: "Show the whole conversation (e, x)",
       },
       "⤢",
     );
@@ -118,7 +118,7 @@ export function createCards(app) {
     return card;
   }
 
-  /** Show a state: cards stay, their verdicts are drawn anew, the order is set. @param {any} state */
+  /** Draw a state. Cards are reused, their verdicts are redrawn, and the cards are sorted. @param {any} state */
   function draw(state) {
     const keys = new Set(state.rows.map((row) => row.key)),
       most = Math.max(
@@ -141,7 +141,7 @@ export function createCards(app) {
     mark(current);
   }
 
-  /** Set the order without touching the card that has the focus. @param {HTMLElement[]} wanted */
+  /** Sort the cards without moving the card that has the focus. @param {HTMLElement[]} wanted */
   function arrange(wanted) {
     const held = wanted.findIndex((node) => node.parentNode === list && node.contains(document.activeElement));
     if (held < 0) return list.replaceChildren(...wanted);
@@ -150,7 +150,7 @@ export function createCards(app) {
     wanted[held].after(...wanted.slice(held + 1));
   }
 
-  /** Let cards that changed their place move there. @param {Map<number, number>} before */
+  /** Animate the cards that changed their position. @param {Map<number, number>} before */
   function glide(before) {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
     for (const [key, card] of cards) {
@@ -169,8 +169,8 @@ export function createCards(app) {
       "aria-label",
       `Rank ${row.rank}, rollout ${row.label}${row.score == null ? "" : `, score ${num(row.score)}`}`,
     );
-    card.body.setAttribute("aria-label", `What rollout ${row.label} said`);
-    card.grip.setAttribute("aria-label", `Move rollout ${row.label}: drag it, or press Alt and an arrow`);
+    card.body.setAttribute("aria-label", `Conversation of rollout ${row.label}`);
+    card.grip.setAttribute("aria-label", `Move rollout ${row.label}: drag it, or press Alt and an arrow key`);
     card.grip.title = "Drag, or Alt+↑ Alt+↓";
     card.rank.textContent = String(row.rank);
     const kind = card.verdict.contains(focused) ? focused.dataset.field : null,
@@ -183,7 +183,7 @@ export function createCards(app) {
 
   const badge = (text, kind = "", title = "") => h("span", { class: `art-badge ${kind}`, title }, text);
 
-  /** The left half of a card. */
+  /** Create the left half of a card: the score and the reasons. */
   function verdict(row, state, most) {
     const { key } = row,
       unscored = !state.blind && row.judge == null;
@@ -202,17 +202,15 @@ export function createCards(app) {
       type: "text",
       maxLength: 4000,
       value: row.reason,
-      label: `Why rollout ${row.label} gets this score`,
-      placeholder: "Why? (goes into the journal)",
+      label: `Reason for the score of rollout ${row.label}`,
+      placeholder: "Reason (saved in the journal)",
     });
     settles(why, "why", (reason) => {
       asked.delete(key);
       app.change("reason", { key, reason });
     });
     const undo = row.by_hand
-      ? signed("↺", `Take back your word on rollout ${row.label} (u)`, () =>
-          app.change("override", { key, score: null }),
-        )
+      ? signed("↺", `Remove your score of rollout ${row.label} (u)`, () => app.change("override", { key, score: null }))
       : null;
     if (undo) undo.dataset.field = "undo";
     return [
@@ -220,11 +218,11 @@ export function createCards(app) {
         "div.j-line",
         h("strong.j-name", row.label),
         row.by_hand && !state.blind ? badge(row.draft ? "yours, not applied" : "yours", "art-j-mine") : null,
-        state.blind && row.by_hand ? badge("placed", "art-j-mine") : null,
+        state.blind && row.by_hand ? badge("ranked", "art-j-mine") : null,
         unscored && !state.person ? badge("unscored", "art-is-bad", row.problem) : null,
-        row.flags.length ? badge("speaks to the judge", "art-is-warn", row.flags.join("\n")) : null,
+        row.flags.length ? badge("addresses the judge", "art-is-warn", row.flags.join("\n")) : null,
         row.spread > 0.15
-          ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ from round to round")
+          ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ between rounds")
           : null,
       ),
       h("div.j-line", number, state.blind ? null : bar(row), undo),
@@ -237,7 +235,7 @@ export function createCards(app) {
             "div.j-line",
             h(
               "span.j-adv",
-              { title: "the advantage that training uses: by the judge → with your changes" },
+              { title: "advantage used in training: with the judge's scores → with your changes" },
               "A ",
               row.by_hand || moves(row)
                 ? [muted(plus(row.before)), " → ", h("b", plus(row.after))]
@@ -252,7 +250,7 @@ export function createCards(app) {
     ];
   }
 
-  /** A field that takes its value over at Enter or when it is left, and lets it go at Escape. @param {any} input */
+  /** Send the value of a field on Enter or when it loses the focus; restore the old value on Escape. @param {any} input */
   function settles(input, name, take) {
     let last = input.value;
     Object.assign(input.dataset, { field: name, was: last });
@@ -271,7 +269,7 @@ export function createCards(app) {
     });
   }
 
-  // where the reader is ------------------------------------------------------------------------------------------------------
+  // current card ------------------------------------------------------------------------------------------------------
 
   function mark(key) {
     current = key;
@@ -293,7 +291,7 @@ export function createCards(app) {
     card?.article.scrollIntoView({ block: "nearest" });
   }
 
-  /** Go to another card. @param {number} to its place */
+  /** Go to another card. @param {number} to its index */
   function go(to) {
     const { rows } = app.state;
     if (!rows.length) return;
@@ -301,12 +299,12 @@ export function createCards(app) {
     focus();
   }
 
-  /** Move the card one is at by so many places; a quick second press counts from where the first one led. @param {number} by */
+  /** Move the current card by a number of places. A second key press waits until the first move is done. @param {number} by */
   function shift(by) {
     moving = moving.then(() => move(place() + by));
   }
 
-  /** @param {number} to the place */
+  /** @param {number} to its new index */
   async function move(to) {
     const at = place(),
       key = current;
@@ -316,7 +314,7 @@ export function createCards(app) {
     const row = app.state.rows.find((one) => one.key === key);
     if (row)
       app.announce(
-        `rollout ${row.label} is at rank ${row.rank}${row.score == null ? "" : `, score ${num(row.score)}`}`,
+        `rollout ${row.label} now has rank ${row.rank}${row.score == null ? "" : `, score ${num(row.score)}`}`,
       );
   }
 
@@ -372,9 +370,9 @@ export function createCards(app) {
     window.addEventListener("keydown", cancel, true);
   }
 
-  // reading ------------------------------------------------------------------------------------------------------------------
+  // conversation and fields ------------------------------------------------------------------------------------------------------------------
 
-  /** Open or close the conversation one is at. @param {boolean} open */
+  /** Open or close the conversation of the current card. @param {boolean} open */
   function unfold(open) {
     const card = cards.get(current);
     if (!card) return;
@@ -383,7 +381,7 @@ export function createCards(app) {
     card.article.scrollIntoView({ block: "nearest" });
   }
 
-  /** Go to a field of the card one is at. @param {string} name */
+  /** Go to a field of the current card. @param {string} name */
   function field(name) {
     const card = cards.get(current);
     if (name === "why" && card && !card.verdict.querySelector("[data-field=why]")) {

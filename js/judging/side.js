@@ -1,15 +1,15 @@
-// Beside the ranking: who scored and at what cost, the rubric, two rankings held against each other, agreement.
+// The side pane: judges and their costs, the rubric, a comparison of two rankings, agreement with the judge.
 import { fill, h, marked, muted, num, row as line, visible } from "../panel.js";
 
-/** An opinion in a few words. @param {any} one @param {number} n */
+/** Return a short description of a ranking. @param {any} one @param {number} n */
 const named = (one, n) =>
-  `${n + 1} · ${visible(one.judge)}${one.rubric ? ` · ${one.rubric.slice(0, 6)}` : ""}${one.source === "asked" ? "" : ` · ${one.source === "reward" ? "as rolled out" : one.source}`}`;
+  `${n + 1} · ${visible(one.judge)}${one.rubric ? ` · ${one.rubric.slice(0, 6)}` : ""}${one.source === "asked" ? "" : ` · ${one.source === "reward" ? "rollout reward" : one.source}`}`;
 
-/** What an opinion took. @param {any} one */
+/** Describe the cost of a ranking. @param {any} one */
 function cost(one) {
   if (one.source === "reward") return "";
   const asked = one.cached
-    ? "from the cache, free now"
+    ? "from the cache, free"
     : [
         one.calls ? `${one.calls} call${one.calls === 1 ? "" : "s"}` : "",
         one.seconds > 0.05 ? `${num(one.seconds, 2)} s` : "",
@@ -25,15 +25,18 @@ function cost(one) {
     .join(" · ");
 }
 
-/** Mean ranks by place in the list, as sticks: level where the judge does not look at places. @param {any} bias */
+/** Draw the mean rank by position in the prompt as bars. They are level if the judge has no position bias. @param {any} bias */
 const places = (bias) =>
   h(
     "span.j-places",
-    { role: "img", label: `mean rank by place, 0 is best: ${bias.mean_rank.map((rank) => num(rank, 2)).join(", ")}` },
+    {
+      role: "img",
+      label: `mean rank by position, 0 is best: ${bias.mean_rank.map((rank) => num(rank, 2)).join(", ")}`,
+    },
     bias.mean_rank.map((rank, n) =>
       h("i", {
         style: { height: `${Math.round(3 + 17 * (1 - rank))}px` },
-        title: `place ${n + 1}: mean rank ${num(rank, 2)}`,
+        title: `position ${n + 1}: mean rank ${num(rank, 2)}`,
       }),
     ),
   );
@@ -47,7 +50,7 @@ export function createSide(app) {
   const node = h("aside.j-side", { label: "Judges" }, scored, rubric, diff, session);
   const title = (text) => h("h2.j-title", text);
 
-  // who scored -----------------------------------------------------------------------------------------------------------------
+  // judges -----------------------------------------------------------------------------------------------------------------
 
   function drawScored({ opinions, using, blind }) {
     scored.hidden = blind || !opinions.length;
@@ -59,7 +62,7 @@ export function createSide(app) {
       h(
         "select.select.j-wide",
         {
-          label: "Ranking that counts",
+          label: "Ranking in use",
           onchange: (event) => app.change("use", { opinion: Number(event.target.value) }),
         },
         opinions.map((each, n) =>
@@ -80,18 +83,18 @@ export function createSide(app) {
       one.bias?.mean_rank.length
         ? h(
             "p.j-fact",
-            "by place in the list ",
+            "by position in the prompt ",
             places(one.bias),
             " ",
             one.bias.warning
               ? h("span.badge.is-warn", one.bias.warning)
-              : muted(`${one.bias.rounds} rounds, no sign of a favourite place`),
+              : muted(`${one.bias.rounds} rounds, no sign of position bias`),
           )
         : null,
     );
   }
 
-  // the rubric -----------------------------------------------------------------------------------------------------------------
+  // rubric -----------------------------------------------------------------------------------------------------------------
 
   const text = h("textarea.input.j-rubric", {
     rows: 7,
@@ -133,7 +136,7 @@ export function createSide(app) {
       repeats: Number(repeats.value),
     });
     busy = false;
-    asking.textContent = done ? "" : asking.textContent.replace("Asking", "Nothing came of asking").replace(" …", ".");
+    asking.textContent = done ? "" : asking.textContent.replace("Asking", "No answer from").replace(" …", ".");
     drawRubric(app.state);
     loadSession();
   }
@@ -154,7 +157,7 @@ export function createSide(app) {
     who.hidden = repeats.hidden = ask.hidden = blind || person || !judges.length;
     ask.disabled = busy;
     if (!busy && !judges.length && !blind && !person)
-      asking.textContent = opinions?.length ? 'No judge is at hand here; await panel.ask("…") asks one.' : "";
+      asking.textContent = opinions?.length ? 'This panel has no judge. To ask one, run await panel.ask("…").' : "";
   }
 
   // two rankings ---------------------------------------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ export function createSide(app) {
   async function drawDiff({ opinions, blind, rows, using }) {
     diff.hidden = blind || !opinions.length || (opinions.length < 2 && !rows.some((row) => row.by_hand));
     if (diff.hidden) return;
-    if (opinions.length > known) a = -2; // a new one is held against the one before
+    if (opinions.length > known) a = -2; // compare a new ranking with the previous one
     known = opinions.length;
     const fitting = opinions.map((one, n) => n).filter((n) => !opinions[n].failure);
     if (a < -1 || a >= opinions.length || opinions[a]?.failure) a = fitting.filter((n) => n !== using).pop() ?? using;
@@ -190,7 +193,7 @@ export function createSide(app) {
             drawDiff(app.state);
           },
         },
-        h("option", { value: "-1", selected: value === -1 }, "what counts now"),
+        h("option", { value: "-1", selected: value === -1 }, "ranking in use"),
         fitting.map((n) => h("option", { value: String(n), selected: value === n }, named(opinions[n], n))),
       );
     try {
@@ -219,7 +222,7 @@ export function createSide(app) {
             reply.rows.map((row) => line(row.label, place(row.a, row.score_a), place(row.b, row.score_b), arrow(row))),
           ),
         ),
-        h("p.j-fact", reply.moved ? reply.text : "The same order."),
+        h("p.j-fact", reply.moved ? reply.text : "Same order."),
       );
     } catch (error) {
       fill(diff, title("Two rankings"), muted(error.message));
@@ -235,7 +238,7 @@ export function createSide(app) {
           now < old ? `▲ ${num(old - now, 2)}` : `▼ ${num(now - old, 2)}`,
         );
 
-  // the session ----------------------------------------------------------------------------------------------------------------
+  // agreement ----------------------------------------------------------------------------------------------------------------
 
   let sessions = 0;
 
@@ -262,15 +265,15 @@ export function createSide(app) {
             `Over ${groups} group${groups === 1 ? "" : "s"}, `,
             marked(judge),
             ` and you: ${said}.`,
-            pairs < 20 ? muted(" Shares and τ come from 20 pairs on.") : null,
+            pairs < 20 ? muted(" Percentages and τ are shown for 20 or more pairs.") : null,
           )
-        : h("p.j-fact", muted("No pair yet that both of you ranked. Judging blind gives the fairest figures.")),
+        : h("p.j-fact", muted("There are no pairs that both of you ranked. Blind judging gives unbiased results.")),
       confusions.length
         ? h(
             "details.j-fold",
             h(
               "summary",
-              `${confusions.length + more} pair${confusions.length + more === 1 ? "" : "s"} ordered differently, the judge's surest first`,
+              `${confusions.length + more} pair${confusions.length + more === 1 ? "" : "s"} ordered differently, largest score difference of the judge first`,
             ),
             h("ul.j-confusions", confusions.map(confusion), more ? h("li", muted(`and ${more} more`)) : null),
           )

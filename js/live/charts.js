@@ -1,4 +1,4 @@
-// Curves over the steps: one card a number, one cursor for all.
+// Curves over the training steps: one card per metric, with a common crosshair.
 import uPlot from "uplot";
 import { h, num, perFrame } from "../panel.js";
 
@@ -9,34 +9,34 @@ export const CHARTS = [
   {
     key: "reward",
     title: "Reward",
-    hint: "mean of the step; the band is the standard deviation within groups",
+    hint: "mean of the step; band: standard deviation within groups",
     band: "std",
     wide: true,
   },
   {
     key: "kl",
     title: "KL",
-    hint: "of the policy to its reference, or to the sampler where no reference is measured",
+    hint: "KL of the policy to its reference, or to the sampler if there is no reference",
     zero: true,
   },
-  { key: "entropy", title: "Entropy", hint: "nats a token", zero: true },
+  { key: "entropy", title: "Entropy", hint: "nats per token", zero: true },
   { key: "grad", title: "Gradient norm", hint: "before clipping", zero: true },
-  { key: "length", title: "Length", hint: "sampled tokens a rollout", zero: true },
+  { key: "length", title: "Length", hint: "sampled tokens per rollout", zero: true },
   {
     key: "flat",
     title: "Groups without variance",
-    hint: "their rewards are all equal: no gradient",
+    hint: "all rewards are equal: no gradient",
     percent: true,
     zero: true,
   },
-  { key: "truncated", title: "Truncated", hint: "rollouts that ran into the token limit", percent: true, zero: true },
+  { key: "truncated", title: "Truncated", hint: "rollouts that reached the token limit", percent: true, zero: true },
 ];
 
 const share = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`);
 
 /**
- * The grid of curves.
- * @param {string[]} columns names of a row's values after its number
+ * Create the grid of curves.
+ * @param {string[]} columns names of the values of a row, after its index
  */
 export function createCharts(columns) {
   const probe = h("i", { hidden: true }),
@@ -128,7 +128,7 @@ export function createCharts(columns) {
         (spread ? ` ± ${num(spread)}` : "") +
         (i != null && row ? ` · step ${row[at.step]}` : "");
     }
-    /** The crosshair at a row, in every card. @param {number|null} i */
+    /** Show the crosshair at a row. @param {number|null} i */
     function cut(i) {
       cross.hidden = i == null || !rows[i] || !u;
       if (!cross.hidden) cross.style.left = `${u.valToPos(u.data[0][i ?? 0], "x")}px`;
@@ -179,9 +179,9 @@ export function createCharts(columns) {
   const themed = new MutationObserver(() => cards.forEach((one) => one.repaint()));
   return {
     node,
-    /** Colours follow the theme of this element. @param {Element} host */
+    /** Update the colors when the theme class of this element changes. @param {Element} host */
     follow: (host) => themed.observe(host, { attributes: true, attributeFilter: ["class"] }),
-    /** @param {any[]} next rows, each with its number first */
+    /** @param {any[]} next rows, each beginning with its index */
     set(next) {
       rows = next;
       draw();

@@ -1,4 +1,4 @@
-// Two to four rollouts side by side: what they share is folded once, the first divergence marked; steps against steps.
+// Compare two to four rollouts side by side. Common messages are shown once, and the first difference is marked.
 import { fill, h, marked, muted, num, signed } from "../panel.js";
 import { joined, thread } from "./thread.js";
 
@@ -9,7 +9,7 @@ export function createCompare(app) {
     asked = 0,
     ids = [];
 
-  /** @param {number[]} wanted two to four rollouts @returns {Promise<boolean>} whether they are still wanted */
+  /** @param {number[]} wanted two to four rollouts @returns {Promise<boolean>} whether no newer request was made */
   async function show(wanted) {
     const mine = ++asked;
     ids = wanted;
@@ -27,10 +27,10 @@ export function createCompare(app) {
     app.tokens.reset();
     const focused = node.contains(document.activeElement);
     const parted = identical
-      ? "They are identical."
+      ? "The rollouts are identical."
       : prefix
         ? `The first ${prefix} message${prefix === 1 ? " is" : "s are"} the same.`
-        : "They differ from the first message on.";
+        : "They differ from the first message.";
     const common = joined(shared);
     fill(
       node,
@@ -74,10 +74,8 @@ export function createCompare(app) {
           },
           advantage == null ? "" : `A ${num(advantage, 2)}`,
         ),
-        signed("⤢", `Read rollout ${nth} alone`, () => app.alone(id)),
-        ids.length > 2
-          ? signed("✕", `Take rollout ${nth} out of the comparison`, () => app.compare(ids.filter((_, i) => i !== n)))
-          : null,
+        signed("⤢", `Show only rollout ${nth}`, () => app.alone(id)),
+        ids.length > 2 ? signed("✕", `Remove rollout ${nth}`, () => app.compare(ids.filter((_, i) => i !== n))) : null,
       ),
       thread(joined(messages), { paint: app.tokens.painter(id), cut: Number.isInteger(cut) ? cut : null }),
     );
@@ -88,7 +86,7 @@ export function createCompare(app) {
     node.querySelectorAll(".art-pane").forEach((one, n) => one.classList.toggle("art-is-active", n === active));
   }
 
-  /** Go to the neighbouring pane. @param {number} by @returns {boolean} whether there was one */
+  /** Go to another pane. @param {number} by @returns {boolean} whether there is one */
   function step(by) {
     if (active + by < 0 || active + by >= ids.length) return false;
     active += by;
@@ -117,17 +115,17 @@ export function createCompare(app) {
   };
 }
 
-/** The bar over a comparison of steps: the same scenario at every step it was rolled out. @param {any} app */
+/** Create the bar for comparing a scenario at different steps. @param {any} app */
 export function createSteps(app) {
   const node = h("div.steps", { hidden: true });
 
   /** @param {number} group number */
   async function show(group) {
     node.hidden = false;
-    fill(node, muted("Looking for the scenario at other steps …"));
+    fill(node, muted("Searching other steps …"));
     const { reply } = await app.wire.request("step_diff", { group });
     const { places, by } = reply;
-    if (places.length < 2) return fill(node, h("span.note", "This scenario was rolled out at one step only."), close());
+    if (places.length < 2) return fill(node, h("span.note", "This scenario has rollouts at one step only."), close());
     const here = Math.max(
         0,
         places.findIndex((place) => place.group === group),
@@ -138,7 +136,7 @@ export function createSteps(app) {
     a.node.onchange = b.node.onchange = go;
     fill(
       node,
-      h("span.label", "Same scenario", by === "first messages" ? muted(" (by its first messages)") : null),
+      h("span.label", "Same scenario", by === "first messages" ? muted(" (same first messages)") : null),
       a.node,
       muted("against"),
       b.node,
@@ -147,9 +145,9 @@ export function createSteps(app) {
     go();
   }
 
-  const close = () => signed("✕", "Leave the comparison of steps", () => app.alone(app.ui.id));
+  const close = () => signed("✕", "Close the step comparison", () => app.alone(app.ui.id));
 
-  /** Choose a step and one of its rollouts. */
+  /** Create the selection of a step and one of its rollouts. */
   function picker(label, places, at) {
     const which = h("select.select", { label: `${label}: rollout` });
     const where = h(

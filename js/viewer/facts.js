@@ -1,4 +1,4 @@
-// The column beside the conversation: reward and where it comes from, the board, metrics, metadata, logs.
+// The column next to the conversation: reward and its parts, board, metrics, metadata, logs.
 import { clamp, fill, h, marked, muted, num, row, signed, visible } from "../panel.js";
 
 /** @param {any} app */
@@ -41,7 +41,7 @@ export function createFacts(app) {
         h("span", status === "failed" ? "failed" : num(value)),
         muted("reward"),
         h("span.grow"),
-        h("button.button.plain", { title: "Set a score of your own (o)", onclick: () => override(id) }, "Override"),
+        h("button.button.plain", { title: "Set your own score (o)", onclick: () => override(id) }, "Override"),
       ),
       h("div.override"),
       named.length
@@ -60,9 +60,9 @@ export function createFacts(app) {
           )
         : null,
       parts.sums === true
-        ? h("div.muted", "✓ the parts sum to the reward")
+        ? h("div.muted", "✓ The parts add up to the reward.")
         : parts.sums === false
-          ? h("div.badge.is-warn", "the parts do not sum to the reward")
+          ? h("div.badge.is-warn", "The parts do not add up to the reward.")
           : null,
       h(
         "table.table",
@@ -72,7 +72,7 @@ export function createFacts(app) {
           line(
             "set by a person",
             parts.override,
-            parts.judge_reward != null ? `judge said ${num(parts.judge_reward)}` : "",
+            parts.judge_reward != null ? `judge: ${num(parts.judge_reward)}` : "",
           ),
           line("advantage", parts.advantage, "in its group"),
         ),
@@ -82,7 +82,7 @@ export function createFacts(app) {
     );
   }
 
-  /** A small form: a score and a reason; the judge's score stays beside it. */
+  /** Open or close the form for a human score and its reason. The judge's score is kept. */
   function override(id = shown?.id) {
     const place = node.querySelector(".art-override");
     if (id == null || !place) return;
@@ -176,9 +176,9 @@ export function createFacts(app) {
         grid,
         h(
           "div.ply",
-          signed("‹", "One ply back", () => move(-1)),
+          signed("‹", "Previous ply", () => move(-1)),
           slider,
-          signed("›", "One ply on", () => move(1)),
+          signed("›", "Next ply", () => move(1)),
         ),
         caption,
       ),
@@ -186,7 +186,7 @@ export function createFacts(app) {
     draw();
   }
 
-  /** Powers of two get warmer, X and O their own hue; nothing else is coloured. */
+  /** Return the color of a cell: warmer for larger powers of two, one hue each for X and O. */
   const tint = (cell) => {
     const power = Math.log2(Number(cell));
     return power > 0 && Number.isInteger(power)
@@ -196,7 +196,7 @@ export function createFacts(app) {
         : {};
   };
 
-  // the rest ---------------------------------------------------------------------------------
+  // metrics and texts ---------------------------------------------------------------------------------
 
   function pairs(title, values) {
     const rows = Object.entries(values ?? {});

@@ -1,13 +1,13 @@
-// The upper bar: filter, sort, presets, and the search through all texts.
+// The upper bar: filter, sort order, presets, and full-text search.
 import { fill, h, marked } from "../panel.js";
 import { array } from "./index.js";
 import { highlight, reveal } from "./thread.js";
 
 const SORTS = [
-  ["", "as rolled out"],
+  ["", "rollout order"],
   ["-reward", "reward, high first"],
   ["reward", "reward, low first"],
-  ["-ruler", "judged, high first"],
+  ["-ruler", "judge score, high first"],
   ["-tokens", "longest first"],
   ["tokens", "shortest first"],
   ["-tools", "most tool calls first"],
@@ -48,7 +48,7 @@ export function createFinding(app) {
     h("button.button", { value, onclick: () => choose({ preset: value, sort: "" }) }, label),
   );
 
-  /** Say how many rollouts there are, and how many are shown. */
+  /** Show the number of rollouts and how many pass the filter. */
   function count() {
     const all = index.count,
       some = app.order ? app.order.length : app.mask ? app.shown : all;
@@ -63,7 +63,7 @@ export function createFinding(app) {
   // filter, sort, presets ---------------------------------------------------------------------------------
 
   let choosing = 0;
-  /** Choose rows and their order; what is not named stays as it was. @param {Record<string, string>} change */
+  /** Select rollouts and their order. Settings that are not in `change` stay the same. @param {Record<string, string>} change */
   async function choose(change) {
     app.keep(change);
     const mine = ++choosing,
@@ -82,7 +82,7 @@ export function createFinding(app) {
   }
   const press = () => presets.forEach((one) => one.setAttribute("aria-pressed", String(one.value === ui.preset)));
 
-  /** Show these rows: in their order, or in the groups they belong to. */
+  /** Show these rollouts, either in this order or in their groups. */
   function take(ids, ordered) {
     app.order = ordered ? Array.from(ids) : null;
     app.mask = ids && !ordered ? new Uint8Array(index.count) : null;
@@ -127,7 +127,7 @@ export function createFinding(app) {
     mark();
   }
 
-  /** Show the search's matches in the text that is on screen. */
+  /** Highlight the search matches in the displayed text. */
   function mark() {
     const { body } = app.reader,
       query = app.matches?.query ?? "";
@@ -140,7 +140,7 @@ export function createFinding(app) {
 
   // typing ---------------------------------------------------------------------------------
 
-  /** What happens when the reader types, presses Enter, leaves. @param {any} field */
+  /** Set the handlers of a text field: typing, Enter, Escape, and arrow down. @param {any} field */
   function typed(field, use, enter, down = () => false) {
     let timer = 0;
     const later = (after = 0) => {

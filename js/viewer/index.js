@@ -1,12 +1,12 @@
-// The index of a run in the browser: one typed array a column, 32 bytes a trajectory.
+// The index of a run in the browser: one typed array per column, 32 bytes per trajectory.
 
 const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 
-/** A buffer of the wire as a typed array. @param {DataView} view @param {keyof typeof KINDS} kind */
+/** Return a received buffer as a typed array. @param {DataView} view @param {keyof typeof KINDS} kind */
 export const array = (view, kind) =>
   new KINDS[kind](view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 
-/** Half-precision numbers as floats. @param {DataView} view */
+/** Convert half-precision numbers to floats. @param {DataView} view */
 export function halves(view) {
   const bits = array(view, "u2"),
     out = new Float32Array(bits.length);
@@ -24,10 +24,10 @@ export function halves(view) {
  * @typedef {object} Group
  * @property {string} name @property {number} step @property {string} split
  * @property {number} first @property {number} size
- * @property {number} mean @property {number} std @property {number} place of the group in its step
+ * @property {number} mean @property {number} std @property {number} place index of the group in its step
  */
 
-/** An index that grows by the replies of the command `index`. */
+/** Create an index that grows with the replies of the command `index`. */
 export function createIndex() {
   /** @type {Record<string, any>} */
   const columns = {};
@@ -46,14 +46,14 @@ export function createIndex() {
     flags: /** @type {Record<string, number>} */ ({}),
     lost: [],
 
-    /** Take a reply in. @param {any} reply @param {DataView[]} buffers */
+    /** Add the rows of a reply. @param {any} reply @param {DataView[]} buffers */
     add(reply, buffers) {
       if (reply.version !== index.version && index.count) {
-        // rows were changed in place: all is asked again
+        // existing rows have changed, so all rows are requested again
         index.count = groups.length = 0;
         index.version = reply.version;
       }
-      if (reply.from_row !== index.count) return; // asked twice: the first answer was enough
+      if (reply.from_row !== index.count) return; // a duplicate reply
       reply.columns.forEach(([name, kind], i) => grow(columns, name, kind, array(buffers[i], kind), index.count));
       index.count += reply.rows;
       Object.assign(index, {
@@ -81,7 +81,7 @@ export function createIndex() {
       });
     },
 
-    /** Whether there is more than one step to tell apart. */
+    /** Whether the groups come from more than one step or split. */
     get stepped() {
       return (
         groups.length > 1 &&
@@ -90,15 +90,15 @@ export function createIndex() {
     },
     /** Whether a row has a flag. @param {number} id @param {string} name */
     has: (id, name) => (columns.flags[id] & (index.flags[name] ?? 0)) !== 0,
-    /** The group of a row. @param {number} id */
+    /** Return the group of a row. @param {number} id */
     groupOf: (id) => groups[columns.group[id]],
-    /** A reward's place between the lowest and the highest of the run, 0 … 1. @param {number} reward */
+    /** Return a reward on a scale from 0 (lowest of the run) to 1 (highest). @param {number} reward */
     level: (reward) => (index.high > index.low ? (reward - index.low) / (index.high - index.low) : 0.5),
   };
   return index;
 }
 
-/** Mean and deviation of a group's rewards; widens the run's range. */
+/** Return mean and standard deviation of a group's rewards, and extend the run's range of rewards. */
 function spread(index, first, size) {
   let n = 0,
     sum = 0,

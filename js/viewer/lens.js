@@ -1,4 +1,4 @@
-// The drawer below the conversation: one token's figures, and the objective term by term.
+// The drawer below the conversation: the values of one token, and the terms of its loss.
 import { fill, h, marked, muted, num, row, signed, visible } from "../panel.js";
 
 /** @param {any} app */
@@ -8,7 +8,7 @@ export function createInspector(app) {
   let token = null,
     asked = 0;
 
-  /** @param {any} chosen {id, turn, k, text, n, figures} */
+  /** @param {any} chosen {id, turn, k, text, n, figures}, where k is the index of the token and n the number of tokens */
   function open(chosen) {
     token = chosen;
     node.hidden = false;
@@ -36,7 +36,7 @@ export function createInspector(app) {
           },
           "Loss lens",
         ),
-        signed("✕", "Close the drawer", () => app.tokens.choose(null)),
+        signed("✕", "Close", () => app.tokens.choose(null)),
       ),
       ui.lens ? lens : null,
     );
@@ -44,13 +44,13 @@ export function createInspector(app) {
     inSight();
   }
 
-  /** The drawer must not cover its token. */
+  /** Scroll to the selected token, which the drawer may cover. */
   const inSight = () => app.root.querySelector(".art-is-chosen")?.scrollIntoView({ block: "nearest" });
 
   async function ask(lens) {
     const mine = ++asked,
       { id, turn, k } = token;
-    fill(lens, h("p.muted", "Computing the objective with the trainer's own functions …"));
+    fill(lens, h("p.muted", "Computing the objective with the trainer's functions …"));
     try {
       const { reply } = await app.wire.request("lens", { id, turn, token: k });
       if (mine === asked)
@@ -61,7 +61,7 @@ export function createInspector(app) {
     }
   }
 
-  /** One column a loss, one row a term; what is the same under all of them is said once. */
+  /** Create a table with a column per loss and a row per term. A value that is the same for all losses is shown once. */
   function table({ losses, assumed, recorded }) {
     const names = [...new Set(losses.flatMap((loss) => loss.terms.map((term) => term.name)))];
     const find = (loss, name) => loss.terms.find((term) => term.name === name);
@@ -104,7 +104,7 @@ export function createInspector(app) {
                 loss.trainer ? "th.is-ours" : "th",
                 { scope: "col" },
                 loss.name,
-                loss.trainer ? h("span.badge.is-good", "trained with") : null,
+                loss.trainer ? h("span.badge.is-good", "used in training") : null,
               ),
             ),
           ),
@@ -118,7 +118,7 @@ export function createInspector(app) {
           ),
           names.map(term),
           line(
-            "this token's part of the loss",
+            "loss of this token",
             losses.map((loss) => num(loss.loss, 4)),
             "art-total",
           ),

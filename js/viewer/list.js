@@ -1,4 +1,4 @@
-// The browser: step → group → trajectory as one virtual list of rows of equal height.
+// The list of steps, groups and rollouts. It is a virtual list: only the visible rows, all of one height, are in the page.
 import { clamp, fill, h, marked, muted, num, perFrame, visible } from "../panel.js";
 
 const ROW = 26,
@@ -15,7 +15,7 @@ export function createList(app) {
   const inner = h("div.rows", { role: "presentation" });
   const node = h("div.list", { tabIndex: 0, role: "tree", label: "Rollouts" }, inner);
   /** @type {Map<number, any>} */ const previews = new Map();
-  /** By a group's number, or a step's key. @type {Map<number|string, boolean>} */ const opened = new Map();
+  /** Key: number of a group, or key of a step. @type {Map<number|string, boolean>} */ const opened = new Map();
   let kinds = [],
     refs = [],
     steps = [],
@@ -26,7 +26,7 @@ export function createList(app) {
   const stepKey = ({ split, step }) => `${split} ${step}`;
   const keyOf = (kind, ref) => (kind === STEP ? steps[ref].key : ref);
 
-  /** Whether a step or group is open: as the reader left it, else by the size of what there is. */
+  /** Return whether a step or group is open: the user's choice, or else a default that depends on the number of rollouts. */
   const isOpen = (kind, ref) => {
     const said = opened.get(keyOf(kind, ref));
     if (said !== undefined) return said;
@@ -36,7 +36,7 @@ export function createList(app) {
   };
   const setOpen = (kind, ref, open) => opened.set(keyOf(kind, ref), open);
 
-  /** List what is to be seen: all by steps and groups, or the chosen rows in the chosen order. */
+  /** Compute the rows: all rollouts by step and group, or the selected rollouts in their order. */
   function arrange() {
     const at = kinds.length ? [kinds[active], refs[active]] : null;
     flat = app.order !== null;
@@ -81,7 +81,7 @@ export function createList(app) {
     });
   }
 
-  /** The rows of a group that pass the filter. */
+  /** Return the rollouts of a group that pass the filter. */
   function membersOf(group) {
     const ids = [];
     for (let id = group.first; id < Math.min(group.first + group.size, index.count); id++)
@@ -100,7 +100,7 @@ export function createList(app) {
     for (let i = from; i < to; i++) rows.push(row(i));
     fill(inner, rows);
     node.setAttribute("aria-activedescendant", kinds.length ? `${app.name}-row-${active}` : "");
-    if (!kinds.length) fill(inner, h("div.none", index.done ? "Nothing here passes the filter." : "Loading …"));
+    if (!kinds.length) fill(inner, h("div.none", index.done ? "No rollout matches the filter." : "Loading …"));
     askPreviews(from, to);
   };
 
@@ -145,15 +145,13 @@ export function createList(app) {
     return [
       caret(GROUP, g),
       h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      still
-        ? h("span.badge.is-warn", { title: "All rewards are equal: this group gives no gradient" }, "no gradient")
-        : null,
+      still ? h("span.badge.is-warn", { title: "All rewards are equal: no gradient" }, "no gradient") : null,
       strip(group),
       h("span.num.mean", num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
   }
 
-  /** The rewards of a group as bars; a failed rollout is a cross. */
+  /** Draw the rewards of a group as bars. A failed rollout is a cross. */
   function strip(group) {
     const bars = [],
       said = [],
@@ -178,9 +176,9 @@ export function createList(app) {
       group = index.groupOf(id),
       failed = status[id] === 1;
     const marks = [
-      ["truncated", "cut", "The reply was cut off"],
-      ["overridden", "human", "A person has set this score"],
-      ["injection", "injection", "Text here addresses the judge"],
+      ["truncated", "cut", "The reply was truncated"],
+      ["overridden", "human", "A person set this score"],
+      ["injection", "injection", "The text addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
     return [
       h("span.nth.muted", app.picked.has(id) ? "✓" : `${nth[id]}`),
@@ -205,7 +203,7 @@ export function createList(app) {
     ];
   }
 
-  /** Ask for the previews of the rows in sight and a page around them. */
+  /** Request the previews of the visible rows and of one page before and after them. */
   const askPreviews = (() => {
     let timer = 0;
     return (from, to) => {
@@ -229,7 +227,7 @@ export function createList(app) {
     };
   })();
 
-  // moving ---------------------------------------------------------------------------------
+  // navigation ---------------------------------------------------------------------------------
 
   function scrollTo(i) {
     const top = i * ROW;
@@ -254,7 +252,7 @@ export function createList(app) {
     return true;
   }
 
-  /** Left: close, or go to the parent. Right: open, or go to the first child. */
+  /** Left arrow: close, or go to the parent. Right arrow: open, or go to the first child. */
   function sideways(right) {
     if (flat) return false;
     if (right && kinds[active] !== ROLLOUT)
@@ -263,7 +261,7 @@ export function createList(app) {
     for (let i = active - 1; !right && i >= 0; i--) if (kinds[i] < kinds[active]) return activate(i);
   }
 
-  /** The selected rollout's neighbour among those that pass the filter, whether its group is open or not. */
+  /** Go to the next or previous rollout that passes the filter, also in closed groups. */
   function step(by) {
     const ids = flat ? app.order : null,
       here = ui.id;
@@ -274,7 +272,7 @@ export function createList(app) {
     for (let id = here + by; id >= 0 && id < index.count; id += by) if (!app.mask || app.mask[id]) return go(id);
   }
 
-  /** The first rollout of the next or the previous group. */
+  /** Go to the first rollout of the next or previous group. */
   function stepGroup(by) {
     for (let g = (index.columns.group?.[ui.id] ?? 0) + by; g >= 0 && g < index.groups.length; g += by) {
       const ids = membersOf(index.groups[g]);
@@ -282,7 +280,7 @@ export function createList(app) {
     }
   }
 
-  /** What is read stays open, however much is loaded besides. */
+  /** Keep the group and step of a rollout open when more rollouts are loaded. */
   function hold(id) {
     if (flat) return;
     const g = index.columns.group[id];
@@ -290,7 +288,7 @@ export function createList(app) {
     opened.set(stepKey(index.groups[g]), true);
   }
 
-  /** Select a rollout and bring it into sight. */
+  /** Select a rollout and scroll to it. */
   function go(id) {
     if (id === undefined || id >= index.count) return;
     const hidden = place(id) < 0;

@@ -1,4 +1,4 @@
-// One rollout: where it stands, what was said, turn by turn.
+// One rollout: its position in the run, and its conversation turn by turn.
 import { clamp, fill, h, marked, muted, visible } from "../panel.js";
 import { joined, thread } from "./thread.js";
 
@@ -13,7 +13,7 @@ export function createReader(app) {
     turns = /** @type {HTMLElement[]} */ ([]),
     current = -1;
 
-  /** Select a rollout; quick moves over many of them read only the last. @param {number} id */
+  /** Select a rollout. During quick moves over many rollouts, only the last one is loaded. @param {number} id */
   function select(id, turn = null) {
     const moved = id !== ui.id || !body.firstChild || ui.ids.length;
     app.keep({ id, turn, ids: [] });
@@ -36,11 +36,11 @@ export function createReader(app) {
     }
   }
 
-  /** Another thing is to be shown here. @param {Node} other */
+  /** Show another element instead of the conversation. @param {Node} other */
   function leave(other) {
     clearTimeout(timer);
     reading += 1;
-    if (body.firstChild !== other) fill(body, other); // what is there keeps the focus
+    if (body.firstChild !== other) fill(body, other); // keep the focus if the element is already shown
   }
 
   function show(reply, turn) {

@@ -1,13 +1,13 @@
-// A conversation: folded system, thinking and tool calls; a tool's result beside its call; errors open.
+// A conversation: folded system messages, thinking and tool calls. A tool's result is shown with its call; errors are open.
 import { fill, h, marked, muted, visible } from "../panel.js";
 
 const CAPS = { system: 14, developer: 14, user: 24, assistant: 120, tool: 12 }; // lines shown before "show all"
 const WIDE = 110,
   FAILED = /^\s*(\{?"?error|traceback|[\w.]*(error|exception)\b)/i;
-/** What a fold can show, for the search. @type {WeakMap<Element, string>} */
+/** The whole text of elements that hide a part of it, for the search. @type {WeakMap<Element, string>} */
 const HIDDEN = new WeakMap();
 
-/** Messages that came in pieces, put together. @param {any[]} messages */
+/** Join messages that were sent in pieces. @param {any[]} messages */
 export function joined(messages) {
   const out = [];
   for (const message of messages) {
@@ -20,10 +20,10 @@ export function joined(messages) {
   return out;
 }
 
-/** Lines a text takes, roughly. @param {string} text */
+/** Return the approximate number of lines of a text. @param {string} text */
 const lines = (text) => text.split("\n").reduce((n, line) => n + 1 + Math.floor(line.length / WIDE), 0);
 
-/** The first lines of a text. @param {string} text @param {number} cap */
+/** Return the first lines of a text. @param {string} text @param {number} cap */
 function head(text, cap) {
   let at = 0,
     seen = 0;
@@ -38,7 +38,7 @@ function head(text, cap) {
   return text.slice(0, at);
 }
 
-/** A text of which long ones show their beginning. @param {string} text @param {number} cap */
+/** Show a text, or the first lines of a long text. @param {string} text @param {number} cap */
 export function capped(text, cap) {
   const node = h("div.text"),
     total = lines(text);
@@ -59,7 +59,7 @@ export function capped(text, cap) {
 }
 const append = (node, text) => (node.append(marked(text)), node);
 
-/** A fold whose content is built when it is opened first. */
+/** Create a fold whose content is created when it is first opened. */
 function fold(summary, body, { open = false, kind = "", text = "" } = {}) {
   const inside = h("div.inside");
   const node = h("details", { class: `art-fold ${kind}`, open }, h("summary", summary), inside);
@@ -77,7 +77,7 @@ const short = (text, n = 90) => {
   return one.length > n ? `${one.slice(0, n)}…` : one;
 };
 
-/** Arguments of a call, set out if they are JSON. @param {string} text */
+/** Format the arguments of a call if they are JSON. @param {string} text */
 function pretty(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -86,7 +86,7 @@ function pretty(text) {
   }
 }
 
-/** One tool call and, if it came, its result. */
+/** Show a tool call and its result, if there is one. */
 function call({ name, arguments: args }, result) {
   const said = result?.content ?? "",
     failed = result && FAILED.test(said);
@@ -107,20 +107,20 @@ function call({ name, arguments: args }, result) {
   );
 }
 
-/** Text whose beginning is shared with others: only its end is shown, then the mark of the first divergence. */
+/** Show a text that begins like others: the end of the common part, a mark at the first difference, and the rest. */
 function diverging(text, cut) {
   const shared = text.slice(0, cut),
     tail = shared.slice(-160);
   return h(
     "div.text",
     h("span.shared", shared.length > 160 ? "… " : "", marked(tail)),
-    h("span.parting", { role: "img", label: "here they part", title: "first divergence" }),
+    h("span.parting", { role: "img", label: "first difference", title: "first difference" }),
     marked(text.slice(cut)),
   );
 }
 
 /**
- * One message. `paint(body, message)` may take over the body of what the model said (token colours).
+ * Show one message. `paint(body, message)` can replace the body of a sampled message with colored tokens.
  * @param {any} message @param {Map<string, any>} results of tool calls by id @param {any} options
  */
 function entry(message, results, { paint, cut = null }) {
@@ -135,7 +135,7 @@ function entry(message, results, { paint, cut = null }) {
       : null,
     cut !== null ? diverging(content, cut) : content ? capped(content, CAPS[role] ?? 24) : null,
     calls.map((one) => call(one, results.get(one.id))),
-    !content && !calls.length && !thinking ? muted("(nothing said)") : null,
+    !content && !calls.length && !thinking ? muted("(empty)") : null,
   ];
   const foldable = role === "system" || role === "developer" || role === "tool";
   if (foldable && cut === null) {
@@ -162,10 +162,10 @@ function entry(message, results, { paint, cut = null }) {
       message.name ? muted(marked(message.name)) : null,
       turn != null ? muted(`turn ${turn}`) : null,
       message.finish_reason === "length"
-        ? h("span.badge.is-warn", { title: "The reply hit the length limit" }, "cut off")
+        ? h("span.badge.is-warn", { title: "The reply reached the token limit" }, "cut off")
         : null,
       role === "assistant" && turn == null
-        ? h("span.badge", { title: "Not a choice of this model: never trained" }, "given")
+        ? h("span.badge", { title: "Not sampled from this model, never trained" }, "given")
         : null,
     ),
     body,
@@ -175,8 +175,8 @@ function entry(message, results, { paint, cut = null }) {
 }
 
 /**
- * A conversation as elements, one a turn.
- * @param {any[]} messages joined ones @param {{paint?: Function, cut?: number|null}} [options]
+ * Return a conversation as elements, one per turn.
+ * @param {any[]} messages messages that were joined @param {{paint?: Function, cut?: number|null}} [options]
  */
 export function thread(messages, options = {}) {
   const results = new Map(
@@ -209,7 +209,7 @@ export function foldAll(root, open) {
   });
 }
 
-/** Open what hides a text. @param {Element} root @param {string} query in lower case */
+/** Open the elements that hide a text. @param {Element} root @param {string} query in lower case */
 export function reveal(root, query) {
   const hides = (node) => (HIDDEN.get(node) ?? "").toLowerCase().includes(query);
   for (const node of root.querySelectorAll("details"))
@@ -222,7 +222,7 @@ export function reveal(root, query) {
 }
 
 /**
- * Mark a text wherever it stands, without touching the elements; gives the ranges.
+ * Highlight all occurrences of a text without changing the elements. Return their ranges.
  * @param {Element} root @param {string} query @param {string} name of the highlight
  */
 export function highlight(root, query, name) {

@@ -1,23 +1,23 @@
-// Tokens coloured by a number: colour, underline pattern and figures say the same.
+// Tokens colored by a value. The color, the underline pattern and the figures show the same value.
 import { append, fill, h, marked, num, visible } from "../panel.js";
 import { array, halves } from "./index.js";
 
-/** What tokens can be coloured by: [key, label, what it says]. */
+/** The values that tokens can be colored by: [key, label, description]. */
 export const CHANNELS = [
   ["", "plain", ""],
-  ["logprob", "logprob", "how likely the sampler held the token"],
-  ["entropy", "entropy", "how undecided the model was there, in nats"],
-  ["advantage", "advantage", "how far the reward lies above the group's mean, in deviations"],
-  ["ratio", "ratio", "importance ratio: probability under the learner over that under the sampler"],
+  ["logprob", "logprob", "log probability of the token under the sampler"],
+  ["entropy", "entropy", "entropy of the next-token distribution in nats"],
+  ["advantage", "advantage", "reward above the group mean, in standard deviations"],
+  ["ratio", "ratio", "importance ratio: learner probability / sampler probability"],
   ["mask", "trained", "whether the token is trained"],
-  ["push", "push", "−∂loss/∂logprob: what the next update reinforces or suppresses"],
+  ["push", "push", "−∂loss/∂logprob: which tokens the next update reinforces or suppresses"],
 ];
 const FIRST = 4000,
   CHUNK = 2000;
 const FIXED = { logprob: [-5, 0], entropy: [0, 3], advantage: [-2, 2], ratio: [0.5, 1.5], mask: [0, 1], push: [-1, 1] };
 const DIVERGING = ["advantage", "ratio", "push"];
 
-/** The class of a value: s0 … s5 in one direction, n4 … z … p4 in two, m0/m1 for the mask, x for the unknown. */
+/** Return the class of a value: s0 … s5 for one-sided scales, n4 … z … p4 for two-sided scales, m0/m1 for the mask, x if unknown. */
 export function bucket(channel, value, [low, high] = FIXED[channel]) {
   if (value == null || Number.isNaN(value)) return "x";
   if (channel === "mask") return value > 0 ? "m1" : "m0";
@@ -30,7 +30,7 @@ export function bucket(channel, value, [low, high] = FIXED[channel]) {
   return level <= 0 ? "z" : `${side > 0 ? "p" : "n"}${level}`;
 }
 
-/** The legend: every step with its colour and pattern, and the range. @param {string} channel @param {number[]} [range] */
+/** Create the legend: every class with its color and pattern, and the range of values. @param {string} channel @param {number[]} [range] */
 export function legend(channel, range = FIXED[channel]) {
   const [low, high] = range,
     middle = (low + high) / 2;
@@ -72,7 +72,7 @@ export function createTokens(app) {
     { rootMargin: "300px" },
   );
 
-  /** The numbers of a turn's tokens. @param {number} id @param {number} turn */
+  /** Load the values of a turn's tokens. @param {number} id @param {number} turn */
   function load(id, turn) {
     return once(`${id}:${turn}`, async () => {
       const { reply, buffers } = await app.wire.request("tokens", { id, turn });
@@ -82,7 +82,7 @@ export function createTokens(app) {
     });
   }
 
-  /** What a loss does to the tokens of a turn. */
+  /** Load the gradient of a loss for the tokens of a turn. */
   function loadPush(id, turn) {
     return once(`${id}:${turn}:${ui.loss}`, async () => {
       const { reply, buffers } = await app.wire.request("lens_tokens", {
@@ -115,7 +115,7 @@ export function createTokens(app) {
     return cache.get(key);
   }
 
-  /** Draw a turn that came into sight. */
+  /** Draw a turn that has become visible. */
   async function draw(body) {
     const place = places.find((one) => one.body === body),
       channel = ui.colour;
@@ -162,13 +162,13 @@ export function createTokens(app) {
     place.stream = h("div.text.stream", {
       role: "group",
       tabIndex: 0,
-      label: `${data.n} tokens of turn ${place.turn}: arrows choose one`,
+      label: `${data.n} tokens of turn ${place.turn}, use arrow keys to select one`,
     });
     fill(place.body, place.note, place.stream);
     grow(place, 0, Math.min(FIRST, data.n), style);
   }
 
-  /** Add tokens; beyond the first thousands in pieces, so that the page stays alive. */
+  /** Add tokens. Long turns are added in chunks, so that the page stays responsive. */
   function grow(place, from, to, style) {
     const { text, offsets, n } = place.data,
       stream = place.stream,
@@ -199,7 +199,7 @@ export function createTokens(app) {
     place: places.find((one) => one.stream === span.parentNode),
   });
 
-  /** The figures of a token: [name, value] pairs. */
+  /** Return the values of a token as [name, value] pairs. */
   function figures({ k, place }) {
     const { values } = place.data,
       at = (name) => values[name]?.[k];
@@ -278,25 +278,25 @@ export function createTokens(app) {
     tip,
     load,
     loadPush,
-    /** Takes over the bodies of what the model said. @param {number} id of the rollout */
+    /** Return a function that shows sampled messages of a rollout as colored tokens. @param {number} id of the rollout */
     painter: (id) => (body, message, restore) => {
       places.push({ id, turn: message.turn, body, restore, channel: "", stream: null });
       watch.observe(body);
     },
-    /** Forget the turns that are no longer shown. */
+    /** Remove turns that are no longer shown. */
     reset() {
       watch.disconnect();
       places = [];
       tip.hidden = true;
     },
-    /** Colour everything in sight anew. */
+    /** Update the colors of all visible tokens. */
     recolour() {
       for (const { body } of places) {
         watch.unobserve(body);
         watch.observe(body);
       }
     },
-    /** Listen below a node. @param {HTMLElement} node */
+    /** Add listeners for the tokens inside a node. @param {HTMLElement} node */
     listen: (node) =>
       Object.assign(node, {
         onmouseover: hover,
