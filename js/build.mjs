@@ -5,20 +5,22 @@ import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { lean } from "./lean.mjs";
 
-const here = dirname(fileURLToPath(import.meta.url));
-const all = readdirSync(here)
+const directory = dirname(fileURLToPath(import.meta.url));
+const panels = readdirSync(directory)
   .filter((file) => /^(viewer|live|judging)\.js$/.test(file))
   .map((file) => file.slice(0, -3))
   .sort();
-const wanted = process.argv.slice(2).filter((word) => all.includes(word));
-const target = resolve(process.argv.slice(2).find((word) => !all.includes(word)) ?? join(here, "../art_nb/static"));
+const selected = process.argv.slice(2).filter((word) => panels.includes(word));
+const target = resolve(
+  process.argv.slice(2).find((word) => !panels.includes(word)) ?? join(directory, "../art_nb/static"),
+);
 const LIMIT = 60 * 1024; // bytes of script and style sheet together, which are sent once for every displayed panel
 const options = {
   bundle: true,
   minify: true,
   write: false,
   metafile: true,
-  absWorkingDir: here,
+  absWorkingDir: directory,
   format: "esm",
   target: "es2020",
   charset: "utf8",
@@ -31,7 +33,7 @@ const options = {
 const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
 
 /** Shorten the names and values of our custom properties, which esbuild does not minify. @param {string} text */
-const shorten = (text) =>
+const shortenProperties = (text) =>
   text
     .replace(/--art-/g, "--a-")
     .replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
@@ -42,9 +44,9 @@ async function bundle(name) {
   let bytes = 0;
   for (const kind of ["js", "css"]) {
     const entry = `${name}.${kind}`;
-    if (!existsSync(join(here, entry))) continue;
+    if (!existsSync(join(directory, entry))) continue;
     const result = await build({ ...options, entryPoints: [entry], outfile: entry });
-    const text = shorten(result.outputFiles[0].text);
+    const text = shortenProperties(result.outputFiles[0].text);
     writeFileSync(join(target, entry), text);
     bytes += Buffer.byteLength(text);
     Object.values(result.metafile.outputs).forEach((output) =>
@@ -58,18 +60,19 @@ async function bundle(name) {
 }
 
 /** Return the name, version and license of a package. @param {string} name */
-function licence(name) {
-  const folder = join(here, "node_modules", name);
+function licenseText(name) {
+  const folder = join(directory, "node_modules", name);
   const { version } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
   const file = readdirSync(folder).find((entry) => /^licen[cs]e/i.test(entry));
   return `${name} ${version}\n\n${readFileSync(join(folder, file), "utf8").trim()}\n`;
 }
 
 mkdirSync(target, { recursive: true });
-const used = new Set();
-for (const name of wanted.length ? wanted : all) (await bundle(name)).forEach((found) => found && used.add(found));
-if (wanted.length) process.exit(); // LICENSES.txt is written for all panels together
-const texts = [...used].sort().map(licence);
+const packages = new Set();
+for (const name of selected.length ? selected : panels)
+  (await bundle(name)).forEach((package_) => package_ && packages.add(package_));
+if (selected.length) process.exit(); // LICENSES.txt is written for all panels together
+const texts = [...packages].sort().map(licenseText);
 writeFileSync(
   join(target, "LICENSES.txt"),
   ["The panels contain these packages.\n", ...texts].join("\n" + "-".repeat(80) + "\n\n"),

@@ -1,6 +1,6 @@
 // The judging panel: a ranked group, the judge's reasons, human scores, and their effect on the advantages.
 import { announcer, fill, h, initialize, keys, marked, mount, muted, num } from "./panel.js";
-import { createCards, plus, reading } from "./judging/cards.js";
+import { createCards, formatSigned, conversation } from "./judging/cards.js";
 import { createSide } from "./judging/side.js";
 import { foldAll, highlight, reveal } from "./viewer/thread.js";
 
@@ -34,14 +34,14 @@ function build(root, wire, model) {
     state: { rows: [], opinions: [], blind: false, version: 0 },
     announce: announcer(root),
   });
-  let beside = /** @type {number[]} */ ([]),
+  let sideBySide = /** @type {number[]} */ ([]),
     active = 0,
-    saving = 0;
-  app.keep = (change) => {
-    if (Object.keys(change).every((name) => ui[name] === change[name])) return;
-    Object.assign(ui, change);
-    clearTimeout(saving);
-    saving = setTimeout(() => {
+    saveTimer = 0;
+  app.keep = (sendChange) => {
+    if (Object.keys(sendChange).every((highlightName) => ui[highlightName] === sendChange[highlightName])) return;
+    Object.assign(ui, sendChange);
+    clearTimeout(saveTimer);
+    saveTimer = setTimeout(() => {
       model.set("ui", { ...ui });
       model.save_changes();
     }, 250);
@@ -52,110 +52,116 @@ function build(root, wire, model) {
   const button = (label, title, onclick, more = {}) => h("button.button", { title, onclick, ...more }, label);
   const title = h("span.j-heading"),
     counts = h("span.muted", { role: "status" });
-  const search = h("input.input.j-search", {
+  const searchInput = h("input.input.j-search", {
     type: "search",
     placeholder: "Search all texts",
     label: "Search all texts",
     spellcheck: false,
-    oninput: () => look(),
-    onkeydown: searching,
+    oninput: () => highlightMatches(),
+    onkeydown: onSearchKey,
   });
-  const hits = h("span.muted", { role: "status" });
-  const before = button("‹", "Previous group ([)", () => turn(-1), { label: "Previous group" }),
-    next = button("›", "Next group (])", () => turn(1), { label: "Next group" });
-  const blind = button("Judge blind", "Hide ids, rewards and judges until you have ranked (b)", () => toggleBlind());
-  const pairs = button("Export pairs", "Save the preference pairs of the journal to a file", () => exportPairs());
+  const matchCount = h("span.muted", { role: "status" });
+  const previousButton = button("‹", "Previous group ([)", () => switchGroup(-1), { label: "Previous group" }),
+    nextButton = button("›", "Next group (])", () => switchGroup(1), { label: "Next group" });
+  const blindButton = button("Judge blind", "Hide ids, rewards and judges until you have ranked (b)", () =>
+    toggleBlind(),
+  );
+  const exportButton = button("Export pairs", "Save the preference pairs of the journal to a file", () =>
+    exportPairs(),
+  );
   const bar = h(
     "div.j-top",
     { role: "toolbar", label: "This group" },
-    before,
-    next,
+    previousButton,
+    nextButton,
     title,
     counts,
     h("span.grow"),
-    search,
-    hits,
-    blind,
-    pairs,
+    searchInput,
+    matchCount,
+    blindButton,
+    exportButton,
     button("Freeze", "Replace this panel with static HTML, which is saved in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
     button("?", "Keys", () => showHelp(), { label: "Keys" }),
   );
   const notes = h("div.j-notes", { role: "status" }),
-    said = h("div.j-note", { role: "alert", hidden: true });
+    message = h("div.j-note", { role: "alert", hidden: true });
   const cards = createCards(app),
     side = createSide(app),
     shared = h("details.j-shared", { hidden: true }),
     panes = h("div.j-panes", { hidden: true });
   const main = h("div.j-main", { tabIndex: -1 }, shared, cards.list, panes);
-  const words = h("span", { role: "status" }),
-    drop = button("Discard changes", "Return to the judge's scores and to the changes that were applied before", () =>
-      change("reset"),
+  const status = h("span", { role: "status" }),
+    discardButton = button(
+      "Discard changes",
+      "Return to the judge's scores and to the changes that were applied before",
+      () => sendChange("reset"),
     );
-  const apply = button("Apply", "", () => applied(), { class: "art-button art-j-primary" });
-  const foot = h("div.j-foot", words, h("span.grow"), drop, apply);
+  const applyButton = button("Apply", "", () => applyScores(), { class: "art-button art-j-primary" });
+  const footer = h("div.j-foot", status, h("span.grow"), discardButton, applyButton);
   const help = h("div.j-help", { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 }),
-    name = "art-j-found";
+    highlightName = "art-j-found";
   root.classList.add("art-judging");
-  root.append(bar, said, notes, h("div.j-columns", main, side.node), foot, help);
+  root.append(bar, message, notes, h("div.j-columns", main, side.node), footer, help);
 
   // state ------------------------------------------------------------------------------------------------------------------
 
-  function take(state) {
+  function applyState(state) {
     if (!state || state.version < app.state.version) return;
-    const wish = app.state.version ? null : ui.key,
-      other =
+    const savedKey = app.state.version ? null : ui.key,
+      isNewGroup =
         state.at !== app.state.at || state.blind !== app.state.blind || state.rows.length !== app.state.rows.length;
     app.state = state;
-    if (other) {
+    if (isNewGroup) {
       cards.forget();
       side.forget();
-      clear();
-      sharedParts();
+      closePanes();
+      loadShared();
     }
     draw();
-    if (other) side.loadSession();
-    if (wish != null && state.rows.some((row) => row.key === wish)) cards.mark(wish);
+    if (isNewGroup) side.loadSession();
+    if (savedKey != null && state.rows.some((row) => row.key === savedKey)) cards.mark(savedKey);
   }
 
   /** Send a change to the kernel. Return its reply, or null if the kernel rejected the change. @param {string} command @param {any} [args] */
-  async function change(command, args = {}) {
-    const inside = root.contains(document.activeElement);
+  async function sendChange(command, args = {}) {
+    const hadFocus = root.contains(document.activeElement);
     try {
       const { reply } = await wire.request(command, args);
-      said.hidden = true;
-      take(reply);
+      message.hidden = true;
+      applyState(reply);
       return reply;
     } catch (error) {
-      if (error.name !== "AbortError") complain(error.message);
+      if (error.name !== "AbortError") showError(error.message);
       app.redraw();
       return null;
     } finally {
-      if (inside && !root.contains(document.activeElement)) back(); // the focused element was removed
+      if (hadFocus && !root.contains(document.activeElement)) focusCurrent(); // the focused element was removed
     }
   }
-  app.change = change;
+  app.change = sendChange;
   app.redraw = () => draw();
 
   async function load() {
     try {
-      take((await wire.request("state")).reply);
+      applyState((await wire.request("state")).reply);
     } catch (error) {
-      complain(error.message);
+      showError(error.message);
     }
   }
 
-  function complain(text) {
-    said.hidden = false;
-    said.className = "art-j-note art-is-bad";
-    fill(said, marked(text));
+  function showError(text) {
+    message.hidden = false;
+    message.className = "art-j-note art-is-bad";
+    fill(message, marked(text));
   }
 
-  function inform(...parts) {
-    said.hidden = false;
-    said.className = "art-j-note art-is-good";
-    fill(said, parts);
+  function showMessage(...parts) {
+    message.hidden = false;
+    message.className = "art-j-note art-is-good";
+    fill(message, parts);
   }
 
   // drawing ----------------------------------------------------------------------------------------------------------------
@@ -174,25 +180,25 @@ function build(root, wire, model) {
         .filter(Boolean)
         .join(" · "),
     );
-    before.hidden = next.hidden = !(state.groups > 1);
-    blind.textContent = state.blind ? "Reveal" : "Judge blind";
-    blind.hidden = Boolean(state.person && !state.blind);
-    pairs.hidden = Boolean(state.blind || state.person);
-    blind.classList.toggle("art-j-primary", Boolean(state.blind));
+    previousButton.hidden = nextButton.hidden = !(state.groups > 1);
+    blindButton.textContent = state.blind ? "Reveal" : "Judge blind";
+    blindButton.hidden = Boolean(state.person && !state.blind);
+    exportButton.hidden = Boolean(state.blind || state.person);
+    blindButton.classList.toggle("art-j-primary", Boolean(state.blind));
     root.classList.toggle("art-is-blind", Boolean(state.blind));
     drawNotes(state);
     cards.draw(state);
     side.draw(state);
     drawFoot(state);
-    if (beside.length) drawBeside();
-    look();
+    if (sideBySide.length) drawBeside();
+    highlightMatches();
   }
 
   function drawNotes(state) {
     const note = (kind, ...parts) => h("div", { class: `art-j-note ${kind}` }, parts),
-      one = state.opinions[state.using];
-    const missing = state.blind || state.person ? 0 : state.unscored,
-      speaking = state.rows.filter((row) => row.flags.length).map((row) => row.label);
+      ranking = state.opinions[state.using];
+    const unscored = state.blind || state.person ? 0 : state.unscored,
+      flagged = state.rows.filter((row) => row.flags.length).map((row) => row.label);
     fill(
       notes,
       state.trained
@@ -203,28 +209,28 @@ function build(root, wire, model) {
           )
         : null,
       state.opinions
-        .filter((each) => each.failure)
-        .map((each) => note("art-is-bad", h("b", marked(each.judge)), " failed: ", marked(each.failure))),
-      missing
+        .filter((entry) => entry.failure)
+        .map((entry) => note("art-is-bad", h("b", marked(entry.judge)), " failed: ", marked(entry.failure))),
+      unscored
         ? note(
             "art-is-bad",
-            `${missing} of ${state.rows.length} rollouts have no score. Set their scores, or they are removed from the group when you apply.`,
+            `${unscored} of ${state.rows.length} rollouts have no score. Set their scores, or they are removed from the group when you apply.`,
           )
         : null,
       !state.blind && !state.person && state.rows.length > 1 && state.variance === false
         ? note("art-is-warn", "All scores are equal. The advantages are 0, so training learns nothing from this group.")
         : null,
-      one?.bias?.warning
+      ranking?.bias?.warning
         ? note(
             "art-is-warn",
-            marked(`${one.judge}: ${one.bias.warning}.`),
+            marked(`${ranking.judge}: ${ranking.bias.warning}.`),
             " Use several repeats in shuffled order, or another judge.",
           )
         : null,
-      speaking.length
+      flagged.length
         ? note(
             "art-is-warn",
-            `Text addressed to the judge: ${speaking.join(", ")}. Check these rollouts before you trust their scores.`,
+            `Text addressed to the judge: ${flagged.join(", ")}. Check these rollouts before you trust their scores.`,
           )
         : null,
       state.blind
@@ -238,17 +244,17 @@ function build(root, wire, model) {
 
   function drawFoot(state) {
     const { drafts = 0, waiting } = state,
-      trained = Boolean(state.trained);
-    drop.hidden = !drafts;
-    drop.textContent = state.blind ? "Shuffle again" : "Discard changes";
-    apply.hidden = Boolean(state.blind) || !state.rows.length || (trained && !drafts);
-    apply.disabled = !waiting;
-    apply.textContent = state.person ? "Submit" : trained ? "Write to the journal" : "Apply to the rewards";
-    apply.title = trained
+      isTrained = Boolean(state.trained);
+    discardButton.hidden = !drafts;
+    discardButton.textContent = state.blind ? "Shuffle again" : "Discard changes";
+    applyButton.hidden = Boolean(state.blind) || !state.rows.length || (isTrained && !drafts);
+    applyButton.disabled = !waiting;
+    applyButton.textContent = state.person ? "Submit" : isTrained ? "Write to the journal" : "Apply to the rewards";
+    applyButton.title = isTrained
       ? "The group was already trained, so only the journal changes"
       : `Write the scores to the journal (${state.journal}) and to the rewards of the group`;
     fill(
-      words,
+      status,
       state.blind
         ? `${state.placed ?? 0} of ${state.rows.length} ranked by you`
         : state.person
@@ -263,7 +269,7 @@ function build(root, wire, model) {
               ]
             : waiting
               ? "The scores have not been applied to the rewards."
-              : trained
+              : isTrained
                 ? muted("Changes are written to the journal.")
                 : state.rows.length
                   ? muted("The scores have been applied to the rewards.")
@@ -273,124 +279,128 @@ function build(root, wire, model) {
 
   // common messages ---------------------------------------------------------------------------------------------------------
 
-  async function sharedParts() {
+  async function loadShared() {
     shared.hidden = true;
     shared.open = false;
     if (!app.state.rows.length) return;
     try {
       const { reply } = await wire.request("texts", { key: -1 });
-      const n = reply.messages.length;
-      shared.hidden = !n;
+      const count = reply.messages.length;
+      shared.hidden = !count;
       const body = h("div.j-said");
       fill(
         shared,
         h(
           "summary",
-          `The first ${n === 1 ? "message is" : `${n}${reply.parts > 1 ? " and more" : ""} messages are`} the same.`,
+          `The first ${count === 1 ? "message is" : `${count}${reply.parts > 1 ? " and more" : ""} messages are`} the same.`,
           muted(" Shown once."),
         ),
         body,
       );
       shared.ontoggle = () => {
-        if (shared.open && !body.firstChild) body.append(reading(app, -1));
+        if (shared.open && !body.firstChild) body.append(conversation(app, -1));
       };
     } catch (error) {
-      if (error.name !== "AbortError") complain(error.message);
+      if (error.name !== "AbortError") showError(error.message);
     }
   }
 
   // two side by side -------------------------------------------------------------------------------------------------------
 
   function drawBeside() {
-    const rows = beside.map((key) => app.state.rows.find((row) => row.key === key));
-    if (rows.some((row) => !row)) return leave();
+    const rows = sideBySide.map((key) => app.state.rows.find((row) => row.key === key));
+    if (rows.some((row) => !row)) return leaveComparison();
     rows.forEach((row, n) => {
-      const pane = panes.children[n],
+      const switchPane = panes.children[n],
         other = rows[1 - n];
       fill(
-        pane.firstChild,
+        switchPane.firstChild,
         h("b", `${row.rank}. ${row.label}`),
         row.score == null ? null : h("span", { title: "score" }, num(row.score)),
-        row.after == null || app.state.person ? null : h("span.muted", { title: "advantage" }, `A ${plus(row.after)}`),
+        row.after == null || app.state.person
+          ? null
+          : h("span.muted", { title: "advantage" }, `A ${formatSigned(row.after)}`),
         h("span.grow"),
         row.rank < other.rank
           ? muted("ranked above")
           : button("Rank this one higher", `Rank ${row.label} above ${other.label}`, () =>
-              change("move", { key: row.key, to: other.rank - 1 }),
+              sendChange("move", { key: row.key, to: other.rank - 1 }),
             ),
       );
-      pane.classList.toggle("art-is-active", n === active);
-      pane.querySelector(".art-j-because").replaceChildren(marked(row.explanation ?? ""));
+      switchPane.classList.toggle("art-is-active", n === active);
+      switchPane.querySelector(".art-j-because").replaceChildren(marked(row.explanation ?? ""));
     });
   }
 
-  /** Show two rollouts side by side. @param {number[]} wanted keys */
-  function besides(wanted) {
-    beside = wanted;
+  /** Show two rollouts side by side. @param {number[]} rolloutKeys keys */
+  function compareTwo(rolloutKeys) {
+    sideBySide = rolloutKeys;
     active = 0;
     root.classList.add("art-is-beside");
     panes.hidden = false;
     fill(
       panes,
-      beside.map((key) =>
+      sideBySide.map((key) =>
         h(
           "section.j-pane",
           { tabIndex: 0, label: `Rollout ${app.state.rows.find((row) => row.key === key)?.label ?? ""}` },
           h("header.j-pane-head"),
           h("p.j-because"),
-          reading(app, key),
+          conversation(app, key),
         ),
       ),
     );
-    [...panes.children].forEach((pane, n) =>
-      pane.addEventListener("focusin", () => {
+    [...panes.children].forEach((switchPane, n) =>
+      switchPane.addEventListener("focusin", () => {
         active = n;
-        cards.mark(beside[n]);
-        panes.querySelectorAll(".art-j-pane").forEach((one, i) => one.classList.toggle("art-is-active", i === n));
+        cards.mark(sideBySide[n]);
+        panes
+          .querySelectorAll(".art-j-pane")
+          .forEach((element, i) => element.classList.toggle("art-is-active", i === n));
       }),
     );
     drawBeside();
     panes.children[0].focus({ preventScroll: true });
   }
-  app.besides = besides;
+  app.besides = compareTwo;
 
-  function compareHere() {
-    if (beside.length) return leave();
+  function compareWithNext() {
+    if (sideBySide.length) return leaveComparison();
     const { rows } = app.state,
-      at = cards.place();
+      index = cards.place();
     if (rows.length < 2) return;
-    besides([at, at + 1 < rows.length ? at + 1 : at - 1].sort((x, y) => x - y).map((n) => rows[n].key));
+    compareTwo([index, index + 1 < rows.length ? index + 1 : index - 1].sort((x, y) => x - y).map((n) => rows[n].key));
   }
 
-  function clear() {
-    beside = [];
+  function closePanes() {
+    sideBySide = [];
     panes.hidden = true;
     panes.replaceChildren();
     root.classList.remove("art-is-beside");
   }
-  const leave = () => {
-    clear();
+  const leaveComparison = () => {
+    closePanes();
     cards.focus();
   };
 
-  function pane(by) {
-    if (!beside.length) return by > 0 ? compareHere() : false;
-    panes.children[Math.max(0, Math.min(1, active + by))].focus();
+  function switchPane(offset) {
+    if (!sideBySide.length) return offset > 0 ? compareWithNext() : false;
+    panes.children[Math.max(0, Math.min(1, active + offset))].focus();
   }
 
   // actions ---------------------------------------------------------------------------------------------------
 
   async function toggleBlind() {
-    if (await change(app.state.blind ? "reveal" : "hide")) {
+    if (await sendChange(app.state.blind ? "reveal" : "hide")) {
       app.announce(app.state.blind ? "judging blind" : "revealed");
       cards.focus();
     }
   }
 
-  async function applied() {
-    const reply = await change("apply");
+  async function applyScores() {
+    const reply = await sendChange("apply");
     if (!reply) return;
-    inform(marked(reply.said ?? ""));
+    showMessage(marked(reply.said ?? ""));
     side.loadSession();
     cards.focus();
   }
@@ -398,46 +408,46 @@ function build(root, wire, model) {
   async function exportPairs() {
     try {
       const { reply } = await wire.request("export");
-      inform(
+      showMessage(
         `${reply.pairs} preference pair${reply.pairs === 1 ? "" : "s"} in `,
         h("span.mono", marked(reply.path)),
         ", in the directory of the notebook.",
       );
     } catch (error) {
-      complain(error.message);
+      showError(error.message);
     }
   }
 
-  const turn = (by) => {
-    const { at = 0, groups = 1 } = app.state;
-    if (at + by >= 0 && at + by < groups) change("turn_to", { at: at + by });
+  const switchGroup = (offset) => {
+    const { at: index = 0, groups = 1 } = app.state;
+    if (index + offset >= 0 && index + offset < groups) sendChange("turn_to", { at: index + offset });
   };
 
   let ranges = /** @type {Range[]} */ ([]),
-    hit = -1;
+    currentMatch = -1;
   /** Highlight the search text in all conversations. */
-  function look() {
-    const query = search.value.trim();
-    ranges = highlight(main, query, name);
-    hits.textContent = query ? `${ranges.length}` : "";
-    hits.title = query ? "matches" : "";
+  function highlightMatches() {
+    const query = searchInput.value.trim();
+    ranges = highlight(main, query, highlightName);
+    matchCount.textContent = query ? `${ranges.length}` : "";
+    matchCount.title = query ? "matches" : "";
   }
   app.found = () => {
-    if (search.value.trim()) look();
+    if (searchInput.value.trim()) highlightMatches();
   };
 
-  function searching(event) {
+  function onSearchKey(event) {
     if (event.key === "Escape") {
-      search.value = "";
-      look();
+      searchInput.value = "";
+      highlightMatches();
       cards.focus();
     }
     if (event.key === "Enter") {
-      reveal(main, search.value.trim().toLowerCase());
-      look();
+      reveal(main, searchInput.value.trim().toLowerCase());
+      highlightMatches();
       if (!ranges.length) return;
-      hit = (hit + (event.shiftKey ? ranges.length - 1 : 1)) % ranges.length;
-      const node = /** @type {any} */ (ranges[hit].startContainer).parentElement,
+      currentMatch = (currentMatch + (event.shiftKey ? ranges.length - 1 : 1)) % ranges.length;
+      const node = /** @type {any} */ (ranges[currentMatch].startContainer).parentElement,
         article = node.closest(".art-j-card");
       article?.classList.add("art-is-open");
       node.scrollIntoView({ block: "center" });
@@ -447,7 +457,7 @@ function build(root, wire, model) {
 
   function showHelp() {
     help.hidden = !help.hidden;
-    if (help.hidden) return back();
+    if (help.hidden) return focusCurrent();
     fill(
       help,
       h("b", "Keys"),
@@ -456,7 +466,7 @@ function build(root, wire, model) {
         HELP.map(([sign, text]) => [
           h(
             "dt",
-            sign.split(" ").map((one) => h("kbd.kbd", one)),
+            sign.split(" ").map((element) => h("kbd.kbd", element)),
           ),
           h("dd", text),
         ]),
@@ -467,26 +477,26 @@ function build(root, wire, model) {
   }
 
   /** Focus the current pane or card, where the keys work. */
-  function back() {
-    if (beside.length) panes.children[active].focus({ preventScroll: true });
+  function focusCurrent() {
+    if (sideBySide.length) panes.children[active].focus({ preventScroll: true });
     else cards.focus();
   }
-  app.back = back;
+  app.back = focusCurrent;
 
-  function escape() {
+  function onEscape() {
     if (!help.hidden) showHelp();
-    else if (beside.length) leave();
+    else if (sideBySide.length) leaveComparison();
     else cards.focus();
   }
 
-  const wide = () => {
+  const toggleWide = () => {
     app.keep({ wide: !ui.wide });
     root.classList.toggle("art-is-wide", ui.wide);
   };
-  const unfold = (open) => (beside.length ? foldAll(panes, open) : cards.unfold(open));
-  const go = (by) => () => (beside.length ? false : cards.go(cards.place() + by));
-  const [down, up] = [go(1), go(-1)];
-  const stop = keys(root, {
+  const unfoldText = (open) => (sideBySide.length ? foldAll(panes, open) : cards.unfold(open));
+  const goBy = (offset) => () => (sideBySide.length ? false : cards.go(cards.place() + offset));
+  const [down, up] = [goBy(1), goBy(-1)];
+  const stopKeys = keys(root, {
     j: down,
     n: down,
     J: down,
@@ -499,29 +509,29 @@ function build(root, wire, model) {
     G: () => cards.go(app.state.rows.length - 1),
     "Alt+ArrowUp": () => cards.shift(-1),
     "Alt+ArrowDown": () => cards.shift(1),
-    o: () => (leaveFor(), cards.field("number")),
-    r: () => (leaveFor(), cards.field("why")),
+    o: () => (closeComparison(), cards.field("number")),
+    r: () => (closeComparison(), cards.field("why")),
     u: () => {
-      if (cards.row?.by_hand) change("override", { key: cards.key, score: null });
+      if (cards.row?.by_hand) sendChange("override", { key: cards.key, score: null });
     },
-    e: () => unfold(true),
-    x: () => unfold(false),
-    c: () => compareHere(),
-    h: () => pane(-1),
-    l: () => pane(1),
+    e: () => unfoldText(true),
+    x: () => unfoldText(false),
+    c: () => compareWithNext(),
+    h: () => switchPane(-1),
+    l: () => switchPane(1),
     s: () => {
       shared.open = !shared.open;
     },
-    f: wide,
-    "/": () => search.focus(),
+    f: toggleWide,
+    "/": () => searchInput.focus(),
     b: () => toggleBlind(),
-    "[": () => turn(-1),
-    "]": () => turn(1),
+    "[": () => switchGroup(-1),
+    "]": () => switchGroup(1),
     "?": () => showHelp(),
-    Escape: escape,
+    Escape: onEscape,
   });
-  const leaveFor = () => {
-    if (beside.length) leave();
+  const closeComparison = () => {
+    if (sideBySide.length) leaveComparison();
   };
 
   wire.onTick((tick) => {
@@ -531,9 +541,9 @@ function build(root, wire, model) {
   root.classList.toggle("art-is-wide", Boolean(ui.wide));
   load();
   return () => {
-    stop();
-    clearTimeout(saving);
-    CSS.highlights?.delete(name);
+    stopKeys();
+    clearTimeout(saveTimer);
+    CSS.highlights?.delete(highlightName);
   };
 }
 

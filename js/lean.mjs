@@ -2,7 +2,7 @@
 // cursors, selections. If a new version of uPlot no longer contains one of these parts, the build stops.
 import { readFileSync } from "node:fs";
 
-const UNUSED = [
+const UNUSED_FUNCTIONS = [
   "stepped",
   "bars",
   "monotoneCubic",
@@ -38,7 +38,7 @@ const UNUSED = [
   "elSize",
   "_sync",
 ];
-const UNUSED_INSIDE = [
+const UNUSED_INNER_FUNCTIONS = [
   "initLegendRow",
   "addSeries",
   "delSeries",
@@ -71,7 +71,7 @@ const UNUSED_INSIDE = [
   "batch",
   "setAlpha",
 ];
-const REPLACED = [
+const REPLACEMENTS = [
   ["{\n\tuPlot.join = join;", "export { uPlot as default }", ""],
   ["const months = [", "const onlyWhole", "const fmtDate = noop;\n"],
   ["const sync = _sync(syncKey);", "function destroy() {", ""],
@@ -86,21 +86,21 @@ const REPLACED = [
   ["const [ timeIncrsS", "// base 2", "const timeIncrsS = [], _timeAxisStampsS = [], timeAxisSplitsS = noop;\n"],
 ];
 
-/** Replace the text from one mark up to another. @param {string} text @param {string} from @param {string} to @param {string} by */
-function between(text, from, to, by) {
-  const start = text.indexOf(from),
-    end = text.indexOf(to, start + 1);
+/** Replace the text from one mark up to another. @param {string} text @param {string} startMark @param {string} endMark @param {string} replacement */
+function replaceBetween(text, startMark, endMark, replacement) {
+  const start = text.indexOf(startMark),
+    end = text.indexOf(endMark, start + 1);
   if (start < 0 || end < 0)
-    throw new Error(`Could not find ${from} in the source of uPlot. Update lean.mjs for this version.`);
-  return text.slice(0, start) + by + text.slice(end);
+    throw new Error(`Could not find ${startMark} in the source of uPlot. Update lean.mjs for this version.`);
+  return text.slice(0, start) + replacement + text.slice(end);
 }
 
 /** Remove the body of a function that has this indentation. @param {string} text @param {string} name @param {string} indent */
-function emptied(text, name, indent) {
-  const whole = new RegExp(`\\n${indent}function ${name}\\([\\s\\S]*?\\n${indent}\\}\\n`);
-  if (!whole.test(text))
+function emptyFunction(text, name, indent) {
+  const pattern = new RegExp(`\\n${indent}function ${name}\\([\\s\\S]*?\\n${indent}\\}\\n`);
+  if (!pattern.test(text))
     throw new Error(`Could not find the function ${name} in the source of uPlot. Update lean.mjs for this version.`);
-  return text.replace(whole, `\n${indent}function ${name}() {}\n`);
+  return text.replace(pattern, `\n${indent}function ${name}() {}\n`);
 }
 
 export const lean = {
@@ -109,9 +109,10 @@ export const lean = {
   setup(build) {
     build.onLoad({ filter: /uPlot\.esm\.js$/ }, (/** @type {{path: string}} */ { path }) => {
       let text = readFileSync(path, "utf8");
-      for (const name of UNUSED) text = emptied(text, name, "");
-      for (const name of UNUSED_INSIDE) text = emptied(text, name, "\t");
-      for (const [from, to, by] of REPLACED) text = between(text, from, to, by);
+      for (const name of UNUSED_FUNCTIONS) text = emptyFunction(text, name, "");
+      for (const name of UNUSED_INNER_FUNCTIONS) text = emptyFunction(text, name, "\t");
+      for (const [startMark, endMark, replacement] of REPLACEMENTS)
+        text = replaceBetween(text, startMark, endMark, replacement);
       return { contents: text, loader: "js" };
     });
   },

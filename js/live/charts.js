@@ -32,7 +32,7 @@ export const CHARTS = [
   { key: "truncated", title: "Truncated", hint: "rollouts that reached the token limit", percent: true, zero: true },
 ];
 
-const share = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`);
+const formatPercent = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`);
 
 /**
  * Create the grid of curves.
@@ -41,19 +41,19 @@ const share = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`
 export function createCharts(columns) {
   const probe = h("i", { hidden: true }),
     node = h("div.curves", probe);
-  const paint = (name) => {
+  const cssColor = (name) => {
     probe.style.color = `var(--art-${name})`;
     return getComputedStyle(probe).color;
   };
-  const at = Object.fromEntries(columns.map((name, i) => [name, i + 1]));
+  const columnIndex = Object.fromEntries(columns.map((name, i) => [name, i + 1]));
   /** @type {any[]} */
   let rows = [];
   const cards = CHARTS.map((chart) => card(chart));
-  node.append(...cards.map((one) => one.figure));
+  node.append(...cards.map((card) => card.figure));
 
   /** @param {Chart} chart */
   function card(chart) {
-    const say = chart.percent ? share : num;
+    const format = chart.percent ? formatPercent : num;
     const value = h("output.curve-value", "–"),
       plot = h("div.plot");
     const figure = h(
@@ -63,31 +63,31 @@ export function createCharts(columns) {
       plot,
     );
     /** @type {any} */
-    let u = null;
-    const cross = h("div.cross", { hidden: true });
+    let plotter = null;
+    const crosshair = h("div.cross", { hidden: true });
     const axis = {
-      stroke: () => paint("muted"),
-      grid: { stroke: () => paint("line"), width: 1 },
+      stroke: () => cssColor("muted"),
+      grid: { stroke: () => cssColor("line"), width: 1 },
       ticks: { show: false },
       font: "11px sans-serif",
       gap: 3,
     };
     const line = {
-      stroke: () => paint("accent"),
+      stroke: () => cssColor("accent"),
       width: 1.8,
-      points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => paint("accent") },
+      points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => cssColor("accent") },
     };
     const edge = { stroke: "transparent", points: { show: false }, width: 0 };
     const range = (self, low, high) => {
       if (low == null) return [0, 1];
-      const from = chart.zero ? Math.min(0, low) : low,
-        room = (high - from || Math.abs(high) || 1) * 0.08;
+      const base = chart.zero ? Math.min(0, low) : low,
+        margin = (high - base || Math.abs(high) || 1) * 0.08;
       return [
-        chart.zero && low >= 0 ? 0 : from - room,
-        chart.percent ? Math.max(0.1, Math.min(1.02, high + room)) : high + room,
+        chart.zero && low >= 0 ? 0 : base - margin,
+        chart.percent ? Math.max(0.1, Math.min(1.02, high + margin)) : high + margin,
       ];
     };
-    const start = (width) =>
+    const createPlot = (width) =>
       new uPlot(
         {
           width,
@@ -109,87 +109,87 @@ export function createCharts(columns) {
               ...axis,
               size: 40,
               space: chart.wide ? 34 : 30,
-              values: (self, ticks) => ticks.map((tick) => (chart.percent ? share(tick) : num(tick))),
+              values: (self, ticks) => ticks.map((tick) => (chart.percent ? formatPercent(tick) : num(tick))),
             },
           ],
           series: [{}, ...(chart.band ? [edge, edge] : []), line],
-          bands: chart.band ? [{ series: [1, 2], fill: () => paint("accent-bg") }] : [],
+          bands: chart.band ? [{ series: [1, 2], fill: () => cssColor("accent-bg") }] : [],
         },
         data(),
         plot,
       );
-    const last = () => rows.findLastIndex?.((row) => row[at[chart.key]] != null) ?? rows.length - 1;
+    const lastRow = () => rows.findLastIndex?.((row) => row[columnIndex[chart.key]] != null) ?? rows.length - 1;
     /** @param {number|null} [i] */
     function show(i) {
-      const row = rows[i ?? last()],
-        spread = chart.band && row?.[at[chart.band]];
+      const row = rows[i ?? lastRow()],
+        spread = chart.band && row?.[columnIndex[chart.band]];
       value.textContent =
-        (row ? say(row[at[chart.key]]) : "–") +
+        (row ? format(row[columnIndex[chart.key]]) : "–") +
         (spread ? ` ± ${num(spread)}` : "") +
-        (i != null && row ? ` · step ${row[at.step]}` : "");
+        (i != null && row ? ` · step ${row[columnIndex.step]}` : "");
     }
     /** Show the crosshair at a row. @param {number|null} i */
-    function cut(i) {
-      cross.hidden = i == null || !rows[i] || !u;
-      if (!cross.hidden) cross.style.left = `${u.valToPos(u.data[0][i ?? 0], "x")}px`;
-      show(cross.hidden ? null : i);
+    function showCrosshair(i) {
+      crosshair.hidden = i == null || !rows[i] || !plotter;
+      if (!crosshair.hidden) crosshair.style.left = `${plotter.valToPos(plotter.data[0][i ?? 0], "x")}px`;
+      show(crosshair.hidden ? null : i);
     }
     function data() {
-      const values = rows.map((row) => row[at[chart.key]] ?? null),
-        steps = rows.map((row) => row[at.step] ?? row[0]);
+      const values = rows.map((row) => row[columnIndex[chart.key]] ?? null),
+        steps = rows.map((row) => row[columnIndex.step] ?? row[0]);
       if (!chart.band) return [steps, values];
-      const spread = rows.map((row) => row[at[chart.band ?? ""]] ?? 0);
+      const spread = rows.map((row) => row[columnIndex[chart.band ?? ""]] ?? 0);
       return [steps, ...[1, -1].map((sign) => values.map((v, i) => (v == null ? null : v + sign * spread[i]))), values];
     }
     return {
       figure,
-      cut,
+      cut: showCrosshair,
       draw() {
-        const known = rows.map((row) => row[at[chart.key]]).filter((v) => v != null);
+        const knownValues = rows.map((row) => row[columnIndex[chart.key]]).filter((v) => v != null);
         show();
-        figure.classList.toggle("art-empty", !known.length);
+        figure.classList.toggle("art-empty", !knownValues.length);
         figure.setAttribute(
           "aria-label",
-          `${chart.title} by step: ${known.length ? `${say(known[0])} at first, ${say(known[known.length - 1])} now, between ${say(Math.min(...known))} and ${say(Math.max(...known))}` : "nothing yet"}`,
+          `${chart.title} by step: ${knownValues.length ? `${format(knownValues[0])} at first, ${format(knownValues[knownValues.length - 1])} now, between ${format(Math.min(...knownValues))} and ${format(Math.max(...knownValues))}` : "nothing yet"}`,
         );
         const width = plot.clientWidth;
-        if (!width || !known.length) return;
-        if (!u) {
-          u = start(width);
-          u.over.append(cross);
-          u.over.addEventListener("pointermove", (event) => point(u.posToIdx(event.offsetX)));
-          u.over.addEventListener("pointerleave", () => point(null));
+        if (!width || !knownValues.length) return;
+        if (!plotter) {
+          plotter = createPlot(width);
+          plotter.over.append(crosshair);
+          plotter.over.addEventListener("pointermove", (event) => showAt(plotter.posToIdx(event.offsetX)));
+          plotter.over.addEventListener("pointerleave", () => showAt(null));
         } else {
-          if (u.width !== width) u.setSize({ width, height: u.height });
-          u.setData(data());
+          if (plotter.width !== width) plotter.setSize({ width, height: plotter.height });
+          plotter.setData(data());
         }
       },
-      repaint: () => u?.redraw(false, true),
-      end: () => u?.destroy(),
+      repaint: () => plotter?.redraw(false, true),
+      end: () => plotter?.destroy(),
     };
   }
 
   /** @param {number|null} i */
-  function point(i) {
-    cards.forEach((one) => one.cut(i));
+  function showAt(i) {
+    cards.forEach((card) => card.cut(i));
   }
-  const draw = perFrame(() => cards.forEach((one) => one.draw()));
-  const sized = new ResizeObserver(draw);
-  sized.observe(node);
-  const themed = new MutationObserver(() => cards.forEach((one) => one.repaint()));
+  const draw = perFrame(() => cards.forEach((card) => card.draw()));
+  const resizeObserver = new ResizeObserver(draw);
+  resizeObserver.observe(node);
+  const themeObserver = new MutationObserver(() => cards.forEach((card) => card.repaint()));
   return {
     node,
     /** Update the colors when the theme class of this element changes. @param {Element} host */
-    follow: (host) => themed.observe(host, { attributes: true, attributeFilter: ["class"] }),
-    /** @param {any[]} next rows, each beginning with its index */
-    set(next) {
-      rows = next;
+    follow: (host) => themeObserver.observe(host, { attributes: true, attributeFilter: ["class"] }),
+    /** @param {any[]} newRows rows, each beginning with its index */
+    set(newRows) {
+      rows = newRows;
       draw();
     },
     end() {
-      sized.disconnect();
-      themed.disconnect();
-      cards.forEach((one) => one.end());
+      resizeObserver.disconnect();
+      themeObserver.disconnect();
+      cards.forEach((card) => card.end());
     },
   };
 }

@@ -3,12 +3,12 @@
 const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 
 /** Return a received buffer as a typed array. @param {DataView} view @param {keyof typeof KINDS} kind */
-export const array = (view, kind) =>
+export const typedArray = (view, kind) =>
   new KINDS[kind](view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 
 /** Convert half-precision numbers to floats. @param {DataView} view */
 export function halves(view) {
-  const bits = array(view, "u2"),
+  const bits = typedArray(view, "u2"),
     out = new Float32Array(bits.length);
   for (let i = 0; i < bits.length; i++) {
     const sign = bits[i] & 0x8000 ? -1 : 1,
@@ -54,7 +54,9 @@ export function createIndex() {
         index.version = reply.version;
       }
       if (reply.from_row !== index.count) return; // a duplicate reply
-      reply.columns.forEach(([name, kind], i) => grow(columns, name, kind, array(buffers[i], kind), index.count));
+      reply.columns.forEach(([name, kind], i) =>
+        appendColumn(columns, name, kind, typedArray(buffers[i], kind), index.count),
+      );
       index.count += reply.rows;
       Object.assign(index, {
         version: reply.version,
@@ -66,17 +68,17 @@ export function createIndex() {
       });
       const { from, names, steps, splits, sizes } = reply.groups;
       names.forEach((name, i) => {
-        const before = groups[from + i - 1],
-          same = before && before.step === steps[i] && before.split === splits[i];
-        const first = before ? before.first + before.size : 0;
+        const previous = groups[from + i - 1],
+          sameStep = previous && previous.step === steps[i] && previous.split === splits[i];
+        const first = previous ? previous.first + previous.size : 0;
         groups[from + i] = {
           name,
           step: steps[i],
           split: splits[i],
           size: sizes[i],
           first,
-          place: same ? before.place + 1 : 0,
-          ...spread(index, first, sizes[i]),
+          place: sameStep ? previous.place + 1 : 0,
+          ...rewardStats(index, first, sizes[i]),
         };
       });
     },
@@ -99,8 +101,8 @@ export function createIndex() {
 }
 
 /** Return mean and standard deviation of a group's rewards, and extend the run's range of rewards. */
-function spread(index, first, size) {
-  let n = 0,
+function rewardStats(index, first, size) {
+  let count = 0,
     sum = 0,
     squares = 0;
   for (let id = first; id < first + size; id++) {
@@ -109,20 +111,20 @@ function spread(index, first, size) {
     index.low = index.seen ? Math.min(index.low, reward) : reward;
     index.high = index.seen ? Math.max(index.high, reward) : reward;
     index.seen = true;
-    n += 1;
+    count += 1;
     sum += reward;
     squares += reward * reward;
   }
-  const mean = n ? sum / n : NaN;
-  return { mean, std: n ? Math.sqrt(Math.max(0, squares / n - mean * mean)) : NaN };
+  const mean = count ? sum / count : NaN;
+  return { mean, std: count ? Math.sqrt(Math.max(0, squares / count - mean * mean)) : NaN };
 }
 
-function grow(columns, name, kind, tail, count) {
-  const old = columns[name],
-    need = count + tail.length;
-  if (!old || old.length < need) {
-    columns[name] = new KINDS[kind](old ? Math.max(need, old.length * 2) : need);
-    if (old) columns[name].set(old.subarray(0, count));
+function appendColumn(columns, name, kind, values, count) {
+  const previous = columns[name],
+    length = count + values.length;
+  if (!previous || previous.length < length) {
+    columns[name] = new KINDS[kind](previous ? Math.max(length, previous.length * 2) : length);
+    if (previous) columns[name].set(previous.subarray(0, count));
   }
-  columns[name].set(tail, count);
+  columns[name].set(values, count);
 }
