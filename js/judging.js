@@ -1,6 +1,6 @@
 // The judging panel: a ranked group, the judge's reasons, human scores, and their effect on the advantages.
-import { announcer, fill, h, initialize, keys, marked, mount, muted, num } from "./panel.js";
-import { createCards, formatSigned, conversation } from "./judging/cards.js";
+import { announcer, fill, h, initialize, keys, marked, mount, muted, num, plural } from "./panel.js";
+import { conversation, createCards, formatSigned } from "./judging/cards.js";
 import { createSide } from "./judging/side.js";
 import { foldAll, highlight, reveal } from "./viewer/thread.js";
 
@@ -37,7 +37,7 @@ function build(root, wire, model) {
   let sideBySide = /** @type {number[]} */ ([]),
     active = 0,
     saveTimer = 0;
-  app.keep = (sendChange) => {
+  app.saveUi = (sendChange) => {
     if (Object.keys(sendChange).every((highlightName) => ui[highlightName] === sendChange[highlightName])) return;
     Object.assign(ui, sendChange);
     clearTimeout(saveTimer);
@@ -173,7 +173,7 @@ function build(root, wire, model) {
       counts,
       [
         state.step ? `step ${state.step}` : "",
-        `${state.rows.length} rollout${state.rows.length === 1 ? "" : "s"}`,
+        plural(state.rows.length, "rollout"),
         state.failed ? `${state.failed} failed` : "",
         state.groups > 1 ? `group ${state.at + 1} of ${state.groups}` : "",
       ]
@@ -263,7 +263,7 @@ function build(root, wire, model) {
             : ""
           : drafts
             ? [
-                h("b", `${drafts} change${drafts === 1 ? "" : "s"}`),
+                h("b", plural(drafts, "change")),
                 " not applied",
                 state.changed ? muted(` · different from the judge: ${state.changed}`) : null,
               ]
@@ -362,12 +362,12 @@ function build(root, wire, model) {
     drawBeside();
     panes.children[0].focus({ preventScroll: true });
   }
-  app.besides = compareTwo;
+  app.compareTwo = compareTwo;
 
   function compareWithNext() {
     if (sideBySide.length) return leaveComparison();
     const { rows } = app.state,
-      index = cards.place();
+      index = cards.currentIndex();
     if (rows.length < 2) return;
     compareTwo([index, index + 1 < rows.length ? index + 1 : index - 1].sort((x, y) => x - y).map((n) => rows[n].key));
   }
@@ -409,7 +409,8 @@ function build(root, wire, model) {
     try {
       const { reply } = await wire.request("export");
       showMessage(
-        `${reply.pairs} preference pair${reply.pairs === 1 ? "" : "s"} in `,
+        plural(reply.pairs, "preference pair"),
+        " in ",
         h("span.mono", marked(reply.path)),
         ", in the directory of the notebook.",
       );
@@ -432,7 +433,7 @@ function build(root, wire, model) {
     matchCount.textContent = query ? `${ranges.length}` : "";
     matchCount.title = query ? "matches" : "";
   }
-  app.found = () => {
+  app.onTextLoaded = () => {
     if (searchInput.value.trim()) highlightMatches();
   };
 
@@ -481,7 +482,7 @@ function build(root, wire, model) {
     if (sideBySide.length) panes.children[active].focus({ preventScroll: true });
     else cards.focus();
   }
-  app.back = focusCurrent;
+  app.focusCurrent = focusCurrent;
 
   function onEscape() {
     if (!help.hidden) showHelp();
@@ -490,11 +491,11 @@ function build(root, wire, model) {
   }
 
   const toggleWide = () => {
-    app.keep({ wide: !ui.wide });
+    app.saveUi({ wide: !ui.wide });
     root.classList.toggle("art-is-wide", ui.wide);
   };
   const unfoldText = (open) => (sideBySide.length ? foldAll(panes, open) : cards.unfold(open));
-  const goBy = (offset) => () => (sideBySide.length ? false : cards.go(cards.place() + offset));
+  const goBy = (offset) => () => (sideBySide.length ? false : cards.go(cards.currentIndex() + offset));
   const [down, up] = [goBy(1), goBy(-1)];
   const stopKeys = keys(root, {
     j: down,
@@ -507,8 +508,8 @@ function build(root, wire, model) {
     ArrowUp: up,
     g: () => cards.go(0),
     G: () => cards.go(app.state.rows.length - 1),
-    "Alt+ArrowUp": () => cards.shift(-1),
-    "Alt+ArrowDown": () => cards.shift(1),
+    "Alt+ArrowUp": () => cards.moveBy(-1),
+    "Alt+ArrowDown": () => cards.moveBy(1),
     o: () => (closeComparison(), cards.field("number")),
     r: () => (closeComparison(), cards.field("why")),
     u: () => {

@@ -1,6 +1,7 @@
 // The live training cell: state of a run, curves, finished groups, and control buttons.
-import { announcer, clamp, fill, h, initialize, saveStaticHtml, keys, marked, mount, muted, num } from "./panel.js";
+import { announcer, clamp, fill, h, initialize, keys, marked, mount, muted, num, saveStaticHtml } from "./panel.js";
 import { createCharts } from "./live/charts.js";
+import { formatBytes, formatDuration } from "./live/format.js";
 
 const PHASES = { rollouts: "Rollouts", judging: "Judging", training: "Training", syncing: "Syncing" };
 const STATES = {
@@ -57,16 +58,6 @@ const HELP = [
   ["?", "this help"],
 ];
 const MAX_GROUPS = 400;
-
-/** Format seconds. @param {number} s */
-const formatDuration = (s) =>
-  s < 100
-    ? `${s < 10 ? num(s, 2) : Math.round(s)} s`
-    : s < 6000
-      ? `${Math.round(s / 60)} min`
-      : `${num(s / 3600, 2)} h`;
-/** Format bytes. @param {number} b */
-const formatBytes = (b) => (b >= 1e9 ? `${num(b / 2 ** 30)} GiB` : `${Math.round(b / 2 ** 20)} MiB`);
 
 /** @param {HTMLElement} root @param {any} wire @param {any} model */
 function build(root, wire, model) {
@@ -141,9 +132,9 @@ function build(root, wire, model) {
       return [
         name,
         {
-          now: progress,
-          time: thisTime,
-          before: lastTime,
+          progress,
+          thisTime,
+          lastTime,
           tile: h(
             "div.phase",
             { "data-phase": name },
@@ -333,9 +324,9 @@ function build(root, wire, model) {
     for (const [name, phase] of Object.entries(phases)) {
       const isActive = isLive && tick.phase === name && tick.status !== "paused";
       phase.tile.classList.toggle("art-on", isActive);
-      phase.time.textContent = formatDuration(times[name]);
-      phase.now.textContent = isActive ? progress[name] || "…" : "";
-      phase.before.textContent = tick.past && times === current ? `${formatDuration(tick.past[name])} last step` : "";
+      phase.thisTime.textContent = formatDuration(times[name]);
+      phase.progress.textContent = isActive ? progress[name] || "…" : "";
+      phase.lastTime.textContent = tick.past && times === current ? `${formatDuration(tick.past[name])} last step` : "";
       phase.part.style.flexGrow = String(times[name] / total);
     }
     shares.setAttribute(
@@ -505,7 +496,9 @@ function build(root, wire, model) {
     newestButton.hidden = follow || !newCount;
   }
   function goToNewest() {
-    [follow, newCount, selected] = [true, 0, Math.max(...groups.keys())];
+    follow = true;
+    newCount = 0;
+    selected = Math.max(...groups.keys());
     drawGroups();
   }
   function toggleHelp(show = help.hidden) {

@@ -339,6 +339,9 @@ export const tableRow = (name, ...cells) =>
 /** Create a small button that shows a symbol. @param {string} sign @param {string} label @param {() => any} onclick */
 export const iconButton = (sign, label, onclick) => h("button.button.plain", { label, title: label, onclick }, sign);
 
+/** Return a number with its noun: "1 rollout", "2 rollouts". @param {number} n @param {string} noun */
+export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+
 /** Limit an index to a list of `count` elements. @param {number} i @param {number} count */
 export const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
 

@@ -85,7 +85,7 @@ function createColors(app) {
   function paint(channel) {
     channels.value = channel;
     losses.hidden = channel !== "push";
-    app.keep({ colour: channel, loss: losses.value });
+    app.saveUi({ colour: channel, loss: losses.value });
     fill(legendBox, channel && legend(channel));
     app.tokens.recolour();
     app.announce(channel ? `tokens by ${CHANNELS.find(([name]) => name === channel)?.[1]}` : "plain text");
@@ -119,28 +119,28 @@ function createComparison(app) {
   app.compare = async (ids, bySteps = false) => {
     const wanted = [...new Set(ids)].slice(0, 4);
     if (wanted.length < 2) return;
-    app.keep({ ids: wanted });
+    app.saveUi({ ids: wanted });
     if (!bySteps) steps.hide();
     app.inspector.close();
     try {
       if (!(await sides.show(wanted))) return;
       app.root.classList.add("art-is-comparing");
-      reader.leave(sides.node);
+      reader.replace(sides.node);
       if (app.matches) app.finding.mark();
       fill(
         reader.crumbs,
         h("strong", `${wanted.length} rollouts`),
-        button("Back", "Show one rollout", () => app.alone(ui.id)),
+        button("Back", "Show one rollout", () => app.showOne(ui.id)),
         button("Steps", "Compare the scenario at other steps", () => steps.show(index.columns.group[wanted[0]])),
       );
       app.announce(`comparing ${wanted.length} rollouts`);
     } catch (error) {
-      app.say(error.message);
-      app.alone(ui.id);
+      app.notify(error.message);
+      app.showOne(ui.id);
     }
   };
 
-  app.alone = (id) => {
+  app.showOne = (id) => {
     list.go(id);
     reader.focus();
   };
@@ -182,7 +182,7 @@ function createLoader(app, shown) {
         { reply, buffers } = await wire.request("index", { from_row: index.count });
       index.add(reply, buffers);
       if (version !== index.version) list.forget();
-      if (index.lost.length > lostCount) app.say(`Could not read: ${index.lost.join("; ")}`);
+      if (index.lost.length > lostCount) app.notify(`Could not read: ${index.lost.join("; ")}`);
       lostCount = index.lost.length;
       shown();
       if (!reply.rows && !reply.done) await new Promise((resolve) => setTimeout(resolve, 100));
@@ -200,7 +200,7 @@ function createLoader(app, shown) {
         await loadAll();
       }
     } catch (error) {
-      app.say(error.message);
+      app.notify(error.message);
     } finally {
       loading = false;
     }
@@ -226,8 +226,8 @@ function build(root, wire, model) {
   const { index, ui } = app,
     note = h("div.saved", { role: "status", hidden: true }),
     title = h("span.title");
-  app.keep = createUiStore(app);
-  app.say = (/** @type {string} */ text) => {
+  app.saveUi = createUiStore(app);
+  app.notify = (/** @type {string} */ text) => {
     note.hidden = false;
     fill(
       note,
@@ -298,7 +298,7 @@ function build(root, wire, model) {
   root.classList.add("art-viewer");
   root.append(
     upper,
-    finding.wrong,
+    finding.errorNode,
     h("div.columns", h("nav.browser", { label: "Browser" }, list.node), main),
     help,
     tokens.tip,
@@ -310,9 +310,9 @@ function build(root, wire, model) {
   async function exportPicked() {
     const ids = app.picked.size ? [...app.picked].sort((a, b) => a - b) : ui.ids.length ? ui.ids : [ui.id];
     try {
-      app.say(`Saved: ${(await wire.request("export", { ids })).reply.path}`);
+      app.notify(`Saved: ${(await wire.request("export", { ids })).reply.path}`);
     } catch (error) {
-      app.say(error.message);
+      app.notify(error.message);
     }
   }
   function showHelp() {
@@ -320,22 +320,22 @@ function build(root, wire, model) {
     (help.hidden ? reader : help).focus();
   }
   function setWide(isWide = !ui.wide) {
-    app.keep({ wide: isWide });
+    app.saveUi({ wide: isWide });
     root.classList.toggle("art-is-wide", isWide);
     list.draw();
   }
   function goBack() {
     if (!help.hidden) showHelp();
     else if (inspector.token) tokens.choose(null);
-    else if (ui.ids.length > 1) app.alone(ui.id);
+    else if (ui.ids.length > 1) app.showOne(ui.id);
     else if (ui.wide) setWide();
     else return false;
   }
   const stopKeys = keys(root, {
-    j: () => reader.by(1),
-    k: () => reader.by(-1),
-    g: () => reader.to(0),
-    G: () => reader.to(Infinity),
+    j: () => reader.goBy(1),
+    k: () => reader.goBy(-1),
+    g: () => reader.goTo(0),
+    G: () => reader.goTo(Infinity),
     J: () => list.step(1),
     K: () => list.step(-1),
     n: () => list.step(1),
@@ -345,8 +345,8 @@ function build(root, wire, model) {
     h: () => void sides.step(-1),
     l: comparison.right,
     f: () => setWide(),
-    "/": finding.toSearch,
-    "\\": finding.toFilter,
+    "/": finding.focusSearch,
+    "\\": finding.focusFilter,
     e: () => foldAll(reader.body, true),
     x: () => foldAll(reader.body, false),
     o: () => facts.override(),

@@ -1,5 +1,5 @@
 // The ranked rollouts of a group: score, reason, and the part of the conversation that differs from the other rollouts.
-import { fill, h, marked, muted, num, iconButton } from "../panel.js";
+import { fill, h, iconButton, marked, muted, num } from "../panel.js";
 import { foldAll, joinPieces, thread } from "../viewer/thread.js";
 
 const SCROLL_MARGIN_PX = 14; // distance from the edge in pixels at which dragging scrolls
@@ -26,7 +26,7 @@ export function conversation(app, key) {
           : muted(key < 0 ? "No messages." : "This rollout ends with the common messages."),
         reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Load more") : null,
       );
-      app.found();
+      app.onTextLoaded();
     } catch (error) {
       fill(body, muted(error.message));
     }
@@ -289,7 +289,7 @@ export function createCards(app) {
       if (isCurrent) card.article.setAttribute("aria-current", "true");
       else card.article.removeAttribute("aria-current");
     }
-    app.keep({ key });
+    app.saveUi({ key });
   }
 
   const currentIndex = () => app.state.rows.findIndex((row) => row.key === current);
@@ -309,7 +309,7 @@ export function createCards(app) {
   }
 
   /** Move the current card by a number of places. A second key press waits until the first move is done. @param {number} offset */
-  function shift(offset) {
+  function moveBy(offset) {
     pendingMove = pendingMove.then(() => move(currentIndex() + offset));
   }
 
@@ -406,12 +406,12 @@ export function createCards(app) {
     list,
     draw,
     go,
-    shift,
+    moveBy,
     mark,
     focus,
     unfold,
     field,
-    place: currentIndex,
+    currentIndex,
     forget: () => {
       cards.clear();
       openReasons.clear();

@@ -1,19 +1,16 @@
 // The side pane: judges and their costs, the rubric, a comparison of two rankings, agreement with the judge.
-import { fill, h, marked, muted, num, tableRow as line, visible } from "../panel.js";
+import { fill, h, marked, muted, num, plural, tableRow as line, visible } from "../panel.js";
 
 /** Return a short description of a ranking. @param {any} ranking @param {number} n */
-const rankingLabel = (ranking, n) =>
+export const rankingLabel = (ranking, n) =>
   `${n + 1} · ${visible(ranking.judge)}${ranking.rubric ? ` · ${ranking.rubric.slice(0, 6)}` : ""}${ranking.source === "asked" ? "" : ` · ${ranking.source === "reward" ? "rollout reward" : ranking.source}`}`;
 
 /** Describe the cost of a ranking. @param {any} ranking */
-function costText(ranking) {
+export function costText(ranking) {
   if (ranking.source === "reward") return "";
   const requestCost = ranking.cached
     ? "from the cache, free"
-    : [
-        ranking.calls ? `${ranking.calls} call${ranking.calls === 1 ? "" : "s"}` : "",
-        ranking.seconds > 0.05 ? `${num(ranking.seconds, 2)} s` : "",
-      ]
+    : [ranking.calls ? plural(ranking.calls, "call") : "", ranking.seconds > 0.05 ? `${num(ranking.seconds, 2)} s` : ""]
         .filter(Boolean)
         .join(" · ");
   return [
@@ -111,7 +108,7 @@ export function createSide(app) {
     onkeydown: (event) => {
       if (event.ctrlKey && event.key === "Enter") judgeAgain();
       if (event.key === "Escape") {
-        app.back();
+        app.focusCurrent();
         event.stopPropagation();
       }
     },
@@ -269,7 +266,7 @@ export function createSide(app) {
       pairs
         ? h(
             "p.j-fact",
-            `Over ${groups} group${groups === 1 ? "" : "s"}, `,
+            `Over ${plural(groups, "group")}, `,
             marked(judge),
             ` and you: ${agreement}.`,
             pairs < 20 ? muted(" Percentages and τ are shown for 20 or more pairs.") : null,
@@ -280,7 +277,7 @@ export function createSide(app) {
             "details.j-fold",
             h(
               "summary",
-              `${confusions.length + more} pair${confusions.length + more === 1 ? "" : "s"} ordered differently, largest score difference of the judge first`,
+              `${plural(confusions.length + more, "pair")} ordered differently, largest score difference of the judge first`,
             ),
             h("ul.j-confusions", confusions.map(confusionItem), more ? h("li", muted(`and ${more} more`)) : null),
           )
@@ -301,7 +298,7 @@ export function createSide(app) {
     return h(
       "li",
       ranking.here
-        ? h("button.more", { onclick: () => app.besides([x, y]) }, words)
+        ? h("button.more", { onclick: () => app.compareTwo([x, y]) }, words)
         : [words, muted(" · ", marked(ranking.group), ranking.step ? ` step ${ranking.step}` : "")],
     );
   };

@@ -1,6 +1,7 @@
 // Curves over the training steps: one card per metric, with a common crosshair.
 import uPlot from "uplot";
 import { h, num, perFrame } from "../panel.js";
+import { formatPercent } from "./format.js";
 
 /** @typedef {{key: string, title: string, hint: string, percent?: boolean, zero?: boolean, band?: string, wide?: boolean}} Chart */
 
@@ -32,7 +33,19 @@ export const CHARTS = [
   { key: "truncated", title: "Truncated", hint: "rollouts that reached the token limit", percent: true, zero: true },
 ];
 
-const formatPercent = (value) => (value == null ? "–" : `${Math.round(value * 100)} %`);
+/**
+ * Return the range of the vertical axis for values from `low` to `high`, with a margin of 8 %.
+ * @param {{zero?: boolean, percent?: boolean}} chart @param {number|null} low null if there are no values @param {number} high
+ */
+export function axisRange(chart, low, high) {
+  if (low == null) return [0, 1];
+  const base = chart.zero ? Math.min(0, low) : low,
+    margin = (high - base || Math.abs(high) || 1) * 0.08;
+  return [
+    chart.zero && low >= 0 ? 0 : base - margin,
+    chart.percent ? Math.max(0.1, Math.min(1.02, high + margin)) : high + margin,
+  ];
+}
 
 /**
  * Create the grid of curves.
@@ -78,15 +91,7 @@ export function createCharts(columns) {
       points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => cssColor("accent") },
     };
     const edge = { stroke: "transparent", points: { show: false }, width: 0 };
-    const range = (self, low, high) => {
-      if (low == null) return [0, 1];
-      const base = chart.zero ? Math.min(0, low) : low,
-        margin = (high - base || Math.abs(high) || 1) * 0.08;
-      return [
-        chart.zero && low >= 0 ? 0 : base - margin,
-        chart.percent ? Math.max(0.1, Math.min(1.02, high + margin)) : high + margin,
-      ];
-    };
+    const range = (self, low, high) => axisRange(chart, low, high);
     const createPlot = (width) =>
       new uPlot(
         {
@@ -143,7 +148,7 @@ export function createCharts(columns) {
     }
     return {
       figure,
-      cut: showCrosshair,
+      showCrosshair,
       draw() {
         const knownValues = rows.map((row) => row[columnIndex[chart.key]]).filter((v) => v != null);
         show();
@@ -171,7 +176,7 @@ export function createCharts(columns) {
 
   /** @param {number|null} i */
   function showAt(i) {
-    cards.forEach((card) => card.cut(i));
+    cards.forEach((card) => card.showCrosshair(i));
   }
   const draw = perFrame(() => cards.forEach((card) => card.draw()));
   const resizeObserver = new ResizeObserver(draw);

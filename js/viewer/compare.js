@@ -1,5 +1,5 @@
 // Compare two to four rollouts side by side. Common messages are shown once, and the first difference is marked.
-import { fill, h, marked, muted, num, iconButton } from "../panel.js";
+import { fill, h, iconButton, marked, muted, num } from "../panel.js";
 import { joinPieces, thread } from "./thread.js";
 
 /** @param {any} app */
@@ -74,7 +74,7 @@ export function createCompare(app) {
           },
           advantage == null ? "" : `A ${num(advantage, 2)}`,
         ),
-        iconButton("⤢", `Show only rollout ${number}`, () => app.alone(id)),
+        iconButton("⤢", `Show only rollout ${number}`, () => app.showOne(id)),
         ids.length > 2
           ? iconButton("✕", `Remove rollout ${number}`, () => app.compare(ids.filter((_, i) => i !== n)))
           : null,
@@ -153,7 +153,7 @@ export function createSteps(app) {
     compareSteps();
   }
 
-  const closeButton = () => iconButton("✕", "Close the step comparison", () => app.alone(app.ui.id));
+  const closeButton = () => iconButton("✕", "Close the step comparison", () => app.showOne(app.ui.id));
 
   /** Create the selection of a step and one of its rollouts. */
   function picker(label, places, selected) {

@@ -1,5 +1,5 @@
 // The column next to the conversation: reward and its parts, board, metrics, metadata, logs.
-import { clamp, fill, h, marked, muted, num, tableRow, iconButton, visible } from "../panel.js";
+import { clamp, fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
 
 /** @param {any} app */
 export function createFacts(app) {

@@ -1,5 +1,5 @@
 // The upper bar: filter, sort order, presets, and full-text search.
-import { fill, h, marked } from "../panel.js";
+import { fill, h, marked, plural } from "../panel.js";
 import { typedArray } from "./index.js";
 import { highlight, reveal } from "./thread.js";
 
@@ -54,7 +54,7 @@ export function createFinding(app) {
       shownCount = app.order ? app.order.length : app.mask ? app.shown : total;
     fill(
       counts,
-      shownCount === total ? `${total} rollout${total === 1 ? "" : "s"}` : `${shownCount} of ${total} rollouts`,
+      shownCount === total ? plural(total, "rollout") : `${shownCount} of ${total} rollouts`,
       index.groups.length > 1 ? ` · ${index.groups.length} groups` : "",
       index.done ? "" : " · loading",
     );
@@ -65,7 +65,7 @@ export function createFinding(app) {
   let selections = 0;
   /** Select rollouts and their order. Settings that are not in `change` stay the same. @param {Record<string, string>} change */
   async function choose(change) {
-    app.keep(change);
+    app.saveUi(change);
     const request = ++selections,
       { where: rule, sort: order, preset } = ui;
     sort.value = order;
@@ -184,11 +184,11 @@ export function createFinding(app) {
       sort,
       h("span.searching", search, matchCount),
     ],
-    wrong: errorNode,
+    errorNode,
     choose,
     count,
     mark,
-    toFilter: focusField(where),
-    toSearch: focusField(search),
+    focusFilter: focusField(where),
+    focusSearch: focusField(search),
   };
 }

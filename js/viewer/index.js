@@ -42,7 +42,7 @@ export function createIndex() {
     title: "",
     low: 0,
     high: 0,
-    seen: false,
+    hasRewards: false,
     flags: /** @type {Record<string, number>} */ ({}),
     lost: [],
 
@@ -108,9 +108,9 @@ function rewardStats(index, first, size) {
   for (let id = first; id < first + size; id++) {
     const reward = index.columns.reward[id];
     if (!Number.isFinite(reward)) continue;
-    index.low = index.seen ? Math.min(index.low, reward) : reward;
-    index.high = index.seen ? Math.max(index.high, reward) : reward;
-    index.seen = true;
+    index.low = index.hasRewards ? Math.min(index.low, reward) : reward;
+    index.high = index.hasRewards ? Math.max(index.high, reward) : reward;
+    index.hasRewards = true;
     count += 1;
     sum += reward;
     squares += reward * reward;

@@ -1,5 +1,5 @@
 // The drawer below the conversation: the values of one token, and the terms of its loss.
-import { fill, h, marked, muted, num, tableRow, iconButton, visible } from "../panel.js";
+import { fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
 
 /** @param {any} app */
 export function createInspector(app) {
@@ -30,7 +30,7 @@ export function createInspector(app) {
           {
             "aria-pressed": String(ui.lens),
             onclick: () => {
-              app.keep({ lens: !ui.lens });
+              app.saveUi({ lens: !ui.lens });
               draw();
             },
           },

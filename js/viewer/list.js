@@ -1,5 +1,5 @@
 // The list of steps, groups and rollouts. It is a virtual list: only the visible rows, all of one height, are in the page.
-import { clamp, fill, h, marked, muted, num, perFrame, visible } from "../panel.js";
+import { clamp, fill, h, marked, muted, num, perFrame, plural, visible } from "../panel.js";
 
 const ROW = 26,
   OVERSCAN = 6,
@@ -8,6 +8,15 @@ const ROW = 26,
   STEP = 0,
   GROUP = 1,
   ROLLOUT = 2;
+
+/**
+ * Return the indices [from, to) of the rows that must be in the page.
+ * @param {number} top scroll position in pixels @param {number} height of the list in pixels @param {number} count of all rows
+ */
+export const visibleRows = (top, height, count) => [
+  Math.max(0, Math.floor(top / ROW) - OVERSCAN),
+  Math.min(count, Math.ceil((top + height) / ROW) + OVERSCAN),
+];
 
 /** @param {any} app */
 export function createList(app) {
@@ -94,8 +103,7 @@ export function createList(app) {
   // drawing ---------------------------------------------------------------------------------
 
   const draw = () => {
-    const from = Math.max(0, Math.floor(node.scrollTop / ROW) - OVERSCAN);
-    const to = Math.min(kinds.length, Math.ceil((node.scrollTop + node.clientHeight) / ROW) + OVERSCAN);
+    const [from, to] = visibleRows(node.scrollTop, node.clientHeight, kinds.length);
     const rows = [];
     for (let i = from; i < to; i++) rows.push(row(i));
     fill(inner, rows);
@@ -134,7 +142,7 @@ export function createList(app) {
     return [
       caret(STEP, ref),
       h("span.grow", `Step ${step}`, split === "train" ? "" : muted(` ${split}`)),
-      muted(`${groups} group${groups === 1 ? "" : "s"}`),
+      muted(plural(groups, "group")),
       h("span.num", num(n ? sum / n : NaN)),
     ];
   }

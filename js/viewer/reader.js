@@ -16,7 +16,7 @@ export function createReader(app) {
   /** Select a rollout. During quick moves over many rollouts, only the last one is loaded. @param {number} id */
   function select(id, turn = null) {
     const changed = id !== ui.id || !body.firstChild || ui.ids.length;
-    app.keep({ id, turn, ids: [] });
+    app.saveUi({ id, turn, ids: [] });
     app.sides.forget();
     app.steps.hide();
     if (!changed && turn === null) return;
@@ -37,7 +37,7 @@ export function createReader(app) {
   }
 
   /** Show another element instead of the conversation. @param {Node} element */
-  function leave(element) {
+  function replace(element) {
     clearTimeout(timer);
     requests += 1;
     if (body.firstChild !== element) fill(body, element); // keep the focus if the element is already shown
@@ -68,8 +68,8 @@ export function createReader(app) {
     draw();
     node.scrollTop = 0;
     app.facts.show(reply);
-    const target = turn !== null && turns.find((one) => one.dataset.turn === String(turn));
-    const first = turns.findIndex((one) => one === target || (!target && one.dataset.turn !== undefined));
+    const target = turn !== null && turns.find((node) => node.dataset.turn === String(turn));
+    const first = turns.findIndex((node) => node === target || (!target && node.dataset.turn !== undefined));
     toTurn(Math.max(0, first), Boolean(target));
     if (app.matches) app.finding.mark();
   }
@@ -101,9 +101,9 @@ export function createReader(app) {
     const text = crumbs.dataset.link + (ui.turn == null ? "" : `/${ui.turn}`);
     try {
       await navigator.clipboard.writeText(text);
-      app.say(`Copied: ${text}`);
+      app.notify(`Copied: ${text}`);
     } catch {
-      app.say(text);
+      app.notify(text);
     }
   }
 
@@ -111,12 +111,12 @@ export function createReader(app) {
   function toTurn(n, scroll = true) {
     const nodes = ui.ids.length > 1 ? [...(app.sides.activePane?.querySelectorAll(".art-msg") ?? [])] : turns;
     if (!nodes.length) return;
-    for (const one of body.querySelectorAll(".art-is-current")) one.classList.remove("art-is-current");
+    for (const node of body.querySelectorAll(".art-is-current")) node.classList.remove("art-is-current");
     current = clamp(n, nodes.length);
     const turnNode = /** @type {HTMLElement} */ (nodes[current]);
     turnNode.classList.add("art-is-current");
     const turn = turnNode.dataset.turn === undefined ? null : Number(turnNode.dataset.turn);
-    if (turn !== ui.turn) app.keep({ turn });
+    if (turn !== ui.turn) app.saveUi({ turn });
     if (!scroll) return;
     turnNode.scrollIntoView({ block: turnNode.offsetHeight > node.clientHeight ? "start" : "nearest" });
     const role = turnNode.querySelector(".art-role")?.textContent;
@@ -133,13 +133,13 @@ export function createReader(app) {
     crumbs,
     select,
     read,
-    leave,
+    replace,
     copyLink,
     focus: () => (node.focus(), true),
-    to: (n) => toTurn(n),
-    by: (n) => toTurn(current + n),
+    goTo: (n) => toTurn(n),
+    goBy: (offset) => toTurn(current + offset),
     showMessage(i) {
-      const at = turns.findIndex((one) => one.dataset.message === String(i));
+      const at = turns.findIndex((node) => node.dataset.message === String(i));
       if (at >= 0) toTurn(at);
     },
   };

@@ -21,10 +21,11 @@ export function joinPieces(messages) {
 }
 
 /** Return the approximate number of lines of a text. @param {string} text */
-const countLines = (text) => text.split("\n").reduce((n, line) => n + 1 + Math.floor(line.length / LINE_WIDTH), 0);
+export const countLines = (text) =>
+  text.split("\n").reduce((n, line) => n + 1 + Math.floor(line.length / LINE_WIDTH), 0);
 
 /** Return the first lines of a text. @param {string} text @param {number} maxLines */
-function firstLines(text, maxLines) {
+export function firstLines(text, maxLines) {
   let start = 0,
     lineCount = 0;
   while (lineCount < maxLines && start < text.length) {
@@ -72,13 +73,13 @@ function fold(summary, body, { open = false, kind = "", text = "" } = {}) {
   return node;
 }
 
-const shorten = (text, n = 90) => {
+export const shorten = (text, n = 90) => {
   const line = visible(text).replace(/\s+/g, " ").trim();
   return line.length > n ? `${line.slice(0, n)}…` : line;
 };
 
 /** Format the arguments of a call if they are JSON. @param {string} text */
-function formatJson(text) {
+export function formatJson(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {

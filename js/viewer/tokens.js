@@ -1,6 +1,6 @@
 // Tokens colored by a value. The color, the underline pattern and the figures show the same value.
 import { append, fill, h, marked, num, visible } from "../panel.js";
-import { typedArray, halves } from "./index.js";
+import { halves, typedArray } from "./index.js";
 
 /** The values that tokens can be colored by: [key, label, description]. */
 export const CHANNELS = [
@@ -124,7 +124,7 @@ export function createTokens(app) {
 
   /** Draw a turn that has become visible. */
   async function draw(body) {
-    const turnView = turns.find((one) => one.body === body),
+    const turnView = turns.find((turn) => turn.body === body),
       channel = ui.colour;
     if (!turnView || turnView.channel === channel + ui.loss) return;
     turnView.channel = channel + ui.loss;
@@ -203,11 +203,11 @@ export function createTokens(app) {
   const tokenOf = (span) => ({
     span,
     k: Number(span.dataset.k),
-    place: turns.find((one) => one.stream === span.parentNode),
+    turnView: turns.find((turn) => turn.stream === span.parentNode),
   });
 
   /** Return the values of a token as [name, value] pairs. */
-  function figures({ k, place: turnView }) {
+  function figures({ k, turnView }) {
     const { values } = turnView.data,
       valueOf = (name) => values[name]?.[k];
     const rows = [];
@@ -223,14 +223,14 @@ export function createTokens(app) {
     if (turnView.push?.gradient) rows.push(["∂loss/∂logprob", num(turnView.push.gradient[k])]);
     return rows;
   }
-  const tokenText = ({ k, place: turnView }) =>
+  const tokenText = ({ k, turnView }) =>
     turnView.data.text.slice(turnView.data.offsets[k], turnView.data.offsets[k + 1]);
 
   function showTip(event) {
     const span = event.target.closest?.("[data-k]");
     if (!span || !app.root.contains(span)) return void (tip.hidden = true);
     const token = tokenOf(span);
-    if (!token.place) return;
+    if (!token.turnView) return;
     fill(
       tip,
       h("div.mono", JSON.stringify(visible(tokenText(token)))),
@@ -250,11 +250,11 @@ export function createTokens(app) {
     span.classList.add("art-is-chosen");
     const token = tokenOf(span);
     app.inspector.open({
-      id: token.place.id,
-      turn: token.place.turn,
+      id: token.turnView.id,
+      turn: token.turnView.turn,
       k: token.k,
       text: tokenText(token),
-      n: token.place.data.n,
+      n: token.turnView.data.n,
       figures: figures(token),
     });
     app.announce(
