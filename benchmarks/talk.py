@@ -1,4 +1,4 @@
-"One line of JSON there, one line back: a process that computes, and the handle by which it is asked."
+"""Child processes that receive a line of JSON and answer with a line of JSON."""
 
 import json
 import os
@@ -13,24 +13,24 @@ HERE = Path(__file__).parent
 
 
 class Talk:
-    "The side that computes. What libraries print goes to stderr: stdout belongs to the answers."
+    """The channel of a child process. Output of libraries goes to stderr, because stdout carries the replies."""
 
     def __init__(self):
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
     def asked(self) -> dict | None:
-        "The next question; None when nobody asks any more."
+        """Return the next request, or `None` if stdin was closed."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
     def answer(self, **said) -> None:
-        "Say something back."
+        """Send a reply."""
         print(json.dumps(said), file=self._out, flush=True)
 
 
 def serve(tasks: dict[str, Callable[..., dict | None]]) -> None:
-    "Answer questions until nobody asks any more; a task that fails answers with its error."
+    """Answer requests until stdin is closed. If a task fails, the reply is its error."""
     talk = Talk()
     while (question := talk.asked()) is not None:
         try:
@@ -42,17 +42,17 @@ def serve(tasks: dict[str, Callable[..., dict | None]]) -> None:
 
 
 def peak_mb() -> float:
-    "The most memory this process ever held, in MB."
+    """Return the peak memory of this process in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 class Failed(RuntimeError):
-    "A process did not answer, or answered with an error."
+    """A process did not reply, or replied with an error."""
 
 
 class Child:
-    "A process that is asked."
+    """A child process and the pipe to it."""
 
     def __init__(self, python: Path | str, script: str, log: Path, **environ: str | None):
         self.name, self.log = script, log
@@ -70,7 +70,7 @@ class Child:
             )
 
     def ask(self, do: str, limit_s: float = 1800, **how) -> dict:
-        "What the process answers; raises Failed."
+        """Send a request and return the reply. Raise `Failed` if there is none or if it is an error."""
         timer = threading.Timer(limit_s, self.process.kill)
         timer.start()
         try:
@@ -91,7 +91,7 @@ class Child:
         return f"ended with {code}: {' | '.join(lines[-3:])[-400:]}"
 
     def cpu_s(self) -> float:
-        "Seconds of CPU that it has used."
+        """Return the CPU seconds that the process has used."""
         stat = Path(f"/proc/{self.process.pid}/stat")
         if not stat.exists():
             return 0.0
@@ -99,7 +99,7 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        "End the process."
+        """End the process."""
         self.process.stdin.close()
         try:
             self.process.wait(20)

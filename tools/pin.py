@@ -1,7 +1,7 @@
 """Write constraints.txt and benchmarks/peers/*.txt with hashes: `python tools/pin.py [PACKAGE ...]`.
 
 This needs uv (in the dev extra).
-Versions stay as they are, except those of the packages that you name. The hashes cover the files of every platform for
+Versions do not change, except those of the packages that you name. The hashes cover the files of every platform for
 Python 3.11 and newer. The Makefile selects torch, so torch and its CUDA packages are not listed.
 """
 

@@ -1,4 +1,4 @@
-"Our learner by itself: optimizer steps on given rows, their arithmetic, the processor's peak; tokenising and packing."
+"""Our learner alone: optimizer steps, their number of operations, the peak of the processor, tokenizing and packing."""
 
 import json
 import random
@@ -23,7 +23,7 @@ HELD = {}
 
 
 def setup(model: str) -> dict:
-    "Load the model with a fresh adapter."
+    """Load the model with a new adapter."""
     HELD["learner"] = Learner(load_policy(model))
     return {"threads": torch.get_num_threads()}
 
@@ -45,7 +45,7 @@ def _rows(shape: str) -> tuple[list[WeightedRow], dict]:
 
 
 def train(shape: dict, share: bool = True) -> dict:
-    "One whole optimizer step."
+    """Run a whole optimizer step."""
     ready, counts = _rows(json.dumps(shape))
     start = time.perf_counter()
     told = HELD["learner"].step(ready, StepConfig(learning_rate=0.0, share_prefixes=share))
@@ -53,13 +53,13 @@ def train(shape: dict, share: bool = True) -> dict:
 
 
 def arithmetic(shape: dict, share: bool = True) -> dict:
-    "Floating-point operations that a step on these rows cannot do without."
+    """Return the floating-point operations that a step on these rows requires."""
     policy, counts = HELD["learner"].policy, packed(rows(**shape), share)
     config = policy.model.config
     sizes = {name: (layer.A.shape[1], layer.B.shape[0]) for name, layer in policy.layers.items()}
     linear, lora = sum(a * b for a, b in sizes.values()), policy.rank * sum(a + b for a, b in sizes.values())
     first = [a * b for name, (a, b) in sizes.items() if ".layers.0." in name and name[-6:-5] in "qkv"]
-    inputs = linear - sum(first)  # nobody needs the embedding's gradient
+    inputs = linear - sum(first)  # the gradient of the embedding is not needed
     width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
     head = policy.model.get_output_embeddings().weight.numel()
     return {
@@ -70,7 +70,7 @@ def arithmetic(shape: dict, share: bool = True) -> dict:
 
 
 def gemm() -> dict:
-    "GFLOP/s of bf16 products: the best of some shapes, each the median of nine."
+    """Return the GFLOP/s of bf16 products: the best of five shapes, each the median of nine runs."""
     found = {}
     for m, k, n in ((2048, 2048, 2048), (1024, 1024, 1024), (4096, 2048, 2048), (1024, 576, 1536), (4096, 576, 1536)):
         a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
@@ -84,7 +84,7 @@ def gemm() -> dict:
 
 
 def write(model: str, path: str, groups: int, size: int, prompt: int, turns: int, new: int, gap: int) -> dict:
-    "Trajectories as an endpoint leaves them, with ids and logprobs, in a file that both sides read."
+    """Write trajectories with IDs and logprobs to a file that both sides read."""
     tokenizer, made = AutoTokenizer.from_pretrained(model), []
     for group in range(groups):
         told = [_conversation(tokenizer, group, 1000 * group + i, prompt, turns, new, gap) for i in range(size)]
@@ -126,7 +126,7 @@ def _conversation(tokenizer, group: int, seed: int, prompt: int, turns: int, new
 
 
 def history(tokens: int, turns: int = 8, new: int = 32) -> dict:
-    "Two trajectories of so many tokens together, half of the first prompt in common, for `pack`."
+    """Prepare two trajectories of `tokens` tokens in total for `pack`. They share half of the first prompt."""
     share, made = tokens // (2 * turns), []
     for seed in (1, 2):
         before, entries = ids(0, share // 2) + ids(seed, share - share // 2 - new), []
@@ -151,7 +151,7 @@ def history(tokens: int, turns: int = 8, new: int = 32) -> dict:
 
 
 def pack() -> dict:
-    "From trajectories to the micro-batches that the learner computes on."
+    """Convert trajectories into the micro-batches of the learner."""
     config, groups = StepConfig(), HELD["groups"]
     start = time.perf_counter()
     made = [group_rows(group) for group in groups]

@@ -1,4 +1,4 @@
-"Our whole loop: rollouts through the endpoint, training, a step after a step."
+"""Our whole loop: rollouts through the endpoint, and training, step by step."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ HELD = {}
 
 
 def setup(model: str) -> dict:
-    "A model on a LocalBackend, in a directory of its own."
+    """Register a model with a LocalBackend in a new directory."""
     loop, made = asyncio.new_event_loop(), art.TrainableModel(name="bench", project="bench", base_model=model)
     backend = art.LocalBackend(path=tempfile.mkdtemp(prefix="art-nb-bench-"), verbose=False)
     loop.run_until_complete(made.register(backend))
@@ -35,7 +35,7 @@ def setup(model: str) -> dict:
 
 
 def watch(learner, spent: dict[str, float]) -> None:
-    "Sum the seconds of forward, backward and optimizer, and note when the optimizer stepped last."
+    """Sum the seconds of forward, backward and optimizer, and record the time of the last optimizer step."""
 
     def timed(name: str, function):
         def call(*args, **kwargs):
@@ -54,7 +54,7 @@ def watch(learner, spent: dict[str, float]) -> None:
 
 
 async def rollout(model, seed: int, *, numbers, prompt: int, turns: int, new: int, gap: int) -> art.Trajectory:
-    "So many turns of so many tokens; the reward is arbitrary."
+    """Play `turns` turns of `new` tokens. The reward is arbitrary."""
     number, entries, client = next(numbers), opening(seed, prompt), model.openai_client()
     for turn in range(turns):
         if turn:
@@ -71,7 +71,7 @@ async def rollout(model, seed: int, *, numbers, prompt: int, turns: int, new: in
 
 
 def counted(groups) -> dict[str, int]:
-    "Tokens of the rows of a step, and those that were sampled."
+    """Count the tokens and the sampled tokens of the rows of a step."""
     rows = [row for group in groups for row in group_rows(group)]
     return {
         "tokens": sum(len(row.tokens) for row in rows),
@@ -81,7 +81,7 @@ def counted(groups) -> dict[str, int]:
 
 
 def gather(groups: int, size: int, seed: int, **shape) -> dict:
-    "Rollouts alone."
+    """Run rollouts without training."""
     play, model = partial(rollout, numbers=count(), **shape), HELD["model"]
     made = [art.TrajectoryGroup(play(model, seed + g) for _ in range(size)) for g in range(groups)]
     start = time.perf_counter()
@@ -90,7 +90,7 @@ def gather(groups: int, size: int, seed: int, **shape) -> dict:
 
 
 def offline(seed: int) -> dict:
-    "Prompts and replies as long as those of the last gather, given to the sampler without endpoint and messages."
+    """Sample prompts and replies of the same lengths as in the last gather, without endpoint and messages."""
     turns = [[(c.prompt_token_ids, c.token_ids) for c in choices(t)] for group in HELD["groups"] for t in group]
     size = len(HELD["groups"][0].trajectories)
     home = HELD["home"]
@@ -112,7 +112,7 @@ def offline(seed: int) -> dict:
 
 
 def step(groups: int, size: int, seed: int, **shape) -> dict:
-    "A whole step of `art.train`."
+    """Run a whole step of `art.train`."""
     return _step(partial(rollout, numbers=count(), **shape), range(seed, seed + groups), groups, size)
 
 
@@ -141,7 +141,7 @@ def _step(play, scenarios, groups: int, size: int) -> dict:
 
 
 def warm_up(games: int) -> dict:
-    "Teach the model tic-tac-toe's moves, so that games last."
+    """Teach the model the moves of tic-tac-toe, so that games last longer."""
     told = [random_game(seed) for seed in range(games)]
     config = art.TrainSFTConfig(learning_rate=1e-3, batch_size=16)
     HELD["loop"].run_until_complete(HELD["model"].train_sft(told, config))
@@ -149,12 +149,12 @@ def warm_up(games: int) -> dict:
 
 
 def games(groups: int, size: int, seed: int) -> dict:
-    "A step of tic-tac-toe."
+    """Run a step of tic-tac-toe."""
     return _step(play_game, range(seed, seed + groups), groups, size)
 
 
 def first_token(groups: int, size: int, seed: int, **shape) -> dict:
-    "From the optimizer's step to the first token of the new policy, everything between them included."
+    """Return the seconds from the optimizer step to the first token of the new policy."""
     gather(groups, size, seed, **shape)
     model, backend = HELD["model"], HELD["backend"]
 

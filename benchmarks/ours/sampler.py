@@ -1,4 +1,4 @@
-"Our sampler by itself, with and without an adapter."
+"""Our sampler alone, with and without an adapter."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ HELD = {}
 
 
 def setup(model: str, adapter_path: str) -> dict:
-    "Load the model; write an adapter that changes something as a PEFT directory, and load it too."
+    """Load the model. Save a nonzero adapter as a PEFT directory, and load it."""
     policy = load_policy(model)
     with torch.no_grad():
         for layer in policy.layers.values():
@@ -32,7 +32,7 @@ def setup(model: str, adapter_path: str) -> dict:
 
 
 def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False) -> dict:
-    "n prompts at once: seconds of it all, and tokens and seconds after the moment when each has its first token."
+    """Sample `n` prompts at once. Return the total seconds, and tokens and seconds after all have their first token."""
     params, times = SamplingParams(max_tokens=new, ignore_eos=True), []
 
     async def one(i: int) -> float:

@@ -1,4 +1,4 @@
-"ART's own way from trajectories to packed tensors, and its gather."
+"""ART's conversion of trajectories to packed tensors, and its gather."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ HELD = {}
 
 
 def setup(model: str, path: str | None = None) -> dict:
-    "Read the trajectories."
+    """Read the trajectories."""
     HELD["tokenizer"] = AutoTokenizer.from_pretrained(model)
     groups = json.loads(Path(path).read_text()) if path else []
     HELD["groups"] = [art.TrajectoryGroup([_trajectory(t) for t in group]) for group in groups]
@@ -29,7 +29,7 @@ def _trajectory(told: dict) -> art.Trajectory:
 
 
 def pack() -> dict:
-    "Tokenise and pack, with the settings of ART's LocalBackend."
+    """Tokenize and pack with the settings of ART's LocalBackend."""
     start = time.perf_counter()
     results = list(tokenize_trajectory_groups(HELD["tokenizer"], HELD["groups"], False, True))
     middle = time.perf_counter()
@@ -47,7 +47,7 @@ def pack() -> dict:
 
 
 def gather(url: str, n: int, turns: int) -> dict:
-    "n rollouts of so many requests each."
+    """Run `n` rollouts of `turns` requests each."""
     model = art.Model(
         name="stub", project="bench", inference_api_key="none", inference_base_url=url, inference_model_name="stub"
     )

@@ -1,4 +1,4 @@
-"Bare transformers and PEFT: the forward and the backward of a padded batch, nothing else."
+"""Plain transformers and PEFT: forward and backward passes of padded batches."""
 
 import time
 
@@ -12,14 +12,14 @@ HELD = {}
 
 
 def setup(model: str) -> dict:
-    "Load the model with a fresh adapter; LoRA stays in fp32, as PEFT leaves it."
+    """Load the model with a new adapter. LoRA stays in fp32, PEFT's default."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     HELD["model"] = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")).train()
     return {"threads": torch.get_num_threads()}
 
 
 def train(shape: dict, batch: int, whole_head: bool = True) -> dict:
-    "Forward and backward over all rows; with or without logits for the tokens before the first trained one."
+    """Run forward and backward passes over all rows, with or without logits before the first trained token."""
     made, model = rows(**shape), HELD["model"]
     tokens = torch.tensor([row["tokens"] for row in made])
     sampled = torch.tensor([row["sampled"] for row in made])

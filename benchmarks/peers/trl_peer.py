@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer, its real loop: it waits before each step to be asked, and tells after it how long that took.
+"""The real training loop of TRL's GRPOTrainer. It waits for a request before each step and reports its duration.
 
-Rollouts of several turns come through its hook `rollout_func`, one row a trajectory, the tokens between two replies
-masked; each turn is TRL's own generation on the CPU (transformers' generate over the batch). With `given` rows nothing
-is generated: the step trains on those."""
+The hook `rollout_func` supplies multi-turn rollouts: one row per trajectory, with the tokens between two replies
+masked. Each turn uses TRL's generation on the CPU (`generate` of transformers over the batch). If a request contains
+`given` rows, nothing is generated, and the step trains on these rows."""
 
 import tempfile
 import time
@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) -> GRPOConfig:
-    "Sixty-four completions a step, say, in micro-batches; all other settings are TRL's."
+    """Return the configuration. Settings that are not needed for the comparison have TRL's defaults."""
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,
@@ -41,13 +41,13 @@ def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) ->
 
 
 class Loop(TrainerCallback):
-    "Holds the training loop between two questions, and watches its parts."
+    """A callback that pauses the training loop between two requests and measures its parts."""
 
     def __init__(self, talk: Talk):
         self.talk, self.how, self.spent, self.counts, self.trainer = talk, {}, {}, {}, None
 
     def watch(self, trainer: GRPOTrainer) -> None:
-        "Time generation and training of the trainer."
+        """Measure generation and training of the trainer."""
         self.trainer = trainer
         trainer._generate_and_score_completions = self._timed("generate", trainer._generate_and_score_completions)
         trainer.training_step = self._timed("train", trainer.training_step)
@@ -69,7 +69,7 @@ class Loop(TrainerCallback):
 
     def on_step_end(self, args, state, control, **_):
         seconds = time.perf_counter() - self.start
-        train = self.spent["train"] - self.spent["generate"]  # training_step asks for the generation
+        train = self.spent["train"] - self.spent["generate"]  # training_step includes the generation
         self.talk.answer(
             seconds=seconds,
             generate_seconds=self.spent["generate"],
@@ -79,7 +79,7 @@ class Loop(TrainerCallback):
         )
 
     def rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict:
-        "TRL's rollout_func."
+        """Return rollouts to TRL; this is its `rollout_func`."""
         how = self.how
         made = self._given(**how["given"]) if "given" in how else self._played(len(prompts), **how["play"])
         whole = sum(map(len, made["prompt_ids"])) + sum(map(len, made["completion_ids"]))
@@ -111,7 +111,7 @@ class Loop(TrainerCallback):
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
     def _gap(self, message: dict) -> list[int]:
-        "What the chat template puts between two replies."
+        """Return the tokens that the chat template adds between two replies."""
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         tokenizer = self.trainer.processing_class
         before = tokenizer.apply_chat_template(empty, return_dict=False)
