@@ -34,9 +34,9 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    asked = options()
+    arguments = options()
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(CORES))
-    if asked.list:
+    if arguments.list:
         return print("\n".join(rows.names()))
     facts = machine(int(threads))
     if not facts["idle"]:
@@ -45,12 +45,14 @@ def main() -> None:
             "valid, absolute values are not.",
             file=sys.stderr,
         )
-    repeats = asked.repeats or (1 if asked.quick else 5)
-    print(json.dumps({"machine": facts, "model": MODEL, "repeats": repeats, "quick": asked.quick}), flush=True)
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    print(json.dumps({"machine": facts, "model": MODEL, "repeats": repeats, "quick": arguments.quick}), flush=True)
     with tempfile.TemporaryDirectory(prefix="art-nb-bench-", ignore_cleanup_errors=True) as folder:
-        bench = Bench(str(fetch(MODEL)), Path(folder), repeats, asked.quick)
+        bench = Bench(str(fetch(MODEL)), Path(folder), repeats, arguments.quick)
         try:
-            for line in curves.measured(bench) if asked.curves else rows.measured(bench, re.compile(asked.rows)):
+            for line in (
+                curves.measured(bench) if arguments.curves else rows.measured(bench, re.compile(arguments.rows))
+            ):
                 print(json.dumps(line), flush=True)
         finally:
             bench.close()

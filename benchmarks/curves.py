@@ -37,9 +37,9 @@ class Parts:
         )
 
     def step(self, **shape) -> dict[str, float]:
-        how = {"groups": 1, "size": 8, "prompt": 67, "new": 16, "turns": 1, "gap": 40} | shape
-        said = self.loop().ask("step", seed=next(self.seeds), **how)
-        return {"whole": said["seconds"], "rollouts": said["rollout_seconds"], "training": said["train_seconds"]}
+        request = {"groups": 1, "size": 8, "prompt": 67, "new": 16, "turns": 1, "gap": 40} | shape
+        reply = self.loop().ask("step", seed=next(self.seeds), **request)
+        return {"whole": reply["seconds"], "rollouts": reply["rollout_seconds"], "training": reply["train_seconds"]}
 
     def sample(self, n: int) -> dict[str, float]:
         return {"whole": self.sampler().ask("sample", n=n, prompt=100, new=32, seed=next(self.seeds))["seconds"]}
@@ -79,7 +79,9 @@ def measured(bench: Bench) -> Iterator[dict]:
         sizes = curve.sizes[:2] if bench.quick else curve.sizes
         curve.once(sizes[0])
         turns = [[curve.once(size) for _ in range(min(bench.repeats, 3))] for size in sizes]
-        parts = {part: [statistics.median(one[part] for one in found) for found in turns] for part in turns[0][0]}
+        parts = {
+            part: [statistics.median(figures[part] for figures in samples) for samples in turns] for part in turns[0][0]
+        }
         line = {
             "curve": curve.name,
             "x": sizes,

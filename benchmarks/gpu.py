@@ -41,14 +41,14 @@ SHAPES = {
 }
 
 
-def waited() -> float:
+def synchronized_time() -> float:
     """Return the time after the device has finished its work."""
     if CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def found(which: Callable[[], str]) -> tuple[bool, str]:
+def engine_status(which: Callable[[], str]) -> tuple[bool, str]:
     """Return whether an engine is available, and its version or the error message."""
     try:
         return True, which()
@@ -56,15 +56,15 @@ def found(which: Callable[[], str]) -> tuple[bool, str]:
         return False, str(error)
 
 
-def device(asked) -> dict:
+def device(arguments) -> dict:
     """Return the device and the installed packages."""
     name = torch.cuda.get_device_name() if CUDA else "CPU only, with small sizes; no GPU was measured"
     return {
         "device": name,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "vllm": found(vllm_version)[1],
-        "unsloth": found(unsloth_version)[1],
+        "vllm": engine_status(vllm_version)[1],
+        "unsloth": engine_status(unsloth_version)[1],
         "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1],
     }
 
@@ -87,19 +87,19 @@ class Sampling:
     async def replies(self, n: int, new: int, key: str | None, prompt: int = 128) -> list:
         """Return prompts and replies of `n` concurrent requests."""
 
-        async def one(i):
+        async def sample(i):
             params = SamplingParams(max_tokens=new, ignore_eos=True, seed=i)
             return ids(i, prompt), [s async for s in self.sampler.generate(ids(i, prompt), params, key)]
 
-        return await asyncio.gather(*(one(i) for i in range(n)))
+        return await asyncio.gather(*(sample(i) for i in range(n)))
 
     def rate(self, n: int, new: int, key: str | None) -> float:
         """Return tokens per second including prompt processing: the median of three runs after one warm-up run."""
 
         def once():
-            start = waited()
+            start = synchronized_time()
             asyncio.run(self.replies(n, new, key))
-            return n * new / (waited() - start)
+            return n * new / (synchronized_time() - start)
 
         return statistics.median([once() for _ in range(4)][1:])
 
@@ -108,13 +108,13 @@ class Sampling:
         engine = self.sampler._engine
 
         def batch(seed):
-            start = waited()
+            start = synchronized_time()
             for i in range(n):
                 params = vllm_params(SamplingParams(max_tokens=new, ignore_eos=True, seed=i), frozenset(), 2048)
                 engine.add_request(f"{seed}.{i}", {"prompt_token_ids": ids(i, 128)}, params)
             while engine.has_unfinished_requests():
                 engine.step()
-            return n * new / (waited() - start)
+            return n * new / (synchronized_time() - start)
 
         return statistics.median([self.worker.call(batch, seed) for seed in range(4)][1:])
 
@@ -126,40 +126,43 @@ class Sampling:
 
 def kinds() -> list[str]:
     """Return the kinds of samplers that are available."""
-    return ["embedded"] + (["folded", "swapped"] if found(vllm_version)[0] else [])
+    return ["embedded"] + (["folded", "swapped"] if engine_status(vllm_version)[0] else [])
 
 
-def of_each(asked, measure: Callable[[Sampling], dict]) -> dict:
+def measure_each_sampler(arguments, measure: Callable[[Sampling], dict]) -> dict:
     """Run a measurement on each kind of sampler. If one fails, its result is the error."""
-    said = {}
+    results = {}
     for kind in kinds():
         try:
-            with closing(Sampling(kind, asked.model)) as side:
-                said[kind] = measure(side)
+            with closing(Sampling(kind, arguments.model)) as side:
+                results[kind] = measure(side)
         except Exception as error:
-            said[kind] = {"error": f"{type(error).__name__}: {error}"}
-    return said
+            results[kind] = {"error": f"{type(error).__name__}: {error}"}
+    return results
 
 
-def parity(asked) -> dict:
+def parity(arguments) -> dict:
     """Return the mean and largest difference in nats between the logprobs of sampler and policy, with an adapter."""
 
     def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
         side.worker.call(fold_adapter, side.policy)
-        found = [
+        differences = [
             np.array([s.logprob for s in reply])
             - side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply])[len(prompt) - 1 :]
             .cpu()
             .numpy()
             for prompt, reply in pairs
         ]
-        return {"mean": float(abs(np.concatenate(found)).mean()), "max": float(abs(np.concatenate(found)).max())}
+        return {
+            "mean": float(abs(np.concatenate(differences)).mean()),
+            "max": float(abs(np.concatenate(differences)).max()),
+        }
 
-    return of_each(asked, gaps)
+    return measure_each_sampler(arguments, gaps)
 
 
-def rates(asked) -> dict:
+def rates(arguments) -> dict:
     """Return tokens per second of each sampler without and with an adapter, vLLM's engine alone, and the sync time."""
     n, new = (256, 256) if CUDA else (16, 32)
 
@@ -169,13 +172,13 @@ def rates(asked) -> dict:
             row["engine alone"] = side.offline(n, new)
         times = []
         for step in range(2, 7):  # like after an optimizer step: load new weights, then sample one token
-            start = waited()
+            start = synchronized_time()
             side.sampler.load(f"made@{step}", adapter(side.policy))
             asyncio.run(side.replies(1, 1, f"made@{step}"))
-            times.append(waited() - start)
+            times.append(synchronized_time() - start)
         return row | {"new weights to first token, s": statistics.median(times)}
 
-    return of_each(asked, measured)
+    return measure_each_sampler(arguments, measured)
 
 
 def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
@@ -201,15 +204,15 @@ def peak_flops(dev: torch.device) -> float:
     a = torch.randn(size, size, device=dev, dtype=torch.bfloat16)
     times = []
     for _ in range(10):
-        start = waited()
+        start = synchronized_time()
         a @ a
-        times.append(waited() - start)
+        times.append(synchronized_time() - start)
     return 2 * size**3 / statistics.median(times[3:])
 
 
-def trainer(asked) -> dict:
+def trainer(arguments) -> dict:
     """Return tokens per second of optimizer steps (LoRA rank 16, random weights), and the share of the peak."""
-    said, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
+    results, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
     for name in ("Qwen3-0.6B", "Qwen3-4B") if CUDA else ("two small layers",):
         config = Qwen3Config(
             **SHAPES[name],
@@ -224,45 +227,45 @@ def trainer(asked) -> dict:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         learner, times = Learner(Policy(model, rank=16)), []
         weights = sum(layer.weight.numel() for layer in learner.policy.layers.values())
-        made = rows(4, length)
+        batch = rows(4, length)
         for _ in range(4):
-            start = waited()
-            learner.step(made, StepConfig(learning_rate=1e-6, tokens_per_batch=length))
-            times.append(waited() - start)
+            start = synchronized_time()
+            learner.step(batch, StepConfig(learning_rate=1e-6, tokens_per_batch=length))
+            times.append(synchronized_time() - start)
         speed = 4 * length / statistics.median(times[1:])
-        said[name] = {
+        results[name] = {
             "tokens a second": speed,
             "of peak": 4 * weights * speed / peak_flops(dev),
             "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if CUDA else None,
         }
         del learner, model
-    return said
+    return results
 
 
-def unsloth(asked) -> dict:
+def unsloth(arguments) -> dict:
     """Compare Unsloth with our learner on the same rows: difference of the logprobs, and speed of whole steps."""
-    if not found(unsloth_version)[0]:
-        return {"missing": found(unsloth_version)[1]}
-    made, said = rows(8, 512 if CUDA else 64), {}
-    ours, theirs = Learner(load_policy(asked.model)), UnslothLearner(load_policy(asked.model), asked.model)
+    if not engine_status(unsloth_version)[0]:
+        return {"missing": engine_status(unsloth_version)[1]}
+    batch, results = rows(8, 512 if CUDA else 64), {}
+    ours, theirs = Learner(load_policy(arguments.model)), UnslothLearner(load_policy(arguments.model), arguments.model)
     for name, learner in (("ours", ours), ("unsloth", theirs)):
         times = []
         for _ in range(4):
-            start = waited()
-            said[name] = {"loss": learner.step(made, StepConfig(learning_rate=0.0))["loss/train"]}
-            times.append(waited() - start)
-        said[name]["tokens a second"] = sum(len(r.tokens) for r in made) / statistics.median(times[1:])
+            start = synchronized_time()
+            results[name] = {"loss": learner.step(batch, StepConfig(learning_rate=0.0))["loss/train"]}
+            times.append(synchronized_time() - start)
+        results[name]["tokens a second"] = sum(len(r.tokens) for r in batch) / statistics.median(times[1:])
     a, b = (torch.cat([t.logprobs_E for _, t in learner.seen]) for learner in (ours, theirs))
-    return said | {"mean": float((a - b).abs().mean()), "max": float((a - b).abs().max())}
+    return results | {"mean": float((a - b).abs().mean()), "max": float((a - b).abs().max())}
 
 
-def learning(asked) -> dict:
+def learning(arguments) -> dict:
     """Train tic-tac-toe like `make demo`."""
     demo = Path(__file__).parents[1] / "examples" / "tic_tac_toe" / "demo.py"
     size = [] if CUDA else ["--steps", "1", "--games", "8"]
     command = [sys.executable, demo.name, *size]
-    done = subprocess.run(command, cwd=demo.parent, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=demo.parent, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 CHECKS = {check.__name__: check for check in (device, parity, rates, trainer, unsloth, learning)}
@@ -273,15 +276,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a directory of weights; SmolLM2-135M if left out")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=[*CHECKS])
-    asked = parser.parse_args()
-    asked.model = asked.model or fetch("smollm2-135m")
-    for name in asked.only:
+    arguments = parser.parse_args()
+    arguments.model = arguments.model or fetch("smollm2-135m")
+    for name in arguments.only:
         start = time.time()
         try:
-            said = CHECKS[name](asked)
+            result = CHECKS[name](arguments)
         except Exception as error:  # a row that fails must not end the other measurements
-            said = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **said}), flush=True)
+            result = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **result}), flush=True)
 
 
 if __name__ == "__main__":

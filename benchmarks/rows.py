@@ -22,10 +22,13 @@ def turns(call: Callable[[int], dict[str, float]]) -> Side:
     return lambda: call(next(numbers) * 1_000_000)
 
 
-def sample(child: Callable, how: dict, seed: int) -> dict[str, float]:
+def sample(child: Callable, request: dict, seed: int) -> dict[str, float]:
     """Return tokens per second after all requests have their first token, and including the prompts."""
-    said = child().ask("sample", seed=seed, **how)
-    return {"value": said["decode_tokens"] / said["decode_seconds"], "with_prompts": said["tokens"] / said["seconds"]}
+    reply = child().ask("sample", seed=seed, **request)
+    return {
+        "value": reply["decode_tokens"] / reply["decode_seconds"],
+        "with_prompts": reply["tokens"] / reply["seconds"],
+    }
 
 
 def sampler(bench: Bench) -> Iterator[Planned]:
@@ -39,7 +42,7 @@ def sampler(bench: Bench) -> Iterator[Planned]:
         )
 
     for n, needed in ((1, 0.8), (16, 0.9), (64, 0.9)):
-        how = {"n": n, "prompt": 100, "new": 64} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
+        request = {"n": n, "prompt": 100, "new": 64} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
         row = Row(
             f"sampler decode over {VLLM} eager, {n} at once",
             needed,
@@ -53,9 +56,9 @@ def sampler(bench: Bench) -> Iterator[Planned]:
             partial(
                 bench.measure,
                 row,
-                turns(partial(sample, ours, how)),
-                turns(partial(sample, peer, how)),
-                iomp=turns(partial(sample, iomp, how)),
+                turns(partial(sample, ours, request)),
+                turns(partial(sample, peer, request)),
+                iomp=turns(partial(sample, iomp, request)),
             ),
         )
 
@@ -75,19 +78,19 @@ def adapter(bench: Bench) -> Iterator[Planned]:
         )
 
     for n, needed, aim in ((1, 2, 3), (16, 7, 12), (64, 14, 20)):
-        how = {"n": n, "prompt": 100, "new": 32} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
+        request = {"n": n, "prompt": 100, "new": 32} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
         row = Row(f"sampler with adapter over {VLLM} with LoRA, {n} at once", needed, aim, "tokens/s")
-        mine = turns(partial(sample, ours, how | {"with_adapter": True}))
-        yield row, partial(bench.measure, row, mine, turns(partial(sample, peer, how)), min(bench.repeats, 3))
-    how = {"n": 16, "prompt": 100, "new": 64} if not bench.quick else {"n": 4, "prompt": 20, "new": 8}
+        our_side = turns(partial(sample, ours, request | {"with_adapter": True}))
+        yield row, partial(bench.measure, row, our_side, turns(partial(sample, peer, request)), min(bench.repeats, 3))
+    request = {"n": 16, "prompt": 100, "new": 64} if not bench.quick else {"n": 4, "prompt": 20, "new": 8}
     row = Row("sampler with adapter over without", 0.97, 1.0, "tokens/s", note="peer: our sampler without; 16 at once")
     yield (
         row,
         partial(
             bench.measure,
             row,
-            turns(partial(sample, ours, how | {"with_adapter": True})),
-            turns(partial(sample, ours, how)),
+            turns(partial(sample, ours, request | {"with_adapter": True})),
+            turns(partial(sample, ours, request)),
         ),
     )
 
@@ -98,9 +101,9 @@ def gather(bench: Bench) -> Iterator[Planned]:
     shape |= {"groups": 2, "size": 2, "new": 4} if bench.quick else {}
     child = partial(bench.child, "ours/loop.py", model=bench.model)
 
-    def rate(do: str, how: dict, seed: int) -> dict[str, float]:
-        said = child().ask(do, seed=seed, **how)
-        return {"value": said["trained"] / said["seconds"]}
+    def rate(do: str, request: dict, seed: int) -> dict[str, float]:
+        reply = child().ask(do, seed=seed, **request)
+        return {"value": reply["trained"] / reply["seconds"]}
 
     row = Row(
         "multi-turn gather over the sampler's own offline batch",
@@ -112,10 +115,10 @@ def gather(bench: Bench) -> Iterator[Planned]:
     yield row, partial(bench.measure, row, turns(partial(rate, "gather", shape)), turns(partial(rate, "offline", {})))
 
 
-def learn(child: Callable, how: dict) -> dict[str, float]:
+def learn(child: Callable, request: dict) -> dict[str, float]:
     """Return logical tokens per second of forward and backward passes; ours includes the optimizer and the fold."""
-    said = child().ask("train", **how)
-    return {"value": said["tokens"] / said["seconds"]}
+    reply = child().ask("train", **request)
+    return {"value": reply["tokens"] / reply["seconds"]}
 
 
 def learner(bench: Bench) -> Iterator[Planned]:
@@ -136,22 +139,22 @@ def learner(bench: Bench) -> Iterator[Planned]:
             note="ours: a whole optimizer step; the peer: forward and backward of batches of 8, nothing else; "
             "tail_head: the peer with logits only from the first trained token on",
         )
-        how = {"shape": shape | {"shared": shared}}
+        request = {"shape": shape | {"shared": shared}}
         yield (
             row,
             partial(
                 bench.measure,
                 row,
-                partial(learn, ours, how),
-                partial(learn, peer, how | {"batch": 8}),
-                tail_head=partial(learn, peer, how | {"batch": 8, "whole_head": False}),
+                partial(learn, ours, request),
+                partial(learn, peer, request | {"batch": 8}),
+                tail_head=partial(learn, peer, request | {"batch": 8, "whole_head": False}),
             ),
         )
 
     def flops(shared: bool) -> dict[str, float]:
-        how = {"shape": shape | {"shared": shared}}
-        done = ours().ask("arithmetic", **how)["flops"]
-        return {"value": done / ours().ask("train", **how)["seconds"] / 1e9}
+        request = {"shape": shape | {"shared": shared}}
+        operations = ours().ask("arithmetic", **request)["flops"]
+        return {"value": operations / ours().ask("train", **request)["seconds"] / 1e9}
 
     row = Row(
         "learner arithmetic over the measured bf16 GEMM peak",
@@ -200,8 +203,8 @@ def against_trl(bench: Bench) -> Iterator[Planned]:
     ours, (single, multi) = partial(bench.child, "ours/learner.py", model=bench.model), shapes_of(bench)
 
     def train(peer: Callable, shape: dict) -> dict[str, float]:
-        said = peer().ask("step", given=shape)
-        return {"value": said["tokens"] / said["train_seconds"]}
+        reply = peer().ask("step", given=shape)
+        return {"value": reply["tokens"] / reply["train_seconds"]}
 
     for name, shape, share, needed, aim, note in (
         ("single-turn", single, False, 1.2, 2, "nothing shared in either; shared: ours with common prompts once"),
@@ -238,11 +241,11 @@ def against_trl(bench: Bench) -> Iterator[Planned]:
         bench.close()  # the next row's trainers need the memory
 
 
-def seconds(child: Callable, how: dict, seed: int) -> dict[str, float]:
+def seconds(child: Callable, request: dict, seed: int) -> dict[str, float]:
     """Return the seconds of one step, ours or TRL's, with its parts."""
-    said = child().ask("step", **how, **({} if "play" in how else {"seed": seed}))
+    reply = child().ask("step", **request, **({} if "play" in request else {"seed": seed}))
     parts = ("rollout_seconds", "generate_seconds", "train_seconds", "tokens", "trained")
-    return {"value": said["seconds"]} | {part: said[part] for part in parts if part in said}
+    return {"value": reply["seconds"]} | {part: reply[part] for part in parts if part in reply}
 
 
 def played(shape: dict) -> dict:
@@ -308,9 +311,9 @@ def games(bench: Bench) -> Side:
     def once(seed: int) -> dict[str, float]:
         if not taught:
             taught.append(child().ask("warm_up", games=warm))
-        said = child().ask("games", seed=seed, **sizes)
+        reply = child().ask("games", seed=seed, **sizes)
         rest = ("seconds", "rollout_seconds", "train_seconds", "learner_seconds", "sync_seconds")
-        return {"value": said["outside"] / said["seconds"]} | {part: said[part] for part in rest} | said["parts"]
+        return {"value": reply["outside"] / reply["seconds"]} | {part: reply[part] for part in rest} | reply["parts"]
 
     return turns(once)
 
@@ -332,12 +335,12 @@ def packing(bench: Bench) -> Iterator[Planned]:
         return bench.child("peers/art_peer.py", peer="art", model=bench.model, path=path)
 
     def rate(child: Callable) -> dict[str, float]:
-        said = child().ask("pack")
+        reply = child().ask("pack")
         return {
-            "value": said["tokens"] / said["seconds"] / 1e6,
-            "tokens": said["tokens"],
-            "trained": said["trained"],
-            "pack_alone": said["tokens"] / (said["seconds"] - said["tokenise_seconds"]) / 1e6,
+            "value": reply["tokens"] / reply["seconds"] / 1e6,
+            "tokens": reply["tokens"],
+            "trained": reply["trained"],
+            "pack_alone": reply["tokens"] / (reply["seconds"] - reply["tokenise_seconds"]) / 1e6,
         }
 
     row = Row(
@@ -356,9 +359,9 @@ def efficiency(bench: Bench) -> Iterator[Planned]:
     ours, stub = partial(bench.child, "ours/gathering.py"), partial(bench.child, "stub.py")
     art = partial(bench.child, "peers/art_peer.py", peer="art", model=bench.model)
 
-    def wall(child: Callable, n: int, **how) -> dict[str, float]:
+    def wall(child: Callable, n: int, **request) -> dict[str, float]:
         url = stub().ask("serve", latency_s=latency)["url"]
-        return {"value": child().ask("gather", n=n, turns=1, **{"url": url} | how)["seconds"]}
+        return {"value": child().ask("gather", n=n, turns=1, **{"url": url} | request)["seconds"]}
 
     for n in (256, 1000):
         row = Row(
@@ -394,12 +397,12 @@ def memory(bench: Bench) -> Iterator[Planned]:
     single, _ = shapes_of(bench)
     sizes, whole = {k: single[k] for k in ("groups", "size", "new")}, single["groups"] * single["size"]
 
-    def peak(begin: Callable, how: dict) -> dict[str, float]:
+    def peak(begin: Callable, request: dict) -> dict[str, float]:
         try:
-            said = [begin().ask("step", **how) for _ in range(2)]
+            replies = [begin().ask("step", **request) for _ in range(2)]
         finally:
             bench.close()
-        return {"value": said[-1]["peak_mb"]}
+        return {"value": replies[-1]["peak_mb"]}
 
     for micro, needed, aim, name in ((whole, 0.4, 0.2, "all in one batch"), (8, None, None, "in micro-batches of 8")):
         row = Row(
@@ -410,20 +413,20 @@ def memory(bench: Bench) -> Iterator[Planned]:
             "size",
             note="resident memory of the whole process; ours chooses its own micro-batches in both rows",
         )
-        mine = partial(
+        our_side = partial(
             peak, partial(bench.child, "ours/loop.py", model=bench.model), single | {"seed": 1, "turns": 1, "gap": 40}
         )
-        theirs = partial(peak, trl(bench, **sizes, micro=micro), played(single))
-        yield row, partial(bench.measure, row, mine, theirs, 1, warm_up=False)
+        their_side = partial(peak, trl(bench, **sizes, micro=micro), played(single))
+        yield row, partial(bench.measure, row, our_side, their_side, 1, warm_up=False)
 
 
 def start(bench: Bench) -> Iterator[Planned]:
     """Measure the import time."""
 
     def run(code: str) -> float:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_s
 
     row = Row("import art_nb", 2, None, "s", "alone", note="a new process, minus the time of a process without imports")
     yield row, partial(bench.measure, row, lambda: {"value": run("import art_nb") - run("pass")})
@@ -432,14 +435,14 @@ def start(bench: Bench) -> Iterator[Planned]:
 FAMILIES = (start, sampler, adapter, gather, learner, against_trl, whole_step, loop, packing, efficiency, memory)
 
 
-def measured(bench: Bench, wanted: re.Pattern) -> Iterator[dict]:
+def measured(bench: Bench, pattern: re.Pattern) -> Iterator[dict]:
     """Yield one line per row whose name matches `wanted`. The processes of a family end with it."""
     for family in FAMILIES:
         try:
             for row, measure in family(bench):
-                if wanted.search(row.name):
-                    begun = time.perf_counter()
-                    yield measure() | {"took_s": round(time.perf_counter() - begun)}
+                if pattern.search(row.name):
+                    start_s = time.perf_counter()
+                    yield measure() | {"took_s": round(time.perf_counter() - start_s)}
         finally:
             bench.close()
 

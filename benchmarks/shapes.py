@@ -22,8 +22,8 @@ def words(seed: int, n: int) -> str:
 
 def opening(seed: int, tokens: int) -> list[dict]:
     """Return the messages of a first prompt with this number of tokens."""
-    asked = "Go on:" + words(seed, tokens - TEMPLATE)
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+    text = "Go on:" + words(seed, tokens - TEMPLATE)
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
 def between(seed: int, tokens: int) -> dict:
@@ -36,31 +36,35 @@ def rows(
 ) -> list[dict]:
     """Return token rows.
 
-    A prompt, then `turns` sampled parts with gaps between them. Groups share their prompt if `shared`.
+    A row is a prompt, followed by `turns` sampled parts with gaps between them. The rows of a group
+    share their prompt if `shared`.
     """
-    made, rng = [], random.Random(seed)
+    token_rows, rng = [], random.Random(seed)
     for group in range(groups):
         first = ids(rng.getrandbits(32), prompt)
         for _ in range(size):
-            own = ids(rng.getrandbits(32), prompt + turns * new + (turns - 1) * gap)
-            tokens = first + own[prompt:] if shared else own
+            random_ids = ids(rng.getrandbits(32), prompt + turns * new + (turns - 1) * gap)
+            tokens = first + random_ids[prompt:] if shared else random_ids
             sampled = [False] * prompt + ([True] * new + [False] * gap) * turns
-            made.append({"group": group, "tokens": tokens, "sampled": sampled[: len(tokens)]})
-    return made
+            token_rows.append({"group": group, "tokens": tokens, "sampled": sampled[: len(tokens)]})
+    return token_rows
 
 
-def packed(made: list[dict], share: bool = True) -> dict[str, int]:
+def packed(token_rows: list[dict], share: bool = True) -> dict[str, int]:
     """Count the tokens, attention pairs and trained tokens that a learner must compute.
 
     Common prefixes count once if `share`.
     """
-    counts, before = {"tokens": 0, "pairs": 0, "trained": 0}, None
-    for row in sorted(made, key=lambda row: (row["group"], row["tokens"])):
+    counts, previous = {"tokens": 0, "pairs": 0, "trained": 0}, None
+    for row in sorted(token_rows, key=lambda row: (row["group"], row["tokens"])):
         tokens = row["tokens"]
-        last = before["tokens"] if share and before and before["group"] == row["group"] else []
-        start = next((i for i, (a, b) in enumerate(zip(tokens, last)) if a != b), min(len(tokens), len(last)))
+        previous_tokens = previous["tokens"] if share and previous and previous["group"] == row["group"] else []
+        start = next(
+            (i for i, (a, b) in enumerate(zip(tokens, previous_tokens)) if a != b),
+            min(len(tokens), len(previous_tokens)),
+        )
         counts["tokens"] += len(tokens) - start
         counts["pairs"] += sum(range(start + 1, len(tokens) + 1))
         counts["trained"] += sum(row["sampled"][start:])
-        before = row
+        previous = row
     return counts

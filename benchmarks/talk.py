@@ -19,26 +19,26 @@ class Talk:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
-    def asked(self) -> dict | None:
+    def receive(self) -> dict | None:
         """Return the next request, or `None` if stdin was closed."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
-    def answer(self, **said) -> None:
+    def reply(self, **values) -> None:
         """Send a reply."""
-        print(json.dumps(said), file=self._out, flush=True)
+        print(json.dumps(values), file=self._out, flush=True)
 
 
 def serve(tasks: dict[str, Callable[..., dict | None]]) -> None:
     """Answer requests until stdin is closed. If a task fails, the reply is its error."""
     talk = Talk()
-    while (question := talk.asked()) is not None:
+    while (request := talk.receive()) is not None:
         try:
-            said = tasks[question.pop("do")](**question) or {}
+            reply = tasks[request.pop("do")](**request) or {}
         except Exception as error:
             traceback.print_exc()
-            said = {"error": f"{type(error).__name__}: {error}"[:500]}
-        talk.answer(**said)
+            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
+        talk.reply(**reply)
 
 
 def peak_mb() -> float:
@@ -57,35 +57,35 @@ class Child:
     def __init__(self, python: Path | str, script: str, log: Path, **environ: str | None):
         self.name, self.log = script, log
         log.parent.mkdir(parents=True, exist_ok=True)
-        own = {"PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        said = {name: value for name, value in {**os.environ, **own, **environ}.items() if value is not None}
+        defaults = {"PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables = {name: value for name, value in {**os.environ, **defaults, **environ}.items() if value is not None}
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [str(python), str(HERE / script)],
-                env=said,
+                env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
             )
 
-    def ask(self, do: str, limit_s: float = 1800, **how) -> dict:
+    def ask(self, do: str, limit_s: float = 1800, **arguments) -> dict:
         """Send a request and return the reply. Raise `Failed` if there is none or if it is an error."""
         timer = threading.Timer(limit_s, self.process.kill)
         timer.start()
         try:
-            print(json.dumps({"do": do, **how}), file=self.process.stdin, flush=True)
+            print(json.dumps({"do": do, **arguments}), file=self.process.stdin, flush=True)
             line = self.process.stdout.readline()
         except OSError:
             line = ""
         finally:
             timer.cancel()
-        said = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in said:
-            raise Failed(f"{self.name} {do}: {said['error']}")
-        return said
+        reply = json.loads(line) if line else {"error": self._exit_reason()}
+        if "error" in reply:
+            raise Failed(f"{self.name} {do}: {reply['error']}")
+        return reply
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         code = self.process.wait()
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"ended with {code}: {' | '.join(lines[-3:])[-400:]}"

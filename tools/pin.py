@@ -55,15 +55,15 @@ def pin_ours(released):
     settings = ConfigParser(delimiters=["="])
     settings.read(ROOT / "settings.ini", encoding="utf-8")
     facts, path = settings["DEFAULT"], ROOT / "constraints.txt"
-    kept = path.with_suffix(".in")
-    kept.write_text("\n".join(pins(path, released)))
+    kept_versions = path.with_suffix(".in")
+    kept_versions.write_text("\n".join(pins(path, released)))
     names = ("requirements", "local_requirements", "dev_requirements")
     try:
-        wanted = [requirement for name in names for requirement in facts[name].split()]
-        found = compile_pins(wanted, "--constraints", str(kept))
+        requirements = [name_and_version for name in names for name_and_version in facts[name].split()]
+        compiled = compile_pins(requirements, "--constraints", str(kept_versions))
     finally:
-        kept.unlink()
-    entries = [match[0] for match in ENTRY.finditer(found) if not CHOSEN_ELSEWHERE.fullmatch(match[1])]
+        kept_versions.unlink()
+    entries = [match[0] for match in ENTRY.finditer(compiled) if not CHOSEN_ELSEWHERE.fullmatch(match[1])]
     path.write_text(comments(path) + "".join(entries))
 
 

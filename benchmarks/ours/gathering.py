@@ -60,7 +60,7 @@ async def rollout(model, turns: int) -> art.Trajectory:
 def gather(n: int, turns: int, url: str | None = None, latency_s: float = 0.0, bare: bool = False) -> dict:
     """Run `n` rollouts at once in groups of 8, or with `bare` without groups and progress."""
 
-    async def everybody() -> float:
+    async def timed() -> float:
         model = await _model(url, latency_s)
         start = time.perf_counter()
         if bare:
@@ -70,7 +70,7 @@ def gather(n: int, turns: int, url: str | None = None, latency_s: float = 0.0, b
             await art.gather_trajectory_groups(groups)
         return time.perf_counter() - start
 
-    return {"seconds": asyncio.run(everybody())}
+    return {"seconds": asyncio.run(timed())}
 
 
 if __name__ == "__main__":

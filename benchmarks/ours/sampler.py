@@ -35,7 +35,7 @@ def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False)
     """Sample `n` prompts at once. Return the total seconds, and tokens and seconds after all have their first token."""
     params, times = SamplingParams(max_tokens=new, ignore_eos=True), []
 
-    async def one(i: int) -> float:
+    async def first_token_time(i: int) -> float:
         first = None
         stream = HELD["sampler"].generate(ids(seed + i, prompt), params, "bench" if with_adapter else None)
         async for _ in stream:
@@ -43,11 +43,11 @@ def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False)
             first = first or times[-1]
         return first
 
-    async def everybody() -> float:
-        return max(await asyncio.gather(*(one(i) for i in range(n))))
+    async def last_first_token() -> float:
+        return max(await asyncio.gather(*(first_token_time(i) for i in range(n))))
 
     start = time.perf_counter()
-    first = asyncio.run(everybody())
+    first = asyncio.run(last_first_token())
     return {
         "seconds": times[-1] - start,
         "tokens": len(times),

@@ -23,9 +23,9 @@ def setup(model: str, path: str | None = None) -> dict:
     return {}
 
 
-def _trajectory(told: dict) -> art.Trajectory:
-    entries = [Choice.model_validate(e) if "finish_reason" in e else e for e in told["messages_and_choices"]]
-    return art.Trajectory(messages_and_choices=entries, reward=told["reward"])
+def _trajectory(record: dict) -> art.Trajectory:
+    entries = [Choice.model_validate(e) if "finish_reason" in e else e for e in record["messages_and_choices"]]
+    return art.Trajectory(messages_and_choices=entries, reward=record["reward"])
 
 
 def pack() -> dict:
@@ -59,13 +59,13 @@ def gather(url: str, n: int, turns: int) -> dict:
             messages.append({"role": "assistant", "content": completion.choices[0].message.content})
         return art.Trajectory(messages_and_choices=messages, reward=1.0)
 
-    async def everybody() -> float:
+    async def timed() -> float:
         start = time.perf_counter()
         groups = (art.TrajectoryGroup(rollout() for _ in range(8)) for _ in range(n // 8))
         await art.gather_trajectory_groups(groups, max_exceptions=0)
         return time.perf_counter() - start
 
-    return {"seconds": asyncio.run(everybody())}
+    return {"seconds": asyncio.run(timed())}
 
 
 if __name__ == "__main__":

@@ -20,16 +20,16 @@ def setup(model: str) -> dict:
 
 def train(shape: dict, batch: int, whole_head: bool = True) -> dict:
     """Run forward and backward passes over all rows, with or without logits before the first trained token."""
-    made, model = rows(**shape), HELD["model"]
-    tokens = torch.tensor([row["tokens"] for row in made])
-    sampled = torch.tensor([row["sampled"] for row in made])
+    token_rows, model = rows(**shape), HELD["model"]
+    tokens = torch.tensor([row["tokens"] for row in token_rows])
+    sampled = torch.tensor([row["sampled"] for row in token_rows])
     labels = tokens.masked_fill(~sampled, -100)
     first = int(sampled.any(0).int().argmax())
     keep = {} if whole_head else {"logits_to_keep": tokens.shape[1] - first + 1}
     start = time.perf_counter()
-    for ids, wanted in zip(tokens.split(batch), labels.split(batch)):
-        wanted = wanted if whole_head else wanted[:, first - 1 :]
-        model(input_ids=ids, labels=wanted, use_cache=False, **keep).loss.backward()
+    for ids, targets in zip(tokens.split(batch), labels.split(batch)):
+        targets = targets if whole_head else targets[:, first - 1 :]
+        model(input_ids=ids, labels=targets, use_cache=False, **keep).loss.backward()
     seconds = time.perf_counter() - start
     model.zero_grad()
     return {"seconds": seconds, "tokens": tokens.numel()}

@@ -130,7 +130,8 @@ class Game:
 def reward(game: Game) -> float:
     """Return ART's reward.
 
-    2 for a win, or else up to 1 for the largest tile and 0.2 for the sum of all, on a logarithmic scale.
+    A win has reward 2. Otherwise, the largest tile gives up to 1 and the sum of all tiles up to 0.2, both on a
+    logarithmic scale.
     """
     if game.won():
         return 2.0
@@ -172,10 +173,10 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
 def practice(seed: int, win: int = 64) -> Scenario:
     """Return a game to train on.
 
-    The last moves after a random opening. Three of four need only half the tile, so they are short.
+    The game begins after a random opening. Three of four games need only half the tile, so they are short.
     """
-    tile, begun = ((win // 2, 0.55), (win // 2, 0.65), (win // 2, 0.75), (win, 0.75))[seed % 4]
-    return Scenario(seed, tile, opening=int(begun * Scenario(seed, tile).moves))
+    tile, share_played = ((win // 2, 0.55), (win // 2, 0.65), (win // 2, 0.75), (win, 0.75))[seed % 4]
+    return Scenario(seed, tile, opening=int(share_played * Scenario(seed, tile).moves))
 
 
 def random_game(scenario: Scenario, mover: random.Random) -> tuple[Game, list[tuple[str, str]]]:

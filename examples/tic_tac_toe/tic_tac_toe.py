@@ -97,7 +97,7 @@ async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory
 async def practice(model: art.Model, seed: int) -> art.Trajectory:
     """Play a game to train on.
 
-    One in four from the beginning, the others after random opening moves, so that they are shorter.
+    One in four games has no opening moves. The others begin after random opening moves, so that they are shorter.
     """
     return await rollout(model, seed, plies=(0, 2, 4, 4)[seed % 4])
 
