@@ -244,7 +244,9 @@ def test_a_group_that_is_not_there_is_said(page_with, cell):
     page = page_with(cell)
     page.locator(".art-group").last.click()
     page.wait_for_selector(".art-live-note[role=alert]:visible")
-    assert "no trajectories" in page.locator(".art-live-note[role=alert]:visible").inner_text()
+    assert (
+        "No trajectories of split 'train' at step 12" in page.locator(".art-live-note[role=alert]:visible").inner_text()
+    )
 
 
 # keys and buttons
