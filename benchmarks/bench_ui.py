@@ -1,6 +1,7 @@
-"""The speed of the panels in Chromium, against their budgets. Prints a table; `--json` prints one JSON object.
+"""Measure the speed of the panels in Chromium and compare it with their budgets.
 
-A bare page with the real script, bridged over HTTP to the real Python panel; nothing here is asserted."""
+The script prints a table, or with `--json` a JSON object. A page runs the real script and communicates over HTTP with
+the real Python panel. The script asserts nothing."""
 
 import argparse
 import json
@@ -47,7 +48,7 @@ TOKENS = """() => { const drawn = () => document.querySelectorAll('[data-k]').le
 
 
 def opened(browser, bridge, panel):
-    "A page with a panel, painted."
+    """Open a page with a panel and wait until it is painted."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.add_init_script(PAINTED)
     page.goto(bridge.serve(panel))
@@ -56,7 +57,7 @@ def opened(browser, bridge, panel):
 
 
 def first_paint(browser, bridge, groups) -> tuple[float, float]:
-    "Milliseconds until rows are painted, and until the whole index is there."
+    """Return the milliseconds until rows are painted, and until the whole index is loaded."""
     panel = RolloutViewer(groups)
     page = opened(browser, bridge, panel)
     took = page.evaluate("[rowsAt - rendered.start, allAt - rendered.start]")
@@ -66,7 +67,7 @@ def first_paint(browser, bridge, groups) -> tuple[float, float]:
 
 
 def measure(browser, bridge, repeats: int) -> dict[str, tuple[float, float]]:
-    "Each figure with its budget."
+    """Return each measured value with its budget."""
 
     def median(values):
         return round(statistics.median(values), 1)
@@ -84,7 +85,7 @@ def measure(browser, bridge, repeats: int) -> dict[str, tuple[float, float]]:
     for _ in range(repeats):
         page = opened(browser, bridge, RolloutViewer(art.TrajectoryGroup([long])))
         page.evaluate(TOKENS)
-        page.select_option("[aria-label='Colour tokens by']", "logprob")
+        page.select_option("[aria-label='Color tokens by']", "logprob")
         page.wait_for_function("window.tokensAt")
         tokens.append(page.evaluate("tokensAt - answerAt"))
     files = {path.name: path.stat().st_size for path in (Path(art.__file__).parent / "static").iterdir()}
@@ -117,8 +118,8 @@ if __name__ == "__main__":
         browser.close()
     bridge.close()
     if options.json:
-        told = {name: {"measured": value, "budget": budget} for name, (value, budget) in figures.items()}
-        print(json.dumps(told, indent=1))
+        results = {name: {"measured": value, "budget": budget} for name, (value, budget) in figures.items()}
+        print(json.dumps(results, indent=1))
     else:
         for name, (value, budget) in figures.items():
             print(f"{name:42} {value:>8}   budget {budget:>5}   {'ok' if value <= budget else 'over'}")

@@ -1,4 +1,4 @@
-"How our side scales: seconds against size, the slope in log-log, and one picture of all curves."
+"""Scaling curves of art_nb: seconds by size, the slope in log-log coordinates, and one figure of all curves."""
 
 import math
 import statistics
@@ -12,21 +12,21 @@ from envs import CACHE
 from measuring import Bench, rounded
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
-COLOURS = {"whole": "#1f4e79", "rollouts": "#c55a11", "training": "#548235"}
+COLORS = {"whole": "#1f4e79", "rollouts": "#c55a11", "training": "#548235"}
 
 
 @dataclass
 class Curve:
-    "Seconds of something that grows."
+    """A measured quantity as a function of size."""
 
     name: str
-    what: str  # of which the seconds are
+    what: str  # the measured operation
     sizes: list[int]
-    once: Callable[[int], dict[str, float]]  # size -> seconds of the whole, and of parts
+    once: Callable[[int], dict[str, float]]  # size -> seconds of the whole and of its parts
 
 
 class Parts:
-    "What is timed; each call has a seed of its own."
+    """The measured operations. Each call uses a new seed."""
 
     def __init__(self, bench: Bench):
         self.seeds = count(1_000_000, 1_000_000)
@@ -37,9 +37,9 @@ class Parts:
         )
 
     def step(self, **shape) -> dict[str, float]:
-        how = {"groups": 1, "size": 8, "prompt": 67, "new": 16, "turns": 1, "gap": 40} | shape
-        said = self.loop().ask("step", seed=next(self.seeds), **how)
-        return {"whole": said["seconds"], "rollouts": said["rollout_seconds"], "training": said["train_seconds"]}
+        request = {"groups": 1, "size": 8, "prompt": 67, "new": 16, "turns": 1, "gap": 40} | shape
+        reply = self.loop().ask("step", seed=next(self.seeds), **request)
+        return {"whole": reply["seconds"], "rollouts": reply["rollout_seconds"], "training": reply["train_seconds"]}
 
     def sample(self, n: int) -> dict[str, float]:
         return {"whole": self.sampler().ask("sample", n=n, prompt=100, new=32, seed=next(self.seeds))["seconds"]}
@@ -54,7 +54,7 @@ class Parts:
 
 
 def curves(bench: Bench) -> list[Curve]:
-    "All of them."
+    """Return all curves."""
     parts, powers = Parts(bench), lambda low, n, by=2: [low * by**i for i in range(n)]
     return [
         Curve("groups of 8", "a whole step", powers(1, 7), lambda x: parts.step(groups=x)),
@@ -67,19 +67,21 @@ def curves(bench: Bench) -> list[Curve]:
 
 
 def slope(x: list[float], y: list[float]) -> float:
-    "Least squares in log-log: 1 is linear."
+    """Return the least-squares slope in log-log coordinates; 1 is linear."""
     a, b = [math.log(v) for v in x], [math.log(v) for v in y]
     return statistics.linear_regression(a, b).slope
 
 
 def measured(bench: Bench) -> Iterator[dict]:
-    "One line a curve, then the picture."
+    """Yield one line per curve, then draw the figure."""
     lines = []
     for curve in curves(bench):
         sizes = curve.sizes[:2] if bench.quick else curve.sizes
         curve.once(sizes[0])
         turns = [[curve.once(size) for _ in range(min(bench.repeats, 3))] for size in sizes]
-        parts = {part: [statistics.median(one[part] for one in found) for found in turns] for part in turns[0][0]}
+        parts = {
+            part: [statistics.median(figures[part] for figures in samples) for samples in turns] for part in turns[0][0]
+        }
         line = {
             "curve": curve.name,
             "x": sizes,
@@ -101,7 +103,7 @@ def measured(bench: Bench) -> Iterator[dict]:
 
 
 def draw(lines: list[dict], path: Path) -> None:
-    "Small multiples on a light ground."
+    """Draw each curve in a panel of one figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -117,15 +119,15 @@ def draw(lines: list[dict], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-    with Image.open(path) as picture:  # few colours: a third of the size
+    with Image.open(path) as picture:  # a palette of 64 colors reduces the file to a third
         picture.convert("RGB").quantize(64).save(path, optimize=True)
 
 
 def panel(ax, line: dict) -> None:
-    "One curve with its parts, and the line that a linear one would follow through its end."
+    """Draw a curve with its parts, and a linear reference through its last point."""
     xs, end = line["x"], line["seconds"][-1]
     for name, part in {"whole": line, **line["parts"]}.items():
-        ax.plot(xs, part["seconds"], marker="o", markersize=3.5, linewidth=1.6, color=COLOURS[name], label=name)
+        ax.plot(xs, part["seconds"], marker="o", markersize=3.5, linewidth=1.6, color=COLORS[name], label=name)
     ax.plot(xs, [end * x / xs[-1] for x in xs], "--", color="#999999", linewidth=1, label="linear")
     ax.set(xscale="log", yscale="log", xlabel=line["curve"])
     ax.set_title(f"{line['of']}: exponent {line['exponent']:.2f}", fontsize=10, loc="left")
@@ -137,5 +139,5 @@ def panel(ax, line: dict) -> None:
 
 
 def short(x: float) -> str:
-    "1024 is 1k."
+    """Format a size: 1024 is 1k."""
     return f"{x / 2**20:.0f}M" if x >= 2**20 else f"{x / 1024:.0f}k" if x >= 1024 else f"{x:.0f}"

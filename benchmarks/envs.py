@@ -1,4 +1,4 @@
-"A virtual environment for each peer, made once and kept in the user's cache."
+"""A virtual environment per peer, created once and kept in the user's cache."""
 
 import shutil
 import subprocess
@@ -15,22 +15,26 @@ CACHE = cache_directory() / "bench"
 
 
 def python_of(peer: str) -> Path:
-    "The interpreter of a peer's environment, which is made where it is missing; raises Failed."
-    where, wanted = CACHE / f"{peer}-{VERSIONS[peer]}", HERE / "peers" / f"{peer}.txt"
-    stamp, python = where / "installed.txt", where / "bin" / "python"
-    if stamp.exists() and stamp.read_text() == wanted.read_text():
+    """Return the interpreter of a peer's environment, which is created if necessary. Raise `Failed` if this fails."""
+    directory, requirements = CACHE / f"{peer}-{VERSIONS[peer]}", HERE / "peers" / f"{peer}.txt"
+    stamp, python = directory / "installed.txt", directory / "bin" / "python"
+    if stamp.exists() and stamp.read_text() == requirements.read_text():
         return python
-    print(f"making the environment of {peer} {VERSIONS[peer]} in {where}: some minutes", file=sys.stderr, flush=True)
-    shutil.rmtree(where, ignore_errors=True)
+    print(
+        f"Creating the environment of {peer} {VERSIONS[peer]} in {directory}. This takes some minutes.",
+        file=sys.stderr,
+        flush=True,
+    )
+    shutil.rmtree(directory, ignore_errors=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     for command in (
-        [sys.executable, "-m", "venv", str(where)],
+        [sys.executable, "-m", "venv", str(directory)],
         [*pip, TORCH],
-        [*pip, "--require-hashes", "--no-deps", "-r", str(wanted)],
+        [*pip, "--require-hashes", "--no-deps", "-r", str(requirements)],
     ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            last = " | ".join(done.stderr.splitlines()[-2:])[-400:]
-            raise Failed(f"the environment of {peer} cannot be made: {last}")
-    shutil.copy(wanted, stamp)
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            last = " | ".join(process.stderr.splitlines()[-2:])[-400:]
+            raise Failed(f"Could not create the environment of {peer}: {last}")
+    shutil.copy(requirements, stamp)
     return python

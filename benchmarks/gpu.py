@@ -1,6 +1,7 @@
-"""`make gpu`: what holds on this device, as one line of JSON a row: parity, rates, sync, trainer, learning, memory.
+"""Measure this device (`make gpu`): parity, sampling rates, sync, trainer, learning and memory.
 
-On a machine without CUDA the same code runs on the CPU with small sizes, and the first row says so."""
+Each row is printed as a line of JSON. On a machine without CUDA, the same code runs on the CPU with small sizes, and
+the first row reports this."""
 
 import argparse
 import asyncio
@@ -40,36 +41,36 @@ SHAPES = {
 }
 
 
-def waited() -> float:
-    "The time, when the device has done what it was given."
+def synchronized_time() -> float:
+    """Return the time after the device has finished its work."""
     if CUDA:
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def found(which: Callable[[], str]) -> tuple[bool, str]:
-    "Whether an engine can be had, and its version or what to do."
+def engine_status(which: Callable[[], str]) -> tuple[bool, str]:
+    """Return whether an engine is available, and its version or the error message."""
     try:
         return True, which()
     except BackendMissing as error:
         return False, str(error)
 
 
-def device(asked) -> dict:
-    "The machine, and what is installed on it."
-    name = torch.cuda.get_device_name() if CUDA else "CPU only: small sizes, and no figure of a GPU"
+def device(arguments) -> dict:
+    """Return the device and the installed packages."""
+    name = torch.cuda.get_device_name() if CUDA else "CPU only, with small sizes; no GPU was measured"
     return {
         "device": name,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "vllm": found(vllm_version)[1],
-        "unsloth": found(unsloth_version)[1],
+        "vllm": engine_status(vllm_version)[1],
+        "unsloth": engine_status(unsloth_version)[1],
         "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1],
     }
 
 
 class Sampling:
-    "A sampler of one kind with an adapter that changes something, and the policy that it is held against."
+    """A sampler of one kind with a nonzero adapter, and the policy that it is compared with."""
 
     def __init__(self, kind: str, directory: Path):
         self.worker, self.policy = DeviceThread(), load_policy(directory)
@@ -84,82 +85,85 @@ class Sampling:
         self.sampler.load("made@1", adapter(self.policy))
 
     async def replies(self, n: int, new: int, key: str | None, prompt: int = 128) -> list:
-        "Prompt and reply of `n` requests at once."
+        """Return prompts and replies of `n` concurrent requests."""
 
-        async def one(i):
+        async def sample(i):
             params = SamplingParams(max_tokens=new, ignore_eos=True, seed=i)
             return ids(i, prompt), [s async for s in self.sampler.generate(ids(i, prompt), params, key)]
 
-        return await asyncio.gather(*(one(i) for i in range(n)))
+        return await asyncio.gather(*(sample(i) for i in range(n)))
 
     def rate(self, n: int, new: int, key: str | None) -> float:
-        "Tokens a second, the prompts' time included: the middle of three, after one to warm up."
+        """Return tokens per second including prompt processing: the median of three runs after one warm-up run."""
 
         def once():
-            start = waited()
+            start = synchronized_time()
             asyncio.run(self.replies(n, new, key))
-            return n * new / (waited() - start)
+            return n * new / (synchronized_time() - start)
 
         return statistics.median([once() for _ in range(4)][1:])
 
     def offline(self, n: int, new: int) -> float:
-        "The same of vLLM's engine alone, all requests handed over at once and nobody listening."
+        """Return the same rate for vLLM's engine alone, which receives all requests at once."""
         engine = self.sampler._engine
 
         def batch(seed):
-            start = waited()
+            start = synchronized_time()
             for i in range(n):
                 params = vllm_params(SamplingParams(max_tokens=new, ignore_eos=True, seed=i), frozenset(), 2048)
                 engine.add_request(f"{seed}.{i}", {"prompt_token_ids": ids(i, 128)}, params)
             while engine.has_unfinished_requests():
                 engine.step()
-            return n * new / (waited() - start)
+            return n * new / (synchronized_time() - start)
 
         return statistics.median([self.worker.call(batch, seed) for seed in range(4)][1:])
 
     def close(self) -> None:
-        "Give everything back."
+        """Close the sampler and its thread."""
         self.worker.call(self.sampler.close)
         self.worker.close()
 
 
 def kinds() -> list[str]:
-    "Samplers that can be had here."
-    return ["embedded"] + (["folded", "swapped"] if found(vllm_version)[0] else [])
+    """Return the kinds of samplers that are available."""
+    return ["embedded"] + (["folded", "swapped"] if engine_status(vllm_version)[0] else [])
 
 
-def of_each(asked, measure: Callable[[Sampling], dict]) -> dict:
-    "What is measured on each kind of sampler; one that fails says why."
-    said = {}
+def measure_each_sampler(arguments, measure: Callable[[Sampling], dict]) -> dict:
+    """Run a measurement on each kind of sampler. If one fails, its result is the error."""
+    results = {}
     for kind in kinds():
         try:
-            with closing(Sampling(kind, asked.model)) as side:
-                said[kind] = measure(side)
+            with closing(Sampling(kind, arguments.model)) as side:
+                results[kind] = measure(side)
         except Exception as error:
-            said[kind] = {"error": f"{type(error).__name__}: {error}"}
-    return said
+            results[kind] = {"error": f"{type(error).__name__}: {error}"}
+    return results
 
 
-def parity(asked) -> dict:
-    "By how many nats the logprobs of sampled tokens differ from the policy's own, with an adapter: mean and largest."
+def parity(arguments) -> dict:
+    """Return the mean and largest difference in nats between the logprobs of sampler and policy, with an adapter."""
 
     def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
         side.worker.call(fold_adapter, side.policy)
-        found = [
+        differences = [
             np.array([s.logprob for s in reply])
             - side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply])[len(prompt) - 1 :]
             .cpu()
             .numpy()
             for prompt, reply in pairs
         ]
-        return {"mean": float(abs(np.concatenate(found)).mean()), "max": float(abs(np.concatenate(found)).max())}
+        return {
+            "mean": float(abs(np.concatenate(differences)).mean()),
+            "max": float(abs(np.concatenate(differences)).max()),
+        }
 
-    return of_each(asked, gaps)
+    return measure_each_sampler(arguments, gaps)
 
 
-def rates(asked) -> dict:
-    "Tokens a second of each sampler without and with an adapter; vLLM's engine alone on the same prompts; sync."
+def rates(arguments) -> dict:
+    """Return tokens per second of each sampler without and with an adapter, vLLM's engine alone, and the sync time."""
     n, new = (256, 256) if CUDA else (16, 32)
 
     def measured(side: Sampling) -> dict:
@@ -167,18 +171,18 @@ def rates(asked) -> dict:
         if hasattr(side.sampler, "_engine"):
             row["engine alone"] = side.offline(n, new)
         times = []
-        for step in range(2, 7):  # as after an optimizer step: new weights, first token
-            start = waited()
+        for step in range(2, 7):  # like after an optimizer step: load new weights, then sample one token
+            start = synchronized_time()
             side.sampler.load(f"made@{step}", adapter(side.policy))
             asyncio.run(side.replies(1, 1, f"made@{step}"))
-            times.append(waited() - start)
+            times.append(synchronized_time() - start)
         return row | {"new weights to first token, s": statistics.median(times)}
 
-    return of_each(asked, measured)
+    return measure_each_sampler(arguments, measured)
 
 
 def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
-    "Rows of one length, half of each trained."
+    """Return rows of one length. The second half of each row is trained."""
     sampled = np.arange(length) >= length // 2
     logprobs = np.where(sampled, -8.0, np.nan).astype(np.float32)
     return [
@@ -195,20 +199,20 @@ def rows(count: int, length: int, seed: int = 0) -> list[WeightedRow]:
 
 
 def peak_flops(dev: torch.device) -> float:
-    "Of a bf16 product, measured."
+    """Measure the FLOP/s of a bf16 matrix product."""
     size = 8192 if CUDA else 1024
     a = torch.randn(size, size, device=dev, dtype=torch.bfloat16)
     times = []
     for _ in range(10):
-        start = waited()
+        start = synchronized_time()
         a @ a
-        times.append(waited() - start)
+        times.append(synchronized_time() - start)
     return 2 * size**3 / statistics.median(times[3:])
 
 
-def trainer(asked) -> dict:
-    "Tokens a second of optimizer steps, LoRA rank 16, random weights, and 4 flops a weight over the measured peak."
-    said, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
+def trainer(arguments) -> dict:
+    """Return tokens per second of optimizer steps (LoRA rank 16, random weights), and the share of the peak."""
+    results, length, dev = {}, 16_384 if CUDA else 128, torch.device("cuda" if CUDA else "cpu")
     for name in ("Qwen3-0.6B", "Qwen3-4B") if CUDA else ("two small layers",):
         config = Qwen3Config(
             **SHAPES[name],
@@ -223,64 +227,64 @@ def trainer(asked) -> dict:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         learner, times = Learner(Policy(model, rank=16)), []
         weights = sum(layer.weight.numel() for layer in learner.policy.layers.values())
-        made = rows(4, length)
+        batch = rows(4, length)
         for _ in range(4):
-            start = waited()
-            learner.step(made, StepConfig(learning_rate=1e-6, tokens_per_batch=length))
-            times.append(waited() - start)
+            start = synchronized_time()
+            learner.step(batch, StepConfig(learning_rate=1e-6, tokens_per_batch=length))
+            times.append(synchronized_time() - start)
         speed = 4 * length / statistics.median(times[1:])
-        said[name] = {
+        results[name] = {
             "tokens a second": speed,
             "of peak": 4 * weights * speed / peak_flops(dev),
             "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if CUDA else None,
         }
         del learner, model
-    return said
+    return results
 
 
-def unsloth(asked) -> dict:
-    "Unsloth's logprobs of the same rows beside ours: mean and largest difference; whole steps a second of both."
-    if not found(unsloth_version)[0]:
-        return {"missing": found(unsloth_version)[1]}
-    made, said = rows(8, 512 if CUDA else 64), {}
-    ours, theirs = Learner(load_policy(asked.model)), UnslothLearner(load_policy(asked.model), asked.model)
+def unsloth(arguments) -> dict:
+    """Compare Unsloth with our learner on the same rows: difference of the logprobs, and speed of whole steps."""
+    if not engine_status(unsloth_version)[0]:
+        return {"missing": engine_status(unsloth_version)[1]}
+    batch, results = rows(8, 512 if CUDA else 64), {}
+    ours, theirs = Learner(load_policy(arguments.model)), UnslothLearner(load_policy(arguments.model), arguments.model)
     for name, learner in (("ours", ours), ("unsloth", theirs)):
         times = []
         for _ in range(4):
-            start = waited()
-            said[name] = {"loss": learner.step(made, StepConfig(learning_rate=0.0))["loss/train"]}
-            times.append(waited() - start)
-        said[name]["tokens a second"] = sum(len(r.tokens) for r in made) / statistics.median(times[1:])
+            start = synchronized_time()
+            results[name] = {"loss": learner.step(batch, StepConfig(learning_rate=0.0))["loss/train"]}
+            times.append(synchronized_time() - start)
+        results[name]["tokens a second"] = sum(len(r.tokens) for r in batch) / statistics.median(times[1:])
     a, b = (torch.cat([t.logprobs_E for _, t in learner.seen]) for learner in (ours, theirs))
-    return said | {"mean": float((a - b).abs().mean()), "max": float((a - b).abs().max())}
+    return results | {"mean": float((a - b).abs().mean()), "max": float((a - b).abs().max())}
 
 
-def learning(asked) -> dict:
-    "Tic-tac-toe, as `make demo` has it."
+def learning(arguments) -> dict:
+    """Train tic-tac-toe like `make demo`."""
     demo = Path(__file__).parents[1] / "examples" / "tic_tac_toe" / "demo.py"
     size = [] if CUDA else ["--steps", "1", "--games", "8"]
     command = [sys.executable, demo.name, *size]
-    done = subprocess.run(command, cwd=demo.parent, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=demo.parent, capture_output=True, text=True, check=True)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 CHECKS = {check.__name__: check for check in (device, parity, rates, trainer, unsloth, learning)}
 
 
 def main() -> None:
-    "Each check in turn; one that fails says why, and the next is made."
+    """Run the checks one after the other. If a check fails, its row contains the error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a directory of weights; SmolLM2-135M if left out")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=[*CHECKS])
-    asked = parser.parse_args()
-    asked.model = asked.model or fetch("smollm2-135m")
-    for name in asked.only:
+    arguments = parser.parse_args()
+    arguments.model = arguments.model or fetch("smollm2-135m")
+    for name in arguments.only:
         start = time.time()
         try:
-            said = CHECKS[name](asked)
-        except Exception as error:  # a row that cannot be measured is told, not fatal
-            said = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **said}), flush=True)
+            result = CHECKS[name](arguments)
+        except Exception as error:  # a row that fails must not end the other measurements
+            result = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"row": name, "seconds": round(time.time() - start, 1), **result}), flush=True)
 
 
 if __name__ == "__main__":

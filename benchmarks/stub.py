@@ -1,4 +1,4 @@
-"An endpoint that gives every request the same answer after a fixed time; it is told the time, and tells its address."
+"""An endpoint that returns the same response after a fixed time. It receives the time and reports its URL."""
 
 import asyncio
 import json
@@ -19,29 +19,29 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class Stub(asyncio.Protocol):
-    "One connection."
+    """A connection of the stub endpoint."""
 
     latency_s = 1.0
 
     def connection_made(self, transport):
-        self.transport, self.come = transport, b""
+        self.transport, self.received = transport, b""
 
     def data_received(self, data):
-        self.come += data
-        head, gap, body = self.come.partition(b"\r\n\r\n")
+        self.received += data
+        head, gap, body = self.received.partition(b"\r\n\r\n")
         lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
         length = int(lengths[0]) if lengths else 0
         if gap and len(body) >= length:
-            self.come = body[length:]
+            self.received = body[length:]
             asyncio.get_running_loop().call_later(self.latency_s, self.transport.write, ANSWER)
 
 
 async def main() -> None:
     talk, loop = Talk(), asyncio.get_running_loop()
-    while (asked := await asyncio.to_thread(talk.asked)) is not None:
-        Stub.latency_s = asked["latency_s"]
+    while (request := await asyncio.to_thread(talk.receive)) is not None:
+        Stub.latency_s = request["latency_s"]
         server = await loop.create_server(Stub, "127.0.0.1", 0, backlog=4096)
-        talk.answer(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+        talk.reply(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
 
 
 if __name__ == "__main__":

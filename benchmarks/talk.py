@@ -1,4 +1,4 @@
-"One line of JSON there, one line back: a process that computes, and the handle by which it is asked."
+"""Child processes that receive a line of JSON and answer with a line of JSON."""
 
 import json
 import os
@@ -13,85 +13,85 @@ HERE = Path(__file__).parent
 
 
 class Talk:
-    "The side that computes. What libraries print goes to stderr: stdout belongs to the answers."
+    """The channel of a child process. Output of libraries goes to stderr, because stdout carries the replies."""
 
     def __init__(self):
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
-    def asked(self) -> dict | None:
-        "The next question; None when nobody asks any more."
+    def receive(self) -> dict | None:
+        """Return the next request, or `None` if stdin was closed."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
-    def answer(self, **said) -> None:
-        "Say something back."
-        print(json.dumps(said), file=self._out, flush=True)
+    def reply(self, **values) -> None:
+        """Send a reply."""
+        print(json.dumps(values), file=self._out, flush=True)
 
 
 def serve(tasks: dict[str, Callable[..., dict | None]]) -> None:
-    "Answer questions until nobody asks any more; a task that fails answers with its error."
+    """Answer requests until stdin is closed. If a task fails, the reply is its error."""
     talk = Talk()
-    while (question := talk.asked()) is not None:
+    while (request := talk.receive()) is not None:
         try:
-            said = tasks[question.pop("do")](**question) or {}
+            reply = tasks[request.pop("do")](**request) or {}
         except Exception as error:
             traceback.print_exc()
-            said = {"error": f"{type(error).__name__}: {error}"[:500]}
-        talk.answer(**said)
+            reply = {"error": f"{type(error).__name__}: {error}"[:500]}
+        talk.reply(**reply)
 
 
 def peak_mb() -> float:
-    "The most memory this process ever held, in MB."
+    """Return the peak memory of this process in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 class Failed(RuntimeError):
-    "A process did not answer, or answered with an error."
+    """A process did not reply, or replied with an error."""
 
 
 class Child:
-    "A process that is asked."
+    """A child process and the pipe to it."""
 
     def __init__(self, python: Path | str, script: str, log: Path, **environ: str | None):
         self.name, self.log = script, log
         log.parent.mkdir(parents=True, exist_ok=True)
-        own = {"PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        said = {name: value for name, value in {**os.environ, **own, **environ}.items() if value is not None}
+        defaults = {"PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables = {name: value for name, value in {**os.environ, **defaults, **environ}.items() if value is not None}
         with log.open("w") as errors:
             self.process = subprocess.Popen(
                 [str(python), str(HERE / script)],
-                env=said,
+                env=variables,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
             )
 
-    def ask(self, do: str, limit_s: float = 1800, **how) -> dict:
-        "What the process answers; raises Failed."
+    def ask(self, do: str, limit_s: float = 1800, **arguments) -> dict:
+        """Send a request and return the reply. Raise `Failed` if there is none or if it is an error."""
         timer = threading.Timer(limit_s, self.process.kill)
         timer.start()
         try:
-            print(json.dumps({"do": do, **how}), file=self.process.stdin, flush=True)
+            print(json.dumps({"do": do, **arguments}), file=self.process.stdin, flush=True)
             line = self.process.stdout.readline()
         except OSError:
             line = ""
         finally:
             timer.cancel()
-        said = json.loads(line) if line else {"error": self._last_words()}
-        if "error" in said:
-            raise Failed(f"{self.name} {do}: {said['error']}")
-        return said
+        reply = json.loads(line) if line else {"error": self._exit_reason()}
+        if "error" in reply:
+            raise Failed(f"{self.name} {do}: {reply['error']}")
+        return reply
 
-    def _last_words(self) -> str:
+    def _exit_reason(self) -> str:
         code = self.process.wait()
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         return f"ended with {code}: {' | '.join(lines[-3:])[-400:]}"
 
     def cpu_s(self) -> float:
-        "Seconds of CPU that it has used."
+        """Return the CPU seconds that the process has used."""
         stat = Path(f"/proc/{self.process.pid}/stat")
         if not stat.exists():
             return 0.0
@@ -99,7 +99,7 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        "End the process."
+        """End the process."""
         self.process.stdin.close()
         try:
             self.process.wait(20)

@@ -1,24 +1,26 @@
-// Bundles panels into one ESM and one CSS file each: `npm run build [-- target directory] [-- names of panels]`.
+// Bundle each panel into one JavaScript module and one CSS file: `npm run build [-- target directory] [-- names of panels]`.
 import { build } from "esbuild";
 import { existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { lean } from "./lean.mjs";
 
-const here = dirname(fileURLToPath(import.meta.url));
-const all = readdirSync(here)
+const directory = dirname(fileURLToPath(import.meta.url));
+const panels = readdirSync(directory)
   .filter((file) => /^(viewer|live|judging)\.js$/.test(file))
   .map((file) => file.slice(0, -3))
   .sort();
-const wanted = process.argv.slice(2).filter((word) => all.includes(word));
-const target = resolve(process.argv.slice(2).find((word) => !all.includes(word)) ?? join(here, "../art_nb/static"));
-const LIMIT = 60 * 1024; // bytes of a pair: the script is sent once for every panel shown
+const selected = process.argv.slice(2).filter((word) => panels.includes(word));
+const target = resolve(
+  process.argv.slice(2).find((word) => !panels.includes(word)) ?? join(directory, "../art_nb/static"),
+);
+const LIMIT = 60 * 1024; // bytes of script and style sheet together, which are sent once for every displayed panel
 const options = {
   bundle: true,
   minify: true,
   write: false,
   metafile: true,
-  absWorkingDir: here,
+  absWorkingDir: directory,
   format: "esm",
   target: "es2020",
   charset: "utf8",
@@ -27,22 +29,24 @@ const options = {
   plugins: [lean],
 };
 
-/** The package a bundled file belongs to. @param {string} path */
+/** Return the package of a bundled file. @param {string} path */
 const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
 
-/** Shorten names and values of our custom properties, which esbuild leaves as they are. @param {string} text */
-const shorten = (text) =>
-  text.replace(/--art-/g, "--a-").replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
+/** Shorten the names and values of our custom properties, which esbuild does not minify. @param {string} text */
+const shortenProperties = (text) =>
+  text
+    .replace(/--art-/g, "--a-")
+    .replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
 
-/** One panel: its pair of files, and the packages in it. @param {string} name */
+/** Bundle one panel. Return the packages that it contains. @param {string} name */
 async function bundle(name) {
   const packages = new Set();
   let bytes = 0;
   for (const kind of ["js", "css"]) {
     const entry = `${name}.${kind}`;
-    if (!existsSync(join(here, entry))) continue;
+    if (!existsSync(join(directory, entry))) continue;
     const result = await build({ ...options, entryPoints: [entry], outfile: entry });
-    const text = shorten(result.outputFiles[0].text);
+    const text = shortenProperties(result.outputFiles[0].text);
     writeFileSync(join(target, entry), text);
     bytes += Buffer.byteLength(text);
     Object.values(result.metafile.outputs).forEach((output) =>
@@ -50,23 +54,25 @@ async function bundle(name) {
     );
   }
   console.log(`${name}: ${(bytes / 1024).toFixed(1)} kB`);
-  if (bytes > LIMIT) throw new Error(`${name} takes ${bytes} bytes; a panel may take ${LIMIT}`);
+  if (bytes > LIMIT)
+    throw new Error(`The panel ${name} has ${bytes} bytes; the limit is ${LIMIT}. Remove code or shorten texts.`);
   return packages;
 }
 
-/** The licence of a package, under its name and version. @param {string} name */
-function licence(name) {
-  const folder = join(here, "node_modules", name);
+/** Return the name, version and license of a package. @param {string} name */
+function licenseText(name) {
+  const folder = join(directory, "node_modules", name);
   const { version } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8"));
   const file = readdirSync(folder).find((entry) => /^licen[cs]e/i.test(entry));
   return `${name} ${version}\n\n${readFileSync(join(folder, file), "utf8").trim()}\n`;
 }
 
 mkdirSync(target, { recursive: true });
-const used = new Set();
-for (const name of wanted.length ? wanted : all) (await bundle(name)).forEach((found) => found && used.add(found));
-if (wanted.length) process.exit(); // the licences are those of all panels
-const texts = [...used].sort().map(licence);
+const packages = new Set();
+for (const name of selected.length ? selected : panels)
+  (await bundle(name)).forEach((package_) => package_ && packages.add(package_));
+if (selected.length) process.exit(); // LICENSES.txt is written for all panels together
+const texts = [...packages].sort().map(licenseText);
 writeFileSync(
   join(target, "LICENSES.txt"),
   ["The panels contain these packages.\n", ...texts].join("\n" + "-".repeat(80) + "\n\n"),

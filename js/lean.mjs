@@ -1,41 +1,106 @@
-// uPlot without what the live cell does not use: time and logarithmic scales, other paths than lines, legends, cursors, selections.
-// Each cut names its place; where a new version of uPlot no longer has it, the build stops.
+// Remove the parts of uPlot that the live cell does not use: time and logarithmic scales, paths other than lines, legends,
+// cursors, selections. If a new version of uPlot no longer contains one of these parts, the build stops.
 import { readFileSync } from "node:fs";
 
-const UNUSED = [
-  "stepped", "bars", "monotoneCubic", "_monotoneCubic", "splineInterp", "findColWidth", "join", "sortCols", "genTimeStuffs",
-  "timeAxisStamps", "timeAxisVals", "timeAxisVal", "timeSeriesStamp", "timeSeriesVal", "rangeLog", "rangeAsinh", "logAxisSplits",
-  "asinhAxisSplits", "log10AxisValsFilt", "log2AxisValsFilt", "snapLogY", "snapAsinhY", "legendStroke", "legendFill", "cursorPointShow",
-  "cursorPointFill", "cursorPointStroke", "cursorPointSize", "cursorMove", "filtBtn0", "filtTarg", "elColor", "elSize", "_sync",
+const UNUSED_FUNCTIONS = [
+  "stepped",
+  "bars",
+  "monotoneCubic",
+  "_monotoneCubic",
+  "splineInterp",
+  "findColWidth",
+  "join",
+  "sortCols",
+  "genTimeStuffs",
+  "timeAxisStamps",
+  "timeAxisVals",
+  "timeAxisVal",
+  "timeSeriesStamp",
+  "timeSeriesVal",
+  "rangeLog",
+  "rangeAsinh",
+  "logAxisSplits",
+  "asinhAxisSplits",
+  "log10AxisValsFilt",
+  "log2AxisValsFilt",
+  "snapLogY",
+  "snapAsinhY",
+  "legendStroke",
+  "legendFill",
+  "cursorPointShow",
+  "cursorPointFill",
+  "cursorPointStroke",
+  "cursorPointSize",
+  "cursorMove",
+  "filtBtn0",
+  "filtTarg",
+  "elColor",
+  "elSize",
+  "_sync",
 ];
-const UNUSED_INSIDE = [
-  "initLegendRow", "addSeries", "delSeries", "setBand", "addBand", "delBand", "syncLegend", "setLegend", "setLegendValues", "updateCursor",
-  "cacheMouse", "mouseMove", "mouseDown", "mouseUp", "mouseLeave", "dblClick", "syncRect", "setSelH", "setSelV", "setSelect", "hideSelect",
-  "setSeries", "toggleDOM", "setFocus", "initCursorPt", "onMouse", "offMouse", "pubSync", "pub", "batch", "setAlpha",
+const UNUSED_INNER_FUNCTIONS = [
+  "initLegendRow",
+  "addSeries",
+  "delSeries",
+  "setBand",
+  "addBand",
+  "delBand",
+  "syncLegend",
+  "setLegend",
+  "setLegendValues",
+  "updateCursor",
+  "cacheMouse",
+  "mouseMove",
+  "mouseDown",
+  "mouseUp",
+  "mouseLeave",
+  "dblClick",
+  "syncRect",
+  "setSelH",
+  "setSelV",
+  "setSelect",
+  "hideSelect",
+  "setSeries",
+  "toggleDOM",
+  "setFocus",
+  "initCursorPt",
+  "onMouse",
+  "offMouse",
+  "pubSync",
+  "pub",
+  "batch",
+  "setAlpha",
 ];
-const REPLACED = [
+const REPLACEMENTS = [
   ["{\n\tuPlot.join = join;", "export { uPlot as default }", ""],
   ["const months = [", "const onlyWhole", "const fmtDate = noop;\n"],
   ["const sync = _sync(syncKey);", "function destroy() {", ""],
   ["sync.unsub(self);", "off(dppxchange", ""],
   ["\tconst events = {};", "// external on/off", ""],
   ["if (showLegend) {\n\t\tlegendTable", "const son", ""],
-  ["const [ timeIncrsMs,", "const [ timeIncrsS", "const timeIncrsMs = [], _timeAxisStampsMs = [], timeAxisSplitsMs = noop;\n"],
+  [
+    "const [ timeIncrsMs,",
+    "const [ timeIncrsS",
+    "const timeIncrsMs = [], _timeAxisStampsMs = [], timeAxisSplitsMs = noop;\n",
+  ],
   ["const [ timeIncrsS", "// base 2", "const timeIncrsS = [], _timeAxisStampsS = [], timeAxisSplitsS = noop;\n"],
 ];
 
-/** Replace the text between two marks. @param {string} text @param {string} from @param {string} to @param {string} by */
-function between(text, from, to, by) {
-  const start = text.indexOf(from), end = text.indexOf(to, start + 1);
-  if (start < 0 || end < 0) throw new Error(`uPlot has no ${from}`);
-  return text.slice(0, start) + by + text.slice(end);
+/** Replace the text from one mark up to another. @param {string} text @param {string} startMark @param {string} endMark @param {string} replacement */
+function replaceBetween(text, startMark, endMark, replacement) {
+  const start = text.indexOf(startMark),
+    end = text.indexOf(endMark, start + 1);
+  if (start < 0 || end < 0)
+    throw new Error(`Could not find ${startMark} in the source of uPlot. Update lean.mjs for this version.`);
+  return text.slice(0, start) + replacement + text.slice(end);
 }
 
-/** Empty a function at some depth. @param {string} text @param {string} name @param {string} indent */
-function emptied(text, name, indent) {
-  const whole = new RegExp(`\\n${indent}function ${name}\\([\\s\\S]*?\\n${indent}\\}\\n`);
-  if (!whole.test(text)) throw new Error(`uPlot has no function ${name}`);
-  return text.replace(whole, `\n${indent}function ${name}() {}\n`);
+/** Remove the body of a function that has this indentation. @param {string} text @param {string} name @param {string} indent */
+function emptyFunction(text, name, indent) {
+  const pattern = new RegExp(`\\n${indent}function ${name}\\([\\s\\S]*?\\n${indent}\\}\\n`);
+  if (!pattern.test(text))
+    throw new Error(`Could not find the function ${name} in the source of uPlot. Update lean.mjs for this version.`);
+  return text.replace(pattern, `\n${indent}function ${name}() {}\n`);
 }
 
 export const lean = {
@@ -44,9 +109,10 @@ export const lean = {
   setup(build) {
     build.onLoad({ filter: /uPlot\.esm\.js$/ }, (/** @type {{path: string}} */ { path }) => {
       let text = readFileSync(path, "utf8");
-      for (const name of UNUSED) text = emptied(text, name, "");
-      for (const name of UNUSED_INSIDE) text = emptied(text, name, "\t");
-      for (const [from, to, by] of REPLACED) text = between(text, from, to, by);
+      for (const name of UNUSED_FUNCTIONS) text = emptyFunction(text, name, "");
+      for (const name of UNUSED_INNER_FUNCTIONS) text = emptyFunction(text, name, "\t");
+      for (const [startMark, endMark, replacement] of REPLACEMENTS)
+        text = replaceBetween(text, startMark, endMark, replacement);
       return { contents: text, loader: "js" };
     });
   },

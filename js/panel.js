@@ -1,6 +1,6 @@
-// What every panel shares: DOM without HTML strings, the wire to the kernel, keys, themes, honest text.
+// Code shared by all panels: DOM elements without HTML strings, messages to the kernel, keys, themes, escaped text.
 
-/** Properties that `h` sets; besides these aria-*, data-* and role, and nothing else: none can hold markup or code. */
+/** Properties that `h` may set, in addition to aria-*, data-* and role. None of them can contain markup or code. */
 const PROPERTIES = new Set(
   (
     "id class type value checked disabled hidden tabIndex title placeholder min max step open selected htmlFor name " +
@@ -10,11 +10,11 @@ const PROPERTIES = new Set(
 );
 
 /**
- * Build an element: h("span.muted", …) is a span of class art-muted. Strings and numbers become text nodes; null, false
- * and true are left out.
- * @param {string} selector a tag, and classes without their prefix
- * @param {...any} children first, if there are any, the properties in an object: label (aria-label), class, style
- * (object), on* (functions), aria-*, value, …; then nodes, strings, or arrays of them
+ * Create an element. For example, h("span.muted", …) creates a span with class art-muted. Strings and numbers become text
+ * nodes; null, false and true are ignored.
+ * @param {string} selector a tag and its classes without the prefix `art-`
+ * @param {...any} children an optional object of properties (label for aria-label, class, style as an object, on* as
+ * functions, aria-*, value, …), followed by nodes, strings, or arrays of them
  * @returns {any}
  */
 export function h(selector, ...children) {
@@ -50,121 +50,122 @@ export function append(node, children) {
   return node;
 }
 
-/** Replace what an element holds. @param {Element} node @param {...any} children */
+/** Replace the content of an element. @param {Element} node @param {...any} children */
 export function fill(node, ...children) {
   node.replaceChildren();
   return append(node, children);
 }
 
-// Controls, bidi marks, zero-width and other invisible characters, lone surrogates; tab and newline are text.
-const ODD = new RegExp(
+// Control characters except tab and newline, bidi marks, zero-width and other invisible characters, lone surrogates.
+const INVISIBLE = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f" +
     "\\u200b\\u200c\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0e\\ufeff\\uffa0\\ufff9-\\ufffb" +
     "\\u{e0000}-\\u{e0fff}\\ud800-\\udfff]|(?<![\\p{Extended_Pictographic}\\ufe0f\\u{1f3fb}-\\u{1f3ff}])\\u200d",
   "gu",
 );
 
-/** @param {string} char */
-function escaped(char) {
+/** Return the escape of a character: \x1b, \u202e, \U000e0041. @param {string} char */
+function escapeCharacter(char) {
   const code = char.codePointAt(0) ?? 0;
   const [mark, width] = code < 0x100 ? ["\\x", 2] : code < 0x10000 ? ["\\u", 4] : ["\\U", 8];
   return mark + code.toString(16).padStart(width, "0");
 }
 
-/** Text with what cannot be seen written as escapes (\x1b, \u202e). @param {any} text @returns {string} */
-export const visible = (text) => String(text ?? "").replace(ODD, escaped);
+/** Return a text with invisible characters written as escapes (\x1b, \u202e). @param {any} text @returns {string} */
+export const visible = (text) => String(text ?? "").replace(INVISIBLE, escapeCharacter);
 
 /**
- * The same as nodes: escapes are set off from the text, so that nobody can forge one by typing it.
+ * Return the same text as nodes. Each escape is a styled element, so that typed text cannot imitate an escape.
  * @param {any} text @returns {DocumentFragment}
  */
 export function marked(text) {
-  const out = document.createDocumentFragment(),
+  const fragment = document.createDocumentFragment(),
     source = String(text ?? "");
-  let from = 0;
-  for (const found of source.matchAll(ODD)) {
-    if (found.index > from) out.append(source.slice(from, found.index));
-    const name = escaped(found[0]);
-    out.append(h("span", { class: "art-odd", title: `invisible character ${name}` }, name));
-    from = found.index + found[0].length;
+  let end = 0;
+  for (const match of source.matchAll(INVISIBLE)) {
+    if (match.index > end) fragment.append(source.slice(end, match.index));
+    const name = escapeCharacter(match[0]);
+    fragment.append(h("span", { class: "art-odd", title: `invisible character ${name}` }, name));
+    end = match.index + match[0].length;
   }
-  if (from < source.length) out.append(source.slice(from));
-  return out;
+  if (end < source.length) fragment.append(source.slice(end));
+  return fragment;
 }
 
 /**
- * The wire to the kernel. Requests carry an id; the answer with this id settles the promise.
+ * Connect a panel to the kernel. Each request has an id, and the reply with the same id settles its promise.
  * @param {any} model anywidget's model
  */
 export function link(model) {
   /** @type {Map<number, {resolve: Function, reject: Function}>} */
-  const open = new Map();
-  let next = 1,
-    seq = /** @type {number|null} */ (null);
-  const ticks = new Set(),
-    gaps = new Set(),
-    off = [];
-  const listen = (name, fn) => (model.on(name, fn), off.push(() => model.off(name, fn)));
-  const client = Math.random().toString(36).slice(2, 10); // several views may share one model
+  const pending = new Map();
+  let nextId = 1,
+    lastSeq = /** @type {number|null} */ (null);
+  const tickListeners = new Set(),
+    gapListeners = new Set(),
+    unsubscribers = [];
+  const listen = (name, fn) => (model.on(name, fn), unsubscribers.push(() => model.off(name, fn)));
+  const client = Math.random().toString(36).slice(2, 10); // several views can share one model
 
   listen("msg:custom", (message, buffers) => {
-    if (message?.client !== client || !open.has(message?.id)) return;
-    const { resolve, reject } = open.get(message.id);
-    open.delete(message.id);
+    if (message?.client !== client || !pending.has(message?.id)) return;
+    const { resolve, reject } = pending.get(message.id);
+    pending.delete(message.id);
     if (message.ok) resolve({ reply: message.reply, buffers: buffers ?? [] });
-    else reject(new Error(message.error ?? "the kernel refused"));
+    else reject(new Error(message.error ?? "The kernel sent an error without a message."));
   });
   listen("change:tick", () => {
     const tick = model.get("tick") ?? {};
-    const missed = seq != null && tick.seq > seq + 1;
-    seq = tick.seq ?? seq;
-    for (const fn of ticks) fn(tick);
-    if (missed) for (const fn of gaps) fn(tick);
+    const missed = lastSeq != null && tick.seq > lastSeq + 1;
+    lastSeq = tick.seq ?? lastSeq;
+    for (const fn of tickListeners) fn(tick);
+    if (missed) for (const fn of gapListeners) fn(tick);
   });
-  seq = model.get("tick")?.seq ?? null;
+  lastSeq = model.get("tick")?.seq ?? null;
 
   return {
     /**
-     * Ask the kernel.
+     * Send a command to the kernel and return its reply.
      * @param {string} command @param {Record<string, any>} [args] @param {{signal?: AbortSignal}} [options]
      * @returns {Promise<{reply: any, buffers: DataView[]}>}
      */
     request(command, args = {}, { signal } = {}) {
       return new Promise((resolve, reject) => {
-        if (signal?.aborted) return reject(new DOMException("given up", "AbortError"));
-        const id = next++;
-        open.set(id, { resolve, reject });
+        if (signal?.aborted) return reject(new DOMException("request aborted", "AbortError"));
+        const id = nextId++;
+        pending.set(id, { resolve, reject });
         signal?.addEventListener("abort", () => {
-          if (open.delete(id)) reject(new DOMException("given up", "AbortError"));
+          if (pending.delete(id)) reject(new DOMException("request aborted", "AbortError"));
         });
         model.send({ id, client, command, args });
       });
     },
-    /** Called with every tick. @param {(tick: any) => void} fn */
+    /** Call a function with every tick. Return a function that unsubscribes it. @param {(tick: any) => void} fn */
     onTick(fn) {
-      ticks.add(fn);
-      return () => ticks.delete(fn);
+      tickListeners.add(fn);
+      return () => tickListeners.delete(fn);
     },
-    /** Called when ticks were lost: ask for the index again. @param {(tick: any) => void} fn */
+    /** Call a function when ticks were lost, so that it can request the index again. Return a function that unsubscribes it. @param {(tick: any) => void} fn */
     onGap(fn) {
-      gaps.add(fn);
-      return () => gaps.delete(fn);
+      gapListeners.add(fn);
+      return () => gapListeners.delete(fn);
     },
-    /** Called when a trait changes. @param {string} name @param {() => void} fn */
+    /** Call a function when a trait changes. @param {string} name @param {() => void} fn */
     onChange(name, fn) {
       listen(`change:${name}`, fn);
     },
     close() {
-      off.splice(0).forEach((stop) => stop());
-      for (const { reject } of open.values()) reject(new DOMException("the panel was closed", "AbortError"));
-      open.clear();
+      unsubscribers.splice(0).forEach((stop) => stop());
+      for (const { reject } of pending.values()) reject(new DOMException("panel closed", "AbortError"));
+      pending.clear();
     },
   };
 }
 
-const TYPED = "input:not([type=checkbox]):not([type=radio]):not([type=button]), textarea, select, [contenteditable]";
+const TEXT_FIELDS =
+  "input:not([type=checkbox]):not([type=radio]):not([type=button]), textarea, select, [contenteditable]";
 
-/** The name of a pressed key: "j", "J", "Alt+ArrowUp", "Ctrl+Enter", "Shift+Tab". @param {KeyboardEvent} event */
+/** Return the name of a pressed key: "j", "J", "Alt+ArrowUp", "Ctrl+Enter", "Shift+Tab". @param {KeyboardEvent} event */
 export function keyName(event) {
   const shift = event.shiftKey && event.key.length > 1 ? "Shift+" : "";
   const control = (event.ctrlKey ? "Ctrl+" : "") + (event.metaKey ? "Meta+" : "");
@@ -172,38 +173,38 @@ export function keyName(event) {
 }
 
 /**
- * Keys of a panel: heard only while it has the focus and nobody types; Lab does not hear them then.
- * A handler that returns false declines.
+ * Handle the keys of a panel while the panel has the focus and the user is not typing. JupyterLab does not receive these
+ * keys. If a handler returns false, the default action of the key is kept. Return a function that removes the listener.
  * @param {HTMLElement} root @param {Record<string, (event: KeyboardEvent) => any>} table
  */
 export function keys(root, table) {
   root.setAttribute("data-lm-suppress-shortcuts", "true");
   if (!root.hasAttribute("tabindex")) root.tabIndex = 0;
-  const hear = (/** @type {KeyboardEvent} */ event) => {
+  const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     event.stopPropagation();
-    if (target.closest(TYPED) || event.isComposing || event.defaultPrevented) return;
+    if (target.closest(TEXT_FIELDS) || event.isComposing || event.defaultPrevented) return;
     const name = keyName(event);
     if (/^(Enter| )$/.test(name) && target !== root && target.closest("button, summary, a, [role=button], input"))
       return;
     if (table[name] && table[name](event) !== false) event.preventDefault();
   };
-  root.addEventListener("keydown", hear);
-  return () => root.removeEventListener("keydown", hear);
+  root.addEventListener("keydown", onKeyDown);
+  return () => root.removeEventListener("keydown", onKeyDown);
 }
 
-/** Whether the page around is dark: JupyterLab, Colab, VS Code, else the system. */
+/** Return whether the page is dark, as set by JupyterLab, Colab or VS Code, or else by the operating system. */
 function isDark() {
   const { body, documentElement: html } = document;
-  const lab = body.getAttribute("data-jp-theme-light");
-  if (lab) return lab === "false";
+  const labTheme = body.getAttribute("data-jp-theme-light");
+  if (labTheme) return labTheme === "false";
   if (html.getAttribute("theme")) return html.getAttribute("theme") === "dark";
   if (/\bvscode-/.test(body.className)) return /vscode-dark|vscode-high-contrast(?!-light)/.test(body.className);
   return matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** Keep a root's theme class right. @param {HTMLElement} root */
-function themed(root) {
+/** Keep the theme classes of an element up to date. Return a function that stops this. @param {HTMLElement} root */
+function followTheme(root) {
   const apply = () => {
     root.classList.toggle("art-dark", isDark());
     root.classList.toggle(
@@ -211,152 +212,169 @@ function themed(root) {
       /high.contrast/i.test(document.body.className + document.body.getAttribute("data-jp-theme-name")),
     );
   };
-  const watch = new MutationObserver(apply),
-    media = matchMedia("(prefers-color-scheme: dark)");
+  const observer = new MutationObserver(apply),
+    darkMedia = matchMedia("(prefers-color-scheme: dark)");
   for (const node of [document.body, document.documentElement]) {
-    watch.observe(node, {
+    observer.observe(node, {
       attributes: true,
       attributeFilter: ["class", "theme", "data-jp-theme-light", "data-jp-theme-name"],
     });
   }
-  media.addEventListener("change", apply);
+  darkMedia.addEventListener("change", apply);
   apply();
-  return () => (watch.disconnect(), media.removeEventListener("change", apply));
+  return () => (observer.disconnect(), darkMedia.removeEventListener("change", apply));
 }
 
-const VIEW = "application/vnd.jupyter.widget-view+json",
-  SAVERS = Symbol.for("art_nb.savers"), // each panel loads its own copy of this module
-  forms = /** @type {Record<string, string>} */ ({});
+const VIEW_MIME = "application/vnd.jupyter.widget-view+json",
+  SAVERS = Symbol.for("art_nb.savers"), // a global symbol, because each panel loads its own copy of this module
+  staticForms = /** @type {Record<string, string>} */ ({});
 
-/** Save this static form instead of the one that the panel was displayed with. @param {any} model @param {string} html */
-export const keepForm = (model, html) => (forms[model.get("comm_id")] = html);
+/** Save this static HTML instead of the HTML that the panel was displayed with. @param {any} model @param {string} html */
+export const saveStaticHtml = (model, html) => (staticForms[model.get("comm_id")] = html);
 
 /**
- * The functions that change a document's outputs on their way into the file.
+ * Return the functions that change the outputs of a document when it is saved.
  * @param {any} doc @returns {Set<(output: any) => any>}
  */
 function saversOf(doc) {
   if (doc[SAVERS]) return doc[SAVERS];
   const savers = (doc[SAVERS] = new Set()),
     toJSON = doc.toJSON;
-  const saved = (/** @type {any} */ output) => [...savers].reduce((out, save) => save(out), output);
+  const applySavers = (/** @type {any} */ output) => [...savers].reduce((out, save) => save(out), output);
   doc.toJSON = () => {
     const json = toJSON.call(doc);
-    return { ...json, cells: json.cells.map((cell) => cell.outputs ? { ...cell, outputs: cell.outputs.map(saved) } : cell) };
+    return {
+      ...json,
+      cells: json.cells.map((cell) => (cell.outputs ? { ...cell, outputs: cell.outputs.map(applySavers) } : cell)),
+    };
   };
   return savers;
 }
 
 /**
- * Every panel's `initialize`: keep its output readable in JupyterLab and Notebook 7, whose widget manager knows the
- * notebook's document. A saved notebook holds only the static form, and the panel's ID in the output's metadata. When a
- * page opens the notebook and the kernel still has the panel, the live panel replaces the static form. A panel that was
- * left is replaced in the document, because a page that was reloaded knows no display IDs.
+ * Keep the output of a panel readable in JupyterLab and Notebook 7, where the widget manager has access to the notebook
+ * document. A saved notebook contains only the static HTML and, in the metadata of the output, the ID of the panel. When
+ * a page opens the notebook and the kernel still has the panel, the live panel replaces the static HTML. A frozen panel is
+ * replaced in the document, because a reloaded page has no display IDs.
  * @param {{model: any}} host anywidget's model
  */
 export function initialize({ model }) {
   const doc = model.widget_manager?.context?.model;
   if (!doc?.cells) return;
   const restore = () => {
-    const id = model.get("comm_id"), html = model.get("static_html"), { dirty } = doc;
+    const id = model.get("comm_id"),
+      html = model.get("static_html"),
+      { dirty } = doc;
     for (const { outputs } of id ? doc.cells : [])
       for (let i = 0; i < outputs?.length; i++) {
-        const { data, metadata } = outputs.get(i), live = data?.[VIEW]?.model_id === id;
+        const { data, metadata } = outputs.get(i),
+          live = data?.[VIEW_MIME]?.model_id === id;
         if (!live && metadata?.art_nb !== id) continue;
-        const shown = html ? { "text/html": html } : { ...data, [VIEW]: { model_id: id, version_major: 2, version_minor: 0 } };
+        const shown = html
+          ? { "text/html": html }
+          : { ...data, [VIEW_MIME]: { model_id: id, version_major: 2, version_minor: 0 } };
         if (html || !live) outputs.set(i, { output_type: "display_data", data: shown, metadata: {} });
       }
-    if (!html) doc.dirty = dirty; // the file stays as it is
+    if (!html) doc.dirty = dirty; // the file has not changed
   };
   const save = (/** @type {any} */ output) => {
-    const { [VIEW]: view, ...data } = output.data ?? {}, id = view?.model_id;
+    const { [VIEW_MIME]: view, ...data } = output.data ?? {},
+      id = view?.model_id;
     if (!id || id !== model.get("comm_id")) return output;
-    return { ...output, data: { ...data, "text/html": forms[id] ?? data["text/html"] }, metadata: { ...output.metadata, art_nb: id } };
+    return {
+      ...output,
+      data: { ...data, "text/html": staticForms[id] ?? data["text/html"] },
+      metadata: { ...output.metadata, art_nb: id },
+    };
   };
   const savers = saversOf(doc).add(save);
   model.on("change:static_html", restore);
-  setTimeout(restore); // after the manager has registered the model
-  return () => (savers.delete(save), delete forms[model.get("comm_id")]);
+  setTimeout(restore); // wait until the manager has registered the model
+  return () => (savers.delete(save), delete staticForms[model.get("comm_id")]);
 }
 
 /**
- * Common wrapper of a panel's `render`: theme, error strip, wire, disposal.
+ * Render a panel: set the theme, show errors, connect to the kernel, and clean up when the panel is closed.
  * @param {{model: any, el: HTMLElement}} host
- * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root
+ * @param {(root: HTMLElement, wire: ReturnType<typeof link>, model: any) => (void | (() => void))} build fills the root element and may return a cleanup function
  * @returns {() => void} closes the panel
  */
 export function mount({ model, el }, build) {
-  const strip = h("div", { class: "art-strip", role: "alert", hidden: true }),
+  const errorBar = h("div", { class: "art-strip", role: "alert", hidden: true }),
     root = h("div", { class: "art-panel" });
   const wire = link(model),
-    host = h("div", { class: "art-host" }, strip, root),
-    unTheme = themed(host);
-  const say = () => {
+    host = h("div", { class: "art-host" }, errorBar, root),
+    stopTheme = followTheme(host);
+  const showError = () => {
     const text = model.get("last_error_text");
-    strip.hidden = !text;
+    errorBar.hidden = !text;
     fill(
-      strip,
+      errorBar,
       h("span", marked(text)),
-      h("button", { class: "art-button", onclick: () => (strip.hidden = true) }, "Dismiss"),
+      h("button", { class: "art-button", onclick: () => (errorBar.hidden = true) }, "Dismiss"),
     );
   };
-  wire.onChange("last_error_text", say);
+  wire.onChange("last_error_text", showError);
   el.append(host);
-  say();
-  const done = build(root, wire, model);
+  showError();
+  const cleanUp = build(root, wire, model);
   return () => {
-    done?.();
-    unTheme();
+    cleanUp?.();
+    stopTheme();
     wire.close();
   };
 }
 
-/** Text that steps back. @param {...any} children */
+/** Create secondary text. @param {...any} children */
 export const muted = (...children) => h("span.muted", children);
 
-/** A row of a table. @param {any} name @param {...any} cells */
-export const row = (name, ...cells) =>
+/** Create a table row with a row header. @param {any} name @param {...any} cells */
+export const tableRow = (name, ...cells) =>
   h(
     "tr",
     h("th", { scope: "row" }, name),
     cells.map((cell) => h("td", cell)),
   );
 
-/** A small button with a sign for a face. @param {string} sign @param {string} label @param {() => any} onclick */
-export const signed = (sign, label, onclick) => h("button.button.plain", { label, title: label, onclick }, sign);
+/** Create a small button that shows a symbol. @param {string} sign @param {string} label @param {() => any} onclick */
+export const iconButton = (sign, label, onclick) => h("button.button.plain", { label, title: label, onclick }, sign);
 
-/** The nearest place in a list of so many. @param {number} i @param {number} count */
+/** Return a number with its noun: "1 rollout", "2 rollouts". @param {number} n @param {string} noun */
+export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+
+/** Limit an index to a list of `count` elements. @param {number} i @param {number} count */
 export const clamp = (i, count) => Math.max(0, Math.min(count - 1, i));
 
-/** The same function at most once a frame. @param {Function} fn */
+/** Return a function that calls `fn` at most once per frame. @param {Function} fn */
 export function perFrame(fn) {
-  let asked = 0;
+  let frame = 0;
   return (...args) => {
-    cancelAnimationFrame(asked);
-    asked = requestAnimationFrame(() => fn(...args));
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => fn(...args));
   };
 }
 
-/** A live region that says what changed, politely. @param {HTMLElement} root */
+/** Add an ARIA live region. Return a function that announces a text, at most twice per second. @param {HTMLElement} root */
 export function announcer(root) {
   const region = h("div", { class: "art-quiet", role: "status", "aria-live": "polite" });
   root.append(region);
-  let last = 0,
+  let lastTime = 0,
     timer = 0;
   return (/** @type {string} */ text) => {
     clearTimeout(timer);
     timer = setTimeout(
-      () => ((last = Date.now()), (region.textContent = text)),
-      Math.max(0, 500 - (Date.now() - last)),
+      () => ((lastTime = Date.now()), (region.textContent = text)),
+      Math.max(0, 500 - (Date.now() - lastTime)),
     );
   };
 }
 
-/** A number for people: few digits, a true minus, "–" for nothing. @param {any} value @param {number} [digits] */
+/** Format a number with few digits and a typographic minus, or "–" if there is no number. @param {any} value @param {number} [digits] */
 export function num(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
-  const abs = Math.abs(value), short = +value.toPrecision(digits);
-  const text = abs !== 0 && (abs < 1e-3 || abs >= 1e6) ? short.toExponential() : String(short);
+  const abs = Math.abs(value),
+    rounded = +value.toPrecision(digits);
+  const text = abs !== 0 && (abs < 1e-3 || abs >= 1e6) ? rounded.toExponential() : String(rounded);
   return text.replace("-", "−");
 }

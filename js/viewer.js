@@ -1,5 +1,5 @@
-// The rollout viewer: browser, conversation, comparison, tokens, rewards, boards.
-import { announcer, fill, h, initialize, keys, marked, mount, signed } from "./panel.js";
+// The rollout viewer: rollout list, conversation, comparison, tokens, rewards, boards.
+import { announcer, fill, h, initialize, keys, marked, mount, iconButton } from "./panel.js";
 import { createCompare, createSteps } from "./viewer/compare.js";
 import { createFacts } from "./viewer/facts.js";
 import { createFinding } from "./viewer/finding.js";
@@ -14,16 +14,16 @@ const HELP = [
   ["j k", "next, previous turn"],
   ["J K n p", "next, previous rollout"],
   ["[ ]", "previous, next group"],
-  ["h l", "left, right pane; l begins a comparison"],
-  ["f", "reading only, and back"],
-  ["/", "search; Enter and Shift+Enter go through the matches"],
+  ["h l", "left, right pane; l starts a comparison"],
+  ["f", "hide or show the side panes"],
+  ["/", "search; Enter, Shift+Enter: next, previous match"],
   ["\\", "filter"],
   ["g G", "first, last turn"],
   ["e x", "expand, collapse all"],
   ["o", "override the score"],
-  ["t T", "next, previous token colour"],
-  ["← →", "among tokens; Esc lets go"],
-  ["Space", "in the list: pick, for comparison or export"],
+  ["t T", "next, previous token color"],
+  ["← →", "previous, next token; Esc deselects"],
+  ["Space", "in the list: select to compare or export"],
   ["c", "compare"],
   ["s", "the same scenario at other steps"],
   ["y", "copy the link"],
@@ -34,7 +34,7 @@ const FILTERS =
   "Filters: reward advantage ruler turns tools tokens step, any metric, < <= > >= = != ~, and or not, " +
   "truncated failed judged overridden injection zero_variance.";
 const LOSSES = ["", "cispo", "ppo", "dapo", "dr_grpo", "gspo"];
-const UI = {
+const INITIAL_UI = {
   id: 0,
   turn: null,
   colour: "",
@@ -46,12 +46,12 @@ const UI = {
   wide: false,
   ids: [],
 };
-let count = 0;
+let panelCount = 0;
 
 const button = (label, title, onclick) => h("button.button", { title, onclick }, label);
 
-/** What the reader has chosen outlives the page: it is kept in the model. @param {any} app */
-function keeper({ model, ui }) {
+/** Store the state of the panel in the model, so that it survives a page reload. @param {any} app */
+function createUiStore({ model, ui }) {
   let timer = 0;
   return (/** @type {any} */ change) => {
     Object.assign(ui, change);
@@ -63,17 +63,17 @@ function keeper({ model, ui }) {
   };
 }
 
-/** The colours of tokens: a choice of channels, of losses, and the legend. @param {any} app */
-function createColours(app) {
+/** Create the controls for token colors: the channel, the loss, and the legend. @param {any} app */
+function createColors(app) {
   const { ui } = app,
-    key = h("div.key");
+    legendBox = h("div.key");
   const option =
     (chosen) =>
     ([value, label]) =>
       h("option", { value, selected: value === chosen }, label);
   const channels = h(
     "select.select",
-    { label: "Colour tokens by", onchange: () => paint(channels.value) },
+    { label: "Color tokens by", onchange: () => paint(channels.value) },
     CHANNELS.map(([value, label]) => option(ui.colour)([value, value ? label : "tokens: plain"])),
   );
   const losses = h(
@@ -85,122 +85,124 @@ function createColours(app) {
   function paint(channel) {
     channels.value = channel;
     losses.hidden = channel !== "push";
-    app.keep({ colour: channel, loss: losses.value });
-    fill(key, channel && legend(channel));
+    app.saveUi({ colour: channel, loss: losses.value });
+    fill(legendBox, channel && legend(channel));
     app.tokens.recolour();
     app.announce(channel ? `tokens by ${CHANNELS.find(([name]) => name === channel)?.[1]}` : "plain text");
   }
-  const at = () => CHANNELS.findIndex(([name]) => name === ui.colour);
+  const currentIndex = () => CHANNELS.findIndex(([name]) => name === ui.colour);
   return {
     channels,
     losses,
-    key,
+    key: legendBox,
     paint,
-    cycle: (by) => paint(CHANNELS[(at() + by + CHANNELS.length) % CHANNELS.length][0]),
+    cycle: (by) => paint(CHANNELS[(currentIndex() + by + CHANNELS.length) % CHANNELS.length][0]),
   };
 }
 
-/** Side by side: which rollouts, and the way there and back. @param {any} app */
-function createComparing(app) {
+/** Open and close the comparison of rollouts. @param {any} app */
+function createComparison(app) {
   const { index, list, picked, reader, sides, steps, ui } = app;
-  const face = button("Compare", "Compare the picked rollouts, or this one with its neighbour (c)", begin);
+  const compareButton = button(
+    "Compare",
+    "Compare the selected rollouts, or this one and the next (c)",
+    startComparison,
+  );
 
   app.pick = (id) => {
     picked.has(id) ? picked.delete(id) : picked.add(id);
-    fill(face, picked.size > 1 ? `Compare ${picked.size}` : "Compare");
-    app.announce(`${picked.size} picked`);
+    fill(compareButton, picked.size > 1 ? `Compare ${picked.size}` : "Compare");
+    app.announce(`${picked.size} selected`);
     list.draw();
   };
 
   app.compare = async (ids, bySteps = false) => {
     const wanted = [...new Set(ids)].slice(0, 4);
     if (wanted.length < 2) return;
-    app.keep({ ids: wanted });
+    app.saveUi({ ids: wanted });
     if (!bySteps) steps.hide();
     app.inspector.close();
     try {
       if (!(await sides.show(wanted))) return;
       app.root.classList.add("art-is-comparing");
-      reader.leave(sides.node);
+      reader.replace(sides.node);
       if (app.matches) app.finding.mark();
       fill(
         reader.crumbs,
         h("strong", `${wanted.length} rollouts`),
-        button("Back", "Read one alone", () => app.alone(ui.id)),
-        button("Steps", "The scenario of this rollout at other steps", () =>
-          steps.show(index.columns.group[wanted[0]]),
-        ),
+        button("Back", "Show one rollout", () => app.showOne(ui.id)),
+        button("Steps", "Compare the scenario at other steps", () => steps.show(index.columns.group[wanted[0]])),
       );
       app.announce(`comparing ${wanted.length} rollouts`);
     } catch (error) {
-      app.say(error.message);
-      app.alone(ui.id);
+      app.notify(error.message);
+      app.showOne(ui.id);
     }
   };
 
-  app.alone = (id) => {
+  app.showOne = (id) => {
     list.go(id);
     reader.focus();
   };
 
-  function begin() {
-    const ids = picked.size > 1 ? [...picked] : [ui.id, [...picked][0] ?? neighbour([ui.id])];
+  function startComparison() {
+    const ids = picked.size > 1 ? [...picked] : [ui.id, [...picked][0] ?? nextInGroup([ui.id])];
     app.compare(ids.filter((id) => id !== undefined));
   }
 
-  /** The next rollout of the same group that did not fail and is not there yet. @param {number[]} taken */
-  function neighbour(taken) {
-    const last = taken[taken.length - 1],
+  /** Return the next rollout of the same group that did not fail and is not in the comparison. @param {number[]} exclude */
+  function nextInGroup(exclude) {
+    const last = exclude[exclude.length - 1],
       group = index.groupOf(last);
-    for (let n = 1; group && n < group.size; n++) {
-      const next = group.first + ((last - group.first + n) % group.size);
-      if (!taken.includes(next) && !index.columns.status[next]) return next;
+    for (let offset = 1; group && offset < group.size; offset++) {
+      const next = group.first + ((last - group.first + offset) % group.size);
+      if (!exclude.includes(next) && !index.columns.status[next]) return next;
     }
   }
 
-  /** To the pane on the right; from one rollout, or from the last pane: one more beside it. */
-  function right() {
-    if (ui.ids.length < 2) return begin();
+  /** Go to the pane on the right. From a single rollout or the last pane, add another rollout. */
+  function goRight() {
+    if (ui.ids.length < 2) return startComparison();
     if (sides.step(1) || ui.ids.length >= 4) return;
-    const next = neighbour(ui.ids);
+    const next = nextInGroup(ui.ids);
     if (next !== undefined) app.compare([...ui.ids, next]);
   }
-  return { face, begin, right };
+  return { face: compareButton, begin: startComparison, right: goRight };
 }
 
-/** Read the index, and read on when there is more. @param {any} app @param {() => void} shown called with every part */
-function reading(app, shown) {
+/** Load the index and its updates. @param {any} app @param {() => void} shown called after every part */
+function createLoader(app, shown) {
   const { index, list, ui, wire } = app;
-  let busy = false,
-    again = false,
-    lost = 0;
-  async function all() {
+  let loading = false,
+    requested = false,
+    lostCount = 0;
+  async function loadAll() {
     do {
       const { version } = index,
         { reply, buffers } = await wire.request("index", { from_row: index.count });
       index.add(reply, buffers);
       if (version !== index.version) list.forget();
-      if (index.lost.length > lost) app.say(`Could not be read: ${index.lost.join("; ")}`);
-      lost = index.lost.length;
+      if (index.lost.length > lostCount) app.notify(`Could not read: ${index.lost.join("; ")}`);
+      lostCount = index.lost.length;
       shown();
       if (!reply.rows && !reply.done) await new Promise((resolve) => setTimeout(resolve, 100));
     } while (!index.done || index.count < index.total);
     if (ui.where || ui.sort || ui.preset) await app.finding.choose({});
   }
   return async () => {
-    again = true;
-    if (busy) return;
-    busy = true;
+    requested = true;
+    if (loading) return;
+    loading = true;
     try {
-      while (again) {
-        again = false;
+      while (requested) {
+        requested = false;
         index.done = false;
-        await all();
+        await loadAll();
       }
     } catch (error) {
-      app.say(error.message);
+      app.notify(error.message);
     } finally {
-      busy = false;
+      loading = false;
     }
   };
 }
@@ -208,12 +210,12 @@ function reading(app, shown) {
 /** @param {HTMLElement} root @param {any} wire @param {any} model */
 function build(root, wire, model) {
   const app = /** @type {any} */ ({
-    name: `art-viewer-${++count}`,
+    name: `art-viewer-${++panelCount}`,
     root,
     wire,
     model,
     index: createIndex(),
-    ui: { ...UI, ...model.get("ui") },
+    ui: { ...INITIAL_UI, ...model.get("ui") },
     announce: announcer(root),
     mask: null,
     order: null,
@@ -224,13 +226,13 @@ function build(root, wire, model) {
   const { index, ui } = app,
     note = h("div.saved", { role: "status", hidden: true }),
     title = h("span.title");
-  app.keep = keeper(app);
-  app.say = (/** @type {string} */ text) => {
+  app.saveUi = createUiStore(app);
+  app.notify = (/** @type {string} */ text) => {
     note.hidden = false;
     fill(
       note,
       h("span.mono", marked(text)),
-      signed("✕", "Close", () => (note.hidden = true)),
+      iconButton("✕", "Close", () => (note.hidden = true)),
     );
   };
   const list = (app.list = createList(app)),
@@ -241,12 +243,12 @@ function build(root, wire, model) {
     tokens = (app.tokens = createTokens(app));
   const finding = (app.finding = createFinding(app)),
     inspector = (app.inspector = createInspector(app));
-  const colours = createColours(app),
-    comparing = createComparing(app);
+  const colors = createColors(app),
+    comparison = createComparison(app);
   app.select = reader.select;
   app.reload = (/** @type {number} */ id) => (list.forget(), reader.read(id));
 
-  // parts ---------------------------------------------------------------------------------
+  // elements ---------------------------------------------------------------------------------
 
   const help = h(
     "div.help",
@@ -264,7 +266,7 @@ function build(root, wire, model) {
     ),
     h("div.muted", FILTERS),
   );
-  const grow = () => h("span.grow");
+  const spacer = () => h("span.grow");
   const upper = h(
     "div.bar",
     { role: "toolbar", label: "Rollouts" },
@@ -276,12 +278,12 @@ function build(root, wire, model) {
     "div.bar.bar2",
     { role: "toolbar", label: "This rollout" },
     reader.crumbs,
-    grow(),
-    colours.channels,
-    colours.losses,
-    comparing.face,
-    button("Export", "Write the picked rollouts (or this one) into one HTML file", exportPicked),
-    button("Freeze", "Replace this panel by its static form, which a saved notebook keeps", () =>
+    spacer(),
+    colors.channels,
+    colors.losses,
+    comparison.face,
+    button("Export", "Save the selected rollouts (or this one) as HTML", exportPicked),
+    button("Freeze", "Replace this panel with static HTML, which is saved in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
   );
@@ -289,51 +291,51 @@ function build(root, wire, model) {
     "div.main",
     lower,
     note,
-    colours.key,
+    colors.key,
     h("div.reading", reader.node, h("div.side", facts.node)),
     inspector.node,
   );
   root.classList.add("art-viewer");
   root.append(
     upper,
-    finding.wrong,
+    finding.errorNode,
     h("div.columns", h("nav.browser", { label: "Browser" }, list.node), main),
     help,
     tokens.tip,
   );
   tokens.listen(root);
 
-  // doing ---------------------------------------------------------------------------------
+  // actions ---------------------------------------------------------------------------------
 
   async function exportPicked() {
     const ids = app.picked.size ? [...app.picked].sort((a, b) => a - b) : ui.ids.length ? ui.ids : [ui.id];
     try {
-      app.say(`Written: ${(await wire.request("export", { ids })).reply.path}`);
+      app.notify(`Saved: ${(await wire.request("export", { ids })).reply.path}`);
     } catch (error) {
-      app.say(error.message);
+      app.notify(error.message);
     }
   }
   function showHelp() {
     help.hidden = !help.hidden;
     (help.hidden ? reader : help).focus();
   }
-  function wide(on = !ui.wide) {
-    app.keep({ wide: on });
-    root.classList.toggle("art-is-wide", on);
+  function setWide(isWide = !ui.wide) {
+    app.saveUi({ wide: isWide });
+    root.classList.toggle("art-is-wide", isWide);
     list.draw();
   }
-  function back() {
+  function goBack() {
     if (!help.hidden) showHelp();
     else if (inspector.token) tokens.choose(null);
-    else if (ui.ids.length > 1) app.alone(ui.id);
-    else if (ui.wide) wide();
+    else if (ui.ids.length > 1) app.showOne(ui.id);
+    else if (ui.wide) setWide();
     else return false;
   }
   const stopKeys = keys(root, {
-    j: () => reader.by(1),
-    k: () => reader.by(-1),
-    g: () => reader.to(0),
-    G: () => reader.to(Infinity),
+    j: () => reader.goBy(1),
+    k: () => reader.goBy(-1),
+    g: () => reader.goTo(0),
+    G: () => reader.goTo(Infinity),
     J: () => list.step(1),
     K: () => list.step(-1),
     n: () => list.step(1),
@@ -341,25 +343,25 @@ function build(root, wire, model) {
     "[": () => list.stepGroup(-1),
     "]": () => list.stepGroup(1),
     h: () => void sides.step(-1),
-    l: comparing.right,
-    f: () => wide(),
-    "/": finding.toSearch,
-    "\\": finding.toFilter,
+    l: comparison.right,
+    f: () => setWide(),
+    "/": finding.focusSearch,
+    "\\": finding.focusFilter,
     e: () => foldAll(reader.body, true),
     x: () => foldAll(reader.body, false),
     o: () => facts.override(),
     "?": showHelp,
-    t: () => colours.cycle(1),
-    T: () => colours.cycle(-1),
-    c: comparing.begin,
+    t: () => colors.cycle(1),
+    T: () => colors.cycle(-1),
+    c: comparison.begin,
     y: reader.copyLink,
     s: () => steps.show(index.columns.group[ui.id]),
-    Escape: back,
+    Escape: goBack,
   });
 
-  // from Python ---------------------------------------------------------------------------------
+  // updates from Python ---------------------------------------------------------------------------------
 
-  const more = reading(app, () => {
+  const loadMore = createLoader(app, () => {
     fill(title, marked(index.title));
     root.classList.toggle("art-is-single", index.count === 1);
     finding.count();
@@ -367,19 +369,19 @@ function build(root, wire, model) {
     if (reader.started || !index.count) return;
     reader.started = true;
     if (ui.ids.length > 1) app.compare(ui.ids);
-    else show(Math.min(ui.id, index.count - 1), ui.turn);
+    else showRollout(Math.min(ui.id, index.count - 1), ui.turn);
   });
-  const show = (id, turn) => (list.go(id), reader.select(id, turn));
+  const showRollout = (id, turn) => (list.go(id), reader.select(id, turn));
   wire.onChange("jump", () => {
     const { id, turn = null } = model.get("jump") ?? {};
-    if (id < index.count) show(id, turn);
+    if (id < index.count) showRollout(id, turn);
   });
-  wire.onTick(more);
-  wire.onGap(more);
-  wide(ui.wide);
-  if (ui.colour) colours.paint(ui.colour);
+  wire.onTick(loadMore);
+  wire.onGap(loadMore);
+  setWide(ui.wide);
+  if (ui.colour) colors.paint(ui.colour);
   list.arrange();
-  more();
+  loadMore();
   return () => {
     stopKeys();
     list.close();

@@ -120,7 +120,7 @@ def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir,
     nb.idle()
     nb.run(3, 60)
     nb.page.wait_for_selector(".art-state[data-state=dead]", timeout=90_000)
-    assert "goes on there" in nb.text(3)
+    assert "train again with the same name" in nb.text(3)
     nb.page.wait_for_selector(".art-curve canvas")
 
 

@@ -177,7 +177,7 @@ def test_a_dead_run_says_where_it_goes_on(page_with, script):
     record = json.loads((script.store.path / "run.json").read_text())
     (script.store.path / "run.json").write_text(json.dumps(record | {"pid": 2**22 + 1}))
     page = page_with(LiveCell(Run.attach(script.store.path)))
-    wait_for(page, "The kernel that trained has gone, at step 12")
+    wait_for(page, "The training kernel ended at step 12")
     assert page.locator(".art-live-buttons button:visible").all_inner_texts() == ["Freeze", "?"]
 
 
@@ -244,7 +244,9 @@ def test_a_group_that_is_not_there_is_said(page_with, cell):
     page = page_with(cell)
     page.locator(".art-group").last.click()
     page.wait_for_selector(".art-live-note[role=alert]:visible")
-    assert "No trajectories of split" in page.locator(".art-live-note[role=alert]:visible").inner_text()
+    assert (
+        "No trajectories of split 'train' at step 12" in page.locator(".art-live-note[role=alert]:visible").inner_text()
+    )
 
 
 # keys and buttons

@@ -17,7 +17,7 @@ from art_nb.views.index import RolloutIndex
 from art_nb.views.token_objective import objective_reply
 from art_nb.views.token_values import tokens_reply
 
-COLOUR = "[aria-label='Colour tokens by']"
+COLOUR = "[aria-label='Color tokens by']"
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def test_up_to_four_and_never_more(opened):
     press(page, "l", "l", "l")
     page.wait_for_timeout(200)
     assert page.locator(".art-pane").count() == 4
-    page.locator("[aria-label='Take rollout 2 out of the comparison']").click()
+    page.locator("[aria-label='Remove rollout 2']").click()
     page.wait_for_function("document.querySelectorAll('.art-pane').length === 3")
 
 
@@ -420,7 +420,8 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
     page.wait_for_selector(".art-terms")
     told, _ = objective_reply(page.panel.rows, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
     heads = [
-        head.removesuffix("trained with").strip() for head in page.locator(".art-terms thead th").all_inner_texts()[1:]
+        head.removesuffix("used in training").strip()
+        for head in page.locator(".art-terms thead th").all_inner_texts()[1:]
     ]
     assert heads == [loss["name"] for loss in told["losses"]]
     ours = page.locator(".art-terms .art-is-ours")
@@ -490,12 +491,12 @@ def test_a_reward_is_broken_down(opened):
     }
     assert parts == pytest.approx({"reward/result": one.reward - 0.1, "reward/form": 0.1})
     assert sum(parts.values()) == pytest.approx(one.reward)
-    assert "✓ the parts sum to the reward" in page.inner_text(".art-reward-card")
+    assert "✓ The parts add up to the reward." in page.inner_text(".art-reward-card")
     assert "advantage" in page.inner_text(".art-reward-card")
     one.metrics["reward/form"] = 0.3
     page.panel.rows.refresh()
     press(page, "J", "K")
-    page.wait_for_selector("text=the parts do not sum to the reward")
+    page.wait_for_selector("text=The parts do not add up to the reward.")
 
 
 def test_boards_have_a_slider(opened):
@@ -510,7 +511,7 @@ def test_boards_have_a_slider(opened):
     assert page.locator(".art-grid td").all_inner_texts().count("X") == 1
     assert page.locator(".art-grid .art-is-last").count() == 1
     assert page.locator(".art-msg.art-is-current").get_attribute("data-message") == "3"
-    page.click("[aria-label='One ply back']")
+    page.click("[aria-label='Previous ply']")
     assert "X" not in page.locator(".art-grid td").all_inner_texts()
 
 
@@ -697,7 +698,7 @@ def test_a_damaged_step_is_said_and_the_others_are_there(opened, tmp_path):
     store.write_groups("train", 4, [games(7, 2)])
     (store.path / "trajectories" / "train" / "0004.parquet").write_bytes(b"PAR1 torn")
     page = opened(store)
-    page.wait_for_selector("text=/Could not be read: step 4 of train/")
+    page.wait_for_selector("text=/Could not read: step 4 of train/")
     page.wait_for_selector(".art-row-step:has-text('Step 3')")
 
 
@@ -722,7 +723,7 @@ def test_export_writes_one_file(opened, tmp_path, monkeypatch):
     (tmp_path / "rollouts-1.html").write_text("not to be touched")
     page = opened(steps())
     page.click("text=Export")
-    page.wait_for_selector("text=Written: rollouts-2.html")
+    page.wait_for_selector("text=Saved: rollouts-2.html")
     text = (tmp_path / "rollouts-2.html").read_text()
     assert "Content-Security-Policy" in text and "<script" not in text
     assert (tmp_path / "rollouts-1.html").read_text() == "not to be touched"

@@ -66,12 +66,12 @@ def function_of(source: str, name: str, **scope):
 
 def block_of(source: str, function: str, test: str, marker: str):
     """Return code that runs the one `if` statement of a function with this test that mentions `marker`."""
-    found = [
+    nodes = [
         node
         for node in ast.walk(function_node(source, function))
         if isinstance(node, ast.If) and ast.unparse(node.test) == test and marker in ast.unparse(node)
     ]
-    code = compile(ast.Module([found[0]], []), function, "exec")
+    code = compile(ast.Module([nodes[0]], []), function, "exec")
 
     def run(**scope):
         exec(code, {"torch": torch, "math": math}, scope)
@@ -372,7 +372,7 @@ def projections(seed: int = 0) -> torch.Tensor:
     return torch.randn(4, 2, 3 * BATCH, LONGEST, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-KEPT = (
+STORED_METRICS = (
     "clip_ratio/low_mean",
     "clip_ratio/high_mean",
     "clip_ratio/region_mean",
@@ -387,12 +387,12 @@ def golden(peers: dict) -> dict:
     """Return the inputs, and the peers' results in the order of `all_cases`, as JSON."""
     step, directions, results = step_of(peers, 0), projections(), []
     for case in all_cases():
-        found = evaluate(peers, case, step)
+        result = evaluate(peers, case, step)
         results.append(
             {
-                "loss": found["loss"],
-                "gradient": (directions * found["gradient"]).sum((1, 2, 3)).tolist(),
-                "metrics": {k: v for k, v in found["metrics"].items() if k in KEPT},
+                "loss": result["loss"],
+                "gradient": (directions * result["gradient"]).sum((1, 2, 3)).tolist(),
+                "metrics": {k: v for k, v in result["metrics"].items() if k in STORED_METRICS},
             }
         )
     return {
@@ -447,10 +447,10 @@ def main() -> None:
     parser.add_argument("--trl", type=Path, required=True, help="directory that holds the package trl")
     parser.add_argument("--verl", type=Path, required=True, help="directory that holds the package verl")
     parser.add_argument("--compare", type=int, default=0, help="random batches to compare instead of writing the file")
-    asked = parser.parse_args()
-    peers = {"trl": Trl(asked.trl), "verl": Verl(asked.verl)}
-    if asked.compare:
-        return compare(peers, asked.compare)
+    arguments = parser.parse_args()
+    peers = {"trl": Trl(arguments.trl), "verl": Verl(arguments.verl)}
+    if arguments.compare:
+        return compare(peers, arguments.compare)
     path = Path(__file__).parents[1] / "tests" / "peer_losses.json"
     path.write_text(json.dumps(golden(peers), separators=(",", ":")) + "\n")
     print(f"{path}: {path.stat().st_size:,} bytes")

@@ -1,7 +1,7 @@
 """Write constraints.txt and benchmarks/peers/*.txt with hashes: `python tools/pin.py [PACKAGE ...]`.
 
 This needs uv (in the dev extra).
-Versions stay as they are, except those of the packages that you name. The hashes cover the files of every platform for
+Versions do not change, except those of the packages that you name. The hashes cover the files of every platform for
 Python 3.11 and newer. The Makefile selects torch, so torch and its CUDA packages are not listed.
 """
 
@@ -55,15 +55,15 @@ def pin_ours(released):
     settings = ConfigParser(delimiters=["="])
     settings.read(ROOT / "settings.ini", encoding="utf-8")
     facts, path = settings["DEFAULT"], ROOT / "constraints.txt"
-    kept = path.with_suffix(".in")
-    kept.write_text("\n".join(pins(path, released)))
+    kept_versions = path.with_suffix(".in")
+    kept_versions.write_text("\n".join(pins(path, released)))
     names = ("requirements", "local_requirements", "dev_requirements")
     try:
-        wanted = [requirement for name in names for requirement in facts[name].split()]
-        found = compile_pins(wanted, "--constraints", str(kept))
+        requirements = [name_and_version for name in names for name_and_version in facts[name].split()]
+        compiled = compile_pins(requirements, "--constraints", str(kept_versions))
     finally:
-        kept.unlink()
-    entries = [match[0] for match in ENTRY.finditer(found) if not CHOSEN_ELSEWHERE.fullmatch(match[1])]
+        kept_versions.unlink()
+    entries = [match[0] for match in ENTRY.finditer(compiled) if not CHOSEN_ELSEWHERE.fullmatch(match[1])]
     path.write_text(comments(path) + "".join(entries))
 
 

@@ -1,4 +1,4 @@
-"Our gather against an endpoint that only waits: over HTTP, or in this process as that of a model in training."
+"""Our gather with an endpoint that only waits: over HTTP, or in-process like the endpoint of a trained model."""
 
 import asyncio
 import tempfile
@@ -13,7 +13,7 @@ from art_nb.serving.asgi import InProcess
 
 
 class Waiting:
-    "A backend whose endpoint waits."
+    """A backend whose endpoint waits before it replies."""
 
     def __init__(self, latency_s: float):
         self.path, self.bus, self.latency_s = tempfile.mkdtemp(prefix="art-nb-bench-"), Bus(), latency_s
@@ -49,7 +49,7 @@ async def _model(url: str | None, latency_s: float) -> art.Model:
 
 
 async def rollout(model, turns: int) -> art.Trajectory:
-    "So many requests."
+    """Send `turns` requests."""
     client, messages = model.openai_client(), [{"role": "user", "content": "Go on."}]
     for _ in range(turns):
         completion = await client.chat.completions.create(model="stub", messages=messages, max_completion_tokens=16)
@@ -58,9 +58,9 @@ async def rollout(model, turns: int) -> art.Trajectory:
 
 
 def gather(n: int, turns: int, url: str | None = None, latency_s: float = 0.0, bare: bool = False) -> dict:
-    "n rollouts at once, in groups of 8; bare: the same client without groups and progress."
+    """Run `n` rollouts at once in groups of 8, or with `bare` without groups and progress."""
 
-    async def everybody() -> float:
+    async def timed() -> float:
         model = await _model(url, latency_s)
         start = time.perf_counter()
         if bare:
@@ -70,7 +70,7 @@ def gather(n: int, turns: int, url: str | None = None, latency_s: float = 0.0, b
             await art.gather_trajectory_groups(groups)
         return time.perf_counter() - start
 
-    return {"seconds": asyncio.run(everybody())}
+    return {"seconds": asyncio.run(timed())}
 
 
 if __name__ == "__main__":

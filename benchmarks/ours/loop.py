@@ -1,4 +1,4 @@
-"Our whole loop: rollouts through the endpoint, training, a step after a step."
+"""Our whole loop: rollouts through the endpoint, and training, step by step."""
 
 import asyncio
 import random
@@ -25,17 +25,17 @@ HELD = {}
 
 
 def setup(model: str) -> dict:
-    "A model on a LocalBackend, in a directory of its own."
-    loop, made = asyncio.new_event_loop(), art.TrainableModel(name="bench", project="bench", base_model=model)
+    """Register a model with a LocalBackend in a new directory."""
+    loop, trainable = asyncio.new_event_loop(), art.TrainableModel(name="bench", project="bench", base_model=model)
     backend = art.LocalBackend(path=tempfile.mkdtemp(prefix="art-nb-bench-"), verbose=False)
-    loop.run_until_complete(made.register(backend))
-    HELD.update(loop=loop, model=made, backend=backend, home=backend.runtime(made), spent={})
+    loop.run_until_complete(trainable.register(backend))
+    HELD.update(loop=loop, model=trainable, backend=backend, home=backend.runtime(trainable), spent={})
     watch(HELD["home"].learner, HELD["spent"])
     return {"threads": torch.get_num_threads()}
 
 
 def watch(learner, spent: dict[str, float]) -> None:
-    "Sum the seconds of forward, backward and optimizer, and note when the optimizer stepped last."
+    """Sum the seconds of forward, backward and optimizer, and record the time of the last optimizer step."""
 
     def timed(name: str, function):
         def call(*args, **kwargs):
@@ -54,7 +54,7 @@ def watch(learner, spent: dict[str, float]) -> None:
 
 
 async def rollout(model, seed: int, *, numbers, prompt: int, turns: int, new: int, gap: int) -> art.Trajectory:
-    "So many turns of so many tokens; the reward is arbitrary."
+    """Play `turns` turns of `new` tokens. The reward is arbitrary."""
     number, entries, client = next(numbers), opening(seed, prompt), model.openai_client()
     for turn in range(turns):
         if turn:
@@ -71,7 +71,7 @@ async def rollout(model, seed: int, *, numbers, prompt: int, turns: int, new: in
 
 
 def counted(groups) -> dict[str, int]:
-    "Tokens of the rows of a step, and those that were sampled."
+    """Count the tokens and the sampled tokens of the rows of a step."""
     rows = [row for group in groups for row in group_rows(group)]
     return {
         "tokens": sum(len(row.tokens) for row in rows),
@@ -81,80 +81,88 @@ def counted(groups) -> dict[str, int]:
 
 
 def gather(groups: int, size: int, seed: int, **shape) -> dict:
-    "Rollouts alone."
+    """Run rollouts without training."""
     play, model = partial(rollout, numbers=count(), **shape), HELD["model"]
-    made = [art.TrajectoryGroup(play(model, seed + g) for _ in range(size)) for g in range(groups)]
+    pending = [art.TrajectoryGroup(play(model, seed + g) for _ in range(size)) for g in range(groups)]
     start = time.perf_counter()
-    HELD["groups"] = HELD["loop"].run_until_complete(art.gather_trajectory_groups(made, pbar_desc=None))
+    HELD["groups"] = HELD["loop"].run_until_complete(art.gather_trajectory_groups(pending, pbar_desc=None))
     return {"seconds": time.perf_counter() - start, **counted(HELD["groups"])}
 
 
 def offline(seed: int) -> dict:
-    "Prompts and replies as long as those of the last gather, given to the sampler without endpoint and messages."
+    """Sample prompts and replies of the same lengths as in the last gather, without endpoint and messages."""
     turns = [[(c.prompt_token_ids, c.token_ids) for c in choices(t)] for group in HELD["groups"] for t in group]
     size = len(HELD["groups"][0].trajectories)
-    home = HELD["home"]
-    key = home.resolve(HELD["model"].get_inference_name())
+    runtime = HELD["home"]
+    key = runtime.resolve(HELD["model"].get_inference_name())
 
-    async def one(number: int, lengths: list[tuple[int, int]]) -> None:
-        known = ids(seed + number // size, lengths[0][0])
+    async def sample_turns(number: int, lengths: list[tuple[int, int]]) -> None:
+        tokens = ids(seed + number // size, lengths[0][0])
         for place, (prompt, new) in enumerate(lengths):
-            known += ids(seed + 1000 * number + place, prompt - len(known))
+            tokens += ids(seed + 1000 * number + place, prompt - len(tokens))
             params = SamplingParams(max_tokens=new, ignore_eos=True)
-            known += [token.token_id async for token in home.sampler.generate(known, params, key)]
+            tokens += [token.token_id async for token in runtime.sampler.generate(tokens, params, key)]
 
-    async def everybody() -> None:
-        await asyncio.gather(*(one(i, [(len(p), len(s)) for p, s in told]) for i, told in enumerate(turns)))
+    async def sample_all() -> None:
+        await asyncio.gather(
+            *(sample_turns(i, [(len(p), len(s)) for p, s in exchanges]) for i, exchanges in enumerate(turns))
+        )
 
     start = time.perf_counter()
-    HELD["loop"].run_until_complete(everybody())
-    return {"seconds": time.perf_counter() - start, "trained": sum(len(s) for told in turns for _, s in told)}
+    HELD["loop"].run_until_complete(sample_all())
+    return {"seconds": time.perf_counter() - start, "trained": sum(len(s) for exchanges in turns for _, s in exchanges)}
 
 
 def step(groups: int, size: int, seed: int, **shape) -> dict:
-    "A whole step of `art.train`."
+    """Run a whole step of `art.train`."""
     return _step(partial(rollout, numbers=count(), **shape), range(seed, seed + groups), groups, size)
 
 
 def _step(play, scenarios, groups: int, size: int) -> dict:
-    home, spent = HELD["home"], HELD["spent"]
-    busy, _ = home.sampler.stats()["busy_s"], spent.clear()
+    runtime, spent = HELD["home"], HELD["spent"]
+    busy, _ = runtime.sampler.stats()["busy_s"], spent.clear()
     start = time.perf_counter()
     run = art.train(
-        HELD["model"], play, scenarios, steps=home.step + 1, groups_per_step=groups, rollouts_per_group=size, show=False
+        HELD["model"],
+        play,
+        scenarios,
+        steps=runtime.step + 1,
+        groups_per_step=groups,
+        rollouts_per_group=size,
+        show=False,
     )
     run.join()
     seconds = time.perf_counter() - start
-    told, parts = run.history[-1], {"sampler": home.sampler.stats()["busy_s"] - busy}
+    metrics, parts = run.history[-1], {"sampler": runtime.sampler.stats()["busy_s"] - busy}
     parts |= {name: spent.get(name, 0.0) for name in ("forward", "backward", "optimizer")}
     return {
         "seconds": seconds,
         "parts": parts,
         "outside": seconds - sum(parts.values()),
         "learner_seconds": spent.get("learner", 0.0),
-        "rollout_seconds": told["time/step_rollout_s"],
-        "train_seconds": told["time/step_backend_train_s"],
-        "sync_seconds": told["time/step_sync_s"],
+        "rollout_seconds": metrics["time/step_rollout_s"],
+        "train_seconds": metrics["time/step_backend_train_s"],
+        "sync_seconds": metrics["time/step_sync_s"],
         **counted(run.groups),
         "peak_mb": peak_mb(),
     }
 
 
 def warm_up(games: int) -> dict:
-    "Teach the model tic-tac-toe's moves, so that games last."
-    told = [random_game(seed) for seed in range(games)]
+    """Teach the model the moves of tic-tac-toe, so that games last longer."""
+    trajectories = [random_game(seed) for seed in range(games)]
     config = art.TrainSFTConfig(learning_rate=1e-3, batch_size=16)
-    HELD["loop"].run_until_complete(HELD["model"].train_sft(told, config))
+    HELD["loop"].run_until_complete(HELD["model"].train_sft(trajectories, config))
     return {}
 
 
 def games(groups: int, size: int, seed: int) -> dict:
-    "A step of tic-tac-toe."
+    """Run a step of tic-tac-toe."""
     return _step(play_game, range(seed, seed + groups), groups, size)
 
 
 def first_token(groups: int, size: int, seed: int, **shape) -> dict:
-    "From the optimizer's step to the first token of the new policy, everything between them included."
+    """Return the seconds from the optimizer step to the first token of the new policy."""
     gather(groups, size, seed, **shape)
     model, backend = HELD["model"], HELD["backend"]
 

@@ -1,4 +1,4 @@
-"Our sampler by itself, with and without an adapter."
+"""Our sampler alone, with and without an adapter."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ HELD = {}
 
 
 def setup(model: str, adapter_path: str) -> dict:
-    "Load the model; write an adapter that changes something as a PEFT directory, and load it too."
+    """Load the model. Save a nonzero adapter as a PEFT directory, and load it."""
     policy = load_policy(model)
     with torch.no_grad():
         for layer in policy.layers.values():
@@ -32,10 +32,10 @@ def setup(model: str, adapter_path: str) -> dict:
 
 
 def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False) -> dict:
-    "n prompts at once: seconds of it all, and tokens and seconds after the moment when each has its first token."
+    """Sample `n` prompts at once. Return the total seconds, and tokens and seconds after all have their first token."""
     params, times = SamplingParams(max_tokens=new, ignore_eos=True), []
 
-    async def one(i: int) -> float:
+    async def first_token_time(i: int) -> float:
         first = None
         stream = HELD["sampler"].generate(ids(seed + i, prompt), params, "bench" if with_adapter else None)
         async for _ in stream:
@@ -43,11 +43,11 @@ def sample(n: int, prompt: int, new: int, seed: int, with_adapter: bool = False)
             first = first or times[-1]
         return first
 
-    async def everybody() -> float:
-        return max(await asyncio.gather(*(one(i) for i in range(n))))
+    async def last_first_token() -> float:
+        return max(await asyncio.gather(*(first_token_time(i) for i in range(n))))
 
     start = time.perf_counter()
-    first = asyncio.run(everybody())
+    first = asyncio.run(last_first_token())
     return {
         "seconds": times[-1] - start,
         "tokens": len(times),

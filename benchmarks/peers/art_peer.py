@@ -1,4 +1,4 @@
-"ART's own way from trajectories to packed tensors, and its gather."
+"""ART's conversion of trajectories to packed tensors, and its gather."""
 
 import asyncio
 import json
@@ -16,20 +16,20 @@ HELD = {}
 
 
 def setup(model: str, path: str | None = None) -> dict:
-    "Read the trajectories."
+    """Read the trajectories."""
     HELD["tokenizer"] = AutoTokenizer.from_pretrained(model)
     groups = json.loads(Path(path).read_text()) if path else []
     HELD["groups"] = [art.TrajectoryGroup([_trajectory(t) for t in group]) for group in groups]
     return {}
 
 
-def _trajectory(told: dict) -> art.Trajectory:
-    entries = [Choice.model_validate(e) if "finish_reason" in e else e for e in told["messages_and_choices"]]
-    return art.Trajectory(messages_and_choices=entries, reward=told["reward"])
+def _trajectory(record: dict) -> art.Trajectory:
+    entries = [Choice.model_validate(e) if "finish_reason" in e else e for e in record["messages_and_choices"]]
+    return art.Trajectory(messages_and_choices=entries, reward=record["reward"])
 
 
 def pack() -> dict:
-    "Tokenise and pack, with the settings of ART's LocalBackend."
+    """Tokenize and pack with the settings of ART's LocalBackend."""
     start = time.perf_counter()
     results = list(tokenize_trajectory_groups(HELD["tokenizer"], HELD["groups"], False, True))
     middle = time.perf_counter()
@@ -47,7 +47,7 @@ def pack() -> dict:
 
 
 def gather(url: str, n: int, turns: int) -> dict:
-    "n rollouts of so many requests each."
+    """Run `n` rollouts of `turns` requests each."""
     model = art.Model(
         name="stub", project="bench", inference_api_key="none", inference_base_url=url, inference_model_name="stub"
     )
@@ -59,13 +59,13 @@ def gather(url: str, n: int, turns: int) -> dict:
             messages.append({"role": "assistant", "content": completion.choices[0].message.content})
         return art.Trajectory(messages_and_choices=messages, reward=1.0)
 
-    async def everybody() -> float:
+    async def timed() -> float:
         start = time.perf_counter()
         groups = (art.TrajectoryGroup(rollout() for _ in range(8)) for _ in range(n // 8))
         await art.gather_trajectory_groups(groups, max_exceptions=0)
         return time.perf_counter() - start
 
-    return {"seconds": asyncio.run(everybody())}
+    return {"seconds": asyncio.run(timed())}
 
 
 if __name__ == "__main__":

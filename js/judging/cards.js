@@ -1,26 +1,32 @@
-// The ranked rollouts of a group: what each got and why, beside the part of the conversation that is its own.
-import { fill, h, marked, muted, num, signed } from "../panel.js";
-import { foldAll, joined, thread } from "../viewer/thread.js";
+// The ranked rollouts of a group: score, reason, and the part of the conversation that differs from the other rollouts.
+import { fill, h, iconButton, marked, muted, num } from "../panel.js";
+import { foldAll, joinPieces, thread } from "../viewer/thread.js";
 
-const SPACE = 14;                                  // pixels from the edge at which a drag scrolls
+const SCROLL_MARGIN_PX = 14; // distance from the edge in pixels at which dragging scrolls
 
-/** A number with its sign. @param {number|null} value */
-export const plus = (value) => (value == null ? "–" : `${value > 0 ? "+" : ""}${num(value, 3)}`);
+/** Format a number with its sign. @param {number|null} value */
+export const formatSigned = (value) => (value == null ? "–" : `${value > 0 ? "+" : ""}${num(value, 3)}`);
 
-/** A conversation as far as it came, and a button for the rest. @param {any} app @param {number} key */
-export function reading(app, key) {
-  const body = h("div.j-said"), said = /** @type {any[]} */ ([]);
+/** Show a conversation in parts, with a button that loads the next part. @param {any} app @param {number} key */
+export function conversation(app, key) {
+  const body = h("div.j-said"),
+    messages = /** @type {any[]} */ ([]);
   let cut = null;
 
   async function load(part) {
     try {
       const { reply } = await app.wire.request("texts", { key, part });
-      said.push(...reply.messages);
+      messages.push(...reply.messages);
       cut = part === 0 && reply.cut ? reply.cut : cut;
-      const whole = joined(said);
-      fill(body, whole.length ? thread(whole, { cut }) : muted(key < 0 ? "Nothing." : "Nothing of its own: it ends where the others go on."),
-        reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Read on") : null);
-      app.found();
+      const joinedMessages = joinPieces(messages);
+      fill(
+        body,
+        joinedMessages.length
+          ? thread(joinedMessages, { cut })
+          : muted(key < 0 ? "No messages." : "This rollout ends with the common messages."),
+        reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Load more") : null,
+      );
+      app.onTextLoaded();
     } catch (error) {
       fill(body, muted(error.message));
     }
@@ -30,151 +36,263 @@ export function reading(app, key) {
   return body;
 }
 
-/** Scores as a bar: what counts, where the judge put it, and each of its rounds. @param {any} row */
-function bar(row) {
-  const at = (score) => `${(100 * score).toFixed(1)}%`;
-  return h("span.j-bar", { role: "img", label: row.score == null ? "no score" : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, the judge's ${num(row.judge)}` : ""}` },
-    row.score == null ? null : h("i.j-fill", { class: `art-j-fill${row.by_hand ? " art-is-mine" : ""}`, style: { width: at(row.score) } }),
-    (row.rounds ?? []).map((score, n) => (score == null ? null : h("i.j-dot", { style: { left: at(score) }, title: `round ${n + 1}: ${num(score)}` }))),
-    row.by_hand && row.judge != null ? h("i.j-tick", { style: { left: at(row.judge) }, title: `the judge: ${num(row.judge)}` }) : null);
+/** Draw the score as a bar, with marks for the judge's score and for each of its rounds. @param {any} row */
+function scoreBar(row) {
+  const percent = (score) => `${(100 * score).toFixed(1)}%`;
+  return h(
+    "span.j-bar",
+    {
+      role: "img",
+      label:
+        row.score == null
+          ? "no score"
+          : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, judge ${num(row.judge)}` : ""}`,
+    },
+    row.score == null
+      ? null
+      : h("i.j-fill", {
+          class: `art-j-fill${row.by_hand ? " art-is-mine" : ""}`,
+          style: { width: percent(row.score) },
+        }),
+    (row.rounds ?? []).map((score, n) =>
+      score == null ? null : h("i.j-dot", { style: { left: percent(score) }, title: `round ${n + 1}: ${num(score)}` }),
+    ),
+    row.by_hand && row.judge != null
+      ? h("i.j-tick", { style: { left: percent(row.judge) }, title: `judge: ${num(row.judge)}` })
+      : null,
+  );
 }
 
-const moves = (row) => row.before !== row.after;
+const isChanged = (row) => row.before !== row.after;
 
-/** Advantages before and after, as bars from the middle. @param {any} row @param {number} most */
-function push(row, most) {
-  const side = (value, kind) => (value == null ? null : h("i", { class: `art-j-push ${kind} ${value < 0 ? "art-is-down" : "art-is-up"}`,
-    style: { width: `${(50 * Math.abs(value)) / most}%`, [value < 0 ? "right" : "left"]: "50%" } }));
-  return h("span.j-pushes", { role: "presentation" }, moves(row) ? side(row.before, "art-is-before") : null, side(row.after, "art-is-after"));
+/** Draw the advantages before and after the changes as bars from the middle. @param {any} row @param {number} largest */
+function advantageBars(row, largest) {
+  const side = (value, kind) =>
+    value == null
+      ? null
+      : h("i", {
+          class: `art-j-push ${kind} ${value < 0 ? "art-is-down" : "art-is-up"}`,
+          style: { width: `${(50 * Math.abs(value)) / largest}%`, [value < 0 ? "right" : "left"]: "50%" },
+        });
+  return h(
+    "span.j-pushes",
+    { role: "presentation" },
+    isChanged(row) ? side(row.before, "art-is-before") : null,
+    side(row.after, "art-is-after"),
+  );
 }
 
-/** @param {any} app shares state, wire, and what happens on a change */
+/** @param {any} app state, wire and actions of the panel */
 export function createCards(app) {
-  const list = h("ol.j-list", { label: "Rollouts, the best first" }), cards = /** @type {Map<number, any>} */ (new Map());
-  const asked = new Set();                         // keys whose reason was asked for before there was a change
-  let current = -1, moving = Promise.resolve();
+  const list = h("ol.j-list", { label: "Rollouts, best first" }),
+    cards = /** @type {Map<number, any>} */ (new Map());
+  const openReasons = new Set(); // keys of rollouts whose reason field was opened before the score was changed
+  let current = -1,
+    pendingMove = Promise.resolve();
 
-  /** One card; its conversation is asked for once. @param {number} key */
-  function make(key) {
-    const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"), rank = h("span.j-rank");
-    const larger = h("button.j-grip.j-larger", { onclick: () => { mark(key); unfold(!article.classList.contains("art-is-open")); }, tabIndex: -1, label: "The whole conversation", title: "The whole conversation (e, x)" }, "⤢");
-    const verdict = h("div.j-verdict"), body = h("div.j-text", { tabIndex: 0, role: "region" });
-    const article = h("article.j-card", { tabIndex: -1, "data-key": String(key), onfocusin: () => mark(key) },
-      h("div.j-rail", rank, grip, larger), verdict, body);
+  /** Create a card and load its conversation. @param {number} key */
+  function createCard(key) {
+    const grip = h("button.j-grip", { onpointerdown: (event) => drag(event, key), tabIndex: -1 }, "⠿"),
+      rank = h("span.j-rank");
+    const expandButton = h(
+      "button.j-grip.j-larger",
+      {
+        onclick: () => {
+          mark(key);
+          unfold(!article.classList.contains("art-is-open"));
+        },
+        tabIndex: -1,
+        label: "Show the whole conversation",
+        title: "Show the whole conversation (e, x)",
+      },
+      "⤢",
+    );
+    const verdict = h("div.j-verdict"),
+      body = h("div.j-text", { tabIndex: 0, role: "region" });
+    const article = h(
+      "article.j-card",
+      { tabIndex: -1, "data-key": String(key), onfocusin: () => mark(key) },
+      h("div.j-rail", rank, grip, expandButton),
+      verdict,
+      body,
+    );
     const card = { key, node: h("li", article), article, grip, rank, verdict, body, row: null };
-    body.append(reading(app, key));
+    body.append(conversation(app, key));
     return card;
   }
 
-  /** Show a state: cards stay, their verdicts are drawn anew, the order is set. @param {any} state */
+  /** Draw a state. Cards are reused, their verdicts are redrawn, and the cards are sorted. @param {any} state */
   function draw(state) {
-    const keys = new Set(state.rows.map((row) => row.key)), most = Math.max(1e-9, ...state.rows.flatMap((row) => [row.before, row.after]).map((value) => Math.abs(value ?? 0)));
+    const keys = new Set(state.rows.map((row) => row.key)),
+      largest = Math.max(
+        1e-9,
+        ...state.rows.flatMap((row) => [row.before, row.after]).map((value) => Math.abs(value ?? 0)),
+      );
     for (const key of [...cards.keys()]) if (!keys.has(key)) cards.delete(key);
-    const focused = /** @type {any} */ (document.activeElement), before = new Map([...cards].map(([key, card]) => [key, card.node.offsetTop]));
+    const focused = /** @type {any} */ (document.activeElement),
+      before = new Map([...cards].map(([key, card]) => [key, card.node.offsetTop]));
     for (const row of state.rows) {
-      if (!cards.has(row.key)) cards.set(row.key, make(row.key));
-      update(cards.get(row.key), row, state, most, focused);
+      if (!cards.has(row.key)) cards.set(row.key, createCard(row.key));
+      update(cards.get(row.key), row, state, largest, focused);
     }
-    const wanted = state.rows.map((row) => cards.get(row.key).node);
-    if (wanted.length !== list.children.length || wanted.some((node, n) => list.children[n] !== node)) {
-      arrange(wanted);
-      glide(before);
+    const sortedNodes = state.rows.map((row) => cards.get(row.key).node);
+    if (sortedNodes.length !== list.children.length || sortedNodes.some((node, n) => list.children[n] !== node)) {
+      sortCards(sortedNodes);
+      animateMoves(before);
     }
     if (!cards.has(current)) current = state.rows[0]?.key ?? 0;
     mark(current);
   }
 
-  /** Set the order without touching the card that has the focus. @param {HTMLElement[]} wanted */
-  function arrange(wanted) {
-    const held = wanted.findIndex((node) => node.parentNode === list && node.contains(document.activeElement));
-    if (held < 0) return list.replaceChildren(...wanted);
-    for (const node of [...list.children]) if (!wanted.includes(node)) node.remove();
-    wanted[held].before(...wanted.slice(0, held));
-    wanted[held].after(...wanted.slice(held + 1));
+  /** Sort the cards without moving the card that has the focus. @param {HTMLElement[]} sortedNodes */
+  function sortCards(sortedNodes) {
+    const focusedIndex = sortedNodes.findIndex(
+      (node) => node.parentNode === list && node.contains(document.activeElement),
+    );
+    if (focusedIndex < 0) return list.replaceChildren(...sortedNodes);
+    for (const node of [...list.children]) if (!sortedNodes.includes(node)) node.remove();
+    sortedNodes[focusedIndex].before(...sortedNodes.slice(0, focusedIndex));
+    sortedNodes[focusedIndex].after(...sortedNodes.slice(focusedIndex + 1));
   }
 
-  /** Let cards that changed their place move there. @param {Map<number, number>} before */
-  function glide(before) {
+  /** Animate the cards that changed their position. @param {Map<number, number>} before */
+  function animateMoves(before) {
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
     for (const [key, card] of cards) {
-      const by = (before.get(key) ?? card.node.offsetTop) - card.node.offsetTop;
-      if (by) card.node.animate?.([{ transform: `translateY(${by}px)` }, { transform: "none" }], { duration: 160, easing: "ease-out" });
+      const offset = (before.get(key) ?? card.node.offsetTop) - card.node.offsetTop;
+      if (offset)
+        card.node.animate?.([{ transform: `translateY(${offset}px)` }, { transform: "none" }], {
+          duration: 160,
+          easing: "ease-out",
+        });
     }
   }
 
-  function update(card, row, state, most, focused) {
+  function update(card, row, state, largest, focused) {
     card.row = row;
-    card.article.setAttribute("aria-label", `Rank ${row.rank}, rollout ${row.label}${row.score == null ? "" : `, score ${num(row.score)}`}`);
-    card.body.setAttribute("aria-label", `What rollout ${row.label} said`);
-    card.grip.setAttribute("aria-label", `Move rollout ${row.label}: drag it, or press Alt and an arrow`);
+    card.article.setAttribute(
+      "aria-label",
+      `Rank ${row.rank}, rollout ${row.label}${row.score == null ? "" : `, score ${num(row.score)}`}`,
+    );
+    card.body.setAttribute("aria-label", `Conversation of rollout ${row.label}`);
+    card.grip.setAttribute("aria-label", `Move rollout ${row.label}: drag it, or press Alt and an arrow key`);
     card.grip.title = "Drag, or Alt+↑ Alt+↓";
     card.rank.textContent = String(row.rank);
-    const kind = card.verdict.contains(focused) ? focused.dataset.field : null, typed = kind && focused.value !== focused.dataset.was ? focused.value : null;
-    fill(card.verdict, verdict(row, state, most));
-    const field = kind ? card.verdict.querySelector(`[data-field=${kind}]`) : null;
-    if (field && typed != null) field.value = typed;
+    const fieldName = card.verdict.contains(focused) ? focused.dataset.field : null,
+      typedText = fieldName && focused.value !== focused.dataset.was ? focused.value : null;
+    fill(card.verdict, verdict(row, state, largest));
+    const field = fieldName ? card.verdict.querySelector(`[data-field=${fieldName}]`) : null;
+    if (field && typedText != null) field.value = typedText;
     field?.focus({ preventScroll: true });
   }
 
   const badge = (text, kind = "", title = "") => h("span", { class: `art-badge ${kind}`, title }, text);
 
-  /** The left half of a card. */
-  function verdict(row, state, most) {
-    const { key } = row, unscored = !state.blind && row.judge == null;
+  /** Create the left half of a card: the score and the reasons. */
+  function verdict(row, state, largest) {
+    const { key } = row,
+      unscored = !state.blind && row.judge == null;
     const score = row.score == null ? "" : String(+row.score.toFixed(3));
-    const number = h("input.input.j-number", { type: "number", min: "0", max: "1", step: "0.01", label: `Score of rollout ${row.label}`, placeholder: "–", value: score });
-    settles(number, "number", (value) => app.change("override", { key, score: value === "" ? null : Number(value) }));
-    const why = h("input.input.j-why", { type: "text", maxLength: 4000, value: row.reason, label: `Why rollout ${row.label} gets this score`, placeholder: "Why? (goes into the journal)" });
-    settles(why, "why", (reason) => { asked.delete(key); app.change("reason", { key, reason }); });
-    const undo = row.by_hand ? signed("↺", `Take back your word on rollout ${row.label} (u)`, () => app.change("override", { key, score: null })) : null;
+    const number = h("input.input.j-number", {
+      type: "number",
+      min: "0",
+      max: "1",
+      step: "0.01",
+      label: `Score of rollout ${row.label}`,
+      placeholder: "–",
+      value: score,
+    });
+    sendOnChange(number, "number", (value) =>
+      app.change("override", { key, score: value === "" ? null : Number(value) }),
+    );
+    const why = h("input.input.j-why", {
+      type: "text",
+      maxLength: 4000,
+      value: row.reason,
+      label: `Reason for the score of rollout ${row.label}`,
+      placeholder: "Reason (saved in the journal)",
+    });
+    sendOnChange(why, "why", (reason) => {
+      openReasons.delete(key);
+      app.change("reason", { key, reason });
+    });
+    const undo = row.by_hand
+      ? iconButton("↺", `Remove your score of rollout ${row.label} (u)`, () =>
+          app.change("override", { key, score: null }),
+        )
+      : null;
     if (undo) undo.dataset.field = "undo";
     return [
-      h("div.j-line", h("strong.j-name", row.label),
+      h(
+        "div.j-line",
+        h("strong.j-name", row.label),
         row.by_hand && !state.blind ? badge(row.draft ? "yours, not applied" : "yours", "art-j-mine") : null,
-        state.blind && row.by_hand ? badge("placed", "art-j-mine") : null,
+        state.blind && row.by_hand ? badge("ranked", "art-j-mine") : null,
         unscored && !state.person ? badge("unscored", "art-is-bad", row.problem) : null,
-        row.flags.length ? badge("speaks to the judge", "art-is-warn", row.flags.join("\n")) : null,
-        row.spread > 0.15 ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ from round to round") : null),
-      h("div.j-line", number, state.blind ? null : bar(row), undo),
-      state.blind || !row.by_hand || row.judge == null ? null : h("div.j-line.muted", `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
-      state.blind || state.person ? null : h("div.j-line", h("span.j-adv", { title: "the advantage that training uses: by the judge → with your changes" }, "A ",
-        row.by_hand || moves(row) ? [muted(plus(row.before)), " → ", h("b", plus(row.after))] : h("b", plus(row.after))), push(row, most)),
+        row.flags.length ? badge("addresses the judge", "art-is-warn", row.flags.join("\n")) : null,
+        row.spread > 0.15
+          ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ between rounds")
+          : null,
+      ),
+      h("div.j-line", number, state.blind ? null : scoreBar(row), undo),
+      state.blind || !row.by_hand || row.judge == null
+        ? null
+        : h("div.j-line.muted", `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
+      state.blind || state.person
+        ? null
+        : h(
+            "div.j-line",
+            h(
+              "span.j-adv",
+              { title: "advantage used in training: with the judge's scores → with your changes" },
+              "A ",
+              row.by_hand || isChanged(row)
+                ? [muted(formatSigned(row.before)), " → ", h("b", formatSigned(row.after))]
+                : h("b", formatSigned(row.after)),
+            ),
+            advantageBars(row, largest),
+          ),
       row.explanation ? h("p.j-because.text", marked(row.explanation)) : null,
       row.problem ? h("p.j-problem", marked(row.problem)) : null,
       row.flags.map((flag) => h("p.j-flag", marked(flag))),
-      row.by_hand || asked.has(key) ? why : null,
+      row.by_hand || openReasons.has(key) ? why : null,
     ];
   }
 
-  /** A field that takes its value over at Enter or when it is left, and lets it go at Escape. @param {any} input */
-  function settles(input, name, take) {
+  /** Send the value of a field on Enter or when it loses the focus; restore the old value on Escape. @param {any} input */
+  function sendOnChange(input, name, send) {
     let last = input.value;
     Object.assign(input.dataset, { field: name, was: last });
-    const commit = () => { if (input.value !== last && input.checkValidity()) take((last = input.value)); else if (!input.checkValidity()) input.setAttribute("aria-invalid", "true"); };
+    const commit = () => {
+      if (input.value !== last && input.checkValidity()) send((last = input.value));
+      else if (!input.checkValidity()) input.setAttribute("aria-invalid", "true");
+    };
     input.addEventListener("change", commit);
     input.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
       event.preventDefault();
       event.stopPropagation();
-      if (event.key === "Escape") input.value = last; else commit();
+      if (event.key === "Escape") input.value = last;
+      else commit();
       if (input.checkValidity()) focus();
     });
   }
 
-  // where the reader is ------------------------------------------------------------------------------------------------------
+  // current card ------------------------------------------------------------------------------------------------------
 
   function mark(key) {
     current = key;
     for (const card of cards.values()) {
-      const here = card.key === key;
-      card.article.classList.toggle("art-is-current", here);
-      card.article.tabIndex = here ? 0 : -1;
-      if (here) card.article.setAttribute("aria-current", "true"); else card.article.removeAttribute("aria-current");
+      const isCurrent = card.key === key;
+      card.article.classList.toggle("art-is-current", isCurrent);
+      card.article.tabIndex = isCurrent ? 0 : -1;
+      if (isCurrent) card.article.setAttribute("aria-current", "true");
+      else card.article.removeAttribute("aria-current");
     }
-    app.keep({ key });
+    app.saveUi({ key });
   }
 
-  const place = () => app.state.rows.findIndex((row) => row.key === current);
+  const currentIndex = () => app.state.rows.findIndex((row) => row.key === current);
 
   function focus() {
     const card = cards.get(current);
@@ -182,7 +300,7 @@ export function createCards(app) {
     card?.article.scrollIntoView({ block: "nearest" });
   }
 
-  /** Go to another card. @param {number} to its place */
+  /** Go to another card. @param {number} to its index */
   function go(to) {
     const { rows } = app.state;
     if (!rows.length) return;
@@ -190,19 +308,23 @@ export function createCards(app) {
     focus();
   }
 
-  /** Move the card one is at by so many places; a quick second press counts from where the first one led. @param {number} by */
-  function shift(by) {
-    moving = moving.then(() => move(place() + by));
+  /** Move the current card by a number of places. A second key press waits until the first move is done. @param {number} offset */
+  function moveBy(offset) {
+    pendingMove = pendingMove.then(() => move(currentIndex() + offset));
   }
 
-  /** @param {number} to the place */
+  /** @param {number} to its new index */
   async function move(to) {
-    const at = place(), key = current;
-    if (to < 0 || to >= app.state.rows.length || to === at) return;
+    const percent = currentIndex(),
+      key = current;
+    if (to < 0 || to >= app.state.rows.length || to === percent) return;
     await app.change("move", { key, to });
     focus();
-    const row = app.state.rows.find((one) => one.key === key);
-    if (row) app.announce(`rollout ${row.label} is at rank ${row.rank}${row.score == null ? "" : `, score ${num(row.score)}`}`);
+    const row = app.state.rows.find((entry) => entry.key === key);
+    if (row)
+      app.announce(
+        `rollout ${row.label} now has rank ${row.rank}${row.score == null ? "" : `, score ${num(row.score)}`}`,
+      );
   }
 
   // dragging -----------------------------------------------------------------------------------------------------------------
@@ -212,38 +334,54 @@ export function createCards(app) {
     if (event.button !== 0) return;
     event.preventDefault();
     mark(key);
-    const { grip, article } = cards.get(key), main = list.parentElement, scroller = main.scrollHeight > main.clientHeight ? main : main.parentElement;
-    let to = place();
-    const start = to, others = app.state.rows.filter((row) => row.key !== key).map((row) => cards.get(row.key));
-    const clear = () => list.querySelectorAll(".art-j-drop").forEach((node) => node.classList.remove("art-j-drop", "art-j-drop-after"));
-    const over = (/** @type {PointerEvent} */ move) => {
-      const box = scroller.getBoundingClientRect();
-      if (move.clientY < box.top + SPACE) scroller.scrollBy(0, -SPACE);
-      if (move.clientY > box.bottom - SPACE) scroller.scrollBy(0, SPACE);
-      to = others.filter((card) => { const { top, height } = card.node.getBoundingClientRect(); return move.clientY > top + height / 2; }).length;
-      clear();
-      if (to !== start) { const target = others[Math.min(to, others.length - 1)].node; target.classList.add("art-j-drop"); target.classList.toggle("art-j-drop-after", to === others.length); }
+    const { grip, article } = cards.get(key),
+      main = list.parentElement,
+      scroller = main.scrollHeight > main.clientHeight ? main : main.parentElement;
+    let to = currentIndex();
+    const start = to,
+      otherCards = app.state.rows.filter((row) => row.key !== key).map((row) => cards.get(row.key));
+    const clearMarks = () =>
+      list.querySelectorAll(".art-j-drop").forEach((node) => node.classList.remove("art-j-drop", "art-j-drop-after"));
+    const onMove = (/** @type {PointerEvent} */ move) => {
+      const scrollBox = scroller.getBoundingClientRect();
+      if (move.clientY < scrollBox.top + SCROLL_MARGIN_PX) scroller.scrollBy(0, -SCROLL_MARGIN_PX);
+      if (move.clientY > scrollBox.bottom - SCROLL_MARGIN_PX) scroller.scrollBy(0, SCROLL_MARGIN_PX);
+      to = otherCards.filter((card) => {
+        const { top, height } = card.node.getBoundingClientRect();
+        return move.clientY > top + height / 2;
+      }).length;
+      clearMarks();
+      if (to !== start) {
+        const target = otherCards[Math.min(to, otherCards.length - 1)].node;
+        target.classList.add("art-j-drop");
+        target.classList.toggle("art-j-drop-after", to === otherCards.length);
+      }
     };
-    const end = (drop) => {
-      clear();
+    const endDrag = (isDropped) => {
+      clearMarks();
       article.classList.remove("art-is-dragged");
-      grip.removeEventListener("pointermove", over);
+      grip.removeEventListener("pointermove", onMove);
       grip.onpointerup = grip.onpointercancel = null;
       window.removeEventListener("keydown", cancel, true);
-      if (drop) move(to);
+      if (isDropped) move(to);
     };
-    const cancel = (/** @type {KeyboardEvent} */ pressed) => { if (pressed.key === "Escape") { pressed.stopPropagation(); end(false); } };
+    const cancel = (/** @type {KeyboardEvent} */ keyEvent) => {
+      if (keyEvent.key === "Escape") {
+        keyEvent.stopPropagation();
+        endDrag(false);
+      }
+    };
     grip.setPointerCapture(event.pointerId);
     article.classList.add("art-is-dragged");
-    grip.addEventListener("pointermove", over);
-    grip.onpointerup = () => end(true);
-    grip.onpointercancel = () => end(false);
+    grip.addEventListener("pointermove", onMove);
+    grip.onpointerup = () => endDrag(true);
+    grip.onpointercancel = () => endDrag(false);
     window.addEventListener("keydown", cancel, true);
   }
 
-  // reading ------------------------------------------------------------------------------------------------------------------
+  // conversation and fields ------------------------------------------------------------------------------------------------------------------
 
-  /** Open or close the conversation one is at. @param {boolean} open */
+  /** Open or close the conversation of the current card. @param {boolean} open */
   function unfold(open) {
     const card = cards.get(current);
     if (!card) return;
@@ -252,18 +390,39 @@ export function createCards(app) {
     card.article.scrollIntoView({ block: "nearest" });
   }
 
-  /** Go to a field of the card one is at. @param {string} name */
+  /** Go to a field of the current card. @param {string} name */
   function field(name) {
     const card = cards.get(current);
-    if (name === "why" && card && !card.verdict.querySelector("[data-field=why]")) { asked.add(current); app.redraw(); }
+    if (name === "why" && card && !card.verdict.querySelector("[data-field=why]")) {
+      openReasons.add(current);
+      app.redraw();
+    }
     const input = card?.verdict.querySelector(`[data-field=${name}]`);
     input?.focus();
     input?.select();
   }
 
   return {
-    list, draw, go, shift, mark, focus, unfold, field, place, forget: () => { cards.clear(); asked.clear(); list.replaceChildren(); current = -1; },
-    get key() { return current; },
-    get row() { return app.state.rows[place()]; },
+    list,
+    draw,
+    go,
+    moveBy,
+    mark,
+    focus,
+    unfold,
+    field,
+    currentIndex,
+    forget: () => {
+      cards.clear();
+      openReasons.clear();
+      list.replaceChildren();
+      current = -1;
+    },
+    get key() {
+      return current;
+    },
+    get row() {
+      return app.state.rows[currentIndex()];
+    },
   };
 }

@@ -1,44 +1,44 @@
-// Two to four rollouts side by side: what they share is folded once, the first divergence marked; steps against steps.
-import { fill, h, marked, muted, num, signed } from "../panel.js";
-import { joined, thread } from "./thread.js";
+// Compare two to four rollouts side by side. Common messages are shown once, and the first difference is marked.
+import { fill, h, iconButton, marked, muted, num } from "../panel.js";
+import { joinPieces, thread } from "./thread.js";
 
 /** @param {any} app */
 export function createCompare(app) {
   const node = h("div.compare");
   let active = 0,
-    asked = 0,
+    requests = 0,
     ids = [];
 
-  /** @param {number[]} wanted two to four rollouts @returns {Promise<boolean>} whether they are still wanted */
-  async function show(wanted) {
-    const mine = ++asked;
-    ids = wanted;
+  /** @param {number[]} rollouts two to four rollouts @returns {Promise<boolean>} whether no newer request was made */
+  async function show(rollouts) {
+    const request = ++requests;
+    ids = rollouts;
     active = Math.min(active, ids.length - 1);
     try {
       const { reply } = await app.wire.request("compare", { ids });
-      if (mine === asked) draw(reply);
+      if (request === requests) draw(reply);
     } catch (error) {
-      if (mine === asked) throw error;
+      if (request === requests) throw error;
     }
-    return mine === asked;
+    return request === requests;
   }
 
   function draw({ prefix, shared = [], items, identical, shortened }) {
     app.tokens.reset();
     const focused = node.contains(document.activeElement);
-    const parted = identical
-      ? "They are identical."
+    const summary = identical
+      ? "The rollouts are identical."
       : prefix
         ? `The first ${prefix} message${prefix === 1 ? " is" : "s are"} the same.`
-        : "They differ from the first message on.";
-    const common = joined(shared);
+        : "They differ from the first message.";
+    const sharedMessages = joinPieces(shared);
     fill(
       node,
       h(
         "div.prefix",
-        common.length
-          ? h("details.fold", h("summary", parted, muted(" Shown once.")), thread(common, {}))
-          : muted(parted),
+        sharedMessages.length
+          ? h("details.fold", h("summary", summary, muted(" Shown once.")), thread(sharedMessages, {}))
+          : muted(summary),
         shortened ? h("span.badge", "long texts are shortened") : null,
       ),
       h("div.panes", { style: { "--art-panes": String(items.length) } }, items.map(pane)),
@@ -48,13 +48,13 @@ export function createCompare(app) {
   }
 
   function pane(item, n) {
-    const { id, step, group, index: nth, reward, advantage, messages, cut } = item;
+    const { id, step, group, index: number, reward, advantage, messages, cut } = item;
     return h(
       "section.pane",
       {
         "data-pane": n,
         tabIndex: -1,
-        label: `Rollout ${nth}`,
+        label: `Rollout ${number}`,
         onclick: () => {
           active = n;
           mark();
@@ -62,7 +62,7 @@ export function createCompare(app) {
       },
       h(
         "header.pane-head",
-        h("strong", `#${nth}`),
+        h("strong", `#${number}`),
         app.index.stepped && muted(`step ${step}`),
         h("span.grow"),
         h("span", { title: "reward" }, num(reward)),
@@ -74,24 +74,26 @@ export function createCompare(app) {
           },
           advantage == null ? "" : `A ${num(advantage, 2)}`,
         ),
-        signed("⤢", `Read rollout ${nth} alone`, () => app.alone(id)),
+        iconButton("⤢", `Show only rollout ${number}`, () => app.showOne(id)),
         ids.length > 2
-          ? signed("✕", `Take rollout ${nth} out of the comparison`, () => app.compare(ids.filter((_, i) => i !== n)))
+          ? iconButton("✕", `Remove rollout ${number}`, () => app.compare(ids.filter((_, i) => i !== n)))
           : null,
       ),
-      thread(joined(messages), { paint: app.tokens.painter(id), cut: Number.isInteger(cut) ? cut : null }),
+      thread(joinPieces(messages), { paint: app.tokens.painter(id), cut: Number.isInteger(cut) ? cut : null }),
     );
   }
 
   /** Show which pane is active. */
   function mark() {
-    node.querySelectorAll(".art-pane").forEach((one, n) => one.classList.toggle("art-is-active", n === active));
+    node
+      .querySelectorAll(".art-pane")
+      .forEach((paneNode, n) => paneNode.classList.toggle("art-is-active", n === active));
   }
 
-  /** Go to the neighbouring pane. @param {number} by @returns {boolean} whether there was one */
-  function step(by) {
-    if (active + by < 0 || active + by >= ids.length) return false;
-    active += by;
+  /** Go to another pane. @param {number} offset @returns {boolean} whether there is one */
+  function step(offset) {
+    if (active + offset < 0 || active + offset >= ids.length) return false;
+    active += offset;
     mark();
     const pane = node.querySelectorAll(".art-pane")[active];
     pane?.focus();
@@ -111,67 +113,70 @@ export function createCompare(app) {
     },
     forget: () => {
       ids = [];
-      asked += 1;
+      requests += 1;
       active = 0;
     },
   };
 }
 
-/** The bar over a comparison of steps: the same scenario at every step it was rolled out. @param {any} app */
+/** Create the bar for comparing a scenario at different steps. @param {any} app */
 export function createSteps(app) {
   const node = h("div.steps", { hidden: true });
 
   /** @param {number} group number */
   async function show(group) {
     node.hidden = false;
-    fill(node, muted("Looking for the scenario at other steps …"));
+    fill(node, muted("Searching other steps …"));
     const { reply } = await app.wire.request("step_diff", { group });
-    const { places, by } = reply;
+    const { places, by: matchedBy } = reply;
     if (places.length < 2)
-      return fill(node, h("span.note", "This scenario was rolled out at one step only."), close());
-    const here = Math.max(
+      return fill(node, h("span.note", "This scenario has rollouts at one step only."), closeButton());
+    const current = Math.max(
         0,
         places.findIndex((place) => place.group === group),
       ),
-      other = here > 0 ? 0 : places.length - 1;
-    const [a, b] = [picker("Step a", places, Math.min(here, other)), picker("Step b", places, Math.max(here, other))];
-    const go = () => app.compare([a.id(), b.id()], true);
-    a.node.onchange = b.node.onchange = go;
+      other = current > 0 ? 0 : places.length - 1;
+    const [a, b] = [
+      picker("Step a", places, Math.min(current, other)),
+      picker("Step b", places, Math.max(current, other)),
+    ];
+    const compareSteps = () => app.compare([a.id(), b.id()], true);
+    a.node.onchange = b.node.onchange = compareSteps;
     fill(
       node,
-      h("span.label", "Same scenario", by === "first messages" ? muted(" (by its first messages)") : null),
+      h("span.label", "Same scenario", matchedBy === "first messages" ? muted(" (same first messages)") : null),
       a.node,
       muted("against"),
       b.node,
-      close(),
+      closeButton(),
     );
-    go();
+    compareSteps();
   }
 
-  const close = () => signed("✕", "Leave the comparison of steps", () => app.alone(app.ui.id));
+  const closeButton = () => iconButton("✕", "Close the step comparison", () => app.showOne(app.ui.id));
 
-  /** Choose a step and one of its rollouts. */
-  function picker(label, places, at) {
-    const which = h("select.select", { label: `${label}: rollout` });
-    const where = h(
+  /** Create the selection of a step and one of its rollouts. */
+  function picker(label, places, selected) {
+    const rolloutSelect = h("select.select", { label: `${label}: rollout` });
+    const stepSelect = h(
       "select.select",
       { label: label },
       places.map((place, i) =>
-        h("option", { value: String(i), selected: i === at }, `step ${place.step} · mean ${num(place.mean, 2)}`),
+        h("option", { value: String(i), selected: i === selected }, `step ${place.step} · mean ${num(place.mean, 2)}`),
       ),
     );
-    const offer = () => {
-      const place = places[Number(where.value)];
+    const listRollouts = () => {
+      const place = places[Number(stepSelect.value)];
       fill(
-        which,
+        rolloutSelect,
         h("option", { value: String(place.best) }, "best"),
         h("option", { value: String(place.worst) }, "worst"),
         place.ids.map((id, n) => h("option", { value: String(id) }, `#${n}`)),
       );
     };
-    where.onchange = offer;
-    offer();
-    return { node: h("span.picker", where, which), id: () => Number(which.value) };
+    stepSelect.onchange = listRollouts;
+    listRollouts();
+    return { node: h("span.picker", stepSelect, rolloutSelect), id: () => Number(rolloutSelect.value) };
   }
 
   return {

@@ -1,5 +1,5 @@
-// The column beside the conversation: reward and where it comes from, the board, metrics, metadata, logs.
-import { clamp, fill, h, marked, muted, num, row, signed, visible } from "../panel.js";
+// The column next to the conversation: reward and its parts, board, metrics, metadata, logs.
+import { clamp, fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
 
 /** @param {any} app */
 export function createFacts(app) {
@@ -7,7 +7,7 @@ export function createFacts(app) {
   let ply = -1,
     frames = [],
     shown = null,
-    asked = 0;
+    requests = 0;
   const board = h("div.board-place");
 
   /** @param {any} reply of the command `traj` */
@@ -24,16 +24,16 @@ export function createFacts(app) {
       texts("Logs", reply.logs, true),
       texts("Tools", reply.tools),
     );
-    askBoard(reply.id);
+    loadBoard(reply.id);
   }
 
   // reward ---------------------------------------------------------------------------------
 
-  function reward({ id, reward: value, breakdown: parts = {}, status }) {
-    const named = parts.parts ?? [],
-      widest = Math.max(1e-9, ...named.map(([, number]) => Math.abs(number)));
+  function reward({ id, reward: value, breakdown: breakdown = {}, status }) {
+    const parts = breakdown.parts ?? [],
+      largest = Math.max(1e-9, ...parts.map(([, number]) => Math.abs(number)));
     const line = (name, number, note) =>
-      number == null ? null : row(name, [num(number), note ? muted(` ${note}`) : null]);
+      number == null ? null : tableRow(name, [num(number), note ? muted(` ${note}`) : null]);
     return h(
       "section.card.reward-card",
       h(
@@ -41,62 +41,62 @@ export function createFacts(app) {
         h("span", status === "failed" ? "failed" : num(value)),
         muted("reward"),
         h("span.grow"),
-        h("button.button.plain", { title: "Set a score of your own (o)", onclick: () => override(id) }, "Override"),
+        h("button.button.plain", { title: "Set your own score (o)", onclick: () => override(id) }, "Override"),
       ),
       h("div.override"),
-      named.length
+      parts.length
         ? h(
             "table.table.parts",
             h(
               "tbody",
-              named.map(([name, number]) =>
-                row(
+              parts.map(([name, number]) =>
+                tableRow(
                   marked(name),
-                  h(number < 0 ? "i.minus" : "i.plus", { style: { width: `${(50 * Math.abs(number)) / widest}%` } }),
+                  h(number < 0 ? "i.minus" : "i.plus", { style: { width: `${(50 * Math.abs(number)) / largest}%` } }),
                   num(number),
                 ),
               ),
             ),
           )
         : null,
-      parts.sums === true
-        ? h("div.muted", "✓ the parts sum to the reward")
-        : parts.sums === false
-          ? h("div.badge.is-warn", "the parts do not sum to the reward")
+      breakdown.sums === true
+        ? h("div.muted", "✓ The parts add up to the reward.")
+        : breakdown.sums === false
+          ? h("div.badge.is-warn", "The parts do not add up to the reward.")
           : null,
       h(
         "table.table",
         h(
           "tbody",
-          line("judged (RULER)", parts.ruler),
+          line("judged (RULER)", breakdown.ruler),
           line(
             "set by a person",
-            parts.override,
-            parts.judge_reward != null ? `judge said ${num(parts.judge_reward)}` : "",
+            breakdown.override,
+            breakdown.judge_reward != null ? `judge: ${num(breakdown.judge_reward)}` : "",
           ),
-          line("advantage", parts.advantage, "in its group"),
+          line("advantage", breakdown.advantage, "in its group"),
         ),
       ),
-      [parts.explanation, parts.reason].map((said) => said && h("p.note", marked(said))),
-      parts.why ? h("p.note", marked(parts.why)) : null,
+      [breakdown.explanation, breakdown.reason].map((text) => text && h("p.note", marked(text))),
+      breakdown.why ? h("p.note", marked(breakdown.why)) : null,
     );
   }
 
-  /** A small form: a score and a reason; the judge's score stays beside it. */
+  /** Open or close the form for a human score and its reason. The judge's score is kept. */
   function override(id = shown?.id) {
     const place = node.querySelector(".art-override");
     if (id == null || !place) return;
     if (place.firstChild) return fill(place);
     const score = h("input.input", { type: "number", step: "any", label: "Score", placeholder: "score" });
     const reason = h("input.input", { type: "text", label: "Reason", placeholder: "reason", maxLength: 500 });
-    const say = h("div.note", { role: "status" });
+    const status = h("div.note", { role: "status" });
     const save = async () => {
       if (score.value === "") return score.focus();
       try {
         await app.wire.request("override", { id, score: Number(score.value), reason: reason.value });
         app.reload(id);
       } catch (error) {
-        fill(say, marked(error.message));
+        fill(status, marked(error.message));
       }
     };
     const onkeydown = (event) => {
@@ -106,16 +106,16 @@ export function createFacts(app) {
         app.reader.focus();
       }
     };
-    fill(place, h("div.form", { onkeydown }, score, reason, h("button.button", { onclick: save }, "Save")), say);
+    fill(place, h("div.form", { onkeydown }, score, reason, h("button.button", { onclick: save }, "Save")), status);
     score.focus();
   }
 
   // board ---------------------------------------------------------------------------------
 
-  async function askBoard(id) {
-    const mine = ++asked;
+  async function loadBoard(id) {
+    const request = ++requests;
     const { reply } = await app.wire.request("board", { id }).catch(() => ({ reply: { frames: [] } }));
-    if (mine !== asked) return;
+    if (request !== requests) return;
     frames = reply.frames;
     if (frames.length) {
       ply = frames.length - 1;
@@ -138,35 +138,39 @@ export function createFacts(app) {
     });
     const grid = h("div.grid-place"),
       caption = h("div.muted.caption", { "aria-live": "polite" });
-    const move = (by) => {
-      ply = clamp(ply + by, frames.length);
+    const move = (offset) => {
+      ply = clamp(ply + offset, frames.length);
       slider.value = String(ply);
       draw();
       app.reader.showMessage(frames[ply].message);
     };
     const draw = () => {
-      const { rows, last, caption: said } = frames[ply],
-        wide = Math.max(0, ...rows.map((row) => row.length));
+      const { rows, last, caption: text } = frames[ply],
+        columns = Math.max(0, ...rows.map((row) => row.length));
       fill(
         grid,
         h(
           "table.grid",
-          { label: `Board, ply ${ply}`, style: { "--cell": `${Math.max(9, Math.min(48, (220 / wide) | 0))}px` } },
+          { label: `Board, ply ${ply}`, style: { "--cell": `${Math.max(9, Math.min(48, (220 / columns) | 0))}px` } },
           h(
             "tbody",
             rows.map((row, r) =>
               h(
                 "tr",
                 row.map((cell, c) =>
-                  h(last && last[0] === r && last[1] === c ? "td.is-last" : "td", { style: tint(cell) }, visible(cell)),
+                  h(
+                    last && last[0] === r && last[1] === c ? "td.is-last" : "td",
+                    { style: cellColor(cell) },
+                    visible(cell),
+                  ),
                 ),
               ),
             ),
           ),
         ),
       );
-      fill(caption, `ply ${ply} of ${frames.length - 1}`, said ? [" · ", marked(said)] : null);
-      slider.setAttribute("aria-valuetext", `ply ${ply}${said ? `, ${said}` : ""}`);
+      fill(caption, `ply ${ply} of ${frames.length - 1}`, text ? [" · ", marked(text)] : null);
+      slider.setAttribute("aria-valuetext", `ply ${ply}${text ? `, ${text}` : ""}`);
     };
     fill(
       board,
@@ -176,9 +180,9 @@ export function createFacts(app) {
         grid,
         h(
           "div.ply",
-          signed("‹", "One ply back", () => move(-1)),
+          iconButton("‹", "Previous ply", () => move(-1)),
           slider,
-          signed("›", "One ply on", () => move(1)),
+          iconButton("›", "Next ply", () => move(1)),
         ),
         caption,
       ),
@@ -186,8 +190,8 @@ export function createFacts(app) {
     draw();
   }
 
-  /** Powers of two get warmer, X and O their own hue; nothing else is coloured. */
-  const tint = (cell) => {
+  /** Return the color of a cell: warmer for larger powers of two, one hue each for X and O. */
+  const cellColor = (cell) => {
     const power = Math.log2(Number(cell));
     return power > 0 && Number.isInteger(power)
       ? { background: `rgb(var(--art-warm) / ${Math.min(0.5, 0.04 + power * 0.045)})` }
@@ -196,7 +200,7 @@ export function createFacts(app) {
         : {};
   };
 
-  // the rest ---------------------------------------------------------------------------------
+  // metrics and texts ---------------------------------------------------------------------------------
 
   function pairs(title, values) {
     const rows = Object.entries(values ?? {});
@@ -209,7 +213,9 @@ export function createFacts(app) {
             "table.table",
             h(
               "tbody",
-              rows.map(([name, value]) => row(marked(name), typeof value === "number" ? num(value, 4) : marked(value))),
+              rows.map(([name, value]) =>
+                tableRow(marked(name), typeof value === "number" ? num(value, 4) : marked(value)),
+              ),
             ),
           ),
         )

@@ -1,13 +1,13 @@
-// The upper bar: filter, sort, presets, and the search through all texts.
-import { fill, h, marked } from "../panel.js";
-import { array } from "./index.js";
+// The upper bar: filter, sort order, presets, and full-text search.
+import { fill, h, marked, plural } from "../panel.js";
+import { typedArray } from "./index.js";
 import { highlight, reveal } from "./thread.js";
 
 const SORTS = [
-  ["", "as rolled out"],
+  ["", "rollout order"],
   ["-reward", "reward, high first"],
   ["reward", "reward, low first"],
-  ["-ruler", "judged, high first"],
+  ["-ruler", "judge score, high first"],
   ["-tokens", "longest first"],
   ["tokens", "shortest first"],
   ["-tools", "most tool calls first"],
@@ -24,8 +24,8 @@ const PRESETS = [
 export function createFinding(app) {
   const { index, list, ui, wire } = app;
   const counts = h("span.muted", { role: "status" }),
-    found = h("span.muted.found", { role: "status" }),
-    wrong = h("div.wrong", { role: "alert", hidden: true });
+    matchCount = h("span.muted.found", { role: "status" }),
+    errorNode = h("div.wrong", { role: "alert", hidden: true });
   const where = h("input.input.mono.where-input", {
     type: "text",
     placeholder: "reward < 0.2 and tools > 3",
@@ -48,13 +48,13 @@ export function createFinding(app) {
     h("button.button", { value, onclick: () => choose({ preset: value, sort: "" }) }, label),
   );
 
-  /** Say how many rollouts there are, and how many are shown. */
+  /** Show the number of rollouts and how many pass the filter. */
   function count() {
-    const all = index.count,
-      some = app.order ? app.order.length : app.mask ? app.shown : all;
+    const total = index.count,
+      shownCount = app.order ? app.order.length : app.mask ? app.shown : total;
     fill(
       counts,
-      some === all ? `${all} rollout${all === 1 ? "" : "s"}` : `${some} of ${all} rollouts`,
+      shownCount === total ? plural(total, "rollout") : `${shownCount} of ${total} rollouts`,
       index.groups.length > 1 ? ` · ${index.groups.length} groups` : "",
       index.done ? "" : " · loading",
     );
@@ -62,33 +62,35 @@ export function createFinding(app) {
 
   // filter, sort, presets ---------------------------------------------------------------------------------
 
-  let choosing = 0;
-  /** Choose rows and their order; what is not named stays as it was. @param {Record<string, string>} change */
+  let selections = 0;
+  /** Select rollouts and their order. Settings that are not in `change` stay the same. @param {Record<string, string>} change */
   async function choose(change) {
-    app.keep(change);
-    const mine = ++choosing,
-      { where: rule, sort: by, preset } = ui;
-    sort.value = by;
-    press();
+    app.saveUi(change);
+    const request = ++selections,
+      { where: rule, sort: order, preset } = ui;
+    sort.value = order;
+    markPreset();
     try {
-      const { buffers } = rule || by || preset ? await wire.request("select", { where: rule, sort: by, preset }) : {};
-      if (mine === choosing) take(buffers && array(buffers[0], "u4"), by || preset);
+      const { buffers } =
+        rule || order || preset ? await wire.request("select", { where: rule, sort: order, preset }) : {};
+      if (request === selections) applySelection(buffers && typedArray(buffers[0], "u4"), order || preset);
     } catch (error) {
-      if (mine !== choosing) return;
-      wrong.hidden = false;
+      if (request !== selections) return;
+      errorNode.hidden = false;
       where.setAttribute("aria-invalid", "true");
-      fill(wrong, marked(error.message));
+      fill(errorNode, marked(error.message));
     }
   }
-  const press = () => presets.forEach((one) => one.setAttribute("aria-pressed", String(one.value === ui.preset)));
+  const markPreset = () =>
+    presets.forEach((button) => button.setAttribute("aria-pressed", String(button.value === ui.preset)));
 
-  /** Show these rows: in their order, or in the groups they belong to. */
-  function take(ids, ordered) {
-    app.order = ordered ? Array.from(ids) : null;
-    app.mask = ids && !ordered ? new Uint8Array(index.count) : null;
+  /** Show these rollouts, either in this order or in their groups. */
+  function applySelection(ids, isOrdered) {
+    app.order = isOrdered ? Array.from(ids) : null;
+    app.mask = ids && !isOrdered ? new Uint8Array(index.count) : null;
     app.shown = ids ? ids.length : index.count;
     if (app.mask) for (const id of ids) app.mask[id] = 1;
-    wrong.hidden = true;
+    errorNode.hidden = true;
     where.removeAttribute("aria-invalid");
     count();
     list.arrange();
@@ -99,35 +101,35 @@ export function createFinding(app) {
   // search ---------------------------------------------------------------------------------
 
   let searches = 0;
-  async function lookFor(query) {
-    const mine = ++searches;
+  async function runSearch(query) {
+    const request = ++searches;
     app.matches = null;
-    fill(found, query && "…");
+    fill(matchCount, query && "…");
     if (!query) return mark();
     try {
       const { reply, buffers } = await wire.request("search", { query, number: Date.now() });
-      if (mine !== searches || reply.cancelled) return;
-      const ids = Array.from(array(buffers[0], "u4"));
+      if (request !== searches || reply.cancelled) return;
+      const ids = Array.from(typedArray(buffers[0], "u4"));
       app.matches = { query: query.toLowerCase(), ids, total: reply.total, at: -1 };
       if (ids.length) return nextMatch(1);
-      fill(found, "no match");
+      fill(matchCount, "no match");
       app.announce("no match");
       mark();
     } catch (error) {
-      fill(found, marked(error.message));
+      fill(matchCount, marked(error.message));
     }
   }
 
-  function nextMatch(by) {
+  function nextMatch(offset) {
     const { ids, at, total } = app.matches;
     if (!ids.length) return;
-    app.matches.at = (at + by + ids.length) % ids.length;
-    fill(found, `${app.matches.at + 1} of ${total}`);
+    app.matches.at = (at + offset + ids.length) % ids.length;
+    fill(matchCount, `${app.matches.at + 1} of ${total}`);
     list.go(ids[app.matches.at]);
     mark();
   }
 
-  /** Show the search's matches in the text that is on screen. */
+  /** Highlight the search matches in the displayed text. */
   function mark() {
     const { body } = app.reader,
       query = app.matches?.query ?? "";
@@ -140,39 +142,39 @@ export function createFinding(app) {
 
   // typing ---------------------------------------------------------------------------------
 
-  /** What happens when the reader types, presses Enter, leaves. @param {any} field */
-  function typed(field, use, enter, down = () => false) {
+  /** Set the handlers of a text field: typing, Enter, Escape, and arrow down. @param {any} field */
+  function listenToField(field, onChange, onEnter, onArrowDown = () => false) {
     let timer = 0;
-    const later = (after = 0) => {
+    const schedule = (delay = 0) => {
       clearTimeout(timer);
-      timer = setTimeout(() => use(field.value.trim()), after);
+      timer = setTimeout(() => onChange(field.value.trim()), delay);
     };
-    field.oninput = () => later(250);
+    field.oninput = () => schedule(250);
     field.onkeydown = (event) => {
-      if (event.key === "Enter") enter(event) || later();
+      if (event.key === "Enter") onEnter(event) || schedule();
       else if (event.key === "Escape") {
         field.value = "";
-        later();
+        schedule();
         app.reader.focus();
-      } else if (event.key !== "ArrowDown" || down() === false) return;
+      } else if (event.key !== "ArrowDown" || onArrowDown() === false) return;
       event.preventDefault();
     };
   }
   const filter = (rule) => choose({ where: rule });
-  typed(
+  listenToField(
     where,
     filter,
     () => false,
     () => list.node.focus(),
   );
-  typed(search, lookFor, (event) => {
-    const again = app.matches?.query === search.value.trim().toLowerCase();
-    if (again) nextMatch(event.shiftKey ? -1 : 1);
-    return again;
+  listenToField(search, runSearch, (event) => {
+    const isSameQuery = app.matches?.query === search.value.trim().toLowerCase();
+    if (isSameQuery) nextMatch(event.shiftKey ? -1 : 1);
+    return isSameQuery;
   });
-  press();
+  markPreset();
 
-  const into = (field) => () => (field.focus(), field.select());
+  const focusField = (field) => () => (field.focus(), field.select());
   return {
     parts: [
       counts,
@@ -180,13 +182,13 @@ export function createFinding(app) {
       where,
       h("span.segments", { role: "group", label: "Presets" }, presets),
       sort,
-      h("span.searching", search, found),
+      h("span.searching", search, matchCount),
     ],
-    wrong,
+    errorNode,
     choose,
     count,
     mark,
-    toFilter: into(where),
-    toSearch: into(search),
+    focusFilter: focusField(where),
+    focusSearch: focusField(search),
   };
 }

@@ -1,14 +1,14 @@
-// The index of a run in the browser: one typed array a column, 32 bytes a trajectory.
+// The index of a run in the browser: one typed array per column, 32 bytes per trajectory.
 
 const KINDS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 
-/** A buffer of the wire as a typed array. @param {DataView} view @param {keyof typeof KINDS} kind */
-export const array = (view, kind) =>
+/** Return a received buffer as a typed array. @param {DataView} view @param {keyof typeof KINDS} kind */
+export const typedArray = (view, kind) =>
   new KINDS[kind](view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 
-/** Half-precision numbers as floats. @param {DataView} view */
+/** Convert half-precision numbers to floats. @param {DataView} view */
 export function halves(view) {
-  const bits = array(view, "u2"),
+  const bits = typedArray(view, "u2"),
     out = new Float32Array(bits.length);
   for (let i = 0; i < bits.length; i++) {
     const sign = bits[i] & 0x8000 ? -1 : 1,
@@ -24,10 +24,10 @@ export function halves(view) {
  * @typedef {object} Group
  * @property {string} name @property {number} step @property {string} split
  * @property {number} first @property {number} size
- * @property {number} mean @property {number} std @property {number} place of the group in its step
+ * @property {number} mean @property {number} std @property {number} place index of the group in its step
  */
 
-/** An index that grows by the replies of the command `index`. */
+/** Create an index that grows with the replies of the command `index`. */
 export function createIndex() {
   /** @type {Record<string, any>} */
   const columns = {};
@@ -42,19 +42,21 @@ export function createIndex() {
     title: "",
     low: 0,
     high: 0,
-    seen: false,
+    hasRewards: false,
     flags: /** @type {Record<string, number>} */ ({}),
     lost: [],
 
-    /** Take a reply in. @param {any} reply @param {DataView[]} buffers */
+    /** Add the rows of a reply. @param {any} reply @param {DataView[]} buffers */
     add(reply, buffers) {
       if (reply.version !== index.version && index.count) {
-        // rows were changed in place: all is asked again
+        // existing rows have changed, so all rows are requested again
         index.count = groups.length = 0;
         index.version = reply.version;
       }
-      if (reply.from_row !== index.count) return; // asked twice: the first answer was enough
-      reply.columns.forEach(([name, kind], i) => grow(columns, name, kind, array(buffers[i], kind), index.count));
+      if (reply.from_row !== index.count) return; // a duplicate reply
+      reply.columns.forEach(([name, kind], i) =>
+        appendColumn(columns, name, kind, typedArray(buffers[i], kind), index.count),
+      );
       index.count += reply.rows;
       Object.assign(index, {
         version: reply.version,
@@ -66,22 +68,22 @@ export function createIndex() {
       });
       const { from, names, steps, splits, sizes } = reply.groups;
       names.forEach((name, i) => {
-        const before = groups[from + i - 1],
-          same = before && before.step === steps[i] && before.split === splits[i];
-        const first = before ? before.first + before.size : 0;
+        const previous = groups[from + i - 1],
+          sameStep = previous && previous.step === steps[i] && previous.split === splits[i];
+        const first = previous ? previous.first + previous.size : 0;
         groups[from + i] = {
           name,
           step: steps[i],
           split: splits[i],
           size: sizes[i],
           first,
-          place: same ? before.place + 1 : 0,
-          ...spread(index, first, sizes[i]),
+          place: sameStep ? previous.place + 1 : 0,
+          ...rewardStats(index, first, sizes[i]),
         };
       });
     },
 
-    /** Whether there is more than one step to tell apart. */
+    /** Whether the groups come from more than one step or split. */
     get stepped() {
       return (
         groups.length > 1 &&
@@ -90,39 +92,39 @@ export function createIndex() {
     },
     /** Whether a row has a flag. @param {number} id @param {string} name */
     has: (id, name) => (columns.flags[id] & (index.flags[name] ?? 0)) !== 0,
-    /** The group of a row. @param {number} id */
+    /** Return the group of a row. @param {number} id */
     groupOf: (id) => groups[columns.group[id]],
-    /** A reward's place between the lowest and the highest of the run, 0 … 1. @param {number} reward */
+    /** Return a reward on a scale from 0 (lowest of the run) to 1 (highest). @param {number} reward */
     level: (reward) => (index.high > index.low ? (reward - index.low) / (index.high - index.low) : 0.5),
   };
   return index;
 }
 
-/** Mean and deviation of a group's rewards; widens the run's range. */
-function spread(index, first, size) {
-  let n = 0,
+/** Return mean and standard deviation of a group's rewards, and extend the run's range of rewards. */
+function rewardStats(index, first, size) {
+  let count = 0,
     sum = 0,
     squares = 0;
   for (let id = first; id < first + size; id++) {
     const reward = index.columns.reward[id];
     if (!Number.isFinite(reward)) continue;
-    index.low = index.seen ? Math.min(index.low, reward) : reward;
-    index.high = index.seen ? Math.max(index.high, reward) : reward;
-    index.seen = true;
-    n += 1;
+    index.low = index.hasRewards ? Math.min(index.low, reward) : reward;
+    index.high = index.hasRewards ? Math.max(index.high, reward) : reward;
+    index.hasRewards = true;
+    count += 1;
     sum += reward;
     squares += reward * reward;
   }
-  const mean = n ? sum / n : NaN;
-  return { mean, std: n ? Math.sqrt(Math.max(0, squares / n - mean * mean)) : NaN };
+  const mean = count ? sum / count : NaN;
+  return { mean, std: count ? Math.sqrt(Math.max(0, squares / count - mean * mean)) : NaN };
 }
 
-function grow(columns, name, kind, tail, count) {
-  const old = columns[name],
-    need = count + tail.length;
-  if (!old || old.length < need) {
-    columns[name] = new KINDS[kind](old ? Math.max(need, old.length * 2) : need);
-    if (old) columns[name].set(old.subarray(0, count));
+function appendColumn(columns, name, kind, values, count) {
+  const previous = columns[name],
+    length = count + values.length;
+  if (!previous || previous.length < length) {
+    columns[name] = new KINDS[kind](previous ? Math.max(length, previous.length * 2) : length);
+    if (previous) columns[name].set(previous.subarray(0, count));
   }
-  columns[name].set(tail, count);
+  columns[name].set(values, count);
 }

@@ -1,16 +1,16 @@
-// The drawer below the conversation: one token's figures, and the objective term by term.
-import { fill, h, marked, muted, num, row, signed, visible } from "../panel.js";
+// The drawer below the conversation: the values of one token, and the terms of its loss.
+import { fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
 
 /** @param {any} app */
 export function createInspector(app) {
   const node = h("section.drawer", { label: "Token", hidden: true });
   const { ui } = app;
   let token = null,
-    asked = 0;
+    requests = 0;
 
-  /** @param {any} chosen {id, turn, k, text, n, figures} */
-  function open(chosen) {
-    token = chosen;
+  /** @param {any} selected {id, turn, k, text, n, figures}, where k is the index of the token and n the number of tokens */
+  function open(selected) {
+    token = selected;
     node.hidden = false;
     draw();
   }
@@ -30,61 +30,61 @@ export function createInspector(app) {
           {
             "aria-pressed": String(ui.lens),
             onclick: () => {
-              app.keep({ lens: !ui.lens });
+              app.saveUi({ lens: !ui.lens });
               draw();
             },
           },
           "Loss lens",
         ),
-        signed("✕", "Close the drawer", () => app.tokens.choose(null)),
+        iconButton("✕", "Close", () => app.tokens.choose(null)),
       ),
       ui.lens ? lens : null,
     );
-    if (ui.lens) ask(lens);
-    inSight();
+    if (ui.lens) loadLens(lens);
+    scrollToToken();
   }
 
-  /** The drawer must not cover its token. */
-  const inSight = () => app.root.querySelector(".art-is-chosen")?.scrollIntoView({ block: "nearest" });
+  /** Scroll to the selected token, which the drawer may cover. */
+  const scrollToToken = () => app.root.querySelector(".art-is-chosen")?.scrollIntoView({ block: "nearest" });
 
-  async function ask(lens) {
-    const mine = ++asked,
+  async function loadLens(lens) {
+    const request = ++requests,
       { id, turn, k } = token;
-    fill(lens, h("p.muted", "Computing the objective with the trainer's own functions …"));
+    fill(lens, h("p.muted", "Computing the objective with the trainer's functions …"));
     try {
       const { reply } = await app.wire.request("lens", { id, turn, token: k });
-      if (mine === asked)
+      if (request === requests)
         fill(lens, reply.why ? h("p.note", marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
-      inSight();
+      scrollToToken();
     } catch (error) {
-      if (mine === asked) fill(lens, h("p.note", marked(error.message)));
+      if (request === requests) fill(lens, h("p.note", marked(error.message)));
     }
   }
 
-  /** One column a loss, one row a term; what is the same under all of them is said once. */
+  /** Create a table with a column per loss and a row per term. A value that is the same for all losses is shown once. */
   function table({ losses, assumed, recorded }) {
     const names = [...new Set(losses.flatMap((loss) => loss.terms.map((term) => term.name)))];
-    const find = (loss, name) => loss.terms.find((term) => term.name === name);
+    const findTerm = (loss, name) => loss.terms.find((term) => term.name === name);
     const clipped = (value) => (value ? h("span.badge.is-warn", "clipped") : "no");
     const cell = (loss, name) => {
-      const term = find(loss, name);
+      const term = findTerm(loss, name);
       return !term ? "·" : name === "clipped" ? clipped(term.value) : num(term.value, 4);
     };
-    const line = (name, cells, kind = "") => {
-      const node = row(name, ...cells);
+    const tableLine = (name, cells, kind = "") => {
+      const node = tableRow(name, ...cells);
       node.className = kind;
       return node;
     };
     const term = (name) => {
       const cells = losses.map((loss) => cell(loss, name)),
-        same = cells.every((one) => one === cells[0]);
-      const symbol = losses.map((loss) => find(loss, name)?.symbol).find(Boolean) ?? "";
-      const node = line(
+        allEqual = cells.every((value) => value === cells[0]);
+      const symbol = losses.map((loss) => findTerm(loss, name)?.symbol).find(Boolean) ?? "";
+      const node = tableLine(
         [name, symbol.length < 9 && symbol !== name ? muted(" ", symbol) : null],
-        same ? cells.slice(0, 1) : cells,
-        same ? "" : "art-differs",
+        allEqual ? cells.slice(0, 1) : cells,
+        allEqual ? "" : "art-differs",
       );
-      if (same) node.lastChild.colSpan = losses.length;
+      if (allEqual) node.lastChild.colSpan = losses.length;
       node.title = symbol;
       return node;
     };
@@ -104,32 +104,32 @@ export function createInspector(app) {
                 loss.trainer ? "th.is-ours" : "th",
                 { scope: "col" },
                 loss.name,
-                loss.trainer ? h("span.badge.is-good", "trained with") : null,
+                loss.trainer ? h("span.badge.is-good", "used in training") : null,
               ),
             ),
           ),
         ),
         h(
           "tbody",
-          line(
+          tableLine(
             "objective",
             losses.map((loss) => h("span.mono", loss.formula)),
             "art-formula",
           ),
           names.map(term),
-          line(
-            "this token's part of the loss",
+          tableLine(
+            "loss of this token",
             losses.map((loss) => num(loss.loss, 4)),
             "art-total",
           ),
-          line(
+          tableLine(
             "∂loss/∂logprob",
             losses.map((loss) => [
               num(loss.gradient, 4),
               muted(loss.gradient < 0 ? " reinforced" : loss.gradient > 0 ? " suppressed" : ""),
             ]),
           ),
-          line(
+          tableLine(
             "loss of the group",
             losses.map((loss) => num(loss.group_loss, 4)),
           ),
@@ -144,7 +144,7 @@ export function createInspector(app) {
     close() {
       node.hidden = true;
       token = null;
-      asked += 1;
+      requests += 1;
     },
     get token() {
       return token;

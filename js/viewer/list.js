@@ -1,13 +1,22 @@
-// The browser: step → group → trajectory as one virtual list of rows of equal height.
-import { clamp, fill, h, marked, muted, num, perFrame, visible } from "../panel.js";
+// The list of steps, groups and rollouts. It is a virtual list: only the visible rows, all of one height, are in the page.
+import { clamp, fill, h, marked, muted, num, perFrame, plural, visible } from "../panel.js";
 
 const ROW = 26,
   OVERSCAN = 6,
-  PAGE = 60,
-  KEPT = 3000,
+  PAGE_ROWS = 60,
+  MAX_PREVIEWS = 3000,
   STEP = 0,
   GROUP = 1,
   ROLLOUT = 2;
+
+/**
+ * Return the indices [from, to) of the rows that must be in the page.
+ * @param {number} top scroll position in pixels @param {number} height of the list in pixels @param {number} count of all rows
+ */
+export const visibleRows = (top, height, count) => [
+  Math.max(0, Math.floor(top / ROW) - OVERSCAN),
+  Math.min(count, Math.ceil((top + height) / ROW) + OVERSCAN),
+];
 
 /** @param {any} app */
 export function createList(app) {
@@ -15,46 +24,46 @@ export function createList(app) {
   const inner = h("div.rows", { role: "presentation" });
   const node = h("div.list", { tabIndex: 0, role: "tree", label: "Rollouts" }, inner);
   /** @type {Map<number, any>} */ const previews = new Map();
-  /** By a group's number, or a step's key. @type {Map<number|string, boolean>} */ const opened = new Map();
+  /** Key: number of a group, or key of a step. @type {Map<number|string, boolean>} */ const opened = new Map();
   let kinds = [],
     refs = [],
     steps = [],
     active = 0,
-    asked = "",
+    requestedIds = "",
     flat = false;
 
   const stepKey = ({ split, step }) => `${split} ${step}`;
   const keyOf = (kind, ref) => (kind === STEP ? steps[ref].key : ref);
 
-  /** Whether a step or group is open: as the reader left it, else by the size of what there is. */
+  /** Return whether a step or group is open: the user's choice, or else a default that depends on the number of rollouts. */
   const isOpen = (kind, ref) => {
-    const said = opened.get(keyOf(kind, ref));
-    if (said !== undefined) return said;
+    const choice = opened.get(keyOf(kind, ref));
+    if (choice !== undefined) return choice;
     return kind === STEP
       ? ref === 0 || index.count <= 600
       : index.groups.length <= 4 || (app.mask !== null && app.shown <= 200);
   };
   const setOpen = (kind, ref, open) => opened.set(keyOf(kind, ref), open);
 
-  /** List what is to be seen: all by steps and groups, or the chosen rows in the chosen order. */
+  /** Compute the rows: all rollouts by step and group, or the selected rollouts in their order. */
   function arrange() {
-    const at = kinds.length ? [kinds[active], refs[active]] : null;
+    const previous = kinds.length ? [kinds[active], refs[active]] : null;
     flat = app.order !== null;
     node.setAttribute("role", flat ? "listbox" : "tree");
     kinds = [];
     refs = [];
     steps = [];
-    if (flat) for (const id of app.order) put(ROLLOUT, id);
-    else byGroups();
-    const again = at ? kinds.findIndex((kind, i) => kind === at[0] && refs[i] === at[1]) : -1;
-    active = again >= 0 ? again : Math.max(0, place(ui.id));
+    if (flat) for (const id of app.order) addRow(ROLLOUT, id);
+    else addGroups();
+    const newIndex = previous ? kinds.findIndex((kind, i) => kind === previous[0] && refs[i] === previous[1]) : -1;
+    active = newIndex >= 0 ? newIndex : Math.max(0, rowOf(ui.id));
     inner.style.height = `${kinds.length * ROW}px`;
-    asked = "";
+    requestedIds = "";
     draw();
   }
-  const put = (kind, ref) => (kinds.push(kind), refs.push(ref));
+  const addRow = (kind, ref) => (kinds.push(kind), refs.push(ref));
 
-  function byGroups() {
+  function addGroups() {
     const headed = index.stepped;
     let step = null,
       open = true;
@@ -65,7 +74,7 @@ export function createList(app) {
       if (headed && key !== step?.key) {
         step = { key, step: group.step, split: group.split, groups: 0, sum: 0, n: 0 };
         steps.push(step);
-        put(STEP, steps.length - 1);
+        addRow(STEP, steps.length - 1);
         open = isOpen(STEP, steps.length - 1);
       }
       if (step) {
@@ -76,12 +85,12 @@ export function createList(app) {
         }
       }
       if (!open) return;
-      put(GROUP, g);
-      if (isOpen(GROUP, g)) for (const id of ids) put(ROLLOUT, id);
+      addRow(GROUP, g);
+      if (isOpen(GROUP, g)) for (const id of ids) addRow(ROLLOUT, id);
     });
   }
 
-  /** The rows of a group that pass the filter. */
+  /** Return the rollouts of a group that pass the filter. */
   function membersOf(group) {
     const ids = [];
     for (let id = group.first; id < Math.min(group.first + group.size, index.count); id++)
@@ -89,19 +98,18 @@ export function createList(app) {
     return ids;
   }
 
-  const place = (id) => kinds.findIndex((kind, i) => kind === ROLLOUT && refs[i] === id);
+  const rowOf = (id) => kinds.findIndex((kind, i) => kind === ROLLOUT && refs[i] === id);
 
   // drawing ---------------------------------------------------------------------------------
 
   const draw = () => {
-    const from = Math.max(0, Math.floor(node.scrollTop / ROW) - OVERSCAN);
-    const to = Math.min(kinds.length, Math.ceil((node.scrollTop + node.clientHeight) / ROW) + OVERSCAN);
+    const [from, to] = visibleRows(node.scrollTop, node.clientHeight, kinds.length);
     const rows = [];
     for (let i = from; i < to; i++) rows.push(row(i));
     fill(inner, rows);
     node.setAttribute("aria-activedescendant", kinds.length ? `${app.name}-row-${active}` : "");
-    if (!kinds.length) fill(inner, h("div.none", index.done ? "Nothing here passes the filter." : "Loading …"));
-    askPreviews(from, to);
+    if (!kinds.length) fill(inner, h("div.none", index.done ? "No rollout matches the filter." : "Loading …"));
+    loadPreviews(from, to);
   };
 
   function row(i) {
@@ -134,34 +142,32 @@ export function createList(app) {
     return [
       caret(STEP, ref),
       h("span.grow", `Step ${step}`, split === "train" ? "" : muted(` ${split}`)),
-      muted(`${groups} group${groups === 1 ? "" : "s"}`),
+      muted(plural(groups, "group")),
       h("span.num", num(n ? sum / n : NaN)),
     ];
   }
 
   function groupRow(g) {
     const group = index.groups[g],
-      still = group.size > 1 && index.has(group.first, "zero_variance");
+      isConstant = group.size > 1 && index.has(group.first, "zero_variance");
     return [
       caret(GROUP, g),
       h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      still
-        ? h("span.badge.is-warn", { title: "All rewards are equal: this group gives no gradient" }, "no gradient")
-        : null,
-      strip(group),
+      isConstant ? h("span.badge.is-warn", { title: "All rewards are equal: no gradient" }, "no gradient") : null,
+      rewardBars(group),
       h("span.num.mean", num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
   }
 
-  /** The rewards of a group as bars; a failed rollout is a cross. */
-  function strip(group) {
+  /** Draw the rewards of a group as bars. A failed rollout is a cross. */
+  function rewardBars(group) {
     const bars = [],
-      said = [],
-      every = Math.max(1, Math.ceil(group.size / 16));
-    for (let id = group.first; id < group.first + group.size; id += every) {
+      choice = [],
+      stride = Math.max(1, Math.ceil(group.size / 16));
+    for (let id = group.first; id < group.first + group.size; id += stride) {
       const reward = index.columns.reward[id],
         failed = index.columns.status[id] === 1;
-      said.push(failed ? "failed" : num(reward));
+      choice.push(failed ? "failed" : num(reward));
       bars.push(
         h("i", {
           class: failed ? "art-stick art-is-failed" : "art-stick" + (id === ui.id ? " art-is-this" : ""),
@@ -169,21 +175,21 @@ export function createList(app) {
         }),
       );
     }
-    return h("span.bars", { role: "img", label: `rewards ${said.join(", ")}`, title: said.join("  ") }, bars);
+    return h("span.bars", { role: "img", label: `rewards ${choice.join(", ")}`, title: choice.join("  ") }, bars);
   }
 
   function rolloutRow(id) {
-    const { reward, idx_in_group: nth, turns, tools, tokens, status, ruler } = index.columns;
-    const seen = previews.get(id),
+    const { reward, idx_in_group: number, turns, tools, tokens, status, ruler } = index.columns;
+    const preview = previews.get(id),
       group = index.groupOf(id),
       failed = status[id] === 1;
     const marks = [
-      ["truncated", "cut", "The reply was cut off"],
-      ["overridden", "human", "A person has set this score"],
-      ["injection", "injection", "Text here addresses the judge"],
+      ["truncated", "cut", "The reply was truncated"],
+      ["overridden", "human", "A person set this score"],
+      ["injection", "injection", "The text addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
     return [
-      h("span.nth.muted", app.picked.has(id) ? "✓" : `${nth[id]}`),
+      h("span.nth.muted", app.picked.has(id) ? "✓" : `${number[id]}`),
       h(
         "span",
         { class: `art-level${failed ? " art-is-failed" : ""}`, "aria-hidden": "true" },
@@ -191,8 +197,8 @@ export function createList(app) {
       ),
       h("span.num.reward", failed ? "failed" : num(reward[id])),
       flat ? h("span.muted.where", `${group.step}·${group.place}`) : null,
-      h("span.grow.preview", seen ? marked(seen.preview) : "…"),
-      marks.map(([, word, why]) => h("span.badge.is-warn", { title: why }, word)),
+      h("span.grow.preview", preview ? marked(preview.preview) : "…"),
+      marks.map(([, label, hint]) => h("span.badge.is-warn", { title: hint }, label)),
       h(
         "span.muted.size",
         {
@@ -205,23 +211,23 @@ export function createList(app) {
     ];
   }
 
-  /** Ask for the previews of the rows in sight and a page around them. */
-  const askPreviews = (() => {
+  /** Request the previews of the visible rows and of one page before and after them. */
+  const loadPreviews = (() => {
     let timer = 0;
     return (from, to) => {
       const ids = [];
-      for (let i = Math.max(0, from - PAGE); i < Math.min(kinds.length, to + PAGE) && ids.length < 200; i++) {
+      for (let i = Math.max(0, from - PAGE_ROWS); i < Math.min(kinds.length, to + PAGE_ROWS) && ids.length < 200; i++) {
         if (kinds[i] === ROLLOUT && !previews.has(refs[i])) ids.push(refs[i]);
       }
       const key = ids.join();
-      if (!ids.length || key === asked) return;
-      asked = key;
+      if (!ids.length || key === requestedIds) return;
+      requestedIds = key;
       clearTimeout(timer);
       timer = setTimeout(
         async () => {
           const { reply } = await wire.request("page", { ids });
-          if (previews.size > KEPT) previews.clear();
-          for (const one of reply.rows) previews.set(one.id, one);
+          if (previews.size > MAX_PREVIEWS) previews.clear();
+          for (const rollout of reply.rows) previews.set(rollout.id, rollout);
           draw();
         },
         previews.size ? 40 : 0,
@@ -229,7 +235,7 @@ export function createList(app) {
     };
   })();
 
-  // moving ---------------------------------------------------------------------------------
+  // navigation ---------------------------------------------------------------------------------
 
   function scrollTo(i) {
     const top = i * ROW;
@@ -241,7 +247,7 @@ export function createList(app) {
     active = clamp(i, kinds.length);
     scrollTo(active);
     if (kinds[active] === ROLLOUT) {
-      hold(refs[active]);
+      keepOpen(refs[active]);
       app.select(refs[active]);
     }
     draw();
@@ -254,7 +260,7 @@ export function createList(app) {
     return true;
   }
 
-  /** Left: close, or go to the parent. Right: open, or go to the first child. */
+  /** Left arrow: close, or go to the parent. Right arrow: open, or go to the first child. */
   function sideways(right) {
     if (flat) return false;
     if (right && kinds[active] !== ROLLOUT)
@@ -263,40 +269,41 @@ export function createList(app) {
     for (let i = active - 1; !right && i >= 0; i--) if (kinds[i] < kinds[active]) return activate(i);
   }
 
-  /** The selected rollout's neighbour among those that pass the filter, whether its group is open or not. */
-  function step(by) {
+  /** Go to the next or previous rollout that passes the filter, also in closed groups. */
+  function step(offset) {
     const ids = flat ? app.order : null,
-      here = ui.id;
+      current = ui.id;
     if (ids) {
-      const at = ids.indexOf(here);
-      return go(ids[at < 0 ? 0 : clamp(at + by, ids.length)]);
+      const position = ids.indexOf(current);
+      return go(ids[position < 0 ? 0 : clamp(position + offset, ids.length)]);
     }
-    for (let id = here + by; id >= 0 && id < index.count; id += by) if (!app.mask || app.mask[id]) return go(id);
+    for (let id = current + offset; id >= 0 && id < index.count; id += offset)
+      if (!app.mask || app.mask[id]) return go(id);
   }
 
-  /** The first rollout of the next or the previous group. */
-  function stepGroup(by) {
-    for (let g = (index.columns.group?.[ui.id] ?? 0) + by; g >= 0 && g < index.groups.length; g += by) {
+  /** Go to the first rollout of the next or previous group. */
+  function stepGroup(offset) {
+    for (let g = (index.columns.group?.[ui.id] ?? 0) + offset; g >= 0 && g < index.groups.length; g += offset) {
       const ids = membersOf(index.groups[g]);
       if (ids.length) return go(ids[0]);
     }
   }
 
-  /** What is read stays open, however much is loaded besides. */
-  function hold(id) {
+  /** Keep the group and step of a rollout open when more rollouts are loaded. */
+  function keepOpen(id) {
     if (flat) return;
     const g = index.columns.group[id];
     opened.set(g, true);
     opened.set(stepKey(index.groups[g]), true);
   }
 
-  /** Select a rollout and bring it into sight. */
+  /** Select a rollout and scroll to it. */
   function go(id) {
     if (id === undefined || id >= index.count) return;
-    const hidden = place(id) < 0;
-    hold(id);
-    if (hidden && !flat) arrange();
-    const i = place(id);
+    const isHidden = rowOf(id) < 0;
+    keepOpen(id);
+    if (isHidden && !flat) arrange();
+    const i = rowOf(id);
     if (i >= 0) {
       active = i;
       scrollTo(i);
@@ -305,7 +312,7 @@ export function createList(app) {
     draw();
   }
 
-  const table = {
+  const keyTable = {
     ArrowDown: () => activate(active + 1),
     ArrowUp: () => activate(active - 1),
     PageDown: () => activate(active + 15),
@@ -318,14 +325,14 @@ export function createList(app) {
     " ": () => (kinds[active] === ROLLOUT ? app.pick(refs[active]) : toggle(active)),
   };
   node.onkeydown = (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || !table[event.key]) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || !keyTable[event.key]) return;
     event.preventDefault();
-    table[event.key]();
+    keyTable[event.key]();
   };
   node.onclick = (event) => {
-    const at = event.target.closest("[data-i]");
-    if (!at) return;
-    const i = Number(at.dataset.i);
+    const rowNode = event.target.closest("[data-i]");
+    if (!rowNode) return;
+    const i = Number(rowNode.dataset.i);
     if (kinds[i] === ROLLOUT && (event.ctrlKey || event.metaKey || event.target.closest(".art-nth"))) app.pick(refs[i]);
     else if (kinds[i] === ROLLOUT) activate(i);
     else {
@@ -333,10 +340,10 @@ export function createList(app) {
       toggle(i);
     }
   };
-  const later = perFrame(draw);
-  node.onscroll = later;
-  const watch = new ResizeObserver(later);
-  watch.observe(node);
+  const drawSoon = perFrame(draw);
+  node.onscroll = drawSoon;
+  const observer = new ResizeObserver(drawSoon);
+  observer.observe(node);
 
   return {
     node,
@@ -349,6 +356,6 @@ export function createList(app) {
       previews.clear();
       arrange();
     },
-    close: () => watch.disconnect(),
+    close: () => observer.disconnect(),
   };
 }

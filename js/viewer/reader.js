@@ -1,6 +1,6 @@
-// One rollout: where it stands, what was said, turn by turn.
+// One rollout: its position in the run, and its conversation turn by turn.
 import { clamp, fill, h, marked, muted, visible } from "../panel.js";
-import { joined, thread } from "./thread.js";
+import { joinPieces, thread } from "./thread.js";
 
 /** @param {any} app */
 export function createReader(app) {
@@ -8,90 +8,89 @@ export function createReader(app) {
   const crumbs = h("div.crumbs"),
     body = h("div.conversation");
   const node = h("div.reader", { tabIndex: 0, role: "region", label: "Conversation" }, app.steps.node, body);
-  let reading = 0,
+  let requests = 0,
     timer = 0,
     turns = /** @type {HTMLElement[]} */ ([]),
     current = -1;
 
-  /** Select a rollout; quick moves over many of them read only the last. @param {number} id */
+  /** Select a rollout. During quick moves over many rollouts, only the last one is loaded. @param {number} id */
   function select(id, turn = null) {
-    const moved = id !== ui.id || !body.firstChild || ui.ids.length;
-    app.keep({ id, turn, ids: [] });
+    const changed = id !== ui.id || !body.firstChild || ui.ids.length;
+    app.saveUi({ id, turn, ids: [] });
     app.sides.forget();
     app.steps.hide();
-    if (!moved && turn === null) return;
+    if (!changed && turn === null) return;
     clearTimeout(timer);
     timer = setTimeout(() => read(id, turn), body.firstChild ? 30 : 0);
   }
 
   async function read(id, turn = null) {
-    const mine = ++reading;
+    const request = ++requests;
     try {
       const { reply } = await wire.request("traj", { id });
-      if (mine === reading) show(reply, turn);
+      if (request === requests) show(reply, turn);
     } catch (error) {
-      if (mine !== reading) return;
+      if (request !== requests) return;
       app.root.classList.remove("art-is-comparing");
       fill(body, h("p.note", marked(error.message)));
     }
   }
 
-  /** Another thing is to be shown here. @param {Node} other */
-  function leave(other) {
+  /** Show another element instead of the conversation. @param {Node} element */
+  function replace(element) {
     clearTimeout(timer);
-    reading += 1;
-    if (body.firstChild !== other) fill(body, other);      // what is there keeps the focus
+    requests += 1;
+    if (body.firstChild !== element) fill(body, element); // keep the focus if the element is already shown
   }
 
   function show(reply, turn) {
     const { id, messages, parts, error } = reply,
-      all = [...messages];
+      allMessages = [...messages];
     let part = 0;
     const draw = () => {
       app.tokens.reset();
       fill(
         body,
-        error && failure(error),
-        thread(joined(all), { paint: app.tokens.painter(id) }),
-        part + 1 < parts && h("button.button", { onclick: more }, "Load more"),
+        error && drawFailure(error),
+        thread(joinPieces(allMessages), { paint: app.tokens.painter(id) }),
+        part + 1 < parts && h("button.button", { onclick: loadMore }, "Load more"),
       );
       turns = [...body.querySelectorAll(".art-msg")];
     };
-    const more = async () => {
+    const loadMore = async () => {
       part += 1;
-      all.push(...(await wire.request("traj", { id, part })).reply.messages);
+      allMessages.push(...(await wire.request("traj", { id, part })).reply.messages);
       draw();
     };
     app.inspector.close();
     app.root.classList.remove("art-is-comparing");
-    crumb(reply);
+    drawCrumbs(reply);
     draw();
     node.scrollTop = 0;
     app.facts.show(reply);
-    const wanted = turn !== null && turns.find((one) => one.dataset.turn === String(turn));
-    const said = turns.findIndex((one) => one === wanted || (!wanted && one.dataset.turn !== undefined));
-    toTurn(Math.max(0, said), Boolean(wanted));
+    const target = turn !== null && turns.find((node) => node.dataset.turn === String(turn));
+    const first = turns.findIndex((node) => node === target || (!target && node.dataset.turn !== undefined));
+    toTurn(Math.max(0, first), Boolean(target));
     if (app.matches) app.finding.mark();
   }
 
-  const failure = ({ type, message, traceback }) =>
+  const drawFailure = ({ type, message, traceback }) =>
     h(
       "section.failure",
       h("strong", marked(type)),
       " ",
       marked(message),
-      traceback &&
-        h("details.fold", h("summary", "traceback"), h("div.text.mono", marked(traceback))),
+      traceback && h("details.fold", h("summary", "traceback"), h("div.text.mono", marked(traceback))),
     );
 
-  function crumb({ id, step, split, index: nth, link, place }) {
+  function drawCrumbs({ id, step, split, index: number, link, place }) {
     const group = index.groupOf(id);
     fill(
       crumbs,
       index.stepped && h("span", `step ${step}`, split === "train" ? "" : ` ${split}`, muted(" › ")),
       h("span.name", { title: visible(group?.name) }, marked(group?.name || `group ${place}`)),
       muted(" › "),
-      h("strong", `rollout ${nth}`),
+      h("strong", `rollout ${number}`),
       muted(` of ${group?.size ?? 1}`),
       h("button.button.plain", { title: `Copy the link (y): ${visible(link)}`, onclick: copyLink }, "link"),
     );
@@ -102,26 +101,26 @@ export function createReader(app) {
     const text = crumbs.dataset.link + (ui.turn == null ? "" : `/${ui.turn}`);
     try {
       await navigator.clipboard.writeText(text);
-      app.say(`Copied: ${text}`);
+      app.notify(`Copied: ${text}`);
     } catch {
-      app.say(text);
+      app.notify(text);
     }
   }
 
-  /** Make a turn the current one. @param {number} n @param {boolean} [scrolled] */
-  function toTurn(n, scrolled = true) {
-    const all = ui.ids.length > 1 ? [...(app.sides.activePane?.querySelectorAll(".art-msg") ?? [])] : turns;
-    if (!all.length) return;
-    for (const one of body.querySelectorAll(".art-is-current")) one.classList.remove("art-is-current");
-    current = clamp(n, all.length);
-    const at = /** @type {HTMLElement} */ (all[current]);
-    at.classList.add("art-is-current");
-    const turn = at.dataset.turn === undefined ? null : Number(at.dataset.turn);
-    if (turn !== ui.turn) app.keep({ turn });
-    if (!scrolled) return;
-    at.scrollIntoView({ block: at.offsetHeight > node.clientHeight ? "start" : "nearest" });
-    const role = at.querySelector(".art-role")?.textContent;
-    app.announce(`${role}${turn === null ? "" : ` turn ${turn}`}, ${current + 1} of ${all.length}`);
+  /** Make a turn the current one. @param {number} n @param {boolean} [scroll] */
+  function toTurn(n, scroll = true) {
+    const nodes = ui.ids.length > 1 ? [...(app.sides.activePane?.querySelectorAll(".art-msg") ?? [])] : turns;
+    if (!nodes.length) return;
+    for (const node of body.querySelectorAll(".art-is-current")) node.classList.remove("art-is-current");
+    current = clamp(n, nodes.length);
+    const turnNode = /** @type {HTMLElement} */ (nodes[current]);
+    turnNode.classList.add("art-is-current");
+    const turn = turnNode.dataset.turn === undefined ? null : Number(turnNode.dataset.turn);
+    if (turn !== ui.turn) app.saveUi({ turn });
+    if (!scroll) return;
+    turnNode.scrollIntoView({ block: turnNode.offsetHeight > node.clientHeight ? "start" : "nearest" });
+    const role = turnNode.querySelector(".art-role")?.textContent;
+    app.announce(`${role}${turn === null ? "" : ` turn ${turn}`}, ${current + 1} of ${nodes.length}`);
   }
   body.onclick = (event) => {
     const at = turns.indexOf(event.target.closest(".art-msg"));
@@ -134,13 +133,13 @@ export function createReader(app) {
     crumbs,
     select,
     read,
-    leave,
+    replace,
     copyLink,
     focus: () => (node.focus(), true),
-    to: (n) => toTurn(n),
-    by: (n) => toTurn(current + n),
+    goTo: (n) => toTurn(n),
+    goBy: (offset) => toTurn(current + offset),
     showMessage(i) {
-      const at = turns.findIndex((one) => one.dataset.message === String(i));
+      const at = turns.findIndex((node) => node.dataset.message === String(i));
       if (at >= 0) toTurn(at);
     },
   };

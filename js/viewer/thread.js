@@ -1,14 +1,14 @@
-// A conversation: folded system, thinking and tool calls; a tool's result beside its call; errors open.
+// A conversation: folded system messages, thinking and tool calls. A tool's result is shown with its call; errors are open.
 import { fill, h, marked, muted, visible } from "../panel.js";
 
-const CAPS = { system: 14, developer: 14, user: 24, assistant: 120, tool: 12 }; // lines shown before "show all"
-const WIDE = 110,
-  FAILED = /^\s*(\{?"?error|traceback|[\w.]*(error|exception)\b)/i;
-/** What a fold can show, for the search. @type {WeakMap<Element, string>} */
-const HIDDEN = new WeakMap();
+const MAX_LINES = { system: 14, developer: 14, user: 24, assistant: 120, tool: 12 }; // lines shown before "show all"
+const LINE_WIDTH = 110,
+  ERROR_TEXT = /^\s*(\{?"?error|traceback|[\w.]*(error|exception)\b)/i;
+/** The whole text of elements that hide a part of it, for the search. @type {WeakMap<Element, string>} */
+const FULL_TEXT = new WeakMap();
 
-/** Messages that came in pieces, put together. @param {any[]} messages */
-export function joined(messages) {
+/** Join messages that were sent in pieces. @param {any[]} messages */
+export function joinPieces(messages) {
   const out = [];
   for (const message of messages) {
     const last = out[out.length - 1];
@@ -20,46 +20,47 @@ export function joined(messages) {
   return out;
 }
 
-/** Lines a text takes, roughly. @param {string} text */
-const lines = (text) => text.split("\n").reduce((n, line) => n + 1 + Math.floor(line.length / WIDE), 0);
+/** Return the approximate number of lines of a text. @param {string} text */
+export const countLines = (text) =>
+  text.split("\n").reduce((n, line) => n + 1 + Math.floor(line.length / LINE_WIDTH), 0);
 
-/** The first lines of a text. @param {string} text @param {number} cap */
-function head(text, cap) {
-  let at = 0,
-    seen = 0;
-  while (seen < cap && at < text.length) {
-    const end = text.indexOf("\n", at),
+/** Return the first lines of a text. @param {string} text @param {number} maxLines */
+export function firstLines(text, maxLines) {
+  let start = 0,
+    lineCount = 0;
+  while (lineCount < maxLines && start < text.length) {
+    const end = text.indexOf("\n", start),
       stop = end < 0 ? text.length : end + 1,
-      wraps = 1 + Math.floor((stop - at) / WIDE);
-    if (seen + wraps > cap) return text.slice(0, at + (cap - seen) * WIDE);
-    seen += wraps;
-    at = stop;
+      wraps = 1 + Math.floor((stop - start) / LINE_WIDTH);
+    if (lineCount + wraps > maxLines) return text.slice(0, start + (maxLines - lineCount) * LINE_WIDTH);
+    lineCount += wraps;
+    start = stop;
   }
-  return text.slice(0, at);
+  return text.slice(0, start);
 }
 
-/** A text of which long ones show their beginning. @param {string} text @param {number} cap */
-export function capped(text, cap) {
+/** Show a text, or the first lines of a long text. @param {string} text @param {number} maxLines */
+export function foldedText(text, maxLines) {
   const node = h("div.text"),
-    total = lines(text);
-  if (total <= cap * 1.25) return append(node, text);
-  const draw = (all) =>
+    total = countLines(text);
+  if (total <= maxLines * 1.25) return appendText(node, text);
+  const draw = (showAll) =>
     fill(
       node,
-      marked(all ? text : head(text, cap)),
+      marked(showAll ? text : firstLines(text, maxLines)),
       h(
         "button.more",
-        { "data-more": all ? "less" : "all", onclick: () => draw(!all) },
-        all ? "Show less" : `Show all ${total} lines`,
+        { "data-more": showAll ? "less" : "all", onclick: () => draw(!showAll) },
+        showAll ? "Show less" : `Show all ${total} lines`,
       ),
     );
   draw(false);
-  HIDDEN.set(node, text);
+  FULL_TEXT.set(node, text);
   return node;
 }
-const append = (node, text) => (node.append(marked(text)), node);
+const appendText = (node, text) => (node.append(marked(text)), node);
 
-/** A fold whose content is built when it is opened first. */
+/** Create a fold whose content is created when it is first opened. */
 function fold(summary, body, { open = false, kind = "", text = "" } = {}) {
   const inside = h("div.inside");
   const node = h("details", { class: `art-fold ${kind}`, open }, h("summary", summary), inside);
@@ -68,17 +69,17 @@ function fold(summary, body, { open = false, kind = "", text = "" } = {}) {
   };
   node.addEventListener("toggle", build);
   build();
-  HIDDEN.set(node, text);
+  FULL_TEXT.set(node, text);
   return node;
 }
 
-const short = (text, n = 90) => {
-  const one = visible(text).replace(/\s+/g, " ").trim();
-  return one.length > n ? `${one.slice(0, n)}…` : one;
+export const shorten = (text, n = 90) => {
+  const line = visible(text).replace(/\s+/g, " ").trim();
+  return line.length > n ? `${line.slice(0, n)}…` : line;
 };
 
-/** Arguments of a call, set out if they are JSON. @param {string} text */
-function pretty(text) {
+/** Format the arguments of a call if they are JSON. @param {string} text */
+export function formatJson(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
@@ -86,13 +87,13 @@ function pretty(text) {
   }
 }
 
-/** One tool call and, if it came, its result. */
-function call({ name, arguments: args }, result) {
-  const said = result?.content ?? "",
-    failed = result && FAILED.test(said);
+/** Show a tool call and its result, if there is one. */
+function toolCall({ name, arguments: args }, result) {
+  const text = result?.content ?? "",
+    failed = result && ERROR_TEXT.test(text);
   const summary = [
     h("span.fn", marked(name)),
-    h("span.args", short(args ?? "", 70)),
+    h("span.args", shorten(args ?? "", 70)),
     failed ? h("span.badge.is-bad", "error") : null,
     !result ? h("span.badge", "no result") : null,
   ];
@@ -100,49 +101,49 @@ function call({ name, arguments: args }, result) {
     summary,
     () => [
       h("div.label", "arguments"),
-      h("div.text", marked(pretty(args ?? ""))),
-      result ? [h("div.label", "result"), capped(said, CAPS.tool)] : null,
+      h("div.text", marked(formatJson(args ?? ""))),
+      result ? [h("div.label", "result"), foldedText(text, MAX_LINES.tool)] : null,
     ],
-    { open: Boolean(failed), kind: failed ? "art-call art-is-failed" : "art-call", text: `${name} ${args} ${said}` },
+    { open: Boolean(failed), kind: failed ? "art-call art-is-failed" : "art-call", text: `${name} ${args} ${text}` },
   );
 }
 
-/** Text whose beginning is shared with others: only its end is shown, then the mark of the first divergence. */
-function diverging(text, cut) {
+/** Show a text that begins like others: the end of the common part, a mark at the first difference, and the rest. */
+function textFromDifference(text, cut) {
   const shared = text.slice(0, cut),
-    tail = shared.slice(-160);
+    context = shared.slice(-160);
   return h(
     "div.text",
-    h("span.shared", shared.length > 160 ? "… " : "", marked(tail)),
-    h("span.parting", { role: "img", label: "here they part", title: "first divergence" }),
+    h("span.shared", shared.length > 160 ? "… " : "", marked(context)),
+    h("span.parting", { role: "img", label: "first difference", title: "first difference" }),
     marked(text.slice(cut)),
   );
 }
 
 /**
- * One message. `paint(body, message)` may take over the body of what the model said (token colours).
+ * Show one message. `paint(body, message)` can replace the body of a sampled message with colored tokens.
  * @param {any} message @param {Map<string, any>} results of tool calls by id @param {any} options
  */
-function entry(message, results, { paint, cut = null }) {
+function messageNode(message, results, { paint, cut = null }) {
   const { role, content = "", thinking, tool_calls: calls = [], turn } = message,
     body = h("div.body");
   const plain = () => [
     thinking
-      ? fold(["thinking", muted(short(thinking, 60))], () => capped(thinking, 60), {
+      ? fold(["thinking", muted(shorten(thinking, 60))], () => foldedText(thinking, 60), {
           kind: "art-thinking",
           text: thinking,
         })
       : null,
-    cut !== null ? diverging(content, cut) : content ? capped(content, CAPS[role] ?? 24) : null,
-    calls.map((one) => call(one, results.get(one.id))),
-    !content && !calls.length && !thinking ? muted("(nothing said)") : null,
+    cut !== null ? textFromDifference(content, cut) : content ? foldedText(content, MAX_LINES[role] ?? 24) : null,
+    calls.map((message) => toolCall(message, results.get(message.id))),
+    !content && !calls.length && !thinking ? muted("(empty)") : null,
   ];
   const foldable = role === "system" || role === "developer" || role === "tool";
   if (foldable && cut === null) {
-    const failed = role === "tool" && FAILED.test(content);
+    const failed = role === "tool" && ERROR_TEXT.test(content);
     fill(
       body,
-      fold([short(content, 80) || "(empty)"], () => capped(content, CAPS[role]), {
+      fold([shorten(content, 80) || "(empty)"], () => foldedText(content, MAX_LINES[role]), {
         open: failed,
         kind: failed ? "art-is-failed" : "",
         text: content,
@@ -162,10 +163,10 @@ function entry(message, results, { paint, cut = null }) {
       message.name ? muted(marked(message.name)) : null,
       turn != null ? muted(`turn ${turn}`) : null,
       message.finish_reason === "length"
-        ? h("span.badge.is-warn", { title: "The reply hit the length limit" }, "cut off")
+        ? h("span.badge.is-warn", { title: "The reply reached the token limit" }, "cut off")
         : null,
       role === "assistant" && turn == null
-        ? h("span.badge", { title: "Not a choice of this model: never trained" }, "given")
+        ? h("span.badge", { title: "Not sampled from this model, never trained" }, "given")
         : null,
     ),
     body,
@@ -175,17 +176,19 @@ function entry(message, results, { paint, cut = null }) {
 }
 
 /**
- * A conversation as elements, one a turn.
- * @param {any[]} messages joined ones @param {{paint?: Function, cut?: number|null}} [options]
+ * Return a conversation as elements, one per turn.
+ * @param {any[]} messages messages that were joined @param {{paint?: Function, cut?: number|null}} [options]
  */
 export function thread(messages, options = {}) {
   const results = new Map(
-    messages.filter((one) => one.role === "tool" && one.tool_call_id).map((one) => [one.tool_call_id, one]),
+    messages
+      .filter((message) => message.role === "tool" && message.tool_call_id)
+      .map((message) => [message.tool_call_id, message]),
   );
   const nested = new Set(
     messages
-      .flatMap((one) => one.tool_calls ?? [])
-      .map((one) => one.id)
+      .flatMap((message) => message.tool_calls ?? [])
+      .map((message) => message.id)
       .filter((id) => results.has(id)),
   );
   const out = [];
@@ -196,7 +199,7 @@ export function thread(messages, options = {}) {
       history = message.history;
       out.push(h("div.history", { role: "separator" }, `history ${history}`));
     }
-    out.push(entry(message, results, { ...options, cut: n === 0 ? (options.cut ?? null) : null }));
+    out.push(messageNode(message, results, { ...options, cut: n === 0 ? (options.cut ?? null) : null }));
   });
   return out;
 }
@@ -209,32 +212,32 @@ export function foldAll(root, open) {
   });
 }
 
-/** Open what hides a text. @param {Element} root @param {string} query in lower case */
+/** Open the elements that hide a text. @param {Element} root @param {string} query in lower case */
 export function reveal(root, query) {
-  const hides = (node) => (HIDDEN.get(node) ?? "").toLowerCase().includes(query);
+  const isHiding = (node) => (FULL_TEXT.get(node) ?? "").toLowerCase().includes(query);
   for (const node of root.querySelectorAll("details"))
-    if (!node.open && hides(node)) {
+    if (!node.open && isHiding(node)) {
       node.open = true;
       node.dispatchEvent(new Event("toggle"));
     }
   for (const node of root.querySelectorAll(".art-text"))
-    if (hides(node)) node.querySelector("[data-more=all]")?.click();
+    if (isHiding(node)) node.querySelector("[data-more=all]")?.click();
 }
 
 /**
- * Mark a text wherever it stands, without touching the elements; gives the ranges.
+ * Highlight all occurrences of a text without changing the elements. Return their ranges.
  * @param {Element} root @param {string} query @param {string} name of the highlight
  */
 export function highlight(root, query, name) {
   const ranges = [],
-    sought = query.toLowerCase(),
-    walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-  while (sought && walk.nextNode() && ranges.length < 500) {
-    const text = (walk.currentNode.textContent ?? "").toLowerCase();
-    for (let at = text.indexOf(sought); at >= 0 && ranges.length < 500; at = text.indexOf(sought, at + sought.length)) {
+    needle = query.toLowerCase(),
+    walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  while (needle && walker.nextNode() && ranges.length < 500) {
+    const text = (walker.currentNode.textContent ?? "").toLowerCase();
+    for (let at = text.indexOf(needle); at >= 0 && ranges.length < 500; at = text.indexOf(needle, at + needle.length)) {
       const range = document.createRange();
-      range.setStart(walk.currentNode, at);
-      range.setEnd(walk.currentNode, Math.min(at + sought.length, walk.currentNode.textContent.length));
+      range.setStart(walker.currentNode, at);
+      range.setEnd(walker.currentNode, Math.min(at + needle.length, walker.currentNode.textContent.length));
       ranges.push(range);
     }
   }

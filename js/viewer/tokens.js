@@ -1,24 +1,31 @@
-// Tokens coloured by a number: colour, underline pattern and figures say the same.
+// Tokens colored by a value. The color, the underline pattern and the figures show the same value.
 import { append, fill, h, marked, num, visible } from "../panel.js";
-import { array, halves } from "./index.js";
+import { halves, typedArray } from "./index.js";
 
-/** What tokens can be coloured by: [key, label, what it says]. */
+/** The values that tokens can be colored by: [key, label, description]. */
 export const CHANNELS = [
   ["", "plain", ""],
-  ["logprob", "logprob", "how likely the sampler held the token"],
-  ["entropy", "entropy", "how undecided the model was there, in nats"],
-  ["advantage", "advantage", "how far the reward lies above the group's mean, in deviations"],
-  ["ratio", "ratio", "importance ratio: probability under the learner over that under the sampler"],
+  ["logprob", "logprob", "log probability of the token under the sampler"],
+  ["entropy", "entropy", "entropy of the next-token distribution in nats"],
+  ["advantage", "advantage", "reward above the group mean, in standard deviations"],
+  ["ratio", "ratio", "importance ratio: learner probability / sampler probability"],
   ["mask", "trained", "whether the token is trained"],
-  ["push", "push", "−∂loss/∂logprob: what the next update reinforces or suppresses"],
+  ["push", "push", "−∂loss/∂logprob: which tokens the next update reinforces or suppresses"],
 ];
-const FIRST = 4000,
+const FIRST_CHUNK = 4000,
   CHUNK = 2000;
-const FIXED = { logprob: [-5, 0], entropy: [0, 3], advantage: [-2, 2], ratio: [0.5, 1.5], mask: [0, 1], push: [-1, 1] };
+const RANGES = {
+  logprob: [-5, 0],
+  entropy: [0, 3],
+  advantage: [-2, 2],
+  ratio: [0.5, 1.5],
+  mask: [0, 1],
+  push: [-1, 1],
+};
 const DIVERGING = ["advantage", "ratio", "push"];
 
-/** The class of a value: s0 … s5 in one direction, n4 … z … p4 in two, m0/m1 for the mask, x for the unknown. */
-export function bucket(channel, value, [low, high] = FIXED[channel]) {
+/** Return the class of a value: s0 … s5 for one-sided scales, n4 … z … p4 for two-sided scales, m0/m1 for the mask, x if unknown. */
+export function bucket(channel, value, [low, high] = RANGES[channel]) {
   if (value == null || Number.isNaN(value)) return "x";
   if (channel === "mask") return value > 0 ? "m1" : "m0";
   if (!DIVERGING.includes(channel)) {
@@ -30,8 +37,8 @@ export function bucket(channel, value, [low, high] = FIXED[channel]) {
   return level <= 0 ? "z" : `${side > 0 ? "p" : "n"}${level}`;
 }
 
-/** The legend: every step with its colour and pattern, and the range. @param {string} channel @param {number[]} [range] */
-export function legend(channel, range = FIXED[channel]) {
+/** Create the legend: every class with its color and pattern, and the range of values. @param {string} channel @param {number[]} [range] */
+export function legend(channel, range = RANGES[channel]) {
   const [low, high] = range,
     middle = (low + high) / 2;
   const steps =
@@ -48,10 +55,10 @@ export function legend(channel, range = FIXED[channel]) {
         : channel === "logprob"
           ? [`likely ${num(high)}`, `${num(low)} unlikely`]
           : [`${num(low)} or less`, `${num(high)} or more`];
-  const about = CHANNELS.find(([key]) => key === channel)?.[2] ?? "";
+  const description = CHANNELS.find(([key]) => key === channel)?.[2] ?? "";
   return h(
     "span.legend",
-    { role: "img", label: `${about}; from ${ends[0]} to ${ends[1]}`, title: about },
+    { role: "img", label: `${description}; from ${ends[0]} to ${ends[1]}`, title: description },
     h("span", ends[0]),
     steps.map((step) =>
       h("span", { class: `art-tk art-tk-${step}` }, step === "z" && channel !== "push" ? num(middle) : "ab"),
@@ -64,27 +71,27 @@ export function legend(channel, range = FIXED[channel]) {
 export function createTokens(app) {
   const { ui } = app;
   /** @type {Map<string, Promise<any>>} */ const cache = new Map();
-  let places = [];
+  let turns = [];
   const tip = h("div.tip", { role: "presentation", hidden: true });
 
-  const watch = new IntersectionObserver(
-    (seen) => seen.forEach(({ isIntersecting, target }) => isIntersecting && draw(target)),
+  const observer = new IntersectionObserver(
+    (entries) => entries.forEach(({ isIntersecting, target }) => isIntersecting && draw(target)),
     { rootMargin: "300px" },
   );
 
-  /** The numbers of a turn's tokens. @param {number} id @param {number} turn */
+  /** Load the values of a turn's tokens. @param {number} id @param {number} turn */
   function load(id, turn) {
-    return once(`${id}:${turn}`, async () => {
+    return cached(`${id}:${turn}`, async () => {
       const { reply, buffers } = await app.wire.request("tokens", { id, turn });
       const values = {};
       reply.channels.forEach((name, i) => (values[name] = halves(buffers[i + 1])));
-      return { ...reply, offsets: reply.n ? array(buffers[0], "u4") : [], values };
+      return { ...reply, offsets: reply.n ? typedArray(buffers[0], "u4") : [], values };
     });
   }
 
-  /** What a loss does to the tokens of a turn. */
+  /** Load the gradient of a loss for the tokens of a turn. */
   function loadPush(id, turn) {
-    return once(`${id}:${turn}:${ui.loss}`, async () => {
+    return cached(`${id}:${turn}:${ui.loss}`, async () => {
       const { reply, buffers } = await app.wire.request("lens_tokens", {
         id,
         turn,
@@ -96,18 +103,18 @@ export function createTokens(app) {
         why: reply.why,
         assumed: reply.assumed,
         scale,
-        gradient: array(buffers[0], "f4"),
-        values: array(buffers[0], "f4").map((value) => -value / scale),
+        gradient: typedArray(buffers[0], "f4"),
+        values: typedArray(buffers[0], "f4").map((value) => -value / scale),
       };
     });
   }
 
-  function once(key, ask) {
+  function cached(key, load) {
     if (cache.size > 200) cache.clear();
     if (!cache.has(key))
       cache.set(
         key,
-        ask().catch((error) => {
+        load().catch((error) => {
           cache.delete(key);
           throw error;
         }),
@@ -115,32 +122,32 @@ export function createTokens(app) {
     return cache.get(key);
   }
 
-  /** Draw a turn that came into sight. */
+  /** Draw a turn that has become visible. */
   async function draw(body) {
-    const place = places.find((one) => one.body === body),
+    const turnView = turns.find((turn) => turn.body === body),
       channel = ui.colour;
-    if (!place || place.channel === channel + ui.loss) return;
-    place.channel = channel + ui.loss;
+    if (!turnView || turnView.channel === channel + ui.loss) return;
+    turnView.channel = channel + ui.loss;
     if (!channel) {
-      place.stream = null;
-      return place.restore();
+      turnView.stream = null;
+      return turnView.restore();
     }
     try {
-      const data = await load(place.id, place.turn);
-      const push = channel === "push" ? await loadPush(place.id, place.turn) : null;
-      if (place.channel !== ui.colour + ui.loss || !places.includes(place)) return;
-      place.data = data;
-      place.push = push;
-      show(place, channel, data, push);
+      const data = await load(turnView.id, turnView.turn);
+      const push = channel === "push" ? await loadPush(turnView.id, turnView.turn) : null;
+      if (turnView.channel !== ui.colour + ui.loss || !turns.includes(turnView)) return;
+      turnView.data = data;
+      turnView.push = push;
+      show(turnView, channel, data, push);
     } catch (error) {
       fill(body, h("div.note", marked(error.message)));
     }
   }
 
-  function show(place, channel, data, push) {
+  function show(turnView, channel, data, push) {
     const values = channel === "push" ? push.values : data.values[channel],
-      range = data.range?.[channel] ?? FIXED[channel];
-    const why = !data.n
+      range = data.range?.[channel] ?? RANGES[channel];
+    const reason = !data.n
       ? Object.values(data.why ?? {})[0]
       : values
         ? channel === "mask"
@@ -149,108 +156,109 @@ export function createTokens(app) {
         : push
           ? push.why
           : data.why?.[channel];
-    const note = why ? h("div.note", marked(why)) : null;
-    if (!data.n) return (place.restore(), void (note && place.body.prepend(note)));
+    const note = reason ? h("div.note", marked(reason)) : null;
+    if (!data.n) return (turnView.restore(), void (note && turnView.body.prepend(note)));
     const style = (k) => `art-tk art-tk-${bucket(channel, values?.[k], range)}`;
-    if (place.stream) {
-      for (const span of place.stream.children)
+    if (turnView.stream) {
+      for (const span of turnView.stream.children)
         span.className = style(span.dataset.k) + (span.classList.contains("art-is-chosen") ? " art-is-chosen" : "");
-      fill(place.note, note);
+      fill(turnView.note, note);
       return;
     }
-    place.note = h("div", note);
-    place.stream = h("div.text.stream", {
+    turnView.note = h("div", note);
+    turnView.stream = h("div.text.stream", {
       role: "group",
       tabIndex: 0,
-      label: `${data.n} tokens of turn ${place.turn}: arrows choose one`,
+      label: `${data.n} tokens of turn ${turnView.turn}, use arrow keys to select one`,
     });
-    fill(place.body, place.note, place.stream);
-    grow(place, 0, Math.min(FIRST, data.n), style);
+    fill(turnView.body, turnView.note, turnView.stream);
+    addTokens(turnView, 0, Math.min(FIRST_CHUNK, data.n), style);
   }
 
-  /** Add tokens; beyond the first thousands in pieces, so that the page stays alive. */
-  function grow(place, from, to, style) {
-    const { text, offsets, n } = place.data,
-      stream = place.stream,
-      part = document.createDocumentFragment();
+  /** Add tokens. Long turns are added in chunks, so that the page stays responsive. */
+  function addTokens(turnView, from, to, style) {
+    const { text, offsets, n } = turnView.data,
+      stream = turnView.stream,
+      fragment = document.createDocumentFragment();
     for (let k = from; k < to; k++) {
       const span = document.createElement("span");
       span.className = style(k);
       span.dataset.k = String(k);
-      const piece = text.slice(offsets[k], offsets[k + 1]);
-      if (piece === "") span.append(h("span.odd", "∅"));
+      const tokenText = text.slice(offsets[k], offsets[k + 1]);
+      if (tokenText === "") span.append(h("span.odd", "∅"));
       else
-        piece
+        tokenText
           .split("\n")
           .forEach((line, i) =>
             append(span, [i > 0 && [h("span.newline", { "aria-hidden": "true" }, "↵"), "\n"], marked(line)]),
           );
-      part.append(span);
+      fragment.append(span);
     }
-    stream.append(part);
-    if (to < n) setTimeout(() => place.stream === stream && grow(place, to, Math.min(n, to + CHUNK), style));
+    stream.append(fragment);
+    if (to < n) setTimeout(() => turnView.stream === stream && addTokens(turnView, to, Math.min(n, to + CHUNK), style));
   }
 
   // one token ---------------------------------------------------------------------------------
 
-  const of = (span) => ({
+  const tokenOf = (span) => ({
     span,
     k: Number(span.dataset.k),
-    place: places.find((one) => one.stream === span.parentNode),
+    turnView: turns.find((turn) => turn.stream === span.parentNode),
   });
 
-  /** The figures of a token: [name, value] pairs. */
-  function figures({ k, place }) {
-    const { values } = place.data,
-      at = (name) => values[name]?.[k];
+  /** Return the values of a token as [name, value] pairs. */
+  function figures({ k, turnView }) {
+    const { values } = turnView.data,
+      valueOf = (name) => values[name]?.[k];
     const rows = [];
     if (values.logprob)
-      rows.push(["log probability", num(at("logprob"))], ["probability", num(Math.exp(at("logprob")))]);
+      rows.push(["log probability", num(valueOf("logprob"))], ["probability", num(Math.exp(valueOf("logprob")))]);
     for (const [name, label] of [
       ["entropy", "entropy"],
       ["advantage", "advantage"],
       ["ratio", "importance ratio"],
     ])
-      if (values[name]) rows.push([label, num(at(name))]);
-    if (values.mask) rows.push(["trained", at("mask") > 0 ? "yes" : "no"]);
-    if (place.push?.gradient) rows.push(["∂loss/∂logprob", num(place.push.gradient[k])]);
+      if (values[name]) rows.push([label, num(valueOf(name))]);
+    if (values.mask) rows.push(["trained", valueOf("mask") > 0 ? "yes" : "no"]);
+    if (turnView.push?.gradient) rows.push(["∂loss/∂logprob", num(turnView.push.gradient[k])]);
     return rows;
   }
-  const piece = ({ k, place }) => place.data.text.slice(place.data.offsets[k], place.data.offsets[k + 1]);
+  const tokenText = ({ k, turnView }) =>
+    turnView.data.text.slice(turnView.data.offsets[k], turnView.data.offsets[k + 1]);
 
-  function hover(event) {
+  function showTip(event) {
     const span = event.target.closest?.("[data-k]");
     if (!span || !app.root.contains(span)) return void (tip.hidden = true);
-    const token = of(span);
-    if (!token.place) return;
+    const token = tokenOf(span);
+    if (!token.turnView) return;
     fill(
       tip,
-      h("div.mono", JSON.stringify(visible(piece(token)))),
+      h("div.mono", JSON.stringify(visible(tokenText(token)))),
       figures(token).map(([name, value]) => h("div.pair", h("span", name), h("span", value))),
     );
     tip.hidden = false;
-    const box = app.root.getBoundingClientRect(),
-      at = span.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(at.left - box.left, box.width - tip.offsetWidth - 8))}px`;
-    const below = at.bottom - box.top + 6;
-    tip.style.top = `${below + tip.offsetHeight > box.height ? at.top - box.top - tip.offsetHeight - 6 : below}px`;
+    const rootBox = app.root.getBoundingClientRect(),
+      tokenBox = span.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(tokenBox.left - rootBox.left, rootBox.width - tip.offsetWidth - 8))}px`;
+    const bottom = tokenBox.bottom - rootBox.top + 6;
+    tip.style.top = `${bottom + tip.offsetHeight > rootBox.height ? tokenBox.top - rootBox.top - tip.offsetHeight - 6 : bottom}px`;
   }
 
-  function choose(span) {
-    for (const old of app.root.querySelectorAll(".art-is-chosen")) old.classList.remove("art-is-chosen");
+  function select(span) {
+    for (const previous of app.root.querySelectorAll(".art-is-chosen")) previous.classList.remove("art-is-chosen");
     if (!span) return app.inspector.close();
     span.classList.add("art-is-chosen");
-    const token = of(span);
+    const token = tokenOf(span);
     app.inspector.open({
-      id: token.place.id,
-      turn: token.place.turn,
+      id: token.turnView.id,
+      turn: token.turnView.turn,
       k: token.k,
-      text: piece(token),
-      n: token.place.data.n,
+      text: tokenText(token),
+      n: token.turnView.data.n,
       figures: figures(token),
     });
     app.announce(
-      `token ${token.k + 1}, ${visible(piece(token))}, ${figures(token)
+      `token ${token.k + 1}, ${visible(tokenText(token))}, ${figures(token)
         .map((pair) => pair.join(" "))
         .join(", ")}`,
     );
@@ -259,16 +267,16 @@ export function createTokens(app) {
   function onKey(event) {
     const stream = event.target.closest(".art-stream");
     if (!stream || event.ctrlKey || event.metaKey || event.altKey) return;
-    const chosen = stream.querySelector(".art-is-chosen");
-    const next = {
-      ArrowRight: () => (chosen ? chosen.nextSibling : stream.firstChild),
-      ArrowLeft: () => chosen?.previousSibling,
-      Enter: () => chosen ?? stream.firstChild,
+    const selected = stream.querySelector(".art-is-chosen");
+    const moves = {
+      ArrowRight: () => (selected ? selected.nextSibling : stream.firstChild),
+      ArrowLeft: () => selected?.previousSibling,
+      Enter: () => selected ?? stream.firstChild,
     }[event.key];
-    if (event.key === "Escape" && chosen) choose(null);
-    else if (next) {
-      const span = next();
-      if (span) choose(span);
+    if (event.key === "Escape" && selected) select(null);
+    else if (moves) {
+      const span = moves();
+      if (span) select(span);
     } else return;
     event.preventDefault();
     event.stopPropagation();
@@ -278,35 +286,35 @@ export function createTokens(app) {
     tip,
     load,
     loadPush,
-    /** Takes over the bodies of what the model said. @param {number} id of the rollout */
+    /** Return a function that shows sampled messages of a rollout as colored tokens. @param {number} id of the rollout */
     painter: (id) => (body, message, restore) => {
-      places.push({ id, turn: message.turn, body, restore, channel: "", stream: null });
-      watch.observe(body);
+      turns.push({ id, turn: message.turn, body, restore, channel: "", stream: null });
+      observer.observe(body);
     },
-    /** Forget the turns that are no longer shown. */
+    /** Remove turns that are no longer shown. */
     reset() {
-      watch.disconnect();
-      places = [];
+      observer.disconnect();
+      turns = [];
       tip.hidden = true;
     },
-    /** Colour everything in sight anew. */
+    /** Update the colors of all visible tokens. */
     recolour() {
-      for (const { body } of places) {
-        watch.unobserve(body);
-        watch.observe(body);
+      for (const { body } of turns) {
+        observer.unobserve(body);
+        observer.observe(body);
       }
     },
-    /** Listen below a node. @param {HTMLElement} node */
+    /** Add listeners for the tokens inside a node. @param {HTMLElement} node */
     listen: (node) =>
       Object.assign(node, {
-        onmouseover: hover,
+        onmouseover: showTip,
         onmouseleave: () => (tip.hidden = true),
         onclick: (event) => {
           const span = event.target.closest("[data-k]");
-          if (span) choose(span);
+          if (span) select(span);
         },
       }).addEventListener("keydown", onKey),
-    choose,
-    close: () => watch.disconnect(),
+    choose: select,
+    close: () => observer.disconnect(),
   };
 }

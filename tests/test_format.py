@@ -1,0 +1,42 @@
+"""Formatting of Python and JavaScript, and the unit tests of the panels' JavaScript."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+JS = ROOT / "js"
+
+
+def run(*command, cwd=ROOT):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def npm():
+    """The path of npm. Without npm or the installed packages the tests are skipped, unless ART_NB_BROWSER=required."""
+    path = shutil.which("npm")
+    if path and (JS / "node_modules").is_dir():
+        return path
+    if os.environ.get("ART_NB_BROWSER") == "required":
+        pytest.fail("ART_NB_BROWSER=required, and npm or js/node_modules is missing: run `npm ci` in js/")
+    pytest.skip("npm or js/node_modules is missing: run `npm ci` in js/")
+
+
+def test_python_is_formatted():
+    done = run(sys.executable, "-m", "ruff", "format", "--check", "nbs", "tests", "examples", "benchmarks", "tools")
+    assert done.returncode == 0, f"run `ruff format nbs tests examples benchmarks tools`\n{done.stdout}{done.stderr}"
+
+
+def test_javascript_is_formatted(npm):
+    done = run(npm, "run", "format:check", cwd=JS)
+    assert done.returncode == 0, f"run `npm run format` in js/\n{done.stdout}{done.stderr}"
+
+
+def test_javascript_functions(npm):
+    done = run(npm, "test", cwd=JS)
+    assert done.returncode == 0, done.stdout + done.stderr
