@@ -3,6 +3,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from typing import Any
 
 from .compat import import_paths
 
@@ -55,7 +56,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [*_MODULE_OF, "dev"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """Load the module of a public name at the first use of the name."""
     if name in _MODULE_OF:
         module = _MODULE_OF[name]
