@@ -98,8 +98,11 @@ def test_from_the_first_tick_to_the_reopened_notebook(lab, tiny_model_dir, tmp_p
 @pytest.mark.timeout(240)
 def test_a_run_named_again_moves_and_a_dead_one_is_attached(lab, tiny_model_dir, tmp_path):
     home = str(tmp_path / "tests/models/tiny")
-    attach = f"import art_nb.panels.live_cell, art_nb as art\nart.panels.live_cell.display_run(art.Run.attach({home!r}))"
-    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), TRAIN, "art.panels.live_cell.display_run(run)", attach])
+    attach = (
+        f"import art_nb as art\nfrom art_nb.panels.live_cell import display_run\ndisplay_run(art.Run.attach({home!r}))"
+    )
+    again = "from art_nb.panels.live_cell import display_run\ndisplay_run(run)"
+    nb = lab([SETUP.format(model=str(tiny_model_dir), path=str(tmp_path)), TRAIN, again, attach])
     nb.run(0, 120)
     nb.run(1)
     state(nb, "running", 30)

@@ -10,7 +10,6 @@ __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'run', 'script_globals', 'error_line',
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
 import asyncio
-import importlib.util
 import os
 import runpy
 import signal
@@ -101,7 +100,9 @@ def script_model(defined: dict[str, Any], script: Path, overrides: dict[str, Any
 # %% ../../nbs/95_cli/20_main.ipynb #fe479a02
 def source_line(error: BaseException, script: Path) -> str:
     """Return the line of a script, or of code that it imports, that raised an error; "" if the traceback has none."""
-    package = str(Path(importlib.util.find_spec("art_nb").origin).parent)
+    import art_nb
+
+    package = str(Path(art_nb.__file__).parent)
     libraries = (package, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))

@@ -197,8 +197,8 @@ class AliasFinder(MetaPathFinder, Loader):
             sys.modules[module.__name__] = import_module(new)
             return
         module.__doc__ = f"ART's `art.{path}`: {', '.join([*sources(path), *whole_modules(path)]) or 'a package'}."
-        module.__all__ = [*sources(path)]
-        module.__all__ += [name for other in whole_modules(path) for name in public_names(f"{package}.{other}")]
+        others = [name for other in whole_modules(path) for name in public_names(f"{package}.{other}")]
+        vars(module)["__all__"] = [*sources(path), *others]
 
 
 def public_names(module: str) -> list[str]:

@@ -17,11 +17,15 @@ from ..backends.deployment import no_s3
 from ..core.types import ArtError, BackendMissing
 
 # %% ../../nbs/92_compat/30_unavailable.ipynb #878b3042
+def _raise_unavailable(kind: type) -> NoReturn:
+    raise BackendMissing(f"{kind.__name__}: {getdoc(kind)}")
+
+
 class Unavailable:
     """Base class of unavailable features. The constructor raises `BackendMissing` with the docstring of the class."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        raise BackendMissing(f"{type(self).__name__}: {getdoc(type(self))}")
+    def __init__(self, *args: Any, **options: Any) -> NoReturn:
+        _raise_unavailable(type(self))
 
 
 class ServerlessBackend(Unavailable):
@@ -94,12 +98,12 @@ ARTError = ArtError
 
 def init_megatron_runtime_config(*args: Any, **options: Any) -> NoReturn:
     """Raise `BackendMissing`: art_nb does not use Megatron."""
-    MegatronRuntimeConfig()
+    _raise_unavailable(MegatronRuntimeConfig)
 
 
 def get_megatron_runtime_config(*args: Any, **options: Any) -> NoReturn:
     """Raise `BackendMissing`: art_nb does not use Megatron."""
-    MegatronRuntimeConfig()
+    _raise_unavailable(MegatronRuntimeConfig)
 
 
 async def pull_model_from_s3(*args: Any, **options: Any) -> NoReturn:

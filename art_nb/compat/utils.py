@@ -12,7 +12,7 @@ __all__ = ['Thing', 'format_message', 'strip_logprobs', 'convert_litellm_choice_
 import json
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 from openai.types.chat import ChatCompletion, ChatCompletionToolParam
 
@@ -51,14 +51,17 @@ def strip_logprobs(
     value: Thing,  # a trajectory, a group, or a structure of dicts, lists and pydantic models
 ) -> Thing:  # a copy; the input keeps its logprobs
     """Return a copy without `logprobs`, which are most of the bytes of a trajectory in a trace."""
+    stripped: Any = value
     if isinstance(value, Mapping):
-        return {key: strip_logprobs(part) for key, part in value.items() if key != "logprobs"}
-    if isinstance(value, BaseModel):
+        stripped = {key: strip_logprobs(part) for key, part in value.items() if key != "logprobs"}
+    elif isinstance(value, BaseModel):
         parts = {**value.__dict__, **(value.model_extra or {})}
-        return value.model_copy(update={k: None if k == "logprobs" else strip_logprobs(v) for k, v in parts.items()})
-    if type(value) in (list, tuple):
-        return type(value)(strip_logprobs(part) for part in value)
-    return value
+        stripped = value.model_copy(
+            update={k: None if k == "logprobs" else strip_logprobs(v) for k, v in parts.items()}
+        )
+    elif type(value) is list or type(value) is tuple:
+        stripped = type(value)(strip_logprobs(part) for part in value)
+    return stripped
 
 # %% ../../nbs/92_compat/20_utils.ipynb #ff3c0c29
 def convert_litellm_choice_to_openai(
@@ -168,13 +171,14 @@ def record_provenance(
     """Record the origin of a run's newest adapter in W&B, if it has one. Raise `BackendMissing` without wandb."""
     try:
         import wandb
+        from wandb.errors import CommError
     except ImportError as error:
         raise BackendMissing(f"record_provenance writes to Weights & Biases: {install_hint('wandb')}.") from error
     try:
         artifact = wandb.Api().artifact(f"{run.entity}/{run.project}/{run.name}:latest", type="lora")
-    except wandb.errors.CommError:
+    except CommError:
         return
-    origins = list(artifact.metadata.get("provenance") or ())
+    origins: list[str] = [*(artifact.metadata.get("provenance") or ())]
     if origins[-1:] != [provenance]:
         origins.append(provenance)
     artifact.metadata["provenance"] = origins
@@ -187,7 +191,7 @@ def freeze_tool_schema(
 ) -> ChatCompletionToolParam:  # a copy
     """Return a copy of a tool that allows one object of arguments only."""
     frozen = deepcopy(tool)
-    properties = (frozen["function"].get("parameters") or {}).get("properties") or {}
+    properties = cast(dict[str, Any], (frozen["function"].get("parameters") or {}).get("properties") or {})
     frozen["function"]["parameters"] = {
         "type": "object",
         "required": [*fixed_args],

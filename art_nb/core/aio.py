@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from functools import wraps
 from itertools import islice
 from typing import Any
@@ -61,7 +61,7 @@ def close_coroutines(items: Iterable[Any]) -> None:
 async def in_order(
     jobs: Iterable[Awaitable],  # read as needed; may be infinite
     n: int,  # maximum number of jobs at a time, including the one whose result was yielded last
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any, None]:
     """Yield the results of jobs in order while later jobs run."""
     source, running = iter(jobs), deque()
     try:

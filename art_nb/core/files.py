@@ -109,12 +109,15 @@ def _is_deep(value: Any) -> bool:
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON. Raise `ValueError` also if it is nested more than 200 levels deep."""
-    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
     try:
         value = json.loads(text)
     except RecursionError:
         raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep") from None
-    if sum(map(text.count, brackets)) > MAX_DEPTH and _is_deep(value):
+    if isinstance(text, bytes):
+        brackets = text.count(b"[") + text.count(b"{")
+    else:
+        brackets = text.count("[") + text.count("{")
+    if brackets > MAX_DEPTH and _is_deep(value):
         raise ValueError(f"its JSON is nested more than {MAX_DEPTH} levels deep")
     return value
 
@@ -181,7 +184,7 @@ def load_arrays(
 # %% ../../nbs/00_core/70_files.ipynb #be232bf6
 def open_parquet(file: str | Path | BinaryIO) -> pq.ParquetFile:
     """Open a Parquet file. Raise `ValueError` if its unpacked content would be too large."""
-    if not hasattr(file, "read"):
+    if isinstance(file, (str, Path)):
         with open_file(file) as content:
             size = os.fstat(content.fileno()).st_size
         if size > MAX_FILE_BYTES:
@@ -224,7 +227,7 @@ def _check_texts(file: Any, paths: list[str]) -> None:
 
 def _unpacked_size(array: pa.Array) -> int:
     if isinstance(array, pa.DictionaryArray):
-        lengths = pc.fill_null(pc.binary_length(array.dictionary), 0).to_numpy(zero_copy_only=False)
+        lengths = pc.fill_null(pc.call_function("binary_length", [array.dictionary]), 0).to_numpy(zero_copy_only=False)
         used = array.indices.drop_null().to_numpy(zero_copy_only=False)
         return int(lengths[used].sum(dtype=np.int64)) if len(lengths) else 0
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):

@@ -78,12 +78,12 @@ class TrainConfig(StrictModel):
         If a name is unknown or a value is out of range.
     """
 
-    learning_rate: float = Field(5e-6, ge=0)
-    beta: float = Field(0.0, ge=0)
-    kl_penalty_coef: float = Field(0.0, ge=0)
+    learning_rate: float = Field(default=5e-6, ge=0)
+    beta: float = Field(default=0.0, ge=0)
+    kl_penalty_coef: float = Field(default=0.0, ge=0)
     kl_penalty_source: Literal["current_learner", "sample"] = "current_learner"
-    grad_accumulation_sequences: int | None = Field(None, ge=1)
-    optimizer_save_interval: int = Field(5, ge=1)
+    grad_accumulation_sequences: int | None = Field(default=None, ge=1)
+    optimizer_save_interval: int = Field(default=5, ge=1)
     final_training_step: int | None = None
 
 
@@ -217,6 +217,8 @@ class LocalServingUnavailableError(ServeError, APIConnectionError):
     request : httpx.Request, optional
         The request without a response.
     """
+
+    request: Request | None  # OpenAI's class annotates the request of httpx2
 
     def __init__(self, message: str, *, request: Request | None = None):
         super().__init__(message, status=503)

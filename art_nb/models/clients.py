@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 from urllib.request import getproxies
 
 import httpx
@@ -99,8 +99,9 @@ class ShardedTransport(httpx.AsyncBaseTransport):
 # %% ../../nbs/15_models/20_clients.ipynb #43b3a4ea
 def http_client() -> httpx.AsyncClient:
     """Return a client for any number of concurrent requests."""
-    options = {"limits": LIMITS} if getproxies() else {"transport": ShardedTransport()}
-    return httpx.AsyncClient(**options, follow_redirects=True)
+    if getproxies():
+        return httpx.AsyncClient(limits=LIMITS, follow_redirects=True)
+    return httpx.AsyncClient(transport=ShardedTransport(), follow_redirects=True)
 
 # %% ../../nbs/15_models/20_clients.ipynb #b2e0f802
 def loop_or_thread() -> asyncio.AbstractEventLoop | threading.Thread:
@@ -124,5 +125,5 @@ class EndpointClient(AsyncOpenAI):
             raise LocalServingUnavailableError(
                 f"nothing answers at {redact_url(self.base_url)}: its backend was closed or its process ended. "
                 "Register the model again, and call model.openai_client() for a new client.",
-                request=error.request,
+                request=cast(httpx.Request, error.request),  # the client has httpx's transport, see `_make_client`
             ) from error

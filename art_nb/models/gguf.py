@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from ..core.types import BackendMissing, StoreError, install_hint
 
@@ -128,9 +129,10 @@ def load_gguf(file: Path) -> tuple:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     plain = GgufConfig(dequantize=True)
     with parse_once():
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source, dtype=torch.bfloat16, quantization_config=plain, output_loading_info=True
         )
+        model, report = loaded  # `output_loading_info` adds the report
         check_complete(report, model, file)
         return model, AutoTokenizer.from_pretrained(**source), gguf_facts(file)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import Token
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, Protocol, Self
+from typing import Any, Generic, Protocol, Self, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import httpx
@@ -40,19 +40,28 @@ class Backend(Protocol):
 
     path: str | Path  # root of the run directories
 
-    async def register(self, model: "Model") -> None: ...
-    async def train(self, model: "TrainableModel", groups: list[TrajectoryGroup], **options: Any) -> TrainResult: ...
-    async def _train_sft(
-        self, model: "TrainableModel", trajectories: Iterable, config: TrainSFTConfig, options: dict, verbose: bool
+    async def register(self, model: "Model[Any, Any]") -> None: ...
+    async def train(
+        self, model: "TrainableModel[Any, Any]", groups: list[TrajectoryGroup], **options: Any
     ) -> TrainResult: ...
-    async def save_checkpoint(self, model: "TrainableModel") -> None: ...
-    async def _get_step(self, model: "TrainableModel") -> int: ...
-    async def _delete_checkpoint_files(self, model: "TrainableModel", steps_to_keep: list[int]) -> None: ...
-    async def _prepare_backend_for_training(self, model: "TrainableModel", config: Any) -> tuple[str, str]: ...
-    def _model_inference_name(self, model: "Model", step: int | None = None) -> str: ...
-    def transport(self, model: "TrainableModel") -> httpx.AsyncBaseTransport | None: ...
+    async def _train_sft(
+        self,
+        model: "TrainableModel[Any, Any]",
+        trajectories: Iterable,
+        config: TrainSFTConfig,
+        options: dict,
+        verbose: bool,
+    ) -> TrainResult: ...
+    async def save_checkpoint(self, model: "TrainableModel[Any, Any]") -> None: ...
+    async def _get_step(self, model: "TrainableModel[Any, Any]") -> int: ...
+    async def _delete_checkpoint_files(self, model: "TrainableModel[Any, Any]", steps_to_keep: list[int]) -> None: ...
+    async def _prepare_backend_for_training(
+        self, model: "TrainableModel[Any, Any]", config: Any
+    ) -> tuple[str, str]: ...
+    def _model_inference_name(self, model: "Model[Any, Any]", step: int | None = None) -> str: ...
+    def transport(self, model: "TrainableModel[Any, Any]") -> httpx.AsyncBaseTransport | None: ...
     def _log(
-        self, model: "Model", groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict[str, Any]
+        self, model: "Model[Any, Any]", groups: list[TrajectoryGroup] | None, split: str, step: int, row: dict[str, Any]
     ) -> None: ...
 
 # %% ../../nbs/15_models/30_model.ipynb #5048247a
@@ -88,7 +97,7 @@ _metrics_lock = threading.Lock()
 
 
 def _metrics_row(
-    model: "Model", groups: list | None, split: str, metrics: Mapping, step: int, recovered: bool
+    model: "Model[Any, Any]", groups: list | None, split: str, metrics: Mapping, step: int, recovered: bool
 ) -> dict[str, Any]:
     values = {metric_name(name, split): float(value) for name, value in metrics.items()}
     row = (group_metrics(groups, split) if groups is not None else {}) | values
@@ -100,9 +109,9 @@ def _metrics_row(
 
 
 def _log_row(
-    model: "Model", groups: list | None, split: str, metrics: Mapping, step: int, write: bool, recovered: bool
+    model: "Model[Any, Any]", groups: list | None, split: str, metrics: Mapping, step: int, write: bool, recovered: bool
 ) -> dict[str, Any]:
-    if write:
+    if write and groups is not None:
         model.store.write_groups(split, step, groups)
     builder, key = model.metrics_builder(), (split, step, groups is None, *sorted(metrics))
     with builder.counted.lock:  # a row and its sums are on disk before the next row is counted
@@ -120,18 +129,22 @@ def _log_row(
     return row
 
 
-def _make_client(model: "Model") -> AsyncOpenAI:
+def _make_client(model: "Model[Any, Any]") -> AsyncOpenAI:
     transport = model._backend.transport(model) if model.trainable and model._backend is not None else None
     if model.inference_base_url is None or model.inference_api_key is None:
         needed = "`await model.register(backend)`" if model.trainable else "inference_base_url and inference_api_key"
         raise ValueError(f"{model.name} has no endpoint yet. It needs {needed}.")
     http = httpx.AsyncClient(transport=transport) if transport else http_client()
-    address = {"base_url": model.inference_base_url, "api_key": model.inference_api_key}
     client_class = EndpointClient if model.trainable else AsyncOpenAI
-    return client_class(**address, http_client=http, timeout=Timeout(1200, connect=5.0))
+    return client_class(
+        base_url=model.inference_base_url,
+        api_key=model.inference_api_key,
+        http_client=cast(Any, http),  # the class of httpx2 is annotated, that of httpx is accepted too
+        timeout=Timeout(1200, connect=5.0),
+    )
 
 
-def _check_backend(model: "Model", backend: Any) -> None:
+def _check_backend(model: "Model[Any, Any]", backend: Any) -> None:
     if isinstance(backend, type) or not hasattr(backend, "_prepare_backend_for_training"):
         raise TrainError(
             f"Invalid `backend`: {model.name}.register() takes a backend such as art.LocalBackend(), "
@@ -176,7 +189,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     run_id: str | None = None
     config: SerializeAsAny[ConfigType | None] = None
     trainable: bool = False
-    inference_api_key: str | None = Field(None, repr=False)
+    inference_api_key: str | None = Field(default=None, repr=False)
     inference_base_url: str | None = None
     inference_model_name: str | None = None
     base_path: str = ".art"
@@ -289,13 +302,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
 
     def merge_state(self, state: dict[str, Any]) -> StateType:
         """Merge a dict into the state of the user's training loop, including nested dicts; return the result."""
-        merged = _deep_merge(self.read_state() or {}, state)
+        merged = cast(StateType, _deep_merge(self.read_state() or {}, state))
         self.overwrite_state(merged)
         return merged
 
     def read_state(self) -> StateType | None:
         """Return the state of the user's training loop, or None if there is none."""
-        return self.store.read_state()
+        return cast(StateType | None, self.store.read_state())
 
     def write_state(self, state: StateType) -> None:
         """Call `overwrite_state` (older name)."""
@@ -399,30 +412,35 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
 
     @model_validator(mode="after")
     def _name_run(self) -> Self:
-        if "run_name" not in self.model_fields_set or not self.run_name:
-            self.__dict__["run_name"] = self.name
-            self.__pydantic_fields_set__.discard("run_name")
+        self._set_default_run_name()
         return self
+
+    def _set_default_run_name(self) -> None:
+        if "run_name" not in self.model_fields_set or not self.run_name:
+            vars(self)["run_name"] = self.name
+            self.__pydantic_fields_set__.discard("run_name")
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "name":
-            self._name_run()
+            self._set_default_run_name()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy that shares the backend. Its run is named after the copy."""
-        return super().model_copy(update=update, deep=deep)._name_run()
+        copy = super().model_copy(update=update, deep=deep)
+        copy._set_default_run_name()
+        return copy
 
     def model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
         """Return the fields as a dict, including `_internal_config`."""
         return super().model_dump(*args, **options) | {"_internal_config": self._internal_config}
 
     def _storage_name(self) -> str:
-        return self.run_name
+        return self.run_name or self.name
 
     def lora_options(self) -> dict[str, Any]:
         """Return the LoRA settings of `_internal_config` and `lora_config` under art_nb's names."""
-        options = {**((self._internal_config or {}).get("peft_args") or {}), **(self.lora_config or {})}
+        options: dict[str, Any] = {**((self._internal_config or {}).get("peft_args") or {}), **(self.lora_config or {})}
         return {_LORA_NAMES.get(name, name): value for name, value in options.items()}
 
     async def register(self, backend: Backend, _openai_client_config: Mapping[str, Any] | None = None) -> None:
@@ -526,7 +544,8 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
             self._say_once(
                 missing, f"{missing}: only the latest checkpoint is kept. Pass another metric, such as 'train/reward'."
             )
-        await self.backend()._delete_checkpoint_files(self, sorted({await self.get_step(), best} - {None}))
+        kept = {await self.get_step()} if best is None else {await self.get_step(), best}
+        await self.backend()._delete_checkpoint_files(self, sorted(kept))
 
     def _best_step(self, metric: str) -> int | None:
         values: dict[int, list[float]] = {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -169,8 +169,7 @@ def compare(
     signs = [(np.sign(p[0] - q[0]), np.sign(p[1] - q[1])) for p, q in combinations(both, 2)]
     products = [int(x * y) for x, y in signs if x or y]
     tau = kendall_tau(a, b)
-    counts = [products.count(value) for value in (1, -1, 0)]
-    return Agreement(*counts, [] if np.isnan(tau) else [tau])
+    return Agreement(products.count(1), products.count(-1), products.count(0), [] if np.isnan(tau) else [tau])
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #5a2e59ec
 def _by_rater(judgements: Iterable[Judgement], judge: str | None) -> dict[tuple[str, int], dict[str, dict[int, float]]]:
@@ -248,7 +247,8 @@ def preference_pairs(
     for group in groups:
         latest = journal.current(group, step) if journal is not None else {}
         scored = [
-            (t, latest[i].score, latest[i].by) if i in latest else (t, t.reward, "reward") for i, t in enumerate(group)
+            (t, cast(float, latest[i].score), latest[i].by) if i in latest else (t, t.reward, "reward")
+            for i, t in enumerate(group)
         ]
         ranked = sorted(scored, key=lambda item: -item[1])
         pairs += [_pair(a, b, group_id(group)) for a, b in pick(ranked) if a[1] - b[1] > margin]

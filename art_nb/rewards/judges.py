@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from ..core.files import DAMAGED, append_lines, read_lines
@@ -187,8 +187,10 @@ class JudgeCache:
                 self._entries = {row["key"]: row for row in read_lines(self.path) if "key" in row}
                 self._read_size = size
             row = self._entries.get(key)
+        if row is None:
+            return None
         try:
-            return row and JudgeReply([Verdict(**verdict) for verdict in row["verdicts"]], row["cost"], row["tokens"])
+            return JudgeReply([Verdict(**verdict) for verdict in row["verdicts"]], row["cost"], row["tokens"])
         except DAMAGED:  # the judge is asked again
             return None
 
@@ -209,7 +211,9 @@ class JudgeCache:
     def judges(self) -> list[tuple[str, str]]:
         """Return names and settings of the judges in the file, in order of appearance."""
         pairs = ((row.get("judge"), row.get("settings")) for row in read_lines(self.path) if "key" in row)
-        return list(dict.fromkeys(pair for pair in pairs if all(isinstance(part, str) for part in pair)))
+        return list(
+            dict.fromkeys((name, text) for name, text in pairs if isinstance(name, str) and isinstance(text, str))
+        )
 
 
 @cache
@@ -332,7 +336,7 @@ def as_judge(judge: Any, params: Mapping[str, Any] | None = None) -> Judge:
             "name, address or model."
         )
     if callable(getattr(judge, "judge", None)):
-        return judge
+        return cast(Judge, judge)
     if callable(judge):
         return PythonRule(judge)
     raise JudgeError(f"Invalid judge {judge!r}: pass a LiteLLM name, model@http://…, 'local', a model or a function.")

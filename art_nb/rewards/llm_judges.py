@@ -84,14 +84,14 @@ async def ask_until_complete(
     attempts: int = 3,
 ) -> JudgeReply:
     """Ask a language model until its answer has no faults, at most `attempts` times."""
-    messages, best, result = judge_messages(question), None, JudgeReply([], calls=0)
+    messages, readings, result = judge_messages(question), [], JudgeReply([], calls=0)
     for _ in range(attempts):
         reply = await complete(messages)
         result.calls += 1
         result.tokens += reply.tokens
         result.cost += reply.cost
         reading = read_scores(reply.text, len(question.trajectories))
-        best = reading if best is None or reading.scored() >= best.scored() else best
+        readings.append(reading)
         if not reading.faults:
             break
         messages = [
@@ -99,7 +99,7 @@ async def ask_until_complete(
             {"role": "assistant", "content": reply.text or "(nothing)"},
             correction_message(reading.faults),
         ]
-    result.verdicts = best.verdicts
+    result.verdicts = max(reversed(readings), key=lambda reading: reading.scored()).verdicts  # the latest of the best
     return result
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #9e07b492

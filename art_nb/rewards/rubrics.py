@@ -275,7 +275,7 @@ def read_scores(
     unknown = sorted({entry.id for entry in objects} - set(ids))
     if unknown:
         faults.append(f"unknown ids: {', '.join(unknown)[:80]}")
-    scores = {as_score(entry.score) for entry in objects} - {None}
+    scores = {score for entry in objects if (score := as_score(entry.score)) is not None}
     if len(scores) > len({min(max(score, 0.0), 1.0) for score in scores}):
         faults.append("scores lie outside 0 to 1, on a scale of their own")
     return Reading(verdicts, faults)

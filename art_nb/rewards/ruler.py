@@ -89,11 +89,11 @@ def mean_verdict(
     verdicts: Sequence[Verdict],  # of one trajectory, one per round
 ) -> Verdict:
     """Return the mean score of one trajectory, with its first explanation and all problems."""
-    scored = [verdict for verdict in verdicts if verdict.score is not None]
+    scored = [(verdict.score, verdict.explanation) for verdict in verdicts if verdict.score is not None]
     problem = "; ".join(dict.fromkeys(verdict.problem for verdict in verdicts if verdict.problem))
     if not scored:
         return Verdict(problem=problem)
-    return Verdict(float(np.mean([verdict.score for verdict in scored])), scored[0].explanation, problem)
+    return Verdict(float(np.mean([score for score, _ in scored])), scored[0][1], problem)
 
 
 @limit_concurrency(16, derive_key=lambda judge, *_: judge.name)
@@ -213,7 +213,7 @@ def spread(rounds: Sequence[Round]) -> float:
     """Return the mean standard deviation of a trajectory's score between rounds, or nan for less than two."""
     by_trajectory = zip(*(each.scores() for each in rounds), strict=True)
     columns = [[score for score in column if score is not None] for column in by_trajectory]
-    return _mean(np.std(column) for column in columns if len(column) > 1)
+    return _mean(float(np.std(column)) for column in columns if len(column) > 1)
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #745d1037
 @dataclass(slots=True)
@@ -510,7 +510,7 @@ async def ruler(
     JudgeError
         If the judge is invalid or scored no conversation.
     """
-    trajectories = [Trajectory(messages_and_choices=messages, tools=tools) for messages in message_lists]
+    trajectories = [Trajectory(messages_and_choices=[*messages], tools=tools) for messages in message_lists]
     keywords = {"params": extra_litellm_params, "cache": cache}
     scores = await score_group(trajectories, judge_model, rubric, repeats, seed, **keywords)
     results = [

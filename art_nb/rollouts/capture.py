@@ -9,7 +9,7 @@ __all__ = ['current_trajectory', 'trajectory', 'trajectory_group', 'yield_trajec
 import inspect
 from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from ..core.aio import gather_or_cancel, close_coroutines
 from .http_capture import innermost_scope, no_capture
@@ -39,7 +39,7 @@ def current_trajectory(require: bool = False) -> Trajectory | None:
         raise RuntimeError(
             "Requests are not captured here. Call this function inside `with art.Trajectory()` or art.trajectory(...)."
         )
-    return scope
+    return cast("Trajectory | None", scope)  # every scope is a trajectory
 
 
 async def trajectory(coroutine: Coroutine) -> Trajectory:

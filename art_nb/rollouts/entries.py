@@ -86,13 +86,13 @@ def scalar(value: Any) -> Any:
     return float(value) if isinstance(value, SupportsFloat) and not isinstance(value, (bool, int)) else value
 
 
-def _verbatim(kind: Any, convert: Callable[[Any], Any]) -> Any:
+def _verbatim(convert: Callable[[Any], Any]) -> GetPydanticSchema:
     validator = BeforeValidator(lambda entries: [convert(entry) for entry in entries])
-    return Annotated[kind, GetPydanticSchema(lambda _source, handler: handler(Annotated[list[Any], validator]))]
+    return GetPydanticSchema(lambda _source, handler: handler(Annotated[list[Any], validator]))
 
 
-Entries: TypeAlias = _verbatim(MessagesAndChoices, entry_of)
-ToolList: TypeAlias = _verbatim(Tools, lambda tool: tool)
+Entries: TypeAlias = Annotated[MessagesAndChoices, _verbatim(entry_of)]
+ToolList: TypeAlias = Annotated[Tools, _verbatim(lambda tool: tool)]
 Number: TypeAlias = Annotated[float | int | bool, BeforeValidator(scalar)]
 
 # %% ../../nbs/05_rollouts/00_entries.ipynb #1e6ea8e2

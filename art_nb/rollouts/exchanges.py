@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from operator import concat
 from typing import Any, ClassVar
 
 from openai.types import Completion
@@ -273,7 +274,7 @@ class Conversation:
     def add(self, turn: Turn) -> None:
         """Append a turn that continues this conversation."""
         self.entries += [*turn.messages_from(len(self.sequence)), turn.reply]
-        self.sequence, self.tools = turn.prompt + turn.completion, self.tools or turn.tools
+        self.sequence, self.tools = concat(turn.prompt, turn.completion), self.tools or turn.tools
 
 
 def policy_name(model: str) -> str:
@@ -309,11 +310,10 @@ def _message_key(message: dict[str, Any]) -> tuple:
 
 
 def _function_key(function: dict[str, Any]) -> tuple[Any, str]:
-    arguments = function.get("arguments")
     try:
-        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+        arguments = json.dumps(json.loads(function.get("arguments") or ""), sort_keys=True)
     except (TypeError, ValueError):
-        arguments = str(arguments)
+        arguments = str(function.get("arguments"))
     return function.get("name"), arguments
 
 

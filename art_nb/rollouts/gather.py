@@ -63,8 +63,9 @@ def count_tokens(
 ) -> None:
     """Sum the sampled tokens of a trajectory, including its additional histories."""
     counts = [completion_tokens(choice) for choice in choices(trajectory)]
-    if counts and None not in counts:
-        trajectory.metrics["completion_tokens"] = sum(counts)
+    known = [count for count in counts if count is not None]
+    if known and len(known) == len(counts):
+        trajectory.metrics["completion_tokens"] = sum(known)
 
 
 def policy_versions(trajectory: Trajectory) -> list[int]:  # in order; choices without a version are skipped

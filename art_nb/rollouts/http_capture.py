@@ -98,10 +98,11 @@ class ExchangeRecording:
     """The bytes of one request and of its response, collected as they arrive."""
 
     def __init__(self, scope: Scope, path: str, request: bytes):
-        self.scope, self.path, self.request = scope, path, request
+        self.scope: Scope | None = scope  # None: everything was passed on, or the response is too large
+        self.path, self.request = path, request
         self.start_time = datetime.now(UTC)
         self.reply = bytearray()
-        self.decode = bytes  # httpx replaces it to decompress a streamed body
+        self.decode: Callable[[bytes], bytes] = bytes  # httpx replaces it to decompress a streamed body
 
     def add(self, chunk: bytes) -> None:
         """Append a part of the response."""
@@ -112,18 +113,18 @@ class ExchangeRecording:
             self._drop()
             _warn_once("reply", f"A response of more than {MAX_BODY_BYTES >> 20} MB was not captured.")
         elif self._is_at_end(self.reply[-32 - len(chunk) :]):
-            call_or_warn(self._deliver)
+            call_or_warn(self._deliver, self.scope)
 
-    def _is_at_end(self, tail: bytes) -> bool:
+    def _is_at_end(self, tail: bytes | bytearray) -> bool:
         return any(done in tail for done in _DONE) or b'"message_stop"' in tail and tail.endswith(b"\n")
 
     def end(self) -> None:
         """Pass the response to the scope if it has not been passed yet."""
         if self.scope is not None:
-            call_or_warn(self._deliver)
+            call_or_warn(self._deliver, self.scope)
 
-    def _deliver(self) -> None:
-        if self.scope._record(self.path, self.request, self.decode(bytes(self.reply)), self.start_time):
+    def _deliver(self, scope: Scope) -> None:
+        if scope._record(self.path, self.request, self.decode(bytes(self.reply)), self.start_time):
             self._drop()
 
     def _drop(self) -> None:
@@ -157,7 +158,7 @@ def begin_recording(
 def with_request_seed(
     method: str,
     url: str,
-    headers: MutableMapping[str, str] | None,  # changed in place
+    headers: MutableMapping[str, str],  # changed in place, and only read in a step with a seed
 ) -> Iterator[None]:
     """Add the seed header to a request to a registered model in a step with a seed."""
     scope = _add_seed(method, url, headers)
@@ -168,7 +169,7 @@ def with_request_seed(
             scope.end()
 
 
-def _add_seed(method: str, url: str, headers: MutableMapping[str, str] | None) -> SeedScope | None:
+def _add_seed(method: str, url: str, headers: MutableMapping[str, str]) -> SeedScope | None:
     if (scope := current_seed_scope()) is None:
         return None
     try:
@@ -368,7 +369,7 @@ def _patch_aiohttp(module: ModuleType) -> None:
         recording = call_or_warn(begin_recording, method, str(url), lambda: _request_body(options))
         if current_seed_scope() is not None:
             options["headers"] = _copy_headers(options.get("headers"))
-        with with_request_seed(method, call_or_warn(_absolute_url, self, url) or "", options.get("headers")):
+        with with_request_seed(method, call_or_warn(_absolute_url, self, url) or "", options.get("headers", {})):
             if recording is None:
                 return await request(self, method, url, **options)
             with no_capture():
@@ -411,7 +412,12 @@ class _ImportHook(MetaPathFinder):
         spec = next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: (load(module), _patch(name, module))
+
+            def load_and_patch(module: ModuleType) -> None:
+                load(module)
+                _patch(name, module)
+
+            spec.loader.exec_module = load_and_patch
         return spec
 
 

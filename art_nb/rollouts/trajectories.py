@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 
 from openai.types.chat.chat_completion import Choice
 from pydantic import (
@@ -87,7 +87,9 @@ def _is_included(model: str, include: Iterable[str] | str | None, exclude: Itera
 def _restrict_exchanges(
     exchanges: TrajectoryExchanges, include: Iterable[str] | str | None, exclude: Iterable[str] | str | None
 ) -> TrajectoryExchanges:
-    lists = {name: [e for e in items if _is_included(e.model, include, exclude)] for name, items in exchanges}
+    lists: dict[str, Any] = {
+        name: [e for e in items if _is_included(e.model, include, exclude)] for name, items in exchanges
+    }
     return TrajectoryExchanges.model_construct(**lists)
 
 
@@ -164,11 +166,19 @@ class Trajectory(BaseModel):
 
     _captured: Captured | None = PrivateAttr(None)
 
+    if TYPE_CHECKING:  # `tokens.tokenized` adds these methods
+        tokenize: ClassVar[Callable[..., Any]]
+        tensorize: ClassVar[Callable[..., Any]]
+
     @model_validator(mode="after")
     def _check_source(self) -> Self:
+        self._require_one_source()
+        return self
+
+    def _require_one_source(self) -> None:
         captured = self._captured
         if captured is None and not self.exchanges:
-            return self
+            return
         if not self._matches(captured):
             self._restore()
             raise ValueError(
@@ -177,13 +187,12 @@ class Trajectory(BaseModel):
             )
         if captured is None or captured.exchanges is not self.exchanges:
             self._captured = Captured(self.exchanges, conversations_of(self.exchanges))
-            self._set_histories()
-        return self
+            self._set_histories(self._captured)
 
     def _restore(self) -> None:
-        self.__dict__["exchanges"] = self._captured.exchanges if self._captured else TrajectoryExchanges()
+        vars(self)["exchanges"] = self._captured.exchanges if self._captured else TrajectoryExchanges()
         if self._captured:
-            self._set_histories()
+            self._set_histories(self._captured)
 
     def _detect_source(self) -> None:
         captured = Captured(self.exchanges, conversations_of(self.exchanges))
@@ -196,11 +205,11 @@ class Trajectory(BaseModel):
         expected = [conversation.entries for conversation in captured.conversations] if captured else []
         return current == (expected or [[]])
 
-    def _set_histories(self) -> None:
-        histories = [_history(conversation) for conversation in self._captured.conversations] or [History()]
-        self.__dict__["messages_and_choices"] = histories[0].messages_and_choices
-        self.__dict__["additional_histories"] = histories[1:]
-        self.__dict__["tools"] = self.tools or histories[0].tools
+    def _set_histories(self, captured: Captured) -> None:
+        histories = [_history(conversation) for conversation in captured.conversations] or [History()]
+        vars(self)["messages_and_choices"] = histories[0].messages_and_choices
+        vars(self)["additional_histories"] = histories[1:]
+        vars(self)["tools"] = self.tools or histories[0].tools
         self.__pydantic_fields_set__.update(("messages_and_choices", "additional_histories", "tools"))
 
     def _record(self, path: str, request: bytes, reply: bytes, start_time: datetime) -> bool:
@@ -215,7 +224,7 @@ class Trajectory(BaseModel):
             self._captured = Captured(self.exchanges, conversations)
             try:
                 if is_unchanged:
-                    self._set_histories()
+                    self._set_histories(self._captured)
             except ValueError:  # the request is not a conversation: a warning says so, and it is left out
                 self._captured = previous
                 raise
@@ -230,7 +239,7 @@ class Trajectory(BaseModel):
         leave_scope(self)
         self.finish()
         if error is None:
-            self._check_source()
+            self._require_one_source()
 
     def conversations(self, protocol: str = "", model: str | None = None) -> list[Conversation]:
         """Return the captured conversations of a protocol and a model (name or pattern)."""
@@ -485,7 +494,7 @@ class _GroupType(type(BaseModel)):
         items = listed("TrajectoryGroup", trajectories, "trajectories or rollouts")
         awaitables = [item for item in items if inspect.isawaitable(item)]
         if items and len(awaitables) == len(items):
-            return PendingGroup(cls, items, fields)
+            return PendingGroup(cast("type[TrajectoryGroup]", cls), items, fields)
         close_coroutines(awaitables)
         if awaitables or not all(isinstance(item, (Trajectory, BaseException, Mapping)) for item in items):
             raise TypeError(_group_error(items))
@@ -516,6 +525,10 @@ class TrajectoryGroup(BaseModel, metaclass=_GroupType):
     TypeError
         If `trajectories` mixes awaitables with finished trajectories, or contains another type.
     """
+
+    if TYPE_CHECKING:  # `tokens.tokenized` adds these methods
+        tokenize: ClassVar[Callable[..., Any]]
+        tensorize: ClassVar[Callable[..., Any]]
 
     trajectories: list[SerializeAsAny[Trajectory]] = Field(default_factory=list)
     exceptions: list[PydanticException] = Field(default_factory=list)

@@ -211,7 +211,8 @@ def unpack_tokens(
     read_prompt, read_sampled = _reader_of(arrays["prompt_ids"]), _reader_of(arrays["token_ids"])
     read_bare = _reader_of(arrays.get("bare_logprobs", np.zeros(0)))
     bare_sizes = arrays.get("bare_sizes", np.full(len(arrays["sizes"]), NONE))  # absent from older files
-    cells, tops, choices = _cells(arrays), iter(arrays["tops"].tolist()), dict(_locate_choices(groups))
+    cells, tops = _cells(arrays), iter(arrays["tops"].tolist())
+    choices: dict[EntryLocation, Any] = dict(_locate_choices(groups))  # Any: a choice accepts further fields
     previous, conversation = np.zeros(0, np.int32), None
     columns = (arrays["choice"].tolist(), arrays["sizes"].tolist(), bare_sizes.tolist())
     for location, (shared, added, sampled, entries), bare in zip(*columns, strict=True):

@@ -118,7 +118,8 @@ def data_counts(rewards_G: list[list[float]], finished: int, prefix: str) -> dic
 def rollout_tokens(groups: list[TrajectoryGroup]) -> dict[str, float]:
     """Count the sampled tokens of a step. Return `{}` if a trajectory does not report them."""
     counts = [trajectory.metrics.get("completion_tokens") for group in groups for trajectory in group]
-    return {} if None in counts or not counts else {"data/step_rollout_tokens": float(sum(counts))}
+    known = [count for count in counts if count is not None]
+    return {"data/step_rollout_tokens": float(sum(known))} if known and len(known) == len(counts) else {}
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #4f29351b
 def scenario_ids(groups: Iterable[TrajectoryGroup]) -> list[str]:

@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -214,7 +214,7 @@ class RunStore:
         if len(arrays["sizes"]):
             name = hashlib.sha256(b"".join(array.tobytes() for array in arrays.values())).hexdigest()
             file = io.BytesIO()
-            np.savez_compressed(file, name=np.array(name), **arrays)
+            np.savez_compressed(file, name=np.array(name), **cast(dict[str, Any], arrays))
             atomic_write(sidecar, file.getvalue())
         atomic_write(path, parquet_bytes(groups, name))
         if not name:
@@ -252,7 +252,8 @@ class RunStore:
         """Return the steps of a split that have trajectories."""
         folder = self._file(split, 0, "").parent
         files = folder.iterdir() if folder.is_dir() else ()
-        return sorted({step_number(file.stem) for file in files if file.suffix in READERS} - {None})
+        numbers = {step_number(file.stem) for file in files if file.suffix in READERS}
+        return sorted(number for number in numbers if number is not None)
 
     def checkpoint_dir(self, step: int) -> Path:  # the existing directory, or the one to create
         """Return the directory of a step's checkpoint."""

@@ -45,25 +45,25 @@ EPS = 1e-6  # added to a deviation or length before division; ART's value
 
 
 def has_variance(
-    rewards_G: Sequence[float],  # rewards of one group
+    rewards_G: Sequence[float] | np.ndarray,  # rewards of one group
 ) -> bool:
     """Return whether a group has two different rewards."""
-    rewards_G = np.asarray(rewards_G, dtype=np.float64)
-    return bool(rewards_G.size > 1 and (np.abs(rewards_G - rewards_G[0]) > TIE).any())
+    values_G = np.asarray(rewards_G, dtype=np.float64)
+    return bool(values_G.size > 1 and (np.abs(values_G - values_G[0]) > TIE).any())
 
 
 def baseline(
-    rewards_G: Sequence[float],  # rewards of one group
+    rewards_G: Sequence[float] | np.ndarray,  # rewards of one group
 ) -> np.ndarray:
     """Return the rewards minus the mean of their group, or zeros if the group has no variance."""
-    rewards_G = np.asarray(rewards_G, dtype=np.float64)
-    if not np.isfinite(rewards_G).all():
+    values_G = np.asarray(rewards_G, dtype=np.float64)
+    if not np.isfinite(values_G).all():
         raise TrainError(
-            f"The rewards {rewards_G.tolist()} contain a value that is not finite. Give each trajectory a number."
+            f"The rewards {values_G.tolist()} contain a value that is not finite. Give each trajectory a number."
         )
-    if not has_variance(rewards_G):
-        return np.zeros_like(rewards_G)
-    centered_G = rewards_G - rewards_G.mean()
+    if not has_variance(values_G):
+        return np.zeros_like(values_G)
+    centered_G = values_G - values_G.mean()
     return np.where(np.abs(centered_G) <= TIE, 0.0, centered_G)
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #f76e479d
@@ -250,28 +250,28 @@ UNITS = {
 def entry_weights(
     row_lengths_R: Sequence[int],  # trained tokens of each row
     trajectory_of_row_R: Sequence[int],  # trajectory of each row
-    advantages_R: Sequence[float],  # advantage of each row
+    advantages_R: Sequence[float] | np.ndarray,  # advantage of each row
     reduction: str | Callable = "token",  # a name in REDUCTIONS, or a function of LiveRows
     max_tokens: int | None = None,  # constant length, for reduction="constant"
-    group_of_row_R: Sequence[int] | None = None,  # group of each row; None = one group
+    group_of_row_R: Sequence[int] | np.ndarray | None = None,  # group of each row; None = one group
     silent: bool = False,  # train rows without advantage too, for loss terms that do not depend on it
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # coef_R, advantages_R, units_R: float64, 0 for rows without tokens
     """Return the factor of each trained token, the advantage, and the share of the reduction's divisor, for each row.
 
     With these factors, the loss of the step is a plain sum over its tokens.
     """
-    tokens_R, advantages_R = np.asarray(row_lengths_R, np.float64), np.asarray(advantages_R, np.float64)
+    tokens_R, values_R = np.asarray(row_lengths_R, np.float64), np.asarray(advantages_R, np.float64)
     group_R = np.zeros(len(tokens_R), np.int64) if group_of_row_R is None else np.asarray(group_of_row_R, np.int64)
     trajectory_R = np.asarray(trajectory_of_row_R, np.int64)
     trajectory_R = trajectory_R + group_R * (trajectory_R.max(initial=0) + 1)
     live_R, result = tokens_R > 0, np.zeros((3, len(tokens_R)))
     if live_R.any():
-        rows = LiveRows(*(values[live_R] for values in (tokens_R, trajectory_R, group_R, advantages_R)), max_tokens)
+        rows = LiveRows(tokens_R[live_R], trajectory_R[live_R], group_R[live_R], values_R[live_R], max_tokens)
         reduce = find_option(REDUCTIONS, reduction)
         coef_R, out_R = reduce(rows)
         units_R = UNITS[reduce](rows) if reduce in UNITS else rows.tokens_R * coef_R
         result[:, live_R] = coef_R if silent else coef_R * (out_R != 0), out_R, units_R
-    return tuple(result)
+    return result[0], result[1], result[2]
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #77565b1b
 def keep_truncated(truncated_G: np.ndarray, truncated_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -365,7 +365,7 @@ def weigh_rows(
     flat = [(g, row, train) for g, rows in enumerate(groups_rows) for row, train in zip(rows, trains[g], strict=True)]
     lengths_R = [int(np.sum(row.sampled)) * bool(train) for _, row, train in flat]
     group_R = np.array([g for g, _, _ in flat], dtype=np.int64)
-    advantages_R = [values[g][row.trajectory] for g, row, _ in flat]
+    advantages_R = [float(values[g][row.trajectory]) for g, row, _ in flat]
     trajectory_R = [row.trajectory for _, row, _ in flat]
     coef_R, advantages_R, units_R = entry_weights(
         lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R, silent

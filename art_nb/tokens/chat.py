@@ -12,17 +12,18 @@ import json
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import product
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
 from jinja2 import TemplateError
+from openai.types.chat import ChatCompletionToolParam
 
 from ..core.types import Message, Messages, ServeError, Tools
 from .deadlines import DeadlineRunner
@@ -56,14 +57,14 @@ def _clean_call(call: dict) -> dict:
     return {"id": call.get("id") or "", "type": "function", "function": function}
 
 
-def _assistant_fields(message: dict) -> dict:
+def _assistant_fields(message: Mapping[str, Any]) -> dict:
     return {
         "reasoning_content": message.get("reasoning_content") or message.get("reasoning"),
         "tool_calls": [_clean_call(call) for call in message.get("tool_calls") or []],
     }
 
 
-def _other_fields(message: dict) -> dict:
+def _other_fields(message: Mapping[str, Any]) -> dict:
     return {key: message.get(key) for key in ("name", "tool_call_id")}
 
 
@@ -209,7 +210,7 @@ def _sampled_reply(
     return SampledReply(np.array(ids, dtype=np.int32), sampled, text, cut, calls)
 
 
-def _stop_text(tokenizer: Any, ids: Sequence[int]) -> str:
+def _stop_text(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> str:
     return special_tokens(tokenizer).get(int(ids[-1]), "")
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #ee16090a
@@ -227,7 +228,7 @@ def best_candidate(
     return max(candidates, key=similarity, default=None)
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #7b4cc904
-_PROBE_TOOL = {
+_PROBE_TOOL: ChatCompletionToolParam = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -243,7 +244,7 @@ _PROBE_TOOL = {
     },
 }
 _PROBE_CALLS = [("look_up", {"word": "tide", "limit": 3}), ("look_up", {"word": "moon", "limit": 4})]
-_PROBE_ASK = [{"role": "user", "content": "Look up two words."}]
+_PROBE_ASK: list[dict] = [{"role": "user", "content": "Look up two words."}]
 
 
 def probe_reply(n: int) -> dict:
@@ -505,11 +506,12 @@ class ChatFormat:
 
     def turns(self, messages: Messages, tools: Tools | None = None) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yield position, prompt IDs and reply IDs of each assistant message of a written conversation; cache them."""
-        messages = clean_messages(messages)
-        for i, message in enumerate(messages):
+        cleaned = clean_messages(messages)
+        for i, message in enumerate(cleaned):
             if message["role"] == "assistant":
-                prompt, reply = self.prompt_ids(messages[:i], tools), self.reply_ids(messages[:i], message, tools)
-                self.remember(messages[:i], tools, prompt, reply, message)
+                before, last = cast(Messages, cleaned[:i]), cast(Message, message)
+                prompt, reply = self.prompt_ids(before, tools), self.reply_ids(before, last, tools)
+                self.remember(before, tools, prompt, reply, last)
                 yield i, prompt, reply
 
 # %% ../../nbs/25_tokens/10_chat.ipynb #504f930c

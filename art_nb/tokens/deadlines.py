@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import cast
 from weakref import finalize
 
 from ..core.types import ServeError
@@ -68,7 +69,8 @@ class DeadlineRunner:
         self._jobs, self._thread, self._end = jobs, thread, finalize(self, jobs.put, None)
 
     def _end_thread(self) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(_Overdue))
+        thread_id = cast(int, cast(threading.Thread, self._thread).ident)  # of the thread that runs the work
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(_Overdue))
         self.close()
 
     def close(self) -> None:

@@ -42,7 +42,8 @@ def _can_name_properties(part: Any) -> bool:
 
 def _extends(part: dict) -> bool:
     """Return whether several parts of a schema name properties of the same object."""
-    several = part.get("allOf") if isinstance(part.get("allOf"), list) else []
+    several = part.get("allOf")
+    several = several if isinstance(several, list) else []
     sources = [key in part for key in ("properties", "$ref")] + [*map(_can_name_properties, several)]
     return sum(sources + [_can_name_properties(part.get(key)) for key in ("anyOf", "oneOf")]) > 1
 
@@ -53,7 +54,7 @@ def _close_objects(schema: Any, is_open: bool) -> Any:
         return [_close_objects(part, is_open) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {
+    inner: dict[str, Any] = {
         key: value
         if key in _VALUES
         else {name: _close_objects(part, is_open) for name, part in value.items()}

@@ -106,14 +106,16 @@ def record_path(store: RunStore, step: int, split: str = "train") -> Path:
 def recorded_steps(store: RunStore, split: str = "train") -> list[int]:
     """Return the steps that have a record."""
     paths = record_path(store, 0, split).parent.glob("*.learner.npz")
-    return sorted({step_number(path.name.split(".")[0]) for path in paths} - {None})
+    steps = {step_number(path.name.split(".")[0]) for path in paths}
+    return sorted(step for step in steps if step is not None)
 
 
 def write_record(store: RunStore, step: int, record: LearnerRecord) -> Path:
     """Write the record of a step."""
     path, file = record_path(store, step), io.BytesIO()
-    data = {name: getattr(record, name) for name in LearnerRecord.__slots__}
-    np.savez_compressed(file, **data | {"config": np.array(json.dumps(record.config))})
+    data: dict[str, Any] = {name: getattr(record, name) for name in LearnerRecord.__slots__}
+    data["config"] = np.array(json.dumps(record.config))
+    np.savez_compressed(file, **data)
     atomic_write(path, file.getvalue())
     return path
 
@@ -124,8 +126,8 @@ def read_record(
     """Read the record of a step."""
     try:
         arrays = load_arrays(record_path(store, step, split), _ARRAYS)
-        config = {"config": parse_json(str(arrays["config"]))}
-        record = LearnerRecord(**{name: arrays[name] for name in LearnerRecord.__slots__ if name in arrays} | config)
+        values: dict[str, Any] = {name: arrays[name] for name in LearnerRecord.__slots__ if name in arrays}
+        record = LearnerRecord(**values | {"config": parse_json(str(arrays["config"]))})
         return record if _is_consistent(record) else None
     except DAMAGED:
         return None
@@ -146,7 +148,9 @@ def _is_consistent(record: LearnerRecord) -> bool:
     rows = {len(getattr(record, name)) for name in ("place_R", "check_R", "size_R", "coef_R")}
     tokens = {len(getattr(record, name)) for name in LearnerRecord.__slots__ if name.endswith("_E")}
     expected = {0, int(record.size_R.sum(dtype=np.int64))}
-    return len(rows) == 1 and tokens <= expected and (record.size_R >= 0).all() and isinstance(record.config, dict)
+    return (
+        len(rows) == 1 and tokens <= expected and bool((record.size_R >= 0).all()) and isinstance(record.config, dict)
+    )
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #81062488
 def save_record(
@@ -211,8 +215,10 @@ def row_spans(
     for row in rows:
         counted[row.trajectory] = counted.get(row.trajectory, -1) + 1
         i = index_of.get((group, row.trajectory, counted[row.trajectory], group_checksum(row.tokens)))
-        is_whole = i is not None and record.size_R[i] == int(row.sampled[1:].sum())
-        spans.append(record.span(i) if is_whole else None)
+        if i is not None and record.size_R[i] == int(row.sampled[1:].sum()):
+            spans.append(record.span(i))
+        else:
+            spans.append(None)
     return spans
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #8adc8fbd

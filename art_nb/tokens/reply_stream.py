@@ -146,8 +146,8 @@ class ReplyStream:
 
     def cut_off(self) -> None:
         """Treat an unfinished call as text. Unlike JSON, tags do not show whether arguments are missing."""
-        if self._stream and self.form.closing and not self.form.writes_json:
-            self._stream.form = replace(self.form, read=lambda text: ("", []))
+        if self._stream and self._stream.form.closing and not self._stream.form.writes_json:
+            self._stream.form = replace(self._stream.form, read=lambda text: ("", []))
 
     def message(self) -> dict:
         """Return the whole message."""
@@ -181,7 +181,7 @@ class ReplyStream:
             return text, []
         content, parsed = self._stream.add(text, last)
         calls = [
-            call_message(call, self.form, self.sample_id and f"{self.sample_id} {i}")
+            call_message(call, self._stream.form, self.sample_id and f"{self.sample_id} {i}")
             for i, call in enumerate(parsed, len(self.calls))
         ]
         return content, calls[: max(0, 1 - len(self.calls))] if self.single_call else calls

@@ -110,13 +110,14 @@ def read_turn(
 ) -> Turn | None:  # None if nothing can be trained
     """Return the token IDs and logprobs of a choice."""
     prompt, tokens = _ids(choice, "prompt_token_ids", where), _ids(choice, "token_ids", where)
-    missing = prompt is None or tokens is None or not len(prompt)
-    if missing and strict:
-        raise TokenError(
-            f"{where} carries no prompt_token_ids and token_ids. Sample it from a model that is "
-            "registered with a backend, and append the `Choice` object to the trajectory."
-        )
-    if missing or not len(tokens):
+    if prompt is None or tokens is None or not len(prompt):
+        if strict:
+            raise TokenError(
+                f"{where} carries no prompt_token_ids and token_ids. Sample it from a model that is "
+                "registered with a backend, and append the `Choice` object to the trajectory."
+            )
+        return None
+    if not len(tokens):
         return None
     return Turn(
         prompt,

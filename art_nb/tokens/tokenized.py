@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
 from math import isfinite
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from ..core.types import BackendMissing, install_hint
 from ..models.weights import fetch
@@ -282,7 +282,9 @@ def tokenize_history(
         from art_nb.tokens.chat import ChatFormat
     except ImportError as error:
         raise BackendMissing(f"Rendering a chat template needs jinja2: {install_hint('local')}.") from error
-    chat = ChatFormat(tokenizer or get_tokenizer(base_model), chat_template, dict(chat_template_kwargs or {}))
+    chat = ChatFormat(
+        tokenizer or get_tokenizer(cast(str, base_model)), chat_template, dict(chat_template_kwargs or {})
+    )
     return _merge_turns(history, model, _rendered_turns(history, chat))
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #fefe7a76
@@ -340,7 +342,8 @@ def tokenize_trajectory(
 
 def tokenize_group(self: TrajectoryGroup, **how: Any) -> TokenizedTrajectoryGroup:
     """Convert every trajectory of the group into tokens. The options are those of `Trajectory.tokenize`."""
-    return TokenizedTrajectoryGroup(self, [tokenize_trajectory(trajectory, **how) for trajectory in self])
+    records: list[Any] = [tokenize_trajectory(trajectory, **how) for trajectory in self]  # all of the same class
+    return TokenizedTrajectoryGroup(self, records)
 
 
 def _tensorize(self: Trajectory | TrajectoryGroup, *, device: Any = None, **how: Any) -> Any:
@@ -372,9 +375,9 @@ async def tokenize(items: Trajectory | TrajectoryGroup | Sequence, **how: Any) -
     ValueError
         As `Trajectory.tokenize`.
     """
-    is_single = isinstance(items, (Trajectory, TrajectoryGroup))
-    records = await asyncio.to_thread(lambda: [item.tokenize(**how) for item in ([items] if is_single else items)])
-    return records[0] if is_single else records
+    if isinstance(items, (Trajectory, TrajectoryGroup)):
+        return await asyncio.to_thread(lambda: items.tokenize(**how))
+    return await asyncio.to_thread(lambda: [item.tokenize(**how) for item in items])
 
 
 async def tensorize(items: Trajectory | TrajectoryGroup | Sequence, *, device: Any = None, **how: Any) -> Any:

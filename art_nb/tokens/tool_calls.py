@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from re import DOTALL, Match, Pattern, search
 from re import compile as pattern
-from typing import Any
+from typing import Any, cast
 
 from ..core.types import BackendMissing, ServeError, Tools, install_hint
 
@@ -53,14 +53,21 @@ def _all_calls(pairs: Iterable[tuple[Any, Any]]) -> list[ParsedCall]:
         return []
 
 
+def _match_at(expression: Pattern[str], text: str, position: int) -> Match[str]:
+    match = expression.match(text, position)
+    if match is None:
+        raise ValueError(f"unexpected text at position {position}")
+    return match
+
+
 def json_sequence(text: str) -> Iterator[Any]:
     """Yield the JSON values of a text one after the other; raises ValueError at anything else."""
     decode = json.JSONDecoder().raw_decode
-    position = _SEPARATORS.match(text).end()
+    position = _match_at(_SEPARATORS, text, 0).end()
     while position < len(text):
         value, position = decode(text, position)
         yield from value if isinstance(value, list) else [value]
-        position = _SEPARATORS.match(text, position).end()
+        position = _match_at(_SEPARATORS, text, position).end()
 
 
 def read_json(text: str) -> list[ParsedCall]:
@@ -74,9 +81,10 @@ _NAMED = pattern(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?\[ARGS\](.*)", DOTALL
 def read_mistral(text: str) -> list[ParsedCall]:
     """Return calls in either of Mistral's formats."""
     named = [_NAMED.fullmatch(part) for part in text.split("[TOOL_CALLS]")]
-    if not all(named):
+    matches = [match for match in named if match]
+    if len(matches) < len(named):
         return read_json(text)
-    return _all_calls((match[1], match[2].strip()) for match in named)
+    return _all_calls((match[1], match[2].strip()) for match in matches)
 
 # %% ../../nbs/25_tokens/00_tool_calls.ipynb #ddb5f601
 _FUNCTION = pattern(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", DOTALL)
@@ -162,19 +170,19 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.List):
         return [_literal(item) for item in node.elts]
     if isinstance(node, ast.Dict):
-        return {str(ast.literal_eval(key)): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
+        keys = cast(list[ast.expr], node.keys)  # `**` has the key None, which `literal_eval` rejects
+        return {str(ast.literal_eval(key)): _literal(value) for key, value in zip(keys, node.values, strict=True)}
     return ast.literal_eval(node)
 
 
 def read_python(text: str) -> list[ParsedCall]:
     """Return a list of calls written as Python (LFM2, LFM2.5). The code is parsed, never executed."""
     try:
-        calls = ast.parse(text.strip(), mode="eval").body
-        calls = calls.elts if isinstance(calls, ast.List) else [calls]
-        if any(
-            not isinstance(call, ast.Call) or call.args or None in [keyword.arg for keyword in call.keywords]
-            for call in calls
-        ):
+        body = ast.parse(text.strip(), mode="eval").body
+        nodes = body.elts if isinstance(body, ast.List) else [body]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        has_other_nodes = len(calls) < len(nodes)
+        if has_other_nodes or any(call.args or None in [keyword.arg for keyword in call.keywords] for call in calls):
             return []
         return _all_calls(
             (ast.unparse(call.func), {keyword.arg: _literal(keyword.value) for keyword in call.keywords})
@@ -196,21 +204,22 @@ def _gemma_value(text: str, position: int) -> tuple[Any, int]:
         end = text.index(_QUOTE, position + len(_QUOTE))
         return text[position + len(_QUOTE) : end], end + len(_QUOTE)
     if text[position] not in "{[":
-        bare = _BARE.match(text, position)
+        bare = _match_at(_BARE, text, position)
         return json.loads(bare[0]), bare.end()
     is_object = text[position] == "{"
-    items = {} if is_object else []
+    fields: dict[str, Any] = {}
+    values: list[Any] = []
     position += 1
     while text[position] not in "}]":
         if is_object:
-            key = _KEY.match(text, position)
-            items[key[1].strip().replace(_QUOTE, "")], position = _gemma_value(text, key.end())
+            key = _match_at(_KEY, text, position)
+            fields[key[1].strip().replace(_QUOTE, "")], position = _gemma_value(text, key.end())
         else:
             value, position = _gemma_value(text, position)
-            items.append(value)
+            values.append(value)
         if text[position] == ",":
             position += 1
-    return items, position + 1
+    return fields if is_object else values, position + 1
 
 
 def read_gemma(text: str) -> list[ParsedCall]:
@@ -250,7 +259,9 @@ def typed_argument(text: str, schema: Any) -> Any:
 def typed_calls(calls: list[ParsedCall], tools: Tools | None) -> list[ParsedCall]:
     """Convert text arguments to the types that the tools' schemas name."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or []}
-    fields = {name: schema.get("properties") or {} for name, schema in schemas.items() if isinstance(schema, dict)}
+    fields: dict[str, Any] = {
+        name: schema.get("properties") or {} for name, schema in schemas.items() if isinstance(schema, dict)
+    }
     return [
         (name, {key: typed_argument(text, fields.get(name, {}).get(key)) for key, text in arguments.items()})
         for name, arguments in calls
@@ -470,8 +481,10 @@ def call_format(
     if name in FORMATS:
         return FORMATS[name]
     try:
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-        from vllm.tool_parsers import ToolParserManager
+        from vllm.entrypoints.openai.chat_completion.protocol import (  # pyright: ignore[reportMissingImports]
+            ChatCompletionRequest,
+        )
+        from vllm.tool_parsers import ToolParserManager  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackendMissing(
             f"`tool_call_parser={name!r}` needs vLLM's parsers, and vLLM is not installed: {install_hint('vllm')}, "

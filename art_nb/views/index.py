@@ -359,8 +359,8 @@ def open_rollouts(x: Any) -> RolloutIndex:
     Parameters
     ----------
     x : object
-        A trajectory, a group, a list of trajectories or groups, a dict `{step: groups}`, a run, a model, a store, or the path
-        of a run or of a file of rollouts.
+        A trajectory, a group, a list of trajectories or groups, a dict `{step: groups}`, a run, a model, a store,
+        or the path of a run or of a file of rollouts.
 
     Returns
     -------

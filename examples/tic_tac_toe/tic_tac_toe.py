@@ -9,7 +9,7 @@ import art_nb as art
 
 SQUARES = [row + column for row in "ABC" for column in "123"]
 LINES = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
-REWARDS = {"x": 1.0, "draw": 0.5, "o": 0.0}
+REWARDS: dict[str | None, float] = {"x": 1.0, "draw": 0.5, "o": 0.0}
 SYSTEM = "You play tic-tac-toe as x. Reply with one free square, like B2."
 
 
