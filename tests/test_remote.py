@@ -286,8 +286,8 @@ async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
     await model.register(far)
     for one, step, kind, said in (
         (model, 7, StoreError, "no checkpoint of step 7. Existing steps: 0"),
-        (named("stranger"), None, StoreError, "it has: none"),
-        (named(project="../.."), None, StoreError, "it has: none"),
+        (named("stranger"), None, StoreError, "Existing steps: none"),
+        (named(project="../.."), None, StoreError, "Existing steps: none"),
         (model, -1, ServeError, "step"),
         (model, "../0000", ServeError, "step"),
     ):
