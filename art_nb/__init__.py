@@ -1,4 +1,6 @@
-"""Modules:
+"""A notebook workbench for training LLM agents with reinforcement learning.
+
+Modules:
 
 - `art_nb.training.diagnostics`: Warnings about a run, derived from its metrics, with advice
 - `art_nb.training.evaluation`: The mean of a metric on fixed scenarios, at any step, with a confidence interval

@@ -1,8 +1,12 @@
 """In a kernel our objects show themselves, and nothing is loaded before the first of them does."""
 
+from importlib import import_module
+
 import nbformat
 import pytest
 from kernels import run_notebook
+
+from art_nb.panels.ipython import SHOWN_BY
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CELLS = [
@@ -65,3 +69,9 @@ def test_where_no_widget_is_wanted_only_the_frozen_form_is_shown(outputs):
     (shown,) = outputs[9]
     assert WIDGET not in shown["data"]
     assert "greetings" in shown["data"]["text/html"]
+
+
+def test_every_class_and_function_of_the_table_is_there():
+    for places in SHOWN_BY.items():
+        for module, name in places:
+            assert hasattr(import_module(module), name), f"{module} has no {name}"

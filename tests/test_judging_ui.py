@@ -183,7 +183,7 @@ def test_what_one_types_survives_a_change_from_elsewhere(opened):
     press(page, "o")
     page.keyboard.type("0.3")
     page.panel.current_session.move(3, 0)
-    page.panel.tell()
+    page.panel.notify_views()
     page.wait_for_function("document.querySelectorAll('.art-j-name')[0].textContent === '#3'")
     assert page.evaluate("document.activeElement.value") == "0.3"
     page.keyboard.press("Enter")

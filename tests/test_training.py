@@ -340,7 +340,7 @@ async def test_an_interrupted_cell_pauses_then_stops(home, capsys):
     cell.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cell
-    assert (run.status, "run.resume() goes on" in capsys.readouterr().out) == ("pausing", True)
+    assert (run.status, "run.resume() to continue" in capsys.readouterr().out) == ("pausing", True)
     cell = asyncio.create_task(run.wait())
     await asyncio.sleep(0.1)
     cell.cancel()

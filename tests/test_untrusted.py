@@ -149,7 +149,7 @@ def check_readable(areas, page):
         curves.scroll_into_view_if_needed()
         expect(curves).to_be_visible()
         expect(areas[n]).to_contain_text("groups of step 3")
-    judged = areas[JUDGED].get_by_text("what they share: 1 messages")
+    judged = areas[JUDGED].get_by_text("shared messages: 1")
     judged.scroll_into_view_if_needed()
     expect(judged).to_be_visible()
     for text in TEXTS[:16]:  # as many as a frozen group shows in full

@@ -19,7 +19,8 @@ def outputs(cell) -> list[str]:
 def blocks(cell) -> list[str]:
     """Return a cell as Markdown: its text, or its code and outputs."""
     if cell.cell_type == "markdown":
-        return [cell.source.strip().replace("](../", "](")]  # links relative to the root of the repository
+        text = DIRECTIVE.sub("", cell.source).strip()
+        return [text.replace("](../", "](")]  # links relative to the root of the repository
     if cell.cell_type != "code" or re.search(r"^#\| *hide", cell.source, re.MULTILINE):
         return []
     code = DIRECTIVE.sub("", cell.source).strip()

@@ -20,7 +20,7 @@ SHOWN_BY = {
     ("art_nb.rollouts.trajectories", "TrajectoryGroup"): ("art_nb.panels.viewer", "view"),
     ("art_nb.runs.store", "RunStore"): ("art_nb.panels.viewer", "view"),
     ("art_nb.training.run", "Run"): ("art_nb.panels.live_cell", "display_run"),
-    ("art_nb.training.run", "Attached"): ("art_nb.panels.live_cell", "display_run"),
+    ("art_nb.training.run", "AttachedRun"): ("art_nb.panels.live_cell", "display_run"),
 }
 
 
