@@ -19,7 +19,7 @@ import art_nb as art
 loaded = {name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names
 trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": "hello"}], reward=1.0)
 heavy = {"torch", "transformers", "anywidget", "ipywidgets"} & set(sys.modules)
-print(*loaded, sorted(heavy), trajectory.reward)
+print(*sorted(loaded), sorted(heavy), trajectory.reward)
 """
 
 
