@@ -440,8 +440,8 @@ def test_a_tick_is_small_and_the_state_too(cell, script):
 
 def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeypatch):
     whole, pictures, frozen = cell.state(), [], []
-    monkeypatch.setattr(cell, "picture", lambda: pictures.append(1) or whole | {"title": "日" * 16_384})
-    monkeypatch.setattr(cell, "_leave", lambda html, close: frozen.append(html))
+    monkeypatch.setattr(cell, "state", lambda: pictures.append(1) or whole | {"title": "日" * 16_384})
+    monkeypatch.setattr(cell, "_replace_outputs", lambda html, close: frozen.append(html))
     pulse = threading.Thread(target=cell.refresh_loop, args=(None,), daemon=True)
     pulse.start()
     until(lambda: len(pictures) > 1)
