@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol
+from weakref import ref
 
 from ..core.aio import cancel_and_wait
 from ..rollouts.trajectories import TrajectoryGroup
@@ -51,9 +52,13 @@ class StepSource:
         self.plan = plan
         self._rollouts: dict[int, asyncio.Future] = {}  # by the number of finished steps before them
 
+    @property
+    def run(self) -> Any:
+        return self._run_ref()
+
     async def open(self, run: Any) -> None:
         """Start work for `run`. Print a message if its number of steps is already reached."""
-        self.run = run
+        self._run_ref = ref(run)  # weak, so that a finished run is freed with its last variable
         if not self.has_more():
             print(
                 f"{run.model.name} has {run.step} steps already, so `steps={self.plan.steps}` is reached. "

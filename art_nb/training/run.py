@@ -31,7 +31,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
@@ -140,10 +140,14 @@ class TrainingLoop:
     """One session of a run: get groups, train on them, log. It runs on one event loop."""
 
     def __init__(self, run: "Run"):
-        self.run = run
+        self._run_ref = ref(run)  # weak, so that a finished run is freed with its last variable
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Future | None = None  # the work that a stop cancels
         self._is_cut = False
+
+    @property
+    def run(self) -> "Run":
+        return self._run_ref()
 
     async def run_to_end(self) -> None:
         """Train, and set the final status. An exception becomes the error of the run."""
