@@ -193,6 +193,20 @@ async def test_a_rollout_that_swallows_its_cancellation_does_not_hold_the_gather
     await asyncio.wait_for(ended.wait(), 60)
 
 
+async def test_a_gather_that_is_canceled_twice_still_waits_for_its_rollouts():
+    """As when two groups fail at once: the second cancellation arrives while the first one is awaited."""
+    sleep = Sleepers()
+    gathered = asyncio.ensure_future(gather_trajectories([sleep(), sleep()], **QUIET))
+    await until(lambda: sleep.started == 2)
+    for _ in range(2):
+        gathered.cancel()
+        await asyncio.sleep(0.001)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(gathered, 60)
+    assert sleep.cancelled == 2
+    assert len(asyncio.all_tasks()) == 1
+
+
 async def test_a_rollout_that_cancels_itself_is_a_failure_not_our_end():
     async def gives_up():
         raise asyncio.CancelledError("scope left")

@@ -24,14 +24,21 @@ async def cancel_and_wait(
     tasks: Iterable[asyncio.Future],  # finished tasks are allowed
     grace_s: float = 5.0,  # a task that ignores its cancellation is abandoned after this time
 ) -> None:
-    """Cancel tasks and wait until they have ended."""
+    """Cancel tasks and wait until they have ended. A cancellation of the caller is raised after that."""
     tasks = list(tasks)
-    pending = [task for task in tasks if task.cancel()]
-    if pending:
-        await asyncio.wait(pending, timeout=grace_s)
+    pending = {task for task in tasks if task.cancel()}
+    end_s, cancellation = time.monotonic() + grace_s, None
+    while pending:
+        try:
+            await asyncio.wait(pending, timeout=max(end_s - time.monotonic(), 0))
+            break
+        except asyncio.CancelledError as error:
+            cancellation = error
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # otherwise asyncio reports an exception that was never retrieved
+    if cancellation is not None:
+        raise cancellation
 
 
 async def gather_or_cancel(awaitables: Iterable[Awaitable]) -> list[Any]:  # their results, in order
