@@ -1,4 +1,4 @@
-"""Formatting of Python and JavaScript, and the unit tests of the panels' JavaScript."""
+"""Formatting of Python and JavaScript, types, and the unit tests of the panels' JavaScript."""
 
 import os
 import shutil
@@ -35,6 +35,11 @@ def test_python_is_formatted():
 def test_javascript_is_formatted(npm):
     done = run(npm, "run", "format:check", cwd=JS)
     assert done.returncode == 0, f"run `npm run format` in js/\n{done.stdout}{done.stderr}"
+
+
+def test_types(npm):
+    done = run(JS / "node_modules/.bin/pyright", "--pythonpath", sys.executable, "--level", "error")
+    assert done.returncode == 0, f"run `js/node_modules/.bin/pyright`\n{done.stdout}{done.stderr}"
 
 
 def test_javascript_functions(npm):
