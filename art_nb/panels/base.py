@@ -208,8 +208,8 @@ def _check_size(update: dict) -> dict:
     size = len(json.dumps(update, ensure_ascii=False).encode("utf-8", "backslashreplace"))
     if size > MAX_TICK:
         raise ValueError(
-            f"An update has {size} bytes of JSON, but the maximum is {MAX_TICK}. Let the page request large data with a "
-            "command."
+            f"An update has {size} bytes of JSON, but the maximum is {MAX_TICK}. "
+            "Let the page request large data with a command."
         )
     return update
 
