@@ -180,7 +180,7 @@ def test_a_rescored_step_is_replayed_with_its_mismatch_options(policy):
             term["value"]
             for e in range(len(record.old_E))
             for term in terms_of(replay, e)
-            if term["name"] == "correction of the mismatch"
+            if term["name"] == "mismatch correction"
         )
         assert highest == pytest.approx(1.1 if "mismatch_options" in options else 1.0)
 
@@ -191,7 +191,7 @@ def test_an_old_record_without_the_samplers_logprobs_is_not_replayed(policy):
     optimizer_steps(learner, train_rows(rewards, rows, config), config)
     record = make_record(learner.seen, rows, config_to_json(config))
     record.sampler_E = np.zeros(0, "f4")
-    with pytest.raises(art.TrainError, match="the record holds the learner's"):
+    with pytest.raises(art.TrainError, match="the learner's logprobs, not the sampler's"):
         replay_as_trained(record)
 
 
@@ -288,7 +288,7 @@ async def test_terms_multiply_to_the_loss(tiny_model_dir, tmp_path):
     assert [one["name"] for one in told["losses"]] == list(LOSSES)
     for one in told["losses"]:
         value = {term["name"]: term["value"] for term in one["terms"]}
-        product = value["policy term"] * value["correction of the mismatch"] * value["coefficient"]
+        product = value["policy term"] * value["mismatch correction"] * value["coefficient"]
         assert product == pytest.approx(one["loss"], abs=1e-6), one["name"]
         assert value["ratio"] == pytest.approx(math.exp(value["log ratio"]), rel=1e-4) or one["name"] == "gspo"
 

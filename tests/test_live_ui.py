@@ -445,7 +445,7 @@ def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeyp
     pulse = threading.Thread(target=cell.refresh_loop, args=(None,), daemon=True)
     pulse.start()
     until(lambda: len(pictures) > 1)
-    assert pulse.is_alive() and "a tick may take" in cell.last_error_text
+    assert pulse.is_alive() and "bytes of JSON, but the maximum is" in cell.last_error_text
     cell.finish()
     assert frozen
     cell.last_error = None

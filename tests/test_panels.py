@@ -274,7 +274,7 @@ def test_a_tick_is_small():
     panel.send_tick({"b": "日" * 3000})  # each is small, both merged are not
     panel._ticker.flush()
     assert panel.tick == {"phase": "rollout", "seq": 1}
-    assert "a tick may take" in panel.last_error_text
+    assert "bytes of JSON, but the maximum is" in panel.last_error_text
 
 
 # showing -------------------------------------------------------------------------------------------------------------

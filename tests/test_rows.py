@@ -19,7 +19,7 @@ from art_nb.rewards.judges import Judgement
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
 from art_nb.runs.store import RunStore
 from art_nb.views import replies
-from art_nb.views.conversation import PART, conversation_of, paginate, shared_count, shared_units, token_texts
+from art_nb.views.conversation import MAX_PART_BYTES, conversation_of, paginate, shared_count, shared_units, token_texts
 from art_nb.views.index import find_row, link, load_all, open_rollouts, resolve, search, select
 from art_nb.views.query import FIELDS, rows_where
 from art_nb.views.step_table import COLUMNS, FLAGS, table_of_file, table_of_groups
@@ -434,7 +434,7 @@ def test_a_line_of_five_megabytes_comes_in_parts():
     rows = load_all(thread("?", "\x00" + "x" * 5_000_000))
     first = sendable(replies.traj_reply(rows, 0))
     parts = [first, *(sendable(replies.traj_reply(rows, 0, part)) for part in range(1, first["parts"]))]
-    assert all(len(json.dumps(part["messages"])) <= PART for part in parts)
+    assert all(len(json.dumps(part["messages"])) <= MAX_PART_BYTES for part in parts)
     text = "".join(m["content"] for part in parts for m in part["messages"] if m["i"] == 1)
     assert text == "\x00" + "x" * 5_000_000
     with pytest.raises(ValueError, match="no part"):

@@ -110,7 +110,7 @@ def _command_starter(method: Callable, thread: bool) -> Callable:
         run = _run_on_loop
     else:
         run = _run_in_thread if thread else _run_now
-    validated = validate_call(method, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    validated = validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(method)
 
     def start(panel: "Panel", args: dict, done: Callable) -> None:
         run(lambda: validated(panel, **args), done)
@@ -157,10 +157,10 @@ class Ticker:
         self._timer: threading.Timer | None = None
         self._last, self._busy = -interval_s, False  # end of the last send; whether a send is in progress
 
-    def put(self, tick: dict) -> None:
+    def put(self, update: dict) -> None:
         """Send a dict now, or merge it with the dict that waits to be sent."""
         with self._lock:
-            self._waiting = (self._waiting or {}) | tick
+            self._waiting = (self._waiting or {}) | update
             if self._timer is not None or self._busy:
                 return
             wait = self._last + self.interval_s - time.monotonic()
@@ -182,10 +182,10 @@ class Ticker:
             with self._lock:
                 if self._timer is not None:
                     self._timer.cancel()
-                tick, self._waiting, self._timer, self._busy = self._waiting, None, None, True
+                update, self._waiting, self._timer, self._busy = self._waiting, None, None, True
             try:
-                if tick is not None:
-                    self.send(tick)
+                if update is not None:
+                    self.send(update)
             finally:
                 with self._lock:
                     self._last, self._busy = time.monotonic(), False
@@ -204,13 +204,14 @@ _PANEL_NUMBERS = count(1)
 MAX_TICK = 16_384  # bytes
 
 
-def _check_size(tick: dict) -> dict:
-    size = len(json.dumps(tick, ensure_ascii=False).encode("utf-8", "backslashreplace"))
+def _check_size(update: dict) -> dict:
+    size = len(json.dumps(update, ensure_ascii=False).encode("utf-8", "backslashreplace"))
     if size > MAX_TICK:
         raise ValueError(
-            f"a tick may take {MAX_TICK} bytes, this one takes {size}; let the page request large data by a command"
+            f"An update has {size} bytes of JSON, but the maximum is {MAX_TICK}. "
+            "Let the page request large data with a command."
         )
-    return tick
+    return update
 
 
 class Panel(anywidget.AnyWidget):
@@ -252,17 +253,17 @@ class Panel(anywidget.AnyWidget):
 
     def send_tick(
         self,
-        tick: dict,  # JSON values, at most 16 kB
+        update: dict,  # JSON values, at most 16 kB
     ) -> None:
         """Send live state, at most four times per second. Can be called from any thread.
 
         Raises
         ------
         ValueError
-            The tick has more than 16 kB.
+            The update has more than 16 kB.
         """
-        _check_size(tick)
-        self._ticker.put(tick)
+        _check_size(update)
+        self._ticker.put(update)
 
     def show(
         self,
@@ -296,7 +297,7 @@ class Panel(anywidget.AnyWidget):
         form = {"text/plain": f"<{type(self).__name__}>", "text/html": self.html()}
         if self.comm is None or display_mode() == "html":  # closed, or widgets are disabled
             return form
-        bundle = super()._repr_mimebundle_()
+        bundle = super()._repr_mimebundle_() or {}
         return (bundle[0] if isinstance(bundle, tuple) else bundle) | form
 
     @command
@@ -330,10 +331,10 @@ class Panel(anywidget.AnyWidget):
         with self._send_lock:
             super()._send(*message, **options)
 
-    def _send_tick(self, tick: dict) -> None:
+    def _send_tick(self, update: dict) -> None:
         try:
-            self._set_trait("tick", _check_size(tick) | {"seq": next(self._seq)})
-        except ValueError as error:  # merged ticks are too large, and a timer has no caller
+            self._set_trait("tick", _check_size(update) | {"seq": next(self._seq)})
+        except ValueError as error:  # merged updates are too large, and a timer has no caller
             self._show_error(error)
 
     def _on_message(self, _widget: Any, message: Any, _buffers: list) -> None:

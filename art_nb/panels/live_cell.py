@@ -37,7 +37,7 @@ from ..training.run_display import DISPLAYS, PassiveWait, as_html
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #a36d4bc4
 RunSource: TypeAlias = Run | AttachedRun
-CONTROLS: dict[str, Callable[[RunSource], None]] = {
+CONTROLS: dict[str, Callable[[Any], object]] = {  # each receives a `RunSource`; "start" needs a `Run`
     "start": lambda run: run.start(),
     "pause": lambda run: run.pause(),
     "resume": lambda run: run.resume(),
@@ -182,12 +182,15 @@ class ButtonWait:
 @contextmanager
 def hook_shell(shell: Any, hooks: dict[str, Callable]) -> Iterator[None]:
     """Register callbacks for shell events while the context is active. Without a shell, do nothing."""
-    for name, hook in hooks.items() if shell is not None else ():
+    if shell is None:
+        yield
+        return
+    for name, hook in hooks.items():
         shell.events.register(name, hook)
     try:
         yield
     finally:
-        for name, hook in hooks.items() if shell is not None else ():
+        for name, hook in hooks.items():
             shell.events.unregister(name, hook)
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #7a06167e
@@ -209,16 +212,17 @@ class LiveCell(Panel):
         self.over = threading.Event()
         self.last_message, self.waits = 0.0, ""  # time of the last message from a view; how buttons are received
         self.html_handle = None  # the output, once plain HTML has replaced the panel
-        self.slot, self.opened, self.cell_number = None, None, None  # the output and the viewer of an opened group
+        self.slot: Any = None  # display handle of the output below the cell
+        self.opened, self.cell_number = None, None  # the viewer of the opened group; the number of the cell
         self.sent_count, self.sent_at, self.refreshed_at, self.n_tokens = -1, 0.0, 0.0, 0
         super().__init__(key=f"live {self.store.path.resolve()}")
         self.tick = self.state() | {"seq": 0}
 
     def state(self) -> dict[str, Any]:
         """Return the current state of the run, for one update of the view."""
-        tick = live_state(self.progress, in_memory=available_groups(self.run), machine=machine_state(self.run))
+        state = live_state(self.progress, in_memory=available_groups(self.run), machine=machine_state(self.run))
         is_local = isinstance(self.run, Run) and not self.over.is_set()
-        return tick | {"where": str(self.store.path), "here": is_local, "waits": self.waits}
+        return state | {"where": str(self.store.path), "here": is_local, "waits": self.waits}
 
     @command
     def index(self, from_row: int = 0) -> dict:

@@ -164,7 +164,7 @@ def live_state(
             "points": curve_points(p.rows, max(0, len(p.rows) - 4)),
             "seen": p.seen,
             "groups": group_entries(p, in_memory),
-            "lessons": [asdict(lesson) for lesson in diagnose(p.rows)[:5]],
+            "lessons": [asdict(warning) for warning in diagnose(p.rows)[:5]],
             "notes": [note[:300] for note in p.notes],
             "failure": failure_card(p),
         }

@@ -105,7 +105,7 @@ def balanced(
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #846e9ff1
 def advantages(
-    groups_rewards: Sequence[Sequence[float]],
+    groups_rewards: Sequence[Sequence[float] | np.ndarray],
     scale: str | Callable = "group",
     balance: float = 0.0,
     counts: Sequence[np.ndarray] | None = None,
@@ -248,8 +248,8 @@ UNITS = {
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #07f6e459
 def entry_weights(
-    row_lengths_R: Sequence[int],  # trained tokens of each row
-    trajectory_of_row_R: Sequence[int],  # trajectory of each row
+    row_lengths_R: Sequence[int] | np.ndarray,  # trained tokens of each row
+    trajectory_of_row_R: Sequence[int] | np.ndarray,  # trajectory of each row
     advantages_R: Sequence[float] | np.ndarray,  # advantage of each row
     reduction: str | Callable = "token",  # a name in REDUCTIONS, or a function of LiveRows
     max_tokens: int | None = None,  # constant length, for reduction="constant"
@@ -315,7 +315,7 @@ def is_truncated(
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #ffdaa2ac
 def weigh_rows(
-    groups_rewards: Sequence[Sequence[float]],
+    groups_rewards: Sequence[Sequence[float] | np.ndarray],
     groups_rows: Sequence[Sequence],
     *,
     scale: str | Callable = "group",

@@ -30,7 +30,15 @@ from ..runs.store import RunStore, find_runs, is_run
 from ..tokens.learner_records import LearnerRecord, read_record, record_path
 from ..training.run import AttachedRun, Run
 from .query import PRESETS, most_varied, order_of, rows_where
-from .step_table import COLUMNS, FLAGS, StepTable, AdvantageRule, table_of_file, table_of_groups
+from art_nb.views.step_table import (
+    COLUMN_NAMES,
+    COLUMNS,
+    FLAGS,
+    StepTable,
+    AdvantageRule,
+    table_of_file,
+    table_of_groups,
+)
 
 # %% ../../nbs/75_views/30_index.ipynb #9581a405
 Waiting: TypeAlias = tuple[str, int, Callable[[], StepTable]]  # split, step, and a function that loads the step
@@ -48,12 +56,15 @@ class GroupRef:
     @property
     def key(self) -> str:
         """The name of the group in the journal; its place if the group has no ID."""
-        return self.part.keys[self.position - self.part.first] or f"{self.part.split}/{self.part.step}/{self.position}"
+        return (
+            self.part.keys[self.position - self.part.first_position]
+            or f"{self.part.split}/{self.part.step}/{self.position}"
+        )
 
     @property
     def name(self) -> str:
         """The scenario of the group; "" if unknown."""
-        return self.part.names[self.position - self.part.first]
+        return self.part.names[self.position - self.part.first_position]
 
     @property
     def rows(self) -> np.ndarray:
@@ -153,9 +164,9 @@ class RolloutIndex:
             return not self.waiting
 
     def _add(self, part: StepTable, make: Callable[[], StepTable]) -> None:
-        part.base = self._groups[-1]
+        part.first_group = self._groups[-1]
         part.table["id"] += self._starts[-1]
-        part.table["group"] += part.base
+        part.table["group"] += part.first_group
         self.parts.append(part)
         self._makers.append(make)
         self._starts.append(self._starts[-1] + len(part.table))
@@ -172,7 +183,7 @@ class RolloutIndex:
             self.waiting = [step for step in steps if step[:2] not in known] + self.waiting
             judgements = self._judgements()
             for i, part in enumerate(self.parts):
-                if part.stamp() != part.made or part.judgements != judgements.get(part.step, {}):
+                if part.stamp() != part.initial_stamp or part.judgements != judgements.get(part.step, {}):
                     self._replace(i)
             return before != (self.version, len(self.waiting))
 
@@ -185,9 +196,9 @@ class RolloutIndex:
             return
         if (len(new.table), len(new.names)) != (len(old.table), len(old.names)):
             # the file contains other rollouts: keep the old rows, because the viewer shows their numbers
-            old.made, old.judgements = new.made, self._judgements().get(old.step, {})
+            old.initial_stamp, old.judgements = new.initial_stamp, self._judgements().get(old.step, {})
             return
-        new.base, new.table["id"], new.table["group"] = old.base, old.table["id"], old.table["group"]
+        new.first_group, new.table["id"], new.table["group"] = old.first_group, old.table["id"], old.table["group"]
         self.parts[i] = new
         self._mark(new)
         self._table, self._search, self.version = None, None, self.version + 1
@@ -210,7 +221,7 @@ class RolloutIndex:
         if not part.judgements:
             return
         for i in range(len(part.names)):
-            ref = GroupRef(part, part.base + i, part.first + i)
+            ref = GroupRef(part, part.first_group + i, part.first_position + i)
             finished = np.flatnonzero((part.table["group"] == ref.group) & (part.table["status"] == 0))
             for index, judgement in current(part.judgements.get(ref.key, [])).items():
                 if index < len(finished):
@@ -229,7 +240,7 @@ class RolloutIndex:
         """Return the reference to a group."""
         i, offset = _find(self._groups, number, "group")
         part = self.parts[i]
-        return GroupRef(part, number, part.first + offset)
+        return GroupRef(part, number, part.first_position + offset)
 
     def locate(self, row: int) -> RolloutRef:
         """Return the reference to the rollout of a row."""
@@ -237,7 +248,7 @@ class RolloutIndex:
         part = self.parts[i]
         group = int(part.table["group"][offset])
         first = int(np.searchsorted(part.table["group"], group))
-        return RolloutRef(part, group, part.first + group - part.base, row, offset, offset - first)
+        return RolloutRef(part, group, part.first_position + group - part.first_group, row, offset, offset - first)
 
 
 def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
@@ -359,8 +370,8 @@ def open_rollouts(x: Any) -> RolloutIndex:
     Parameters
     ----------
     x : object
-        A trajectory, a group, a list of trajectories or groups, a dict `{step: groups}`, a run, a model, a store,
-        or the path of a run or of a file of rollouts.
+        A trajectory, a group, a list of trajectories or groups, a dict `{step: groups}`, a run, a model, a store or a
+        path. A path is the directory of a run or a file of rollouts.
 
     Returns
     -------
@@ -397,7 +408,7 @@ def column(
     """Return a column of the loaded rows. Raise KeyError if there is no such field or metric."""
     table = rows.table
     field = {"index": "idx_in_group"}.get(name, name)
-    if field in COLUMNS.names:
+    if field in COLUMN_NAMES:
         return table[field]
     properties = {"failed": lambda: table["status"] == 1, "judged": lambda: ~np.isnan(table["ruler"])}
     properties |= {flag: lambda bit=bit: (table["flags"] & bit) > 0 for flag, bit in FLAGS.items()}
@@ -412,7 +423,7 @@ def column(
 
 
 def _scenarios(part: StepTable) -> list[str]:
-    return [part.names[i] for i in (part.table["group"] - part.base).tolist()]
+    return [part.names[i] for i in (part.table["group"] - part.first_group).tolist()]
 
 # %% ../../nbs/75_views/30_index.ipynb #63981e08
 def select(
@@ -478,9 +489,9 @@ def find_row(rows: RolloutIndex, split: str, step: int, group: int, index: int) 
     """Return the row of a rollout by the position of its group in the step. Load steps if needed."""
     while True:
         for part in rows.parts:
-            i = group - part.first
+            i = group - part.first_position
             if (part.split, part.step) == (split, step) and 0 <= i < len(part.names):
-                members = part.table[part.table["group"] == part.base + i]
+                members = part.table[part.table["group"] == part.first_group + i]
                 if 0 <= index < len(members):
                     return int(members["id"][index])
         if (split, step) not in [waiting[:2] for waiting in rows.waiting]:

@@ -50,7 +50,7 @@ _TOKEN = re.compile(
 
 
 def _tokenize(line: str) -> Tokens:
-    tokens = [(match.lastgroup, match[0], match.start() + 1) for match in _TOKEN.finditer(line)]
+    tokens = [(str(match.lastgroup), match[0], match.start() + 1) for match in _TOKEN.finditer(line)]
     for kind, text, column in tokens:
         if kind == "other":
             raise ValueError(f"Invalid filter: unexpected character {text!r} at column {column}.")

@@ -19,9 +19,9 @@ from ..rewards.journal import Journal
 from ..rollouts.trajectories import PydanticException, Trajectory, get_messages, is_choice
 from ..runs.store import RunStore
 from .boards import board_of
-from .conversation import PIECE, paginate, shared_count, shared_units, conversation_of
+from .conversation import MAX_PIECE_CHARS, paginate, shared_count, shared_units, conversation_of
 from .index import GroupRef, RolloutIndex, RolloutRef, ViewReply, link_to, search, select
-from .step_table import COLUMNS, FLAGS, STATUS
+from .step_table import COLUMN_NAMES, COLUMNS, FLAGS, STATUS
 
 # %% ../../nbs/75_views/70_replies.ipynb #3555b946
 def index_reply(
@@ -33,10 +33,10 @@ def index_reply(
     if from_row >= len(rows):
         rows.load()
     version, done = rows.version, not rows.waiting  # read before the table, so that later changes are requested again
-    table, names = rows.table[from_row:], list(columns or COLUMNS.names)
-    unknown = sorted(set(names) - set(COLUMNS.names))
+    table, names = rows.table[from_row:], list(columns or COLUMN_NAMES)
+    unknown = sorted(set(names) - set(COLUMN_NAMES))
     if unknown:
-        raise ValueError(f"Invalid columns: there is no column {', '.join(unknown)}. Use {', '.join(COLUMNS.names)}.")
+        raise ValueError(f"Invalid columns: there is no column {', '.join(unknown)}. Use {', '.join(COLUMN_NAMES)}.")
     if from_row < 0:
         raise ValueError(f"Invalid from_row={from_row}: there is no row below 0.")
     reply = {
@@ -63,9 +63,9 @@ def _first_group(rows: RolloutIndex, from_row: int) -> int:
 def _groups(rows: RolloutIndex, first: int) -> dict[str, Any]:
     groups: dict[str, Any] = {"from": first, "names": [], "steps": [], "splits": [], "sizes": []}
     for part in rows.parts:
-        skip = max(0, first - part.base)
+        skip = max(0, first - part.first_group)
         if skip < len(part.names):
-            sizes = np.bincount(part.table["group"] - part.base, minlength=len(part.names))[skip:].tolist()
+            sizes = np.bincount(part.table["group"] - part.first_group, minlength=len(part.names))[skip:].tolist()
             groups["names"] += [utf8_text(name) for name in part.names[skip:]]
             groups["steps"] += [part.step] * len(sizes)
             groups["splits"] += [part.split] * len(sizes)
@@ -150,8 +150,8 @@ def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
     if isinstance(trajectory, PydanticException):
         error = {
             "type": utf8_text(trajectory.type, 200),
-            "message": utf8_text(trajectory.message, PIECE),
-            "traceback": utf8_text(trajectory.traceback, 2 * PIECE),
+            "message": utf8_text(trajectory.message, MAX_PIECE_CHARS),
+            "traceback": utf8_text(trajectory.traceback, 2 * MAX_PIECE_CHARS),
         }
         return reply | {"part": 0, "parts": 1, "status": STATUS[1], "error": error, "messages": [], "reward": None}, []
     parts = paginate(conversation_of(trajectory))
@@ -168,10 +168,10 @@ def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
         return reply, []
     return reply | {
         "metrics": json_safe(trajectory.metrics),
-        "metadata": as_json(trajectory.metadata, PIECE),
+        "metadata": as_json(trajectory.metadata, MAX_PIECE_CHARS),
         "error": None,
-        "tools": None if trajectory.tools is None else as_json(trajectory.tools, PIECE),
-        "logs": utf8_text("\n".join(trajectory.logs), 2 * PIECE),
+        "tools": None if trajectory.tools is None else as_json(trajectory.tools, MAX_PIECE_CHARS),
+        "logs": utf8_text("\n".join(trajectory.logs), 2 * MAX_PIECE_CHARS),
         "breakdown": breakdown(rows.store, ref, trajectory),
     }, []
 
