@@ -71,7 +71,7 @@ def sft_batches(
 ) -> tuple[Iterator[list[WeightedRow]], list[float]]:
     """Return the batches of one pass and their learning rates. Raise `TrainError` if their numbers differ."""
     size = 2 if config.batch_size == "auto" else config.batch_size
-    rates = config.learning_rate
+    rates: float | list[float] = config.learning_rate
     if not isinstance(rates, list):
         trajectories = list(trajectories)
         rates = [rates] * math.ceil(len(trajectories) / size)

@@ -23,6 +23,7 @@ from ..core.jsonable import utf8_text, plain
 from ..core.types import ArtError
 from ..models.weights import EMBEDDED, base_name, cache_directory, converted, fetch, is_model
 from ..rewards.rubrics import shared_prefix
+from ..rollouts.entries import sampled_tokens
 from ..rollouts.trajectories import Trajectory, get_messages, is_choice
 
 # %% ../../nbs/75_views/40_conversation.ipynb #c3bae348
@@ -166,7 +167,7 @@ def _tokenizers(base_model: str) -> Iterator[Any]:
 
 
 def _decoded(choice: Choice, base_model: str) -> list[str] | None:
-    ids, message = (choice.model_extra or {}).get("token_ids"), choice.message
+    ids, message = sampled_tokens(choice).token_ids, choice.message
     calls = [call.function.name for call in message.tool_calls or () if call.type == "function"]
     words = [*calls, *(message.content or "").split()]
     usable = bool(ids) and all(isinstance(number, int) and number >= 0 for number in ids)

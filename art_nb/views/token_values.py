@@ -12,6 +12,7 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import utf8_text
+from ..rollouts.entries import sampled_logprobs, sampled_tokens
 from ..rollouts.trajectories import Trajectory, choices
 from ..tokens.learner_records import LearnerRecord, learner_tokens, trajectory_tokens
 from .conversation import offsets_of, displayed_message, token_texts
@@ -35,13 +36,11 @@ _REASONS = {
 
 
 def _logprobs(choice: Choice) -> np.ndarray:
-    content = choice.logprobs.content if choice.logprobs else None
-    logprobs = [e.logprob for e in content] if content else (choice.model_extra or {}).get("token_logprobs")
-    return np.array(logprobs or (), np.float32)
+    return np.array(sampled_logprobs(choice) or (), np.float32)
 
 
 def _ids(choice: Choice) -> Sequence[int]:
-    return (choice.model_extra or {}).get("token_ids") or ()
+    return sampled_tokens(choice).token_ids or ()
 
 # %% ../../nbs/75_views/50_token_values.ipynb #5179c5a8
 def token_values(
