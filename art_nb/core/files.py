@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['DAMAGED', 'MAX_FILE_BYTES', 'MAX_DEPTH', 'MAX_UNPACKED_BYTES', 'Writer', 'describe_damage', 'reading', 'open_file',
            'read_file', 'parse_json', 'read_json', 'parse_yaml', 'load_arrays', 'open_parquet', 'WriteError',
-           'atomic_write', 'flush_names', 'write_error', 'append_lines', 'read_lines', 'file_stamp', 'JsonLinesTail']
+           'atomic_write', 'flush_names', 'flush_files', 'write_error', 'append_lines', 'read_lines', 'file_stamp',
+           'JsonLinesTail']
 
 # %% ../../nbs/00_core/70_files.ipynb #dee1e91c
 import errno
@@ -276,6 +277,13 @@ def flush_names(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def flush_files(directory: Path) -> None:
+    """Flush every file of a directory to disk, so that the directory can be renamed safely."""
+    for path in directory.iterdir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
 
 
 def write_error(

@@ -162,7 +162,7 @@ def mean_logprob_drift(
 
 def reference_terms(
     learner: "Learner", batches: Sequence[Batch], config: StepConfig, between: ProgressFn, weights: Adapter | None
-) -> tuple[list[torch.Tensor | None], float]:
+) -> tuple[Sequence[torch.Tensor | None], float]:
     """Return the reference logprobs of each batch, if a term needs them, and the mean log ratio of the tokens."""
     if not (config.kl_coef or config.kl_shaping):
         return [None] * len(batches), 0.0
@@ -416,7 +416,8 @@ class Learner:
     def update(self, learning_rate: float, max_grad_norm: float, weight_decay: float) -> dict[str, float]:
         """Clip the gradients, update and fold the adapter. Skip the step if the gradients overflow float16."""
         for parameter in self.parameters() if self.loss_factor != 1 else ():
-            parameter.grad.div_(self.loss_factor)
+            if parameter.grad is not None:
+                parameter.grad.div_(self.loss_factor)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), max_grad_norm))
         if not np.isfinite(norm):
             skip_overflow(self, norm)

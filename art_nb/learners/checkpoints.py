@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 
-from ..core.files import WriteError, flush_names, write_error
+from ..core.files import WriteError, flush_files, flush_names, write_error
 from ..core.machine import owner_runs, parse_temporary, temporary_path
 from ..core.types import StoreError
 from .base import Learner
@@ -48,9 +48,7 @@ def write_checkpoint(directory: Path, files: dict[str, bytes]) -> None:
 
 def commit_directory(temporary: Path, directory: Path) -> None:
     """Flush every file of `temporary` to disk and rename it to `directory`, which an `OSError` leaves unchanged."""
-    for file in temporary.iterdir():
-        with open(file, "r+b") as f:
-            os.fsync(f.fileno())
+    flush_files(temporary)
     old = temporary_path(directory, "old")
     if directory.exists():
         os.replace(directory, old)

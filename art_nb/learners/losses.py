@@ -58,10 +58,11 @@ def join(
     parts: Sequence[TokenTensors],  # micro-batches of one step, at least one
 ) -> TokenTensors:  # without gradient
     """Concatenate the tokens of all micro-batches of a step, for its metrics."""
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(TokenTensors))
-    return TokenTensors(
-        *(torch.cat([c.detach() for c in column]) if column[0] is not None else None for column in columns)
-    )
+    joined: dict[str, Any] = {}
+    for field in fields(TokenTensors):
+        column = [getattr(part, field.name) for part in parts]
+        joined[field.name] = None if column[0] is None else torch.cat([c.detach() for c in column])
+    return TokenTensors(**joined)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #5ed74dcb
 BOUND = 20.0  # largest absolute value of a log ratio, in nats
@@ -214,7 +215,8 @@ def gspo(t: TokenTensors, *, eps_low: float = 3e-4, eps_high: float = 4e-4, **op
     Each token has a separate gradient. Meant for reduction "sequence".
     GSPO-token, arXiv:2507.18071; verl `core_algos.py` compute_policy_loss_gspo.
     """
-    return ppo(t, eps_low=eps_low, eps_high=eps_high, **{"level": "sequence_token"} | options)
+    options.setdefault("level", "sequence_token")
+    return ppo(t, eps_low=eps_low, eps_high=eps_high, **options)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #91eeb6a0
 def dppo(
@@ -358,9 +360,8 @@ def shaped_advantages(
     """Return ART's shaped advantages: A + coef * (mean(k) - k), where k is the log ratio to the reference."""
     k_E = reference_log_ratio(t, source)
     trained_E = t.advantages_E != 0
-    if mean is None:
-        mean = k_E[trained_E].sum() / max(int(trained_E.sum()), 1)
-    return torch.where(trained_E, t.advantages_E + coef * (mean - k_E), 0.0)
+    k_mean = k_E[trained_E].sum() / max(int(trained_E.sum()), 1) if mean is None else mean
+    return torch.where(trained_E, t.advantages_E + coef * (k_mean - k_E), 0.0)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #b1d8104e
 def entropy_bonus(t: TokenTensors, coef: float) -> Tensor:
@@ -457,7 +458,7 @@ def loss_ratio(
     if loss not in (cispo, reinforce, *EDGES):
         return token_ratio(log_ratio(t.logprobs_E, t.old_E), t.row_E), t.advantages_E
     names = ("level", "max_negative_advantage_importance_sampling_weight", "kimi_k2_tau")
-    level = {"level": "sequence_token"} if loss is gspo else {}
+    level: dict[str, Any] = {"level": "sequence_token"} if loss is gspo else {}
     return ratio_and_advantages(t, 0.0, torch.inf, **level | {k: options[k] for k in names if k in options})
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.types import TrainError, suggest_name
-from ..tokens.advantages import REDUCTIONS, SCALES, TRUNCATED
+from ..tokens.advantages import REDUCTIONS, SCALES, TRUNCATED, find_option
 
 # %% ../../nbs/35_learners/10_settings.ipynb #710d27d5
 @dataclass(slots=True, kw_only=True)
@@ -224,7 +224,7 @@ def try_loss(config: StepConfig) -> None:
 
     from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH, TokenTensors, total_loss
 
-    loss, mismatch = LOSSES.get(config.loss, config.loss), MISMATCH.get(config.mismatch, config.mismatch)
+    loss, mismatch = find_option(LOSSES, config.loss), find_option(MISMATCH, config.mismatch)
     known = _known_options()
     check_options_of("loss", loss, config.loss_options, known)
     check_options_of("mismatch", mismatch, config.mismatch_options, frozenset())

@@ -71,10 +71,11 @@ def sft_batches(
 ) -> tuple[Iterator[list[WeightedRow]], list[float]]:
     """Return the batches of one pass and their learning rates. Raise `TrainError` if their numbers differ."""
     size = 2 if config.batch_size == "auto" else config.batch_size
-    rates = config.learning_rate
-    if not isinstance(rates, list):
+    if isinstance(config.learning_rate, list):
+        rates: list[float] = config.learning_rate
+    else:
         trajectories = list(trajectories)
-        rates = [rates] * math.ceil(len(trajectories) / size)
+        rates = [config.learning_rate] * math.ceil(len(trajectories) / size)
     if isinstance(trajectories, Sized):
         _check_count(math.ceil(len(trajectories) / size), rates)
     return _batches(chat, trajectories, size, config.assistant_turns, rates, check_length), rates

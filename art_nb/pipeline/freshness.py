@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from .settings import PipelineRuntimeConfig
+from ..rollouts.entries import sampled_tokens
 from ..rollouts.gather import completion_tokens
 from ..rollouts.trajectories import TrajectoryGroup, choices
 from ..runs.metrics import rewards_differ
@@ -20,7 +21,7 @@ def token_ages(group: TrajectoryGroup, step: int) -> list[tuple[int, int]]:
     """List the ages of a group's choices as pairs of age in steps and number of tokens."""
     ages = []
     for trajectory in group:
-        versions = [(choice.model_extra or {}).get("policy_version") for choice in choices(trajectory)]
+        versions = [sampled_tokens(choice).policy_version for choice in choices(trajectory)]
         counts = [completion_tokens(choice) or 1 for choice in choices(trajectory)]
         pairs = [
             (step - version, tokens) for version, tokens in zip(versions, counts, strict=True) if version is not None

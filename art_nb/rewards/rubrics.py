@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.jsonable import plain
+from ..core.jsonable import plain, utf8_text
 from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #689b6fd3
@@ -83,8 +83,7 @@ def shared_prefix(
 
 
 def _dump(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent as UTF-8
+    return utf8_text(json.dumps(value, ensure_ascii=False))
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #6b0a1c0b
 SYSTEM = """\

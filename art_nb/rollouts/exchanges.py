@@ -21,6 +21,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field
 
+from .entries import sampled_tokens
+
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #3215f313
 class Exchange(BaseModel):
     """One request to a language model and its response."""
@@ -346,7 +348,7 @@ def _completion_turns(exchange: CompletionsExchange) -> Iterator[Turn]:
             extra["token_logprobs"] = logprobs
         message = {"role": "assistant", "content": choice.text}
         reply = Choice.model_validate({"index": 0, "finish_reason": choice.finish_reason, "message": message, **extra})
-        completion = choice.text if isinstance(prompt, str) else tuple(extra.get("token_ids") or ())
+        completion = choice.text if isinstance(prompt, str) else tuple(sampled_tokens(choice).token_ids or ())
         yield Turn(exchange.model, exchange.protocol, prompt, completion, partial(_prompt_messages, prompt), reply)
 
 
@@ -441,8 +443,8 @@ def token_history(conversation: Conversation) -> CompletionsHistory:
     """Return a conversation as token ids. Raise `ValueError` if a prompt does not continue the previous reply."""
     tokens, spans = [], []
     for choice in (entry for entry in conversation.entries if isinstance(entry, Choice)):
-        extra = choice.model_extra or {}
-        prompt, completion = extra.get("prompt_token_ids"), extra.get("token_ids")
+        sampled = sampled_tokens(choice)
+        prompt, completion = sampled.prompt_ids, sampled.token_ids
         if not prompt or completion is None or prompt[: len(tokens)] != tokens:
             raise ValueError(
                 f"The replies of {conversation.model} have no token ids that continue one another. "

@@ -25,6 +25,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.aio import gather_or_cancel, close_coroutines, in_order, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.types import RolloutError
+from .entries import sampled_tokens
 from art_nb.rollouts.trajectories import (
     PendingGroup,
     PydanticException,
@@ -52,7 +53,7 @@ def _new_id() -> str:
 # %% ../../nbs/05_rollouts/50_gather.ipynb #e90e81b3
 def completion_tokens(choice: Choice) -> int | None:  # None if the choice has neither token ids nor logprobs
     """Count the sampled tokens of one choice."""
-    ids = (choice.model_extra or {}).get("token_ids")
+    ids = sampled_tokens(choice).token_ids
     if ids is not None:
         return len(ids)
     return len(choice.logprobs.content) if choice.logprobs and choice.logprobs.content else None
@@ -70,7 +71,7 @@ def count_tokens(
 
 def policy_versions(trajectory: Trajectory) -> list[int]:  # in order; choices without a version are skipped
     """Return the training steps whose policies sampled a trajectory."""
-    versions = [(choice.model_extra or {}).get("policy_version") for choice in choices(trajectory)]
+    versions = [sampled_tokens(choice).policy_version for choice in choices(trajectory)]
     return [version for version in versions if version is not None]
 
 

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from ..core.files import MAX_FILE_BYTES, open_parquet, parse_json, parse_yaml
 from ..core.jsonable import plain
 from ..core.types import BackendMissing
+from ..rollouts.entries import sampled_tokens
 from ..rollouts.exchanges import TrajectoryExchanges
 from ..rollouts.trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
 
@@ -41,8 +42,7 @@ def _locate_choices(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[EntryLo
                         yield (g, t, h, p), entry
 
 
-def _ids(choice: Choice, name: str) -> np.ndarray | None:
-    ids = (choice.model_extra or {}).get(name)
+def _as_array(ids: Any) -> np.ndarray | None:
     return None if ids is None else np.asarray(ids, np.int32)
 
 
@@ -55,7 +55,8 @@ def _shared_length(ids: np.ndarray, previous: np.ndarray) -> int:
 def _split_ids(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[EntryLocation, Choice, int, Any, Any]]:
     previous, conversation = np.zeros(0, np.int32), None
     for location, choice in _locate_choices(groups):
-        prompt, sampled = _ids(choice, "prompt_token_ids"), _ids(choice, "token_ids")
+        tokens = sampled_tokens(choice)
+        prompt, sampled = _as_array(tokens.prompt_ids), _as_array(tokens.token_ids)
         if location[:3] != conversation:
             previous, conversation = previous[:0], location[:3]
         shared = NONE if prompt is None else _shared_length(prompt, previous)
@@ -75,7 +76,7 @@ def _entry_text(entry: Any, token_id: int | None) -> tuple[bytes, tuple[int, int
 
 def _bare_logprobs(choice: Choice) -> np.ndarray | None:
     entries = choice.logprobs.content if choice.logprobs else None
-    logprobs = None if entries else (choice.model_extra or {}).get("token_logprobs")
+    logprobs = None if entries else sampled_tokens(choice).token_logprobs
     try:
         return None if logprobs is None else np.asarray(logprobs, np.float32).reshape(-1)
     except (TypeError, ValueError):  # not numbers: another server uses the same field name

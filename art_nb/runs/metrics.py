@@ -22,6 +22,7 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from ..rollouts.entries import sampled_tokens
 from ..rollouts.gather import completion_tokens
 from ..rollouts.trajectories import TrajectoryGroup, choices
 from art_nb.runs.costs import (
@@ -433,7 +434,7 @@ def token_costs(groups: Iterable[TrajectoryGroup], calculator: CostCalculator | 
     sampled = [choice for group in groups for trajectory in group for choice in choices(trajectory)]
     if calculator is None or not sampled:
         return {}
-    prompts = [(choice.model_extra or {}).get("prompt_token_ids") or () for choice in sampled]
+    prompts = [sampled_tokens(choice).prompt_ids or () for choice in sampled]
     return calculator(sum(map(len, prompts)), sum(completion_tokens(choice) or 0 for choice in sampled), context)
 
 

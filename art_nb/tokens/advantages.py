@@ -21,7 +21,7 @@ from openai.types.chat.chat_completion import Choice
 
 from ..core.events import SignalReport
 from ..core.types import TrainError
-from ..rollouts.trajectories import is_choice
+from ..rollouts.entries import is_choice, sampled_logprobs, sampled_tokens
 from .rows import temperature_of
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #ac3c0a8d
@@ -398,12 +398,12 @@ def choices_of(messages_and_choices: Sequence) -> list[Choice]:
 
 def sampled_ids(choice: Choice) -> list[int]:
     """Return the token IDs that our sampler stored in a choice, or an empty list for other choices."""
-    return (choice.model_extra or {}).get("token_ids") or []
+    return sampled_tokens(choice).token_ids or []
 
 
 def has_logprobs(choice: Choice) -> bool:
     """Return whether a choice carries the sampler's logprobs, requested or not."""
-    return bool((choice.logprobs and choice.logprobs.content) or (choice.model_extra or {}).get("token_logprobs"))
+    return bool(sampled_logprobs(choice))
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #5c94723b
 def row_sizes(
@@ -414,7 +414,7 @@ def row_sizes(
     if rows:
         return [len(row.tokens) for row in rows]
     choices = [choice for messages in lists for choice in choices_of(messages)]
-    prompt_sizes = [len((choice.model_extra or {}).get("prompt_token_ids") or []) for choice in choices]
+    prompt_sizes = [len(sampled_tokens(choice).prompt_ids or []) for choice in choices]
     return [size + len(sampled_ids(choice)) for size, choice in zip(prompt_sizes, choices, strict=True)]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from ..core.types import TokenError
+from ..rollouts.entries import sampled_logprobs, sampled_tokens
 from ..rollouts.exchanges import policy_name
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, is_choice
 
@@ -65,8 +66,7 @@ class Turn:
         return len(self.prompt), self.prompt.tobytes() + self.tokens.tobytes()
 
 
-def _ids(choice: Choice, field: str, where: str) -> np.ndarray | None:
-    values = (choice.model_extra or {}).get(field)
+def _ids(values: Any, field: str, where: str) -> np.ndarray | None:
     if values is None:
         return None
     try:
@@ -82,8 +82,7 @@ def _ids(choice: Choice, field: str, where: str) -> np.ndarray | None:
 
 
 def _logprobs(choice: Choice, expected: int, where: str) -> np.ndarray:
-    content = choice.logprobs.content if choice.logprobs else None
-    values = [entry.logprob for entry in content] if content else (choice.model_extra or {}).get("token_logprobs")
+    values = sampled_logprobs(choice)
     if not values:
         return np.full(expected, np.nan, dtype=np.float32)
     if len(values) != expected:
@@ -96,11 +95,10 @@ def _logprobs(choice: Choice, expected: int, where: str) -> np.ndarray:
 # %% ../../nbs/25_tokens/20_rows.ipynb #9cfb9303
 def temperature_of(choice: Choice) -> float:
     """Return the temperature of a reply: 0 if greedy, NaN if restricted by top-p, top-k, min-p or a response format."""
-    extra = choice.model_extra or {}
-    temperature = extra.get("temperature")
-    if extra.get("cut") and temperature != 0:
+    sampled = sampled_tokens(choice)
+    if sampled.restricted and sampled.temperature != 0:
         return float("nan")
-    return 1.0 if temperature is None else float(temperature)
+    return 1.0 if sampled.temperature is None else float(sampled.temperature)
 
 
 def read_turn(
@@ -109,7 +107,8 @@ def read_turn(
     strict: bool = False,  # raise TokenError if the choice carries no IDs
 ) -> Turn | None:  # None if nothing can be trained
     """Return the token IDs and logprobs of a choice."""
-    prompt, tokens = _ids(choice, "prompt_token_ids", where), _ids(choice, "token_ids", where)
+    sampled = sampled_tokens(choice)
+    prompt, tokens = _ids(sampled.prompt_ids, "prompt_token_ids", where), _ids(sampled.token_ids, "token_ids", where)
     if prompt is None or tokens is None or not len(prompt):
         if strict:
             raise TokenError(
@@ -130,7 +129,7 @@ def read_turn(
 
 
 def _identity(choice: Choice, tokens: np.ndarray) -> str | int:
-    sample = (choice.model_extra or {}).get("sample_id")
+    sample = sampled_tokens(choice).sample_id
     return f"{sample} {zlib.crc32(tokens.tobytes())}" if sample else id(choice)
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #1d3f1e85
@@ -213,7 +212,7 @@ def _check_one_policy(trajectory: Trajectory, index: int) -> None:
     sampled = {
         policy_name(exchange.model)
         for exchange in exchanges
-        if any("token_ids" in (choice.model_extra or {}) for choice in exchange.response.choices)
+        if any(sampled_tokens(choice).token_ids is not None for choice in exchange.response.choices)
     }
     if len(sampled) > 1:
         raise TokenError(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_PIECE_CHARS', 'MAX_PART_BYTES', 'displayed_message', 'conversation_of', 'shared_count', 'shared_units',
-           'paginate', 'decode_tokens', 'tokenizer_of', 'token_ids_of', 'token_texts', 'offsets_of']
+           'paginate', 'decode_tokens', 'tokenizer_of', 'token_texts', 'offsets_of']
 
 # %% ../../nbs/75_views/40_conversation.ipynb #8e97acd3
 import codecs
@@ -23,6 +23,7 @@ from ..core.jsonable import utf8_text, plain
 from ..core.types import ArtError
 from ..models.weights import EMBEDDED, base_name, cache_directory, converted, fetch, is_model
 from ..rewards.rubrics import shared_prefix
+from ..rollouts.entries import sampled_tokens
 from ..rollouts.trajectories import Trajectory, get_messages, is_choice
 
 # %% ../../nbs/75_views/40_conversation.ipynb #c3bae348
@@ -166,13 +167,8 @@ def _tokenizers(base_model: str) -> Iterator[Any]:
         yield tokenizer
 
 
-def token_ids_of(choice: Choice) -> Sequence[int]:  # empty if they are unknown
-    """Return the IDs of the sampled tokens of a choice."""
-    return (choice.model_extra or {}).get("token_ids") or ()
-
-
 def _decoded_texts(choice: Choice, base_model: str) -> list[str] | None:
-    ids, message = token_ids_of(choice), choice.message
+    ids, message = sampled_tokens(choice).token_ids, choice.message
     calls = [call.function.name for call in message.tool_calls or () if call.type == "function"]
     words = [*calls, *(message.content or "").split()]
     is_valid = bool(ids) and all(isinstance(number, int) and number >= 0 for number in ids)

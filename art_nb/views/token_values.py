@@ -12,9 +12,10 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import utf8_text
+from ..rollouts.entries import sampled_logprobs, sampled_tokens
 from ..rollouts.trajectories import Trajectory, choices
 from ..tokens.learner_records import LearnerRecord, learner_tokens, trajectory_tokens
-from .conversation import offsets_of, displayed_message, token_ids_of, token_texts
+from .conversation import offsets_of, displayed_message, token_texts
 from .index import ViewReply, RolloutIndex, RolloutRef, base_model_of, learner_record
 
 # %% ../../nbs/75_views/50_token_values.ipynb #d9799d5c
@@ -35,9 +36,7 @@ _REASONS = {
 
 
 def _logprobs(choice: Choice) -> np.ndarray:
-    content = choice.logprobs.content if choice.logprobs else None
-    logprobs = [e.logprob for e in content] if content else (choice.model_extra or {}).get("token_logprobs")
-    return np.array(logprobs or (), np.float32)
+    return np.array(sampled_logprobs(choice) or (), np.float32)
 
 # %% ../../nbs/75_views/50_token_values.ipynb #5179c5a8
 def token_values(
@@ -48,7 +47,7 @@ def token_values(
 ) -> tuple[dict[str, np.ndarray], str | None]:  # values of the channels, and the reason why the tokens are not trained
     """Return the known values of the tokens of a reply."""
     choice, advantage = choices(trajectory)[turn], float(ref.values["advantage"])
-    count = len(token_ids_of(choice)) or len(_logprobs(choice))
+    count = len(sampled_tokens(choice).token_ids or ()) or len(_logprobs(choice))
     values = {"logprob": _logprobs(choice), "advantage": np.full(count, advantage), "mask": np.zeros(count)}
     tokens = trajectory_tokens(trajectory, ref.index)
     span = tokens.spans.get(turn)
@@ -102,7 +101,7 @@ def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str]
     unknown = sorted(set(channels or ()) - set(CHANNELS))
     if unknown:
         raise ValueError(f"Invalid channels: there is no channel {', '.join(unknown)}. Use {', '.join(CHANNELS)}.")
-    texts = token_texts(choice, base_model_of(rows)) or [f"⟨{number}⟩" for number in token_ids_of(choice)]
+    texts = token_texts(choice, base_model_of(rows)) or [f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()]
     values, mask_why = token_values(rows, ref, trajectory, turn)
     values = {
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
