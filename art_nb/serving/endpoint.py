@@ -70,7 +70,7 @@ class CompletionJob:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def body(self, kind: str, choices: list[dict], **more) -> dict:
+    def body(self, kind: str, choices: list[dict], **fields) -> dict:
         """Return a response or a chunk with `choices`."""
         return {
             "id": f"{self.writer.prefix}-{self.id}",
@@ -79,12 +79,12 @@ class CompletionJob:
             "model": self.request.model,
             "system_fingerprint": self.adapter or "base",
             "choices": choices,
-            **more,
+            **fields,
         }
 
-    def chunk(self, choice: dict, **more) -> dict:
+    def chunk(self, choice: dict, **fields) -> dict:
         """Return a chunk with one choice."""
-        return self.body(self.writer.chunk_kind, [choice], **more)
+        return self.body(self.writer.chunk_kind, [choice], **fields)
 
     def prompt(self) -> dict:
         """Return the field `prompt_token_ids`, if requested and if there is only one prompt. The format is vLLM's."""
@@ -199,8 +199,8 @@ class CompletionService:
     async def _stream_choice(self, job: CompletionJob, reply: ChoiceInProgress, events: EventSender) -> None:
         async def send_parts(reply: ChoiceInProgress) -> None:
             if parts := job.writer.parts(reply):
-                more = job.prompt() if len(reply.sampled) == 1 else {}
-                await events(*(job.chunk(part, **more) for part in parts))
+                prompt = job.prompt() if len(reply.sampled) == 1 else {}
+                await events(*(job.chunk(part, **prompt) for part in parts))
 
         await self._sample(job, reply, send_parts)
         await events(job.chunk(await job.run(job.writer.last, reply)))

@@ -33,8 +33,8 @@ class ChoiceInProgress:
     index: int
     prompt_ids: list[int]
     sampled: list[SampledToken] = field(default_factory=list)
-    sent: int = 0  # number of tokens that the stream has sent
-    read: int = 0  # number of tokens whose text is part of the message
+    n_sent: int = 0  # number of tokens that the stream has sent
+    n_read: int = 0  # number of tokens whose text is part of the message
     temperature: float = 1.0
     restricted: bool = False  # whether top-p, top-k, min-p or a guide restricts the distribution
     policy_version: int | None = None  # step of the adapter, the same for all tokens
@@ -64,12 +64,12 @@ class ChoiceInProgress:
 
     def unread(self) -> str:
         """Return the text that was not read before, and mark it as read."""
-        tokens, self.read = self.sampled[self.read :], len(self.sampled)
+        tokens, self.n_read = self.sampled[self.n_read :], len(self.sampled)
         return "".join(s.text for s in tokens)
 
     def unsent(self) -> list[SampledToken]:
         """Return the tokens that were not sent before, and mark them as sent."""
-        tokens, self.sent = self.sampled[self.sent :], len(self.sampled)
+        tokens, self.n_sent = self.sampled[self.n_sent :], len(self.sampled)
         return tokens
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #128564ff
@@ -117,7 +117,7 @@ def choose_texts(texts: TokenTexts, request: CompletionRequest) -> TokenTexts:
 
 
 class ChatWriter:
-    """Formatter of chat completions."""
+    """Formatter of replies as chat completions."""
 
     kind, chunk_kind, prefix, prompt_param = "chat.completion", "chat.completion.chunk", "chatcmpl", "messages"
 
@@ -218,7 +218,7 @@ class ChatWriter:
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #dbea107b
 class TextWriter:
-    """Formatter of text completions."""
+    """Formatter of replies as text completions."""
 
     kind, chunk_kind, prefix, prompt_param = "text_completion", "text_completion", "cmpl", "prompt"
     may_wait = False
@@ -258,7 +258,7 @@ class TextWriter:
 
     def parts(self, reply: ChoiceInProgress) -> list[dict]:
         """Return the choices of the chunks that the new tokens complete."""
-        text = "".join(s.text for s in reply.sampled[reply.sent :])
+        text = "".join(s.text for s in reply.sampled[reply.n_sent :])
         return [self._choice(reply, text, reply.unsent())] if text else []
 
     def last(self, reply: ChoiceInProgress) -> dict:
