@@ -11,6 +11,7 @@ __all__ = ['LOG', 'MAX_EVENTS', 'CANCELLED', 'MAX_FINISHED_CALLS', 'MAX_RUNNING_
 import asyncio
 import hashlib
 import logging
+import math
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -20,20 +21,21 @@ from typing import Any
 
 from .local import LocalBackend
 from art_nb.backends.remote_protocol import (
-    StepForm,
     DeleteForm,
     ForkForm,
     Form,
-    UnregisterForm,
     LogForm,
     ModelForm,
     RegisterForm,
-    TrainForm,
     SFTForm,
+    StepForm,
+    TrainForm,
+    UnregisterForm,
     error_to_json,
     run_identity,
 )
 from .runtime import ModelRuntime
+from ..core.aio import cancel_and_wait
 from ..core.events import Event, to_json
 from ..core.jsonable import finite
 from ..core.types import ArtError, ServeError, TokenError, TrainError
@@ -68,7 +70,7 @@ CANCELLED = {"error": error_to_json(TrainError("The call was cancelled. A step i
 class Call:
     """A call with its events and its outcome."""
 
-    task: asyncio.Task | None = None
+    task: asyncio.Task = field(init=False, repr=False)  # runs `execute`; set after the call is created
     events: list[dict] = field(default_factory=list)
     outcome: dict[str, Any] = field(default_factory=CANCELLED.copy)
 
@@ -92,7 +94,7 @@ class Call:
 
 # %% ../../nbs/50_backends/80_remote_calls.ipynb #hb800006
 MAX_FINISHED_CALLS, MAX_RUNNING_CALLS = 256, 32
-MAX_MODELS = 8  # models loaded at the same time; one more releases the least recently used
+MAX_MODELS = 8  # models loaded at the same time; loading another one releases the least recently used
 
 
 def key_digest(key: bytes) -> bytes:
@@ -177,11 +179,9 @@ class CallRegistry:
         return key_digest(key) in self.keys.get(run, ())
 
     async def close(self) -> None:
-        """Cancel running calls and close the backend."""
+        """Cancel running calls, wait until they have ended, and close the backend."""
         tasks = [call.task for call in self.calls.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(tasks, grace_s=math.inf)  # a training step is only canceled between two micro-batches
         await self.backend.close()
 
 # %% ../../nbs/50_backends/80_remote_calls.ipynb #11d9e120
@@ -216,7 +216,8 @@ async def train(registry: CallRegistry, call: Call, form: TrainForm, groups: lis
         runtime = registry.backend.runtime(model)
         await asyncio.to_thread(check_tokens, groups, vocabulary_size(runtime))
         await asyncio.to_thread(runtime.store.write_groups, "train", runtime.step + 1, groups)
-        return result_to_json(await registry.backend.train(model, groups, **form.options))
+        options: dict[str, Any] = form.options
+        return result_to_json(await registry.backend.train(model, groups, **options))
 
 
 async def train_sft(registry: CallRegistry, call: Call, form: SFTForm, groups: list) -> dict:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['READ_TIMEOUT_S', 'RESUMED_CALLS', 'normalize_url', 'parse_reply', 'model_to_json', 'receive_checkpoint', 'Connection',
            'open_client', 'request_with_retries', 'follow_call', 'cancel_call', 'call_server', 'pull_checkpoint',
-           'SharedStore', 'RegisteredModel', 'Backend']
+           'SharedStore', 'RegisteredModel', 'print_warning', 'Backend']
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #f1c45c6a
 import asyncio
@@ -205,7 +205,9 @@ async def call_server(
     except asyncio.CancelledError:
         if (result := await cancel_call(connection, call_id)) is None:
             raise
-        asyncio.current_task().uncancel()  # the call had finished already
+        task = asyncio.current_task()
+        assert task is not None  # a canceled coroutine runs in a task
+        task.uncancel()  # the call had finished already
         return result
     except httpx.TransportError as error:
         if verb in RESUMED_CALLS:
@@ -257,6 +259,12 @@ class RegisteredModel:
     shared_store: SharedStore | None  # if both sides use the same directory
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #d9042f2e
+def print_warning(event: Event) -> None:
+    """Print the message of a `Warned` event."""
+    if isinstance(event, Warned):
+        print(event.message)
+
+
 class Backend:
     """Client of a backend on another machine that `art-nb run` serves. It has the methods of `LocalBackend`.
 
@@ -321,7 +329,7 @@ class Backend:
         Raise `TrainError` for unknown options, invalid values, and values that cannot be sent.
         """
         self._registration(model)
-        unsubscribe = self.bus.subscribe(lambda event: print(event.message), Warned)
+        unsubscribe = self.bus.subscribe(print_warning, Warned)
         try:
             checked_options(options, self.bus, more)
         finally:
@@ -358,7 +366,7 @@ class Backend:
         """
         groups = check_groups(trajectory_groups)
         run, options = self._registration(model).run, self.check_options(model, options)
-        await asyncio.to_thread(lambda: [group_rows(group) for group in groups])  # raises errors of exchanges here
+        await asyncio.to_thread(lambda: [group_rows(group) for group in groups])  # raises errors of the token data here
         result = TrainResult(**await call_server(self._connection, "train", groups, run=run, options=options))
         for group in groups:
             group.metadata["trained_step"] = result.step
@@ -403,7 +411,7 @@ class Backend:
         not_after_step: int | None = None,
         verbose: bool = False,
     ) -> None:
-        """Copy another run's newest checkpoint, of `not_after_step` at most, before `model` is registered."""
+        """Copy another run's newest checkpoint, up to step `not_after_step`, before `model` is registered."""
         source = {"from_model": from_model, "from_project": from_project, "not_after_step": not_after_step}
         await call_server(self._connection, "fork", model=model_to_json(model), **source)
 
@@ -445,8 +453,7 @@ class Backend:
                 if registration.shared_store:
                     registration.shared_store.server_event = event
             self.bus.emit(event)
-        if isinstance(event, Warned):
-            print(event.message)
+        print_warning(event)
 
     async def close(self) -> None:
         """Revoke the API keys of this client's models. The models stay loaded on the server."""

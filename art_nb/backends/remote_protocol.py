@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PIECE_BYTES', 'PLAIN_NAME', 'MAX_FILES', 'MAX_BYTES', 'ERRORS', 'KEY_NAME', 'STEP_HEADER', 'MAX_BODY_BYTES', 'Name',
-           'Folder', 'RunId', 'Step', 'tar_pieces', 'unpack', 'move_into_place', 'group_lines', 'options_to_json',
-           'error_to_json', 'error_from_json', 'is_loopback', 'run_identity', 'ModelForm', 'Form', 'RegisterForm',
-           'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm', 'DeleteForm', 'UnregisterForm',
-           'encode_call', 'parse_call']
+           'Folder', 'RunId', 'Step', 'FormT', 'tar_pieces', 'unpack', 'move_into_place', 'group_lines',
+           'options_to_json', 'error_to_json', 'error_from_json', 'is_loopback', 'run_identity', 'ModelForm', 'Form',
+           'RegisterForm', 'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm', 'DeleteForm',
+           'UnregisterForm', 'encode_call', 'parse_call']
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #ff5ef344
 import hashlib
@@ -18,17 +18,17 @@ import re
 import shutil
 import socket
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
-from ..core.jsonable import plain
+from ..core.jsonable import param_of, plain
 from ..core.machine import temporary_path
 from art_nb.core.types import (
     ArtError,
@@ -45,7 +45,6 @@ from ..models.model import TrainableModel
 from ..rollouts.trajectories import TrajectoryGroup, choices
 from ..runs.formats import read_jsonl
 from ..runs.store import RunStore, is_complete_checkpoint
-from ..core.jsonable import param_of
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #432486d6
 PIECE_BYTES = 1 << 20
@@ -182,7 +181,8 @@ def error_to_json(error: BaseException) -> dict[str, Any]:
 
 def error_from_json(data: dict[str, Any]) -> ArtError:
     """Return the error that `error_to_json` described."""
-    kind, message = ERRORS.get(data.get("kind"), ServeError), str(data.get("message") or "The server gave no reason.")
+    kind = ERRORS.get(str(data.get("kind")), ServeError)
+    message = str(data.get("message") or "The server gave no reason.")
     if kind is ServeError:
         return ServeError(message, status=data.get("status") or 500, param=data.get("param"))
     return kind(message)
@@ -304,13 +304,16 @@ class UnregisterForm(Form):
     keys: list[str]
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #161117cf
+FormT = TypeVar("FormT", bound=Form)
+
+
 def encode_call(verb: str, groups: Sequence[TrajectoryGroup], fields: dict[str, Any]) -> bytes:
     """Return the body of a call, which `parse_call` reads."""
     head = {"verb": verb, "choices": sum(len(choices(t)) for group in groups for t in group), **fields}
     return json.dumps(head).encode() + b"\n" + group_lines(groups)
 
 
-def parse_call(body: bytes, forms: dict[str, type[Form]]) -> tuple[str, Form, list[TrajectoryGroup]]:
+def parse_call(body: bytes, forms: Mapping[str, type[FormT]]) -> tuple[str, FormT, list[TrajectoryGroup]]:
     """Return the name, the fields and the groups of a call. Raise `ServeError` if the body is not valid."""
     head, _, lines = body.partition(b"\n")
     try:

@@ -137,7 +137,7 @@ def one_line(text: str, length: int = 80) -> str:
     return " ".join(text[: 20 * length].split())[:length]
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #d562c5ce
-def param_of(error: dict, body: Any) -> str:
+def param_of(error: Mapping[str, Any], body: Any) -> str:
     """Return the path of a pydantic error, like `messages[0].content`, without the names of union branches."""
     path, last = "", len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):

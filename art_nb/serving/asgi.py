@@ -4,23 +4,28 @@
 
 # %% auto #0
 __all__ = ['LOG', 'CODES', 'MAX_BODY_BYTES', 'AppStream', 'asgi_scope', 'InProcess', 'as_json', 'error_body',
-           'errors_to_responses', 'error_response', 'cancel_on_disconnect', 'EventSender', 'require_api_key',
-           'call_inline', 'read_body']
+           'openai_error_response', 'errors_to_responses', 'http_error_response', 'json_app', 'cancel_on_disconnect',
+           'EventSender', 'bearer_token', 'require_api_key', 'call_inline', 'read_body']
 
 # %% ../../nbs/45_serving/20_asgi.ipynb #c6fdf1a1
 import asyncio
 import hmac
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import httpx
 from pydantic_core import to_json
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..core.aio import cancel_and_wait
+from ..core.seeds import seed_scope
 from ..core.types import ServeError
 from .http_server import mark_authenticated
 from .openai_requests import RequestError
@@ -29,11 +34,11 @@ from .openai_requests import RequestError
 class AppStream(httpx.AsyncByteStream):
     """Response body that the app is still generating."""
 
-    def __init__(self, app: Coroutine, sent: asyncio.Queue, timeout_s: float | None):
+    def __init__(self, app: Awaitable[None], sent: asyncio.Queue, timeout_s: float | None):
         self.task, self.sent, self.timeout_s, self.complete = asyncio.ensure_future(app), sent, timeout_s, False
         self.task.add_done_callback(lambda _: sent.put_nowait(None))
 
-    async def next(self) -> dict:
+    async def next(self) -> Message:
         """Return the next ASGI message."""
         try:
             message = await asyncio.wait_for(self.sent.get(), self.timeout_s)
@@ -78,20 +83,21 @@ def asgi_scope(request: httpx.Request) -> dict:
 class InProcess(httpx.AsyncBaseTransport):
     """Transport to an ASGI app without a socket. Responses are streamed."""
 
-    def __init__(self, app):
+    def __init__(self, app: ASGIApp):
         self.app = app
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request to the app and return its response, whose body is streamed."""
         body, sent = [await request.aread()], asyncio.Queue()
 
-        async def receive():
+        async def receive() -> Message:
             if not body:
                 await asyncio.Event().wait()  # a client that disconnects cancels the task in AppStream.aclose
             return {"type": "http.request", "body": body.pop(), "more_body": False}
 
         timeout_s = request.extensions.get("timeout", {}).get("read")
-        stream = AppStream(self.app(asgi_scope(request), receive, sent.put), sent, timeout_s)
+        with seed_scope(None):  # tasks of the app must not count as requests of the rollout
+            stream = AppStream(self.app(asgi_scope(request), receive, sent.put), sent, timeout_s)
         try:
             start = await stream.next()
         except BaseException:
@@ -104,7 +110,7 @@ LOG = logging.getLogger("art_nb.serving.endpoint")
 CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "request_too_large"}
 
 
-def as_json(content: Any, status: int = 200, headers: dict | None = None) -> Response:
+def as_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON response."""
     return Response(to_json(content, inf_nan_mode="null"), status, headers, "application/json")
 
@@ -124,23 +130,33 @@ def error_body(error: Exception) -> tuple[int, dict]:
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def errors_to_responses(handler: Callable[[Request], Awaitable]) -> Callable[[Request], Awaitable]:
+def openai_error_response(error: Exception) -> Response:
+    """Return the response for an error in OpenAI's format."""
+    status, body = error_body(error)
+    return as_json(body, status)
+
+
+def errors_to_responses(
+    handler: Callable[[Request], Awaitable[Any]],  # returns a response, or a dict for the JSON body
+    error_to_response: Callable[[Exception], Response] = openai_error_response,
+) -> Callable[[Request], Awaitable[Any]]:
     """Return a handler that turns errors into responses."""
 
-    async def endpoint(request: Request):
+    async def endpoint(request: Request) -> Any:
         try:
-            return await handler(request)
+            reply = await handler(request)
+            return as_json(reply) if isinstance(reply, dict) else reply
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:  # no error of a request may reach the server
-            status, body = error_body(error)
-            return as_json(body, status)
+            return error_to_response(error)
 
     return endpoint
 
 
-async def error_response(request: Request, error: HTTPException) -> Response:
+async def http_error_response(request: Request, error: Exception) -> Response:
     """Return the response to an unknown path or method in OpenAI's format."""
+    assert isinstance(error, HTTPException)  # `json_app` registers the function for this class only
     message = f"{request.method} {request.url.path}: {error.detail}"
     return as_json(
         {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": None}},
@@ -148,8 +164,23 @@ async def error_response(request: Request, error: HTTPException) -> Response:
         error.headers,
     )
 
+
+def json_app(
+    routes: Iterable[tuple[str, Callable[[Request], Awaitable[Any]], str]],  # paths, handlers and methods
+    error_to_response: Callable[[Exception], Response] = openai_error_response,
+) -> Starlette:
+    """Return an app whose errors are JSON responses. It does not check API keys."""
+    app = Starlette(
+        routes=[
+            Route(path, errors_to_responses(fn, error_to_response), methods=[method]) for path, fn, method in routes
+        ],
+        exception_handlers={HTTPException: http_error_response},
+    )
+    app.router.redirect_slashes = False
+    return app
+
 # %% ../../nbs/45_serving/20_asgi.ipynb #456280ae
-async def cancel_on_disconnect(receive: Callable[[], Awaitable[dict]], work: Coroutine, live: set) -> Any:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine, live: set[asyncio.Future]) -> Any:
     """Return the result of `work`. Cancel it if the client disconnects. Its task is in `live` while it runs."""
 
     async def disconnected():
@@ -168,16 +199,14 @@ async def cancel_on_disconnect(receive: Callable[[], Awaitable[dict]], work: Cor
         return task.result()
     finally:
         live.discard(task)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(tasks)
 
 # %% ../../nbs/45_serving/20_asgi.ipynb #095c546c
 class EventSender:
     """Sender of server-sent events. The response starts with the first event."""
 
-    def __init__(self, send: Callable[[dict], Awaitable[None]]):
-        self.send, self.begun, self._lock = send, False, asyncio.Lock()
+    def __init__(self, send: Send):
+        self.send, self.started, self._lock = send, False, asyncio.Lock()
 
     async def __call__(self, *events: dict | str) -> None:
         """Send events. A string is sent unchanged, a dict as JSON."""
@@ -185,8 +214,8 @@ class EventSender:
             b"data: %b\n\n" % (e.encode() if isinstance(e, str) else to_json(e, inf_nan_mode="null")) for e in events
         )
         async with self._lock:
-            if not self.begun:
-                self.begun = True
+            if not self.started:
+                self.started = True
                 headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
             await self.send({"type": "http.response.body", "body": data, "more_body": True})
@@ -199,18 +228,22 @@ class EventSender:
 MAX_BODY_BYTES = 16 << 20
 
 
-def require_api_key(app, key: str, statuses: Counter):
-    """Return an ASGI app that requires an API key and counts the statuses of its responses."""
-    expected = f"bearer {key}".encode()
+def bearer_token(scope: Scope) -> bytes:
+    """Return the API key of a request, or `b""` if it has none."""
+    scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
-    async def guard(scope, receive, send):
-        async def counting(message):
+
+def require_api_key(app: ASGIApp, key: str, statuses: Counter) -> ASGIApp:
+    """Return an ASGI app that requires an API key and counts the statuses of its responses."""
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 statuses[message["status"]] += 1
             await send(message)
 
-        scheme, _, value = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if hmac.compare_digest(scheme.lower() + b" " + value.strip(), expected):
+        if hmac.compare_digest(bearer_token(scope), key.encode()):
             mark_authenticated(scope)
             return await app(scope, receive, counting)
         if scope["path"] == "/health":
@@ -228,14 +261,14 @@ async def call_inline(call: Callable, *args) -> Any:
     return call(*args)
 
 
-async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body of a request. Raise `RequestError` if it has more than `most` bytes."""
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Return the body of a request. Raise `RequestError` if it has more than `max_bytes`."""
     length, body = request.headers.get("content-length", ""), bytearray()
-    too_large = RequestError(f"The body is larger than {most >> 20} MB: send less.", status=413)
-    if length.isdecimal() and len(length) < 20 and int(length) > most:
+    too_large = RequestError(f"The body is larger than {max_bytes >> 20} MB: send less.", status=413)
+    if length.isdecimal() and len(length) < 20 and int(length) > max_bytes:
         raise too_large
     async for part in request.stream():
-        if len(body) + len(part) > most:
+        if len(body) + len(part) > max_bytes:
             raise too_large
         body += part
     return bytes(body)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..core.types import ServeError
@@ -74,10 +75,10 @@ class Connection(H11Protocol):
 
 
 def mark_authenticated(
-    scope: dict,  # ASGI scope of a request with the right key
+    scope: Scope,  # ASGI scope of a request with the right key
 ) -> None:
     """Lift the limits for unauthenticated connections from the connection of a request."""
-    if connection := scope.get("state", {}).get("connection"):  # there is none in process
+    if connection := scope.get("state", {}).get("connection"):  # an in-process request has none
         connection.authenticate()
 
 # %% ../../nbs/45_serving/00_http_server.ipynb #0ac13444
@@ -88,12 +89,13 @@ MAX_FILES = 65_536
 
 
 def file_limits() -> tuple[int, int]:
-    """Return the process's soft and hard limit of open files. 65,536 stands for no limit."""
+    """Return the process's soft and hard limit of open files. No limit is returned as 65,536."""
     if sys.platform == "win32":
         return MAX_FILES, MAX_FILES
-    return tuple(
+    soft, hard = (
         MAX_FILES if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
+    return soft, hard
 
 
 def max_unauthenticated() -> int:
@@ -111,9 +113,9 @@ def raise_file_limit() -> None:
 def bind_socket(host: str, port: int) -> socket.socket:
     """Return a bound TCP socket. Raise `ServeError` if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # IPPROTO_TCP turns Nagle off
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio disables Nagle only then
     try:
-        if sys.platform != "win32":  # there it would let two servers share a port
+        if sys.platform != "win32":  # on Windows it would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
@@ -128,11 +130,13 @@ LOG_INTERVAL_S = 60.0
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn on a bound socket, with limits for connections that have not shown a key."""
+    """uvicorn on a bound socket, with limits for connections that have not sent a valid key."""
+
+    loop: asyncio.AbstractEventLoop  # set when `serve` starts
 
     def __init__(
         self,
-        app,  # ASGI app; it calls `mark_authenticated` for requests with the right key
+        app: ASGIApp,  # it calls `mark_authenticated` for requests with the right key
         listener: socket.socket,  # bound; closed when the server ends
         certfile: str | Path | None = None,  # PEM file of a TLS certificate; None serves plain HTTP
         keyfile: str | Path | None = None,  # PEM file of its private key; None if `certfile` contains it
@@ -162,6 +166,7 @@ class HttpServer(uvicorn.Server):
 
     async def serve(self, sockets: None = None) -> None:
         """Serve until `should_exit`. `ready` is set when the server accepts connections or has failed to start."""
+        self.loop = asyncio.get_running_loop()
         try:
             await super().serve(sockets=[])
         finally:
@@ -220,10 +225,11 @@ class HttpServer(uvicorn.Server):
         return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def _make_room(self) -> None:
-        """Wait until another connection without a key may open. Close the oldest one if it is open for long enough."""
+        """Wait until another connection without a key may open. Close the oldest one after `EVICT_AFTER_S`."""
         now, waited = asyncio.get_running_loop().time, False
         while True:
-            waiting = [(c.opened_at, c.transport.abort) for c in self.server_state.connections if not c.authenticated]
+            connections = [c for c in self.server_state.connections if isinstance(c, Connection)]
+            waiting = [(c.opened_at, c.transport.abort) for c in connections if not c.authenticated]
             waiting += [(start, task.cancel) for task, start in self._handshakes.items()]
             if len(waiting) < self.limit:
                 return

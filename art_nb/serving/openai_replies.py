@@ -33,10 +33,10 @@ class ChoiceInProgress:
     index: int
     prompt_ids: list[int]
     sampled: list[SampledToken] = field(default_factory=list)
-    sent: int = 0  # number of tokens that the stream has sent
-    read: int = 0  # number of tokens whose text is part of the message
+    n_sent: int = 0  # number of tokens that the stream has sent
+    n_read: int = 0  # number of tokens whose text is part of the message
     temperature: float = 1.0
-    cut: bool = False  # whether top-p, top-k, min-p or a guide restricts the distribution
+    restricted: bool = False  # whether top-p, top-k, min-p or a guide restricts the distribution
     policy_version: int | None = None  # step of the adapter, the same for all tokens
     sample_id: str = ""
 
@@ -46,8 +46,8 @@ class ChoiceInProgress:
         return "".join(s.text for s in self.sampled)
 
     @property
-    def finish(self) -> str:
-        """Finish reason of the last token."""
+    def finish(self) -> str | None:
+        """Finish reason of the last token. None if the reply is not finished."""
         return self.sampled[-1].finish
 
     def extras(self) -> dict:
@@ -57,19 +57,19 @@ class ChoiceInProgress:
             "token_ids": [s.token_id for s in self.sampled],
             "token_logprobs": [s.logprob for s in self.sampled],
             "temperature": self.temperature,
-            "cut": self.cut,
+            "cut": self.restricted,
             "policy_version": self.policy_version,
             "sample_id": self.sample_id,
         }
 
     def unread(self) -> str:
         """Return the text that was not read before, and mark it as read."""
-        tokens, self.read = self.sampled[self.read :], len(self.sampled)
+        tokens, self.n_read = self.sampled[self.n_read :], len(self.sampled)
         return "".join(s.text for s in tokens)
 
     def unsent(self) -> list[SampledToken]:
         """Return the tokens that were not sent before, and mark them as sent."""
-        tokens, self.sent = self.sampled[self.sent :], len(self.sampled)
+        tokens, self.n_sent = self.sampled[self.n_sent :], len(self.sampled)
         return tokens
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #128564ff
@@ -77,7 +77,7 @@ MAX_CHOICES = 1024
 
 
 def replies_for(
-    prompts: list[list[int]], request: CompletionRequest, limit: int, param: str, policy_version: int | None
+    prompts: list[list[int]], request: ChatRequest | TextRequest, limit: int, param: str, policy_version: int | None
 ) -> list[ChoiceInProgress]:
     """Return an empty reply for each choice. Raise `RequestError` if a prompt does not fit into `limit` tokens."""
     if len(prompts) * request.n > MAX_CHOICES:
@@ -91,9 +91,10 @@ def replies_for(
             code="context_length_exceeded",
         )
     params = sampling_params(request, limit)
-    cut = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.guide is not None
+    restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.guide is not None
     greedy = params.temperature == 0 or params.top_k == 1
-    settings = {"temperature": 0.0 if greedy else params.temperature, "cut": cut, "policy_version": policy_version}
+    temperature = 0.0 if greedy else params.temperature
+    settings = {"temperature": temperature, "restricted": restricted, "policy_version": policy_version}
     replies = []
     for ids in prompts:
         for _ in range(request.n):
@@ -125,7 +126,7 @@ class ChatWriter:
         self.chat = chat.with_template(request.chat_template_kwargs) if request.chat_template_kwargs else chat
         self.request, self.texts, self.messages = request, choose_texts(texts, request), body["messages"]
         self.tools = None if request.tool_choice == "none" else body.get("tools") or None
-        self._must_call, self._begun, self._streams = request.must_call(), "", {}
+        self._must_call, self._call_prefix, self._streams = request.must_call(), "", {}
 
     @property
     def may_wait(self) -> bool:
@@ -142,7 +143,7 @@ class ChatWriter:
             raise RequestError(f"The chat template failed for these messages: {error}", param="messages") from error
         if not self._must_call:
             return [self._prompt]
-        self._begun, ids = self.chat.begun_ids(self._prompt, self.request.must_name())
+        self._call_prefix, ids = self.chat.begun_ids(self._prompt, self.request.must_name())
         self._restrict_to_call()
         return [self._prompt + ids]
 
@@ -176,12 +177,12 @@ class ChatWriter:
         if reply.index not in self._streams:
             stream = self.chat.stream(self._prompt, self.tools, not self.request.parallel_tool_calls)
             stream.sample_id = reply.sample_id
-            stream.add(self._begun)
+            stream.add(self._call_prefix)
             self._streams[reply.index] = stream
         return self._streams[reply.index].add(reply.unread(), last)
 
-    def _end(self, reply: ChoiceInProgress) -> tuple[dict, dict, str]:
-        """Remember the message. Return what its end adds to it, the message, and the finish reason."""
+    def _end(self, reply: ChoiceInProgress) -> tuple[dict, dict, str | None]:
+        """Store the ids of the reply. Return the last delta, the message and the finish reason."""
         early = {}
         if reply.finish == "length":
             early = self._read(reply)
@@ -228,8 +229,10 @@ class TextWriter:
     def prompts(self) -> list[list[int]]:
         """Return the ids of every prompt."""
         prompt = self.request.prompt
-        prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
-        ids = [list(self.tokenizer.encode(p)) if isinstance(p, str) else p for p in prompts]
+        entries = [prompt] if isinstance(prompt, str) else prompt
+        ids = [list(self.tokenizer.encode(p)) if isinstance(p, str) else p for p in entries if not isinstance(p, int)]
+        if not ids:  # the request has a single prompt of ids
+            ids = [[i for i in entries if isinstance(i, int)]]
         if any(not 0 <= i < len(self.tokenizer) for row in ids for i in row):
             raise RequestError(f"prompt: ids must be between 0 and {len(self.tokenizer) - 1}.", param="prompt")
         return ids
@@ -255,7 +258,7 @@ class TextWriter:
 
     def parts(self, reply: ChoiceInProgress) -> list[dict]:
         """Return the choices of the chunks that the new tokens complete."""
-        text = "".join(s.text for s in reply.sampled[reply.sent :])
+        text = "".join(s.text for s in reply.sampled[reply.n_sent :])
         return [self._choice(reply, text, reply.unsent())] if text else []
 
     def last(self, reply: ChoiceInProgress) -> dict:

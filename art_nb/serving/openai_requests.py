@@ -10,7 +10,7 @@ __all__ = ['IGNORED_FIELDS', 'NEUTRAL_VALUES', 'JSON_TYPES', 'PYTHON_TYPES', 'Re
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #de6c61d2
 from hashlib import blake2b
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
@@ -130,7 +130,7 @@ class CompletionRequest(StrictRequest):
     structured_outputs: StructuredOutputs | None = None  # vLLM's newer name for the three fields above
     _call: str | None = None  # grammar of a tool call, from `forced_call`
 
-    def with_call_grammar(self, call: str) -> "CompletionRequest":
+    def with_call_grammar(self, call: str) -> Self:
         """Return a copy of the request whose reply must follow the grammar of a tool call."""
         request = self.model_copy()
         request._call = call
@@ -143,7 +143,7 @@ class CompletionRequest(StrictRequest):
     def guide(self) -> tuple[str | None, dict[str, Any] | None]:
         """Return the constraint on the reply: the name of the request's field and vLLM's guide.
 
-        Both are None if there is no constraint. Raises `RequestError` if two fields set one.
+        Both are None if there is no constraint. Raise `RequestError` if two fields set one.
         """
         if self._call is not None:
             return "tool_choice", {"call": self._call}
@@ -165,7 +165,9 @@ class CompletionRequest(StrictRequest):
             return None
         if self.response_format.type == "json_object":
             return {"json_object": True}
-        return {"json": self.response_format.json_schema["schema"]}
+        schema = self.response_format.json_schema
+        assert schema is not None  # checked by `ResponseFormat`
+        return {"json": schema["schema"]}
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #fea6089f
 JSON_TYPES = ("object", "string", "number", "integer", "boolean", "array", "null")
@@ -341,7 +343,7 @@ def choice_seed(
 
 
 def sampling_params(
-    request: CompletionRequest,
+    request: ChatRequest | TextRequest,
     room: int,  # remaining tokens of the context
     index: int = 0,  # of the choice
 ) -> SamplingParams:
