@@ -101,7 +101,9 @@ def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str]
     unknown = sorted(set(channels or ()) - set(CHANNELS))
     if unknown:
         raise ValueError(f"Invalid channels: there is no channel {', '.join(unknown)}. Use {', '.join(CHANNELS)}.")
-    texts = token_texts(choice, base_model_of(rows)) or [f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()]
+    texts = token_texts(choice, base_model_of(rows)) or [
+        f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()
+    ]
     values, mask_why = token_values(rows, ref, trajectory, turn)
     values = {
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
