@@ -105,7 +105,7 @@ async def practice(model: art.Model, seed: int) -> art.Trajectory:
 def random_game(seed: int) -> art.Trajectory:
     """Return a game of random legal moves, in the form that the model should write."""
     game, mover = Game(seed), random.Random(-seed)
-    messages = [{"role": "system", "content": SYSTEM}]
+    messages: art.MessagesAndChoices = [{"role": "system", "content": SYSTEM}]
     while game.winner() is None:
         move = SQUARES[mover.choice(game.free())]
         messages += [{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}]
