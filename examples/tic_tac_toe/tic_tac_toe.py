@@ -108,7 +108,7 @@ def random_game(seed: int) -> art.Trajectory:
     messages: art.MessagesAndChoices = [{"role": "system", "content": SYSTEM}]
     while game.winner() is None:
         move = SQUARES[mover.choice(game.free())]
-        messages += [{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}]
+        messages.extend([{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}])
         game.play(move)
     return art.Trajectory(messages_and_choices=messages, reward=REWARDS[game.winner()])
 
