@@ -4,7 +4,7 @@ Modules:
 
 - `art_nb.training.diagnostics`: Warnings about a run, derived from its metrics, with advice
 - `art_nb.training.evaluation`: The mean of a metric on fixed scenarios, at any step, with a confidence interval
-- `art_nb.training.heartbeat`: The status of a run on disk, with a regular sign of life
+- `art_nb.training.heartbeat`: The status of a run in `run.json`, updated at regular intervals
 - `art_nb.training.progress`: The state of a run, derived from its events
 - `art_nb.training.run`: `art.train` and its runs: training in the background that you can watch, pause, resume and stop
 - `art_nb.training.sft`: Supervised training from lists and files: learning rates per batch, chunks of a list, files that are read line by line

@@ -245,7 +245,7 @@ async def test_too_many_failures_raise_the_last(tmp_path):
     with pytest.raises(RolloutError, match="No rollout of the evaluation succeeded: boom") as caught:
         await evaluate(model, broken, [0, 0], max_exceptions=2)
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(RolloutError, match="nothing came back"):
+    with pytest.raises(RolloutError, match="none returned a trajectory"):
         await evaluate(model, broken, [])
 
 

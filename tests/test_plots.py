@@ -67,7 +67,7 @@ def test_everything_that_names_a_run(root):
         assert lines(ax) == [([1, 2, 3, 4], REWARDS)]
         assert ax.get_legend() is None
     assert [store.path.name for store in stores_of([root, path])] == ["a", "b", "a"]
-    with pytest.raises(TypeError, match="int is no run"):
+    with pytest.raises(TypeError, match="Invalid `runs` of type int"):
         art.learning_curve(3)
     with pytest.raises(StoreError, match="not a run"):
         art.learning_curve(root / "nowhere")
@@ -107,7 +107,9 @@ def test_a_step_written_twice_counts_once(root):
 
 
 def test_a_metric_that_is_nowhere(root):
-    with pytest.raises(StoreError, match="no 'train/win' in the history of a, b; there are: loss/train, train/reward"):
+    with pytest.raises(
+        StoreError, match="No metric 'train/win' in the history of a, b. Available metrics: loss/train, train/reward"
+    ):
         art.learning_curve(root, "train/win")
     assert not plt.get_fignums()
 
@@ -214,7 +216,7 @@ def test_the_histogram_of_one_group_or_of_one_kind():
 async def test_what_the_loss_saw_of_each_token(named, local):
     model = named()
     await model.register(local)
-    with pytest.raises(StoreError, match="has no record yet of what the loss saw; a step of training writes one"):
+    with pytest.raises(StoreError, match="has no learner record yet. Every training step writes one"):
         art.token_heatmaps(model)
     groups = [await a_group(model), await a_group(model, seed=1, size=3)]
     for _ in range(2):
@@ -230,12 +232,12 @@ async def test_what_the_loss_saw_of_each_token(named, local):
     assert drawn["weight in the loss"][:, 0].compressed() == pytest.approx(record.coef_R)
     assert [line.get_ydata()[0] for line in axes["advantage"].get_lines()] == [3.5]
     assert "step 2" in art.token_heatmaps(model)["advantage"].figure.get_suptitle()
-    with pytest.raises(StoreError, match="no readable record of what the loss saw in step 7; there are files of: 1, 2"):
+    with pytest.raises(StoreError, match="no readable learner record of step 7. Steps with a record: 1, 2"):
         art.token_heatmaps(model, step=7)
 
 
 def test_heatmaps_are_of_one_run(root):
-    with pytest.raises(StoreError, match="one run can be drawn token by token, and there are 2 in"):
+    with pytest.raises(StoreError, match="Heatmaps show a single run, but there are 2 runs in"):
         art.token_heatmaps(root)
 
 

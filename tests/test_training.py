@@ -1,11 +1,13 @@
 """A run that is watched, paused, resumed and stopped from elsewhere; rollouts that crash, hang and lie."""
 
 import asyncio
+import gc
 import math
 import random
 import subprocess
 import threading
 import time
+import weakref
 
 import httpx
 import pytest
@@ -22,7 +24,7 @@ from art_nb.policy.folded import sequence_logprobs
 from art_nb.policy.loading import load_policy
 from art_nb.rollouts.scenarios import scenarios_of_step
 from art_nb.training.heartbeat import read_run_record
-from art_nb.training.run import Run, record_status
+from art_nb.training.run import AttachedRun, Run, record_status
 
 SCENARIOS = list(range(12))
 
@@ -104,6 +106,21 @@ async def test_the_record_of_a_run_ends_with_its_last_status(home):
         record_status(run)
         beat.join()
         assert read_run_record(home[0].store)["status"] == "done"
+
+
+async def test_a_finished_run_is_freed_with_its_last_reference(home):
+    """Without the garbage collector: the run is part of no cycle. `attach` then reads the directory."""
+    path = home[0].store.path
+    gc.disable()
+    try:
+        run = await train(home[0])
+        assert Run.attach(path) is run
+        reference = weakref.ref(run)
+        del run
+        await until(lambda: reference() is None)
+    finally:
+        gc.enable()
+    assert isinstance(Run.attach(path), AttachedRun)
 
 
 async def test_a_script_joins_it(home):

@@ -30,15 +30,15 @@ def check_machine() -> list:
     system = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     size, free = process_memory().get("total"), shutil.disk_usage(".").free
-    small = size is not None and size < 5.7e9  # a machine with "6 GB" reports a little less
+    is_small = size is not None and size < 5.7e9  # a machine with "6 GB" reports slightly less
     return [
         Check("python", "ok", system),
         Check("cores", "ok", f"{cores}."),
         Check(
             "memory",
-            "warn" if small else "ok",
+            "warn" if is_small else "ok",
             f"{format_gigabytes(size)}." if size else "Unknown on this system.",
-            "A model with 135 million weights needs 6 GB." if small else "",
+            "A model with 135 million weights needs 6 GB." if is_small else "",
         ),
         Check("disk", "warn" if free < 2e9 else "ok", f"{format_gigabytes(free)} free in this directory."),
     ]
@@ -77,7 +77,7 @@ def check_engines() -> list:
 
 # %% ../../nbs/95_cli/10_machine.ipynb #889d62d8
 def check_extras() -> list:
-    """Return a check for each extra of art_nb, `dev` excepted."""
+    """Return a check for each extra of art_nb except `dev`."""
     from art_nb.training.doctor import Check
 
     packages: dict[str, list[str]] = {}

@@ -51,7 +51,7 @@ def run(host: str, port: int, path: str, certfile: str | None, keyfile: str | No
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
-            print("Closing. A training step in progress is cancelled.", flush=True)
+            print("Closing. A training step in progress is canceled.", flush=True)
     return 0
 
 # %% ../../nbs/95_cli/20_main.ipynb #4c924c83
@@ -168,12 +168,12 @@ def follow_run(run: Any, script: Path) -> int:
 
 def interrupt_run(run: Any) -> None:
     """Handle Ctrl-C: stop after the current step, or immediately if the run is stopping already."""
-    stopping = run.status == "stopping"
-    if stopping:
+    is_stopping = run.status == "stopping"
+    if is_stopping:
         print("Stopping now.", file=sys.stderr)
     else:
         print(f"Stopping after step {run.step + 1}. Press Ctrl-C again to stop now.", file=sys.stderr)
-    run.stop(after_step=not stopping, wait=False)
+    run.stop(after_step=not is_stopping, wait=False)
 
 # %% ../../nbs/95_cli/20_main.ipynb #37680aad
 def view(path: str, no_browser: bool) -> int:

@@ -22,25 +22,25 @@ tries all three words. The example answers are not trained."""
 TASK = """\
 import art_nb as art
 
-WORTH = {"maybe": 1.0, "no": 0.75, "yes": 0.5}
+REWARDS = {"maybe": 1.0, "no": 0.75, "yes": 0.5}
 scenarios = [
     "Will it rain on my birthday next year?", "Is there life on another planet?", "Will my team win the final?",
     "Does the stranger over there like tea?", "Is my neighbour at home right now?", "Will this coin show heads?",
     "Was it cold in this town a thousand years ago?", "Shall I ever learn to juggle?"]
 
-shown = [{"role": role, "content": content} for question, answer in {
+examples = [{"role": role, "content": content} for question, answer in {
     "Is it late?": "Maybe.", "Is fire cold?": "No.", "Is ice cold?": "Yes."}.items()
     for role, content in (("user", f"{question} Yes, no or maybe?"), ("assistant", answer))]
 
 
 async def rollout(model, question):
-    messages = [*shown, {"role": "user", "content": f"{question} Yes, no or maybe?"}]
+    messages = [*examples, {"role": "user", "content": f"{question} Yes, no or maybe?"}]
     completion = await model.openai_client().chat.completions.create(
         model=model.get_inference_name(), messages=messages, max_completion_tokens=4)
     choice = completion.choices[0]
     words = choice.message.content.lower().split()
     first = words[0].strip(".,!?'\\"*") if words else ""
-    return art.Trajectory(messages_and_choices=[*messages, choice], reward=WORTH.get(first, 0.0))
+    return art.Trajectory(messages_and_choices=[*messages, choice], reward=REWARDS.get(first, 0.0))
 
 
 model = art.TrainableModel(name="maybe-001", project="first-run", base_model="smollm2-135m")"""

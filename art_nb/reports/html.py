@@ -22,15 +22,15 @@ class Html(str):
     __slots__ = ()
 
 
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 
 
 def visible_text(text: str) -> str:
-    """Replace invisible characters by escape sequences."""
-    return _UNSEEN.sub(lambda match: ascii(match[0])[1:-1], text)
+    """Replace invisible characters with escape sequences."""
+    return _INVISIBLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def escaped(text: Any) -> Html:
@@ -44,18 +44,18 @@ def tag(
     **attributes: str,  # names are not escaped; a trailing _ is removed
 ) -> Html:
     """Return an element."""
-    shown = "".join(f' {key.rstrip("_")}="{escaped(value)}"' for key, value in attributes.items())
-    inside = "".join(map(escaped, children))
-    return Html(f"<{name}{shown}>" if name in ("img", "br", "hr", "meta") else f"<{name}{shown}>{inside}</{name}>")
+    pairs = "".join(f' {key.rstrip("_")}="{escaped(value)}"' for key, value in attributes.items())
+    content = "".join(map(escaped, children))
+    return Html(f"<{name}{pairs}>" if name in ("img", "br", "hr", "meta") else f"<{name}{pairs}>{content}</{name}>")
 
 # %% ../../nbs/80_reports/10_html.ipynb #f3fa69eb
 @dataclass(slots=True, frozen=True)
 class DetailLevel:
-    """The amount of content that may be shown."""
+    """The maximum amount of content."""
 
     letters: int  # characters of a text
     messages: int  # of a conversation
-    rollouts: int  # of a group, in full
+    rollouts: int  # of a group that are shown in full
     lines: int = 50  # of a table
 
 
@@ -68,7 +68,7 @@ DETAIL_LEVELS = (
     DetailLevel(80, 8, 2, 20),
     DetailLevel(40, 4, 1, 8),
 )
-LIMIT = 150_000
+LIMIT = 150_000  # bytes
 
 
 def fit_to_bytes(
@@ -76,11 +76,11 @@ def fit_to_bytes(
     limit: int,  # bytes
 ) -> Html:
     """Return the output with the highest level of detail that fits the limit."""
-    for room in DETAIL_LEVELS:
-        built = make(room)
-        if len(built.encode()) <= limit:
-            return built
-    return tag("div", f"What was here needs more than {limit:,} bytes even in its shortest form.")
+    for level in DETAIL_LEVELS:
+        output = make(level)
+        if len(output.encode()) <= limit:
+            return output
+    return tag("div", f"This output needs more than {limit:,} bytes, even at the lowest level of detail.")
 
 
 def truncate(text: str, letters: int) -> str:
@@ -99,7 +99,7 @@ NUMBER = "text-align:right;padding:1px 8px"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], caption: str = "") -> Html:
-    """Return a table. The cells of the first row decide which columns are aligned to the right."""
+    """Return a table. Columns with a number in the first row are aligned to the right."""
     right = [isinstance(cell, (int, float)) for cell in rows[0]] if rows else [False] * len(headers)
     head = tag("tr", *(tag("th", n, style=NUMBER if r else CELL) for n, r in zip(headers, right, strict=True)))
     body = [tag("tr", *map(_cell, row)) for row in rows]
@@ -119,7 +119,7 @@ def number(value: Any) -> Any:
 
 
 def facts_line(*facts: str) -> Html:
-    """Join texts on one line, without empty ones."""
+    """Join texts on one line. Empty texts are left out."""
     return tag("div", " · ".join(fact for fact in facts if fact))
 
 

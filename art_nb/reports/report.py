@@ -61,25 +61,27 @@ def page(
     return f'<!doctype html>\n<html lang="en">{head}{tag("body", tag("h1", title), *children)}</html>\n'
 
 
-def _written(file: str | Path, make: Callable[[DetailLevel], str]) -> Path:
-    for room in DETAIL_LEVELS:
-        content = make(room).encode()
+def _write_page(file: str | Path, make: Callable[[DetailLevel], str]) -> Path:
+    for level in DETAIL_LEVELS:
+        content = make(level).encode()
         if len(content) <= MAX_BYTES:
             atomic_write(file, content)
             return Path(file)
-    raise StoreError(f"{file} would have more than {MAX_BYTES:,} bytes even in its shortest form; choose less")
+    message = f"{file} would have more than {MAX_BYTES:,} bytes, even at the lowest level of detail."
+    raise StoreError(f"{message} Select fewer groups or rollouts.")
 
 # %% ../../nbs/80_reports/40_report.ipynb #2b185bd8
 def _warnings_html(store: RunStore) -> Html:
     events = [event for event in store.events() if isinstance(event, (Warned, Failed))][-200:]
     times = [f"{datetime.fromtimestamp(event.time, UTC):%Y-%m-%d %H:%M:%S}" for event in events]
     lines = [[time, type(event).__name__.lower(), event.message] for time, event in zip(times, events, strict=True)]
-    shown = table(["time (UTC)", "kind", "what"], lines)
-    return details(f"warnings and failures: {len(lines)}", shown) if lines else Html("")
+    if not lines:
+        return Html("")
+    return details(f"warnings and failures: {len(lines)}", table(["time (UTC)", "kind", "message"], lines))
 
 
 def _model(store: RunStore) -> Html:
-    fields = redact(store.read_model())  # a run of ART may hold the user's keys
+    fields = redact(store.read_model())  # a run of ART may contain API keys
     lines = [[key, one_line(str(value), 200)] for key, value in fields.items() if value not in (None, {}, [])]
     return details("model", table(["", ""], lines)) if lines else Html("")
 
@@ -91,16 +93,39 @@ def notable_steps(rows: RolloutIndex, split: str = "train") -> list[tuple[str, i
 
 # %% ../../nbs/80_reports/40_report.ipynb #fadf1dd8
 def report(
-    run: Run | Model | RunStore | str | Path,  # or the rollouts of somebody else's files
+    run: Run | AttachedRun | Model | RunStore | str | Path,
     file: str | Path = "report.html",
-    groups: Sequence[int] | None = None,  # numbers of groups to show; None: those that tell most
-    note: str = "",  # a paragraph below the title
+    groups: Sequence[int] | None = None,
+    note: str = "",
 ) -> Path:
-    """Write one self-contained HTML file of a run."""
+    """Write one self-contained HTML file of a run.
+
+    Parameters
+    ----------
+    run : Run, AttachedRun, Model, RunStore, str or Path
+        The run, or a file of rollouts.
+    file : str or Path
+        The file to write. An existing file is replaced.
+    groups : sequence of int, optional
+        The numbers of the groups to show. By default, representative groups of the first step, a middle step and the
+        newest step.
+    note : str
+        A paragraph below the title.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    StoreError
+        If the file would have more than 10 MB.
+    """
     rows = load_all(run)
-    picked = [(f"step {step}", representative_groups(rows, (split, step))) for split, step in notable_steps(rows)]
+    sections = [(f"step {step}", representative_groups(rows, (split, step))) for split, step in notable_steps(rows)]
     if groups is not None:
-        picked = [("chosen groups", dict.fromkeys(map(int, groups), "chosen"))]
+        sections = [("selected groups", dict.fromkeys(map(int, groups), "selected"))]
     store = rows.store
     about = (
         [steps_table(store, DetailLevel(0, 0, 0, 1000)), curves(store), _warnings_html(store), _model(store)]
@@ -115,42 +140,65 @@ def report(
         lost_line(rows),
     )
 
-    def make(room: DetailLevel) -> str:
-        shown = [Html(tag("h2", name) + groups_html(rows, numbers, room)) for name, numbers in picked if numbers]
-        return page(rows.title, facts, tag("p", note) if note else "", *about, *shown)
+    def make(level: DetailLevel) -> str:
+        parts = [Html(tag("h2", name) + groups_html(rows, selected, level)) for name, selected in sections if selected]
+        return page(rows.title, facts, tag("p", note) if note else "", *about, *parts)
 
-    return _written(file, make)
+    return _write_page(file, make)
 
 # %% ../../nbs/80_reports/40_report.ipynb #80b3a448
 Run.report = AttachedRun.report = report
 
 # %% ../../nbs/80_reports/40_report.ipynb #c6585739
-def _index(rows: RolloutIndex, chosen: set[int], most: int) -> Html:
+def _rollouts_table(rows: RolloutIndex, selected: set[int], max_rows: int) -> Html:
     lines = []
-    for record in rows.table[:most]:
+    for record in rows.table[:max_rows]:
         row = int(record["id"])
-        name = tag("a", link(rows, row), href=f"#r{row}") if row in chosen else link(rows, row)
+        name = tag("a", link(rows, row), href=f"#r{row}") if row in selected else link(rows, row)
         lines.append([name, *metrics_of(record)])
-    caption = f"{len(rows):,} rollouts" + (f", the first {most:,} of them" if len(rows) > most else "")
+    caption = f"{len(rows):,} rollouts" + (f", the first {max_rows:,} of them" if len(rows) > max_rows else "")
     return table(["rollout", *METRICS], lines, caption)
 
 
-def export(
-    x: Any,  # a `RolloutIndex`, or anything that it can be created from
-    ids: Sequence[int],  # rows to show in full, at most 200
-    file: str | Path = "rollouts.html",
-    note: str = "",
-) -> Path:
-    """Write chosen rollouts and the index around them into one HTML file."""
-    rows, chosen = load_all(x), list(dict.fromkeys(map(int, ids)))
-    if len(chosen) > MAX_CONVERSATIONS:
-        raise ValueError(f"at most {MAX_CONVERSATIONS} rollouts can be shown in full, not {len(chosen)}")
-    index = _index(rows, set(chosen), 10_000)
+def export(x: Any, ids: Sequence[int], file: str | Path = "rollouts.html", note: str = "") -> Path:
+    """Write selected rollouts in full, and a table of all rollouts, to one HTML file.
 
-    def body(row: int, room: DetailLevel) -> Html:
-        shown = tag("h2", link(rows, row)), tag("p", headline(rows, row)), rollout_html(rows, row, room)
-        return tag("section", *shown, id=f"r{row}")
+    Parameters
+    ----------
+    x : RolloutIndex, Run, Model, RunStore, str, Path or list of groups
+        The rollouts.
+    ids : sequence of int
+        The rows of the rollouts to show in full, at most 200.
+    file : str or Path
+        The file to write. An existing file is replaced.
+    note : str
+        A paragraph below the title.
 
-    return _written(
-        file, lambda room: page(rows.title, tag("p", note) if note else "", *(body(row, room) for row in chosen), index)
-    )
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ValueError
+        If there are too many rows, or a row does not exist.
+    StoreError
+        If the file would have more than 10 MB.
+    """
+    rows, selected = load_all(x), list(dict.fromkeys(map(int, ids)))
+    if len(selected) > MAX_CONVERSATIONS:
+        raise ValueError(
+            f"Invalid `ids`: at most {MAX_CONVERSATIONS} rollouts can be shown in full, not {len(selected)}."
+        )
+    rollouts_table = _rollouts_table(rows, set(selected), 10_000)
+
+    def body(row: int, level: DetailLevel) -> Html:
+        parts = tag("h2", link(rows, row)), tag("p", headline(rows, row)), rollout_html(rows, row, level)
+        return tag("section", *parts, id=f"r{row}")
+
+    def make(level: DetailLevel) -> str:
+        bodies = [body(row, level) for row in selected]
+        return page(rows.title, tag("p", note) if note else "", *bodies, rollouts_table)
+
+    return _write_page(file, make)

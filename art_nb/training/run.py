@@ -3,10 +3,10 @@
 ## Guarantees
 
 - After each step, its groups, checkpoint, metrics and events are on disk. If the kernel dies, only the unfinished step is lost.
-- A run directory has one run at a time. `train` raises `TrainError` if another run of this kernel trains there.
-- `stop()` drops the current step, and the weights stay as they were after the last finished step. If the weights are being updated,
-  that step is finished first. `stop(after_step=True)` always finishes the current step.
-- A paused run has finished its step. Its checkpoint is on disk.
+- A run directory has one run at a time. `train` raises `TrainError` if another run of this kernel trains in that directory.
+- `stop()` discards the current step, so the weights are those of the last finished step. If the weights are being updated, that step is
+  finished first. `stop(after_step=True)` always finishes the current step.
+- A run pauses at the end of a step, when the checkpoint of that step is on disk.
 - If the disk is full, the run pauses. After `resume()` it repeats the write, so no step is lost.
 - With a `seed`, a run that is stopped and resumed gives the same results as an uninterrupted one."""
 
@@ -30,8 +30,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
-from weakref import WeakValueDictionary, ref
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
@@ -61,12 +61,12 @@ _RUNS_BY_DIRECTORY: WeakValueDictionary = WeakValueDictionary()
 
 
 def active_runs() -> "list[Run]":
-    """Return the runs of this kernel: for each run directory the latest one, even if it has ended."""
+    """Return the latest run of each run directory that this kernel has used, even if the run has ended."""
     return [*_RUNS_BY_DIRECTORY.values()]
 
 
 def claim_directory(run: "Run") -> None:
-    """Register a run as the one of its directory. Raise `TrainError` if a run trains there already."""
+    """Register a run for its directory. Raise `TrainError` if another run trains in that directory."""
     directory = str(run.model.store.path.resolve())
     other = _RUNS_BY_DIRECTORY.get(directory)
     if other is not None and not other._over.is_set():
@@ -75,7 +75,7 @@ def claim_directory(run: "Run") -> None:
 
 
 def report_unfinished_runs() -> None:
-    """Print the runs that a script did not wait for, when the program ends."""
+    """Print the runs that are still active when the program ends, because the script did not wait for them."""
     unfinished = [run for run in active_runs() if run.status in ("running", "pausing") and not run._over.is_set()]
     for run in unfinished:
         print(
@@ -88,7 +88,7 @@ def report_unfinished_runs() -> None:
 def record_status(run: "Run") -> None:
     """Write the status of a run to its directory. If that fails, emit a warning once."""
     try:
-        with run._recording:  # without the lock, an outdated status could be written last
+        with run._recording:  # otherwise two threads could write the status in the wrong order
             write_run_record(
                 run.model.store,
                 name=run.model.name,
@@ -120,15 +120,15 @@ CONTROL_FILES: dict[str, Callable[["Run"], None]] = {
 
 
 def follow_control_files(run: "Run") -> None:
-    """Delete the control files of a run and do what they ask for."""
-    for name, follow in CONTROL_FILES.items():
+    """Delete the control files of a run and perform their actions."""
+    for name, action in CONTROL_FILES.items():
         if (run.model.store.path / name).exists():
             (run.model.store.path / name).unlink(missing_ok=True)
-            follow(run)
+            action(run)
 
 
 async def watch_control_files(run: "Run") -> None:
-    """Follow the control files that appear in the run directory. Those from before the run are deleted."""
+    """Follow new control files in the run directory. Files from before the start of the run are deleted."""
     for name in CONTROL_FILES:
         (run.model.store.path / name).unlink(missing_ok=True)
     while True:
@@ -140,14 +140,10 @@ class TrainingLoop:
     """One session of a run: get groups, train on them, log. It runs on one event loop."""
 
     def __init__(self, run: "Run"):
-        self._run_ref = ref(run)  # weak, so that a finished run is freed with its last variable
+        self.run = run
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Future | None = None  # the work that a stop cancels
-        self._is_cut = False
-
-    @property
-    def run(self) -> "Run":
-        return self._run_ref()
+        self._is_canceled = False
 
     async def run_to_end(self) -> None:
         """Train, and set the final status. An exception becomes the error of the run."""
@@ -160,7 +156,7 @@ class TrainingLoop:
         except asyncio.CancelledError:
             if run.status != "stopping":
                 message = (
-                    "The run was cancelled from within: the backend was closed, or a rollout or a callback cancelled "
+                    "The run was canceled from within: the backend was closed, or a rollout or a callback canceled "
                     "its own task or exited the program."
                 )
                 run._fail(TrainError(message))
@@ -177,6 +173,7 @@ class TrainingLoop:
             finally:
                 run._over.set()
                 run.beat()
+                del self.run  # without this cycle, a finished run is freed with its last reference
 
     async def main(self) -> None:
         """Train until the source has no more groups, the time is over or the run is stopped."""
@@ -185,10 +182,10 @@ class TrainingLoop:
         run.step = await run.model.get_step()
         try:
             await source.open(run)
-            run.show.turn(run.status, run.step)
+            run.show.set_status(run.status, run.step)
             while source.has_more() and run.status != "stopping" and time.monotonic() < end:
                 if run.transition(TRANSITIONS["finish_step"]):
-                    run.show.turn(run.status, run.step)
+                    run.show.set_status(run.status, run.step)
                 if run.status == "paused":
                     await asyncio.sleep(0.05)
                 else:
@@ -235,7 +232,7 @@ class TrainingLoop:
     async def until_stopped(self, work: Awaitable) -> Any:
         """Return the result of `work`, which a stop cancels."""
         self._task = asyncio.ensure_future(work)
-        if self._is_cut:
+        if self._is_canceled:
             self._task.cancel()
         try:
             return await self._task
@@ -252,19 +249,20 @@ class TrainingLoop:
                 run.bus.emit(Warned(key=f"disk {run.step}", message=str(error)))
                 print(f"{run.model.name} is paused at step {run.step}: {error}. Then call run.resume().")
                 run.transition(TRANSITIONS["disk_full"])
-                run.show.turn(run.status, run.step)
+                run.show.set_status(run.status, run.step)
                 while run.status == "paused":
                     await asyncio.sleep(0.05)
                 if run.status == "stopping":
                     raise
 
-    def cut(self) -> None:
-        """Cancel the work that a stop may cancel. Thread-safe."""
-        self._is_cut = True
-        with suppress(RuntimeError, AttributeError):  # the event loop is closed or not running: nothing to cancel
-            self.event_loop.call_soon_threadsafe(self._cancel)
+    def cancel(self) -> None:
+        """Cancel the current and all later work inside `until_stopped`. Thread-safe."""
+        self._is_canceled = True
+        if self.event_loop is not None:
+            with suppress(RuntimeError):  # the event loop is closed
+                self.event_loop.call_soon_threadsafe(self._cancel_task)
 
-    def _cancel(self) -> None:
+    def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -287,9 +285,9 @@ class Run:
     show : bool
         Display the progress.
     source : GroupSource, optional
-        Where the groups come from. By default, the run rolls out the scenarios of the plan.
+        The source of the groups. By default, the run rolls out the scenarios of the plan.
     display : RunDisplay, optional
-        Where to display the progress. By default, this depends on where the program runs: notebook or terminal.
+        The display of the progress. By default, it is chosen for the environment: a notebook or a terminal.
 
     Attributes
     ----------
@@ -304,13 +302,16 @@ class Run:
     history : list of dict
         One row of metrics for each step of this session.
     error : Exception or None
-        What made the run fail.
+        The exception that ended the run.
 
     Raises
     ------
     TrainError
         If another run of this kernel trains in the same directory.
     """
+
+    loop: TrainingLoop  # of the current or last session
+    report: ClassVar[Callable[..., Path]]  # added by `reports.report`
 
     def __init__(
         self,
@@ -327,7 +328,6 @@ class Run:
         self.recent: deque[TrajectoryGroup] = deque(maxlen=64)
         self.history: list[dict[str, float]] = []
         self.started = time.time()
-        self.loop = TrainingLoop(self)
         self._thread: threading.Thread | None = None
         self._lock, self._recording = threading.Lock(), threading.Lock()
         self._over, self._beat = threading.Event(), threading.Event()
@@ -404,7 +404,7 @@ class Run:
             asyncio.run(self.loop.run_to_end())
 
     def pause(self) -> None:
-        """Pause after the current step, whose checkpoint is then on disk. Rollouts of later steps continue."""
+        """Pause after the current step, when its checkpoint is on disk. Rollouts of later steps continue."""
         self.transition(TRANSITIONS["pause"])
 
     def resume(self) -> None:
@@ -417,7 +417,7 @@ class Run:
         Parameters
         ----------
         after_step : bool
-            Finish the current step. By default it is dropped.
+            Finish the current step. By default, it is discarded.
         wait : bool
             Return only when the run has stopped.
         """
@@ -426,10 +426,11 @@ class Run:
         self.transition(TRANSITIONS["stop"])
         is_own_thread = threading.current_thread() is self._thread
         if not after_step and not (is_own_thread and self.loop.is_own_task()):
-            self.loop.cut()
+            self.loop.cancel()
         if wait and not is_own_thread:
             self._over.wait()
-            self._thread.join(1.0)  # no longer, because a rollout may ignore its cancellation
+            if self._thread is not None:
+                self._thread.join(1.0)  # with a timeout, because a rollout may ignore its cancellation
 
     def interrupt(self, name: str) -> None:
         """Stop after the current step. On the second call, stop at once. `name` is the signal's name."""
@@ -455,7 +456,7 @@ class Run:
         Raises
         ------
         Exception
-            What made the run fail.
+            The exception that ended the run.
         """
         end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -505,7 +506,7 @@ class Run:
         with self._lock:
             before, self.status = self.status, table.get(self.status, self.status)
         if before in table:
-            self.progress.turn(self.status, self.step)
+            self.progress.set_status(self.status, self.step)
         self.beat()
         if self.status == "stopping":
             self.source.request_stop()
@@ -543,11 +544,11 @@ def train(
     start: bool = True,
     **options,
 ) -> Run:
-    """Start training and return at once. `await` the run or watch it from other cells. In a script, call `join()`.
+    """Start training and return immediately. In a notebook, `await` the run. In a script, call `run.join()`.
 
     With a `seed` the run is repeatable. The same seed, model, scenarios and options give the same replies, rewards and
     weights. The order in which rollouts finish does not matter, and neither does a stop with a later resume. This holds
-    for the embedded sampler on a CPU with one thread, if the rollouts themselves draw nothing at random. Call
+    for the embedded sampler on a CPU with one thread, if the rollouts draw no random numbers themselves. Call
     `torch.set_num_threads(1)` before you register the model. Each request of a rollout gets a different seed, except if
     the body of the request has a `seed`. If the engine cannot repeat replies, one warning gives the reason. Without a
     seed, scenarios are ordered as with seed 0, and replies are random.
@@ -625,13 +626,15 @@ def train(
 class AttachedRun:
     """A run of another kernel, read from its directory.
 
-    It has the attributes and buttons of a `Run`. `refresh` reads what is new on disk.
+    It has the attributes and buttons of a `Run`. `refresh` reads new data from disk.
 
     Parameters
     ----------
     store : RunStore
         The run directory.
     """
+
+    report: ClassVar[Callable[..., Path]]  # added by `reports.report`
 
     def __init__(self, store: RunStore):
         self.store, self.record = store, read_run_record(store)
@@ -640,9 +643,9 @@ class AttachedRun:
         self._events = JsonLinesTail(store.path / "events.jsonl")
         self._history = JsonLinesTail(store.path / "history.jsonl", 1 << 40)
         self.history: list[dict[str, float]] = []
-        self._undone: set[int] = set()  # steps that were trained and lost
+        self._undone: set[int] = set()  # steps whose weights were lost
         self.progress = Progress(self.name, 0)
-        self.progress.at = self.progress.heard = 0.0  # the times of the events count, not the current time
+        self.progress.at = self.progress.heard = 0.0  # set by the times of the events
         self.refresh()
 
     @property
@@ -672,7 +675,7 @@ class AttachedRun:
                 progress.early = []
             for event in filter(None, map(from_json, self._events.new_rows())):
                 progress(event)
-            self._undone |= {row.get("step") for row in rows if row.get("undone")}
+            self._undone |= {row["step"] for row in rows if row.get("undone") and "step" in row}
             self.history = without_undone([*self.history, *map(history_row, rows)])
             progress.rows = training_rows(self.history)
             last = max((row["step"] for row in progress.rows if "step" in row), default=0)
@@ -706,7 +709,7 @@ class AttachedRun:
         Parameters
         ----------
         after_step : bool
-            Finish the current step. By default it is dropped.
+            Finish the current step. By default, it is discarded.
         wait : bool
             Return only when the run has stopped.
         """

@@ -110,13 +110,13 @@ def as_html(p: Progress, rows: int = 6) -> str:
 
 # %% ../../nbs/65_training/40_run_display.ipynb #a9a6b126
 class RunDisplay(Protocol):
-    """Where a run is shown."""
+    """A place where the progress of a run is displayed."""
 
     def show(self, p: Progress) -> None:
         """Show the current state."""
 
     def close(self) -> None:
-        """Show nothing more."""
+        """End the display."""
 
     def listening(self, over: threading.Event) -> Any:
         """Return a sync and async context manager, whose value is a function to call until the run is `over`."""
@@ -149,16 +149,17 @@ class PlainCell:
     listening = PassiveWait
 
     def __init__(self):
-        from IPython.display import HTML, display
+        from IPython.display import HTML, DisplayHandle
 
-        self._html, self._handle = HTML, display(HTML(""), display_id=True)
+        self._html, self._handle = HTML, DisplayHandle()
+        self._handle.display(HTML(""))
 
     def show(self, p: Progress) -> None:
         """Replace the output."""
         self._handle.update(self._html(as_html(p)))
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing. The output keeps its last state."""
 
 
 class Bar:
@@ -205,7 +206,7 @@ def in_notebook() -> bool:
 
 
 def choose_display(run: Any, p: Progress) -> RunDisplay:
-    """Return a display for a run that fits the place where the program runs."""
+    """Return a display for a run: a registered display or HTML in a notebook, otherwise a progress bar."""
     if not in_notebook():
         return Bar()
     displays = (make(run, p) for make in reversed(DISPLAYS))
@@ -223,7 +224,7 @@ class DisplayUpdater:
     def open(self, status: str, step: int) -> None:
         """Subscribe to the bus and show the current state."""
         self._unsubscribe = self._bus.subscribe(self)
-        self.turn(status, step)
+        self.set_status(status, step)
 
     def __call__(self, event: Event) -> None:
         """Update the progress with an event. Show it if the last update is old enough."""
@@ -235,14 +236,14 @@ class DisplayUpdater:
                 self._next_update = time.monotonic() + self.every_s
                 self.place.show(self.progress)
 
-    def turn(self, status: str, step: int) -> None:
+    def set_status(self, status: str, step: int) -> None:
         """Set the status of the run and show it."""
         with self._lock:
-            self.progress.turn(status, step)
+            self.progress.set_status(status, step)
             self.place.show(self.progress)
 
     def close(self, status: str) -> None:
         """Unsubscribe, show the final status and close the display."""
         self._unsubscribe()
-        self.turn(status, self.progress.step)
+        self.set_status(status, self.progress.step)
         self.place.close()

@@ -145,7 +145,7 @@ def _parse_row(path: str | Path, number: int, line: bytes) -> dict[str, Any]:
         row = parse_json(line)
     except ValueError as error:
         raise TokenError(f"{path}, line {number}: {error}. Each line must be one JSON object.") from error
-    if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list):
+    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         raise TokenError(f"{path}, line {number}: the list `messages` is missing. Each line must be one conversation.")
     return row
 

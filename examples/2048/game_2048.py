@@ -145,7 +145,7 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
     game, client, turns, logs = Game(scenario), model.openai_client(), [], []
     legal = True
     while legal and not game.over():
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": game.view()}]
+        messages: art.Messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": game.view()}]
         completion = await client.chat.completions.create(
             model=model.get_inference_name(), messages=messages, max_completion_tokens=4, logprobs=True
         )

@@ -53,8 +53,8 @@ ASKED_AFTERWARDS = [
 
 async def rollout(model: art.Model, question: str, **options) -> art.Trajectory:
     """Sample one answer."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    trajectory = art.Trajectory(messages_and_choices=messages, metadata={"question": question})
+    messages: art.Messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    trajectory = art.Trajectory(messages_and_choices=[*messages], metadata={"question": question})
     completion = await model.openai_client().chat.completions.create(
         model=model.get_inference_name(), messages=messages, max_completion_tokens=60, logprobs=True, **options
     )
@@ -65,7 +65,7 @@ async def rollout(model: art.Model, question: str, **options) -> art.Trajectory:
 
 def one_short_sentence(trajectory: art.Trajectory) -> tuple[float, str]:
     """Score 1 for one complete sentence of at most 15 words, regardless of its meaning."""
-    text = trajectory.messages()[-1]["content"].strip()
+    text = str(trajectory.messages()[-1].get("content")).strip()
     words, sentences = len(text.split()), len(re.findall(r"[.!?](?:\s|$)", text))
     score = min(1.0, 15 / max(words, 1)) * (1.0 if sentences == 1 else 0.5) if sentences else 0.0
     return score, f"{words} words, {sentences} whole sentences"

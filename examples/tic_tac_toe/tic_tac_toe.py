@@ -105,10 +105,10 @@ async def practice(model: art.Model, seed: int) -> art.Trajectory:
 def random_game(seed: int) -> art.Trajectory:
     """Return a game of random legal moves, in the form that the model should write."""
     game, mover = Game(seed), random.Random(-seed)
-    messages = [{"role": "system", "content": SYSTEM}]
+    messages: art.MessagesAndChoices = [{"role": "system", "content": SYSTEM}]
     while game.winner() is None:
         move = SQUARES[mover.choice(game.free())]
-        messages += [{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}]
+        messages.extend([{"role": "user", "content": game.view()}, {"role": "assistant", "content": move}])
         game.play(move)
     return art.Trajectory(messages_and_choices=messages, reward=REWARDS[game.winner()])
 
