@@ -43,7 +43,7 @@ class Tags:
         self.told = template_kwargs
         return self
 
-    def stream(self, prompt_ids, tools=None, one=False):
+    def stream(self, prompt_ids, tools=None, single_call=False):
         return ReplyStream(FORMATS["hermes"] if tools else None, single_call=one)
 
     def begun_ids(self, prompt_ids, name):

@@ -90,7 +90,7 @@ class Pending:
     answered: Future
     asked_at: float = field(default_factory=time.time)
 
-
+# %% ../../nbs/20_rewards/20_judges.ipynb #7e4f254e
 class Person:
     """A judge whose answers come from outside, for example from a panel, a form or a test.
 

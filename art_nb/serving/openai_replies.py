@@ -114,7 +114,7 @@ def choose_texts(texts: TokenTexts, request: CompletionRequest) -> TokenTexts:
     """Return the token texts, or token names if the request asks for ids."""
     return TokenNames(texts.tokenizer) if request.return_tokens_as_token_ids else texts
 
-
+# %% ../../nbs/45_serving/30_openai_replies.ipynb #82e61be1
 class ChatWriter:
     """Formatter of replies as chat completions."""
 
@@ -185,7 +185,7 @@ class ChatWriter:
         early = {}
         if reply.finish == "length":
             early = self._read(reply)
-            self._streams[reply.index].cut_off()
+            self._streams[reply.index].truncate()
         delta = self._read(reply, last=True)
         delta = early | {key: early.get(key, type(more)()) + more for key, more in delta.items()}
         message, ids = self._streams[reply.index].message(), [s.token_id for s in reply.sampled]

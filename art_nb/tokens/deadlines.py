@@ -25,7 +25,7 @@ MAX_OVERRUNS = 2  # consecutive; such a template never ends
 class _Overdue(BaseException):
     """An exception that ends rendering from outside; templates cannot catch it."""
 
-
+# %% ../../nbs/25_tokens/07_deadlines.ipynb #3eeb401f
 class DeadlineRunner:
     """A thread that runs functions one after the other, each with a deadline."""
 
