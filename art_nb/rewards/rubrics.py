@@ -223,7 +223,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class ParsedScores:
-    """A parsed answer."""
+    """The scores in an answer of a judge."""
 
     verdicts: list[Verdict]
     faults: list[str] = field(default_factory=list)  # problems to send back to the judge
