@@ -99,7 +99,7 @@ def key_digest(key: bytes) -> bytes:
     """Return the hash under which a key is stored."""
     return hashlib.sha256(key).digest()
 
-# %% ../../nbs/50_backends/80_remote_calls.ipynb #9da42e8f
+
 class CallRegistry:
     """Models, API keys and calls of a server."""
 

@@ -149,7 +149,7 @@ def _check_lengths(runtime: ModelRuntime, rows, weighted_rows: Sequence[Weighted
     for row in weighted_rows:
         runtime.learner.check_length(len(row.tokens), f"A row of groups[{row.group}]")
 
-# %% ../../nbs/50_backends/15_steps.ipynb #45c7e328
+
 def reinforce(
     runtime: ModelRuntime, groups: Sequence[TrajectoryGroup], config: StepConfig, save_checkpoint: bool = True
 ) -> LocalTrainResult:

@@ -212,7 +212,7 @@ def _check_size(tick: dict) -> dict:
         )
     return tick
 
-# %% ../../nbs/85_panels/30_base.ipynb #4c8131f2
+
 class Panel(anywidget.AnyWidget):
     """Base class of panels. A subclass defines `html` and its commands.
 

@@ -153,7 +153,7 @@ def _definition(
         key=key, title=title, kind=kind, description=description, higher_is_better=higher_is_better, **fields
     )
 
-# %% ../../nbs/70_pipeline/00_settings.ipynb #29947140
+
 _SCORE, _SHOWN = {"score_component": True}, {"dashboard_default": True}
 _SCORE_DEFINITIONS = (
     _definition(

@@ -132,7 +132,7 @@ def _nothing(metric: str, searched: list[RunStore]) -> StoreError:
     runs = ", ".join(store.path.name for store in searched) or "no run"
     return StoreError(f"no {metric!r} in the history of {runs}; there are: {', '.join(names) or 'no figures yet'}")
 
-# %% ../../nbs/80_reports/00_plots.ipynb #66715769
+
 def _draw_curve(ax: Any, name: str, steps: list[int], values: list[float], smooth: int, colour: str, mark: str) -> None:
     look = {"color": colour, "marker": mark, "markersize": 3}
     if smooth > 1:

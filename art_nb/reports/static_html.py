@@ -157,7 +157,7 @@ def _shared(rows: RolloutIndex, mine: Sequence[int]) -> list[dict[str, Any]]:
     threads = [conversation_of(rollout) for rollout in rollouts if isinstance(rollout, Trajectory)]
     return threads[0][: shared_count(threads)] if threads else []
 
-# %% ../../nbs/80_reports/30_static_html.ipynb #c37ceec2
+
 def group_html(rows: RolloutIndex, group: int, room: DetailLevel) -> Html:
     """Return a group as HTML: its scores, the shared messages, and the rest of each rollout."""
     mine = rows.locate_group(group).rows

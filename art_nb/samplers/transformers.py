@@ -151,7 +151,7 @@ def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], en
         if request.choices:
             ids = allowed_next_ids(request.choices, sampled, ends)
         else:
-            ids = request.call.allowed_ids(sampled, ends)
+            ids = request.call.permitted(sampled, ends)
         ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
         allowed = logits_BV[i, ids]
         logits_BV[i] = float("-inf")

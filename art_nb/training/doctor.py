@@ -257,7 +257,7 @@ def check_tools(probe: Probe) -> Check | None:
         "the replies do hold calls as text, name the model's tool_call_parser.",
     )
 
-# %% ../../nbs/65_training/80_doctor.ipynb #5a7c1484
+
 def check_tokens(probe: Probe) -> Check | None:
     "Do the replies carry the ids that were sampled, and their logprobs?"
     said, known = len(probe.choices), len(probe.turns)

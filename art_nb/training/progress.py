@@ -52,7 +52,7 @@ class GroupProgress:
     exceptions: int = 0
     judge: str = ""
 
-# %% ../../nbs/65_training/30_progress.ipynb #fd7acf74
+
 class Progress:
     """The state of a run, derived from its events.
 

@@ -143,7 +143,7 @@ class TrainingLoop:
         self._run_ref = ref(run)  # weak, so that a finished run is freed with its last variable
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Future | None = None  # the work that a stop cancels
-        self._cancel_requested = False
+        self._is_cut = False
 
     @property
     def run(self) -> "Run":
@@ -235,7 +235,7 @@ class TrainingLoop:
     async def until_stopped(self, work: Awaitable) -> Any:
         """Return the result of `work`, which a stop cancels."""
         self._task = asyncio.ensure_future(work)
-        if self._cancel_requested:
+        if self._is_cut:
             self._task.cancel()
         try:
             return await self._task
@@ -258,9 +258,9 @@ class TrainingLoop:
                 if run.status == "stopping":
                     raise
 
-    def request_cancel(self) -> None:
+    def cut(self) -> None:
         """Cancel the work that a stop may cancel. Thread-safe."""
-        self._cancel_requested = True
+        self._is_cut = True
         with suppress(RuntimeError, AttributeError):  # the event loop is closed or not running: nothing to cancel
             self.event_loop.call_soon_threadsafe(self._cancel)
 
@@ -426,7 +426,7 @@ class Run:
         self.transition(TRANSITIONS["stop"])
         is_own_thread = threading.current_thread() is self._thread
         if not after_step and not (is_own_thread and self.loop.is_own_task()):
-            self.loop.request_cancel()
+            self.loop.cut()
         if wait and not is_own_thread:
             self._over.wait()
             self._thread.join(1.0)  # no longer, because a rollout may ignore its cancellation

@@ -176,7 +176,7 @@ def _decoded(choice: Choice, base_model: str) -> list[str] | None:
             return texts
     return None
 
-# %% ../../nbs/75_views/40_conversation.ipynb #6e322550
+
 def token_texts(
     choice: Choice,
     base_model: str = "",  # whose tokenizer decodes ids that come without their texts

@@ -239,7 +239,7 @@ class RolloutIndex:
         first = int(np.searchsorted(part.table["group"], group))
         return RolloutRef(part, group, part.first + group - part.base, row, offset, offset - first)
 
-# %% ../../nbs/75_views/30_index.ipynb #ea4c2a15
+
 def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
     if not 0 <= number < starts[-1]:
         raise ValueError(f"Invalid {what}: there is no {what} {number}. The index has {starts[-1]} {what}s.")

@@ -381,7 +381,7 @@ def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = 
         made=made,
     )
 
-# %% ../../nbs/75_views/20_step_table.ipynb #1c7ac3af
+
 def _newer(schema: pa.Schema) -> bool:
     if not {*_NAMES[:7], "messages", "logs"} <= {*schema.names}:
         return False

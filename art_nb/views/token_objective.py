@@ -356,7 +356,7 @@ def _told(replay: Replay, stage: StepContext, e: int) -> dict[str, Any]:
         "step_loss": float(replay.loss_E.sum()),
     }
 
-# %% ../../nbs/75_views/60_token_objective.ipynb #f932813c
+
 def objective_tokens_reply(rows: RolloutIndex, id: int, turn: int, losses: Sequence[str] | None = None) -> ViewReply:
     """Give the gradient of each token of an answer under several losses."""
     told = {"id": id, "turn": turn, "n": 0, "losses": [], "scale": [], "recorded": False, "assumed": None, "why": None}
