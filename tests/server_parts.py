@@ -44,7 +44,7 @@ class Tags:
         return self
 
     def stream(self, prompt_ids, tools=None, single_call=False):
-        return ReplyStream(FORMATS["hermes"] if tools else None, single_call=one)
+        return ReplyStream(FORMATS["hermes"] if tools else None, single_call=single_call)
 
     def begun_ids(self, prompt_ids, name):
         text = call_prefix(FORMATS["hermes"], name)
