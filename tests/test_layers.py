@@ -211,6 +211,7 @@ RIGHT = {
     "earlier": "a command in the messages of the live cell",
     "fold": "an adapter is folded into the weights: the term for W + sBA",
     "listening": "a display listens for clicks of its buttons",
+    "opinion": "an argument in the messages of the judging panel",
     "serve": "uvicorn calls the method by this name",
     "span": "a range of positions",
     "steps_saved": "a public method of RunStore",
