@@ -151,7 +151,7 @@ async def call(
     secrets: Sequence[str] = (),  # removed from errors
     **request: Any,  # messages or a prompt, and parameters
 ) -> ModelReply:
-    """Call a completions API once; raises JudgeError if it fails."""
+    """Call a completions API once. Raise `JudgeError` if it fails."""
     response_format = {"response_format": schema} if schema and name not in _REFUSES_SCHEMA else {}
     try:
         with no_capture():

@@ -81,7 +81,7 @@ def clean_message(
 def clean_messages(
     messages: Messages,  # a whole conversation
 ) -> list[dict]:
-    """Return a conversation in the form that is rendered and cached; raises ServeError if a message is invalid."""
+    """Return a conversation in the form that is rendered and cached. Raise `ServeError` if a message is invalid."""
     if not isinstance(messages, list) or not messages:
         raise ServeError("Invalid `messages`: expected a list with at least one message.", param="messages")
     return [_clean_message_at(message, i) for i, message in enumerate(messages)]

@@ -35,7 +35,7 @@ class DeadlineRunner:
         self._start()
 
     def __call__(self, work: Callable[[], str]) -> str:
-        """Return the result of `work`; raises ServeError if it takes longer than the limit."""
+        """Return the result of `work`. Raise `ServeError` if it takes longer than the limit."""
         with self._lock:  # the deadline starts together with the work
             if self.overruns >= MAX_OVERRUNS:
                 raise self._overrun()
