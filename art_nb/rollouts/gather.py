@@ -149,7 +149,7 @@ class GatherProgress:
             trajectories = [result] if isinstance(result, Trajectory) else result
             self.admit(trajectories, ended=1)
         except asyncio.CancelledError:
-            done([], "canceled: another rollout failed, or the caller stopped")
+            done([], "cancelled: another rollout failed, or the caller stopped")
             raise
         except Exception as error:
             done([], f"{type(error).__name__}: {error}")
