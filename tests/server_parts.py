@@ -43,8 +43,8 @@ class Tags:
         self.told = template_kwargs
         return self
 
-    def stream(self, prompt_ids, tools=None, one=False):
-        return ReplyStream(FORMATS["hermes"] if tools else None, single_call=one)
+    def stream(self, prompt_ids, tools=None, single_call=False):
+        return ReplyStream(FORMATS["hermes"] if tools else None, single_call=single_call)
 
     def begun_ids(self, prompt_ids, name):
         text = call_prefix(FORMATS["hermes"], name)

@@ -212,7 +212,7 @@ async def test_a_rollout_that_cancels_itself_is_a_failure_not_our_end():
         raise asyncio.CancelledError("scope left")
 
     results = await gather_trajectories([gives_up(), make(1)], max_exceptions=1, **QUIET)
-    assert "cancelled from within" in str(results[0])
+    assert "canceled from within" in str(results[0])
     assert results[1].reward == 1
 
 

@@ -449,7 +449,7 @@ def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
         stream = ReplyStream(FORMATS[style])
         stream.add(text)
         if cut:
-            stream.cut_off()
+            stream.truncate()
         stream.add("", last=True)
         assert bool(stream.calls) != cut
     assert stream.content == text.strip() or stream.content == text
@@ -458,7 +458,7 @@ def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
 def test_a_whole_call_in_tags_at_the_last_token_is_one():
     stream = ReplyStream(FORMATS["qwen3_coder"])
     stream.add(call_prefix(FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
-    stream.cut_off()
+    stream.truncate()
     stream.add("", last=True)
     assert [call["function"]["name"] for call in stream.calls] == ["play"]
 

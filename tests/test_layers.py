@@ -1,18 +1,24 @@
-"""The order of packages and modules is the order of imports."""
+"""The order of packages and modules is the order of imports. Cells, classes and names follow the house rules."""
 
 import ast
+import json
 import re
+from functools import cache
 from pathlib import Path
 
 import nbformat
 import pytest
 
+import art_nb
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*/[0-9]*.ipynb"))
+PACKAGES = {folder.name.partition("_")[2]: int(folder.name[:2]) for folder in sorted((ROOT / "nbs").glob("[0-9]*"))}
 EXPORT = re.compile(r"^#\| *exporti? *$", re.MULTILINE)
 MODULE = re.compile(r"^#\| *default_exp +(\S+)", re.MULTILINE)
 
 
+@cache
 def code(notebook):
     return [cell.source for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
 
@@ -78,14 +84,162 @@ ALLOWED = {
     "pipeline": "core rollouts runs models training backends",
     "views": "core rollouts runs models rewards tokens training learners",
     "reports": "core rollouts runs models tokens training views",
-    "panels": "core rollouts runs models rewards tokens training views reports backends",
+    "panels": "core rollouts runs models rewards tokens training views reports",
     "compat": "core rollouts runs models backends",
 }
 
 
+CLOSED = {"core": "redaction seeds types jsonable events aio machine files"}  # a module more is a decision
+
+
+def package_imports():
+    """The packages that each package imports, at the top or inside a function."""
+    imports = {package: set() for package in PACKAGES}
+    for notebook in NOTEBOOKS:
+        package = module(notebook).partition(".")[0]
+        imports[package] |= {name.partition(".")[0] for source in exported_cells(notebook) for name in imported(source)}
+    return {package: names & PACKAGES.keys() - {package} for package, names in imports.items()}
+
+
+def test_a_package_imports_what_the_table_says():
+    imports = package_imports()
+    assert imports.pop("cli")  # it may import everything
+    assert imports == {package: set(names.split()) for package, names in ALLOWED.items()}
+
+
+def test_the_order_of_packages_is_the_order_of_imports():
+    assert len({*PACKAGES.values()}) == len(PACKAGES)
+    assert [*PACKAGES] == art_nb._PACKAGES == [*ALLOWED, "cli"]
+    for package, names in package_imports().items():
+        assert all(PACKAGES[name] < PACKAGES[package] for name in names), package
+
+
+@pytest.mark.parametrize("package", CLOSED)
+def test_a_closed_package_gets_no_module(package):
+    assert {name for name in NUMBERS if name.startswith(f"{package}.")} == {
+        f"{package}.{name}" for name in CLOSED[package].split()
+    }
+
+
+@pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if number(n)[0] < PACKAGES["views"]], ids=identifier)
+def test_training_knows_no_panel(notebook):
+    """Not even as text, as in `import_module("art_nb.panels.viewer")`."""
+    for source in exported_cells(notebook):
+        texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+        paths = [
+            text for text in texts if isinstance(text, str) and re.search(r"\bpanels\.\w|ipywidgets|anywidget", text)
+        ]
+        assert not paths
+
+
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def length(node, source):
+    """The number of lines of a definition or a cell, without docstrings."""
+    strings = [inner.body[0] for inner in ast.walk(node) if isinstance(inner, DEFINITIONS) and ast.get_docstring(inner)]
+    lines = node.end_lineno - node.lineno + 1 if isinstance(node, DEFINITIONS) else len(source.splitlines())
+    return lines - sum(string.end_lineno - string.lineno + 1 for string in strings)
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=identifier)
-def test_a_package_imports_only_those_it_may(notebook):
-    package = module(notebook).split(".")[0]
-    if package in ALLOWED:
-        imports = {name.split(".")[0] for source in exported_cells(notebook) for name in imported(source)}
-        assert imports - {package} <= set(ALLOWED[package].split())
+def test_cells_and_classes_are_short(notebook):
+    for source in exported_cells(notebook):
+        cell = ast.parse(source)
+        definitions = [node for node in cell.body if isinstance(node, DEFINITIONS)]
+        one_class = len(definitions) == 1 and isinstance(definitions[0], ast.ClassDef)
+        first = definitions[0].name if definitions else "the table"
+        assert length(cell, source) <= 60 or not definitions or one_class, f"split the cell of {first}"
+        for node in ast.walk(cell):
+            if isinstance(node, ast.ClassDef):
+                assert length(node, source) <= 200, f"{node.name} has too many lines"
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PAGES = [
+    *sorted((ROOT / "nbs").rglob("*.ipynb")),
+    *sorted((ROOT / "examples").rglob("*.ipynb")),
+    *[ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+def local_links(page):
+    """The files that a notebook or a Markdown page links to."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    for link in LINK.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        if not re.match(r"[a-z]+:|#", link):
+            yield link.partition("#")[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(page):
+    assert not [link for link in local_links(page) if not (page.parent / link).exists()]
+
+
+def test_links_are_found():
+    assert sum(len([*local_links(page)]) for page in PAGES) > 100
+
+
+# Names of earlier versions that say nothing to a reader who does not know them.
+RETIRED = set(
+    """
+    ANYWAY Asked Attached Between Busy Called Case ChatAsked Chosen Complete Deaf Desk Entry Folded Gather Graded Home
+    Host INSTEAD Job Kept Lesson Listening NEEDLESS Nowhere ORDERS OURS OVER Open Opinion Packed Part Place Pools
+    Prefixes Question REFUSED Reading Record Recording Reply Room Row Rows Rule SAID Said Service Setup Sheet Show
+    Slotted Source Stack Stage Stretch Swapped Tail Tape Tenant TextAsked TokenMemory TrainRow Writes _aloud _beats
+    _enter _furnish _hand_out _heard _rest _tell _to_the_end abandon adopt alike all_or_nothing all_or_stop answered
+    as_if asked_for at_once at_work begin begun_call beside choose clean cleaned closest copied cut cut_off described
+    evenly expected facts fitted fitting fold follow forget funnel give_up go_on grading guarded hold home_of how
+    imported in_our_names in_words index_of installed keep keep_events known laid_out lessons listening look made_once
+    mend_tokenizer misfit moved named orders over_rounds own_logprobs part_of_loss parts_of permitted place_of placed
+    plainly point portioned pulse put_down received remedy rest_of_call retreat rollouts runs_at_work scenario_facts
+    sentence serve settle short shows span stamp_of steadiness steps_saved stop sweep take_up tick_of together trained
+    undisturbed unheard unless_gone varies wanted whole_checkpoint
+    """.split()
+)
+# These do not return as variables or parameters either.
+RETIRED_EVERYWHERE = set(
+    "said told asked heard kept found own earlier within settled news wrong one desk home opinion lesson vitals tick "
+    "guest lease".split()
+)
+RIGHT = {
+    "begin": "the counterpart of `end` in the same class",
+    "earlier": "a command in the messages of the live cell",
+    "fold": "an adapter is folded into the weights: the term for W + sBA",
+    "listening": "a display listens for clicks of its buttons",
+    "opinion": "an argument in the messages of the judging panel",
+    "serve": "uvicorn calls the method by this name",
+    "span": "a range of positions",
+    "steps_saved": "a public method of RunStore",
+    "stop": "users stop runs and servers",
+    "tick": "a trait in the messages between a panel and its page",
+}
+
+
+def names(source):
+    """The names that a cell defines: (name, whether it is a function or class)."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DEFINITIONS):
+            yield node.name, True
+        elif isinstance(node, ast.arg):
+            yield node.arg, False
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.id.isupper()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_retired_names_do_not_return(package):
+    notebooks = [notebook for notebook in NOTEBOOKS if module(notebook).startswith(f"{package}.")]
+    used = {pair for notebook in notebooks for source in exported_cells(notebook) for pair in names(source)}
+    retired = {name for name, definition in used if definition and name in RETIRED}
+    retired |= {name for name, _ in used if name.strip("_").lower() in RETIRED_EVERYWHERE}
+    assert sorted(retired - RIGHT.keys()) == []
+
+
+def test_the_list_of_right_names_is_short_and_used():
+    used = {pair for notebook in NOTEBOOKS for source in exported_cells(notebook) for pair in names(source)}
+    assert not RIGHT.keys() - {name for name, _ in used}

@@ -32,7 +32,7 @@ from art_nb.rewards.journal import (
     with_overrides,
 )
 from art_nb.rewards.judges import CachedJudge, JudgeCache, Judgement, Person, ReplayJudge, as_judge
-from art_nb.rewards.llm_judges import JudgeReply, ListwiseJudge, Reply, grading_prompt
+from art_nb.rewards.llm_judges import JudgeReply, ListwiseJudge, ModelReply, grading_prompt
 from art_nb.rewards.rubrics import (
     DEFAULT_RUBRIC,
     JudgeQuestion,
@@ -1014,7 +1014,7 @@ def favouring_first(bonus):
         return table([0.3 + 0.1 * int(text[-1]) + bonus * (n - 1 - i) / n for i, text in enumerate(texts)])
 
     async def complete(messages):
-        return Reply(answer(messages), tokens=1, cost=0.5)
+        return ModelReply(answer(messages), tokens=1, cost=0.5)
 
     return ListwiseJudge("favouring", complete)
 

@@ -100,7 +100,7 @@ async def with_timeout(
         ) from _exception_of(task)
     if task.cancelled():
         raise RolloutError(
-            "The rollout was cancelled from within. Catch the CancelledError in the rollout."
+            "The rollout was canceled from within. Catch the CancelledError in the rollout."
         ) from _exception_of(task)
     return task.result()
 

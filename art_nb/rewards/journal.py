@@ -56,7 +56,7 @@ class Journal:
         self._noted: set[str] = set()
 
     def append(self, judgements: Iterable[Judgement]) -> None:
-        """Append judgements to the file; raises StoreError if it cannot be written."""
+        """Append judgements to the file. Raise `StoreError` if it cannot be written."""
         if rows := [plain(asdict(judgement)) for judgement in judgements]:
             append_lines(self.path, *rows)
 

@@ -90,7 +90,7 @@ class Pending:
     answered: Future
     asked_at: float = field(default_factory=time.time)
 
-
+# %% ../../nbs/20_rewards/20_judges.ipynb #7e4f254e
 class Person:
     """A judge whose answers come from outside, for example from a panel, a form or a test.
 
@@ -136,7 +136,7 @@ class Person:
         scores: Sequence[float | None],  # one per trajectory; None: no decision
         reasons: Sequence[str] | None = None,  # one per trajectory
     ) -> None:
-        """Answer a question; raises JudgeError if the question is not open or the number of scores is wrong."""
+        """Answer a question. Raise `JudgeError` if the question is not open or the number of scores is wrong."""
         n = len(self.pending[key].question.trajectories) if key in self.pending else len(scores)
         if len(scores) != n:
             raise JudgeError(
@@ -152,7 +152,7 @@ class Person:
         )
 
     def withdraw(self, key: str) -> None:
-        """End the wait without an answer; raises JudgeError if the question is not open."""
+        """End the wait without an answer. Raise `JudgeError` if the question is not open."""
         waiting = self._take_pending(key)
         waiting.answered.set_result(
             [Verdict(problem="the question was withdrawn") for _ in waiting.question.trajectories]
@@ -275,7 +275,7 @@ class ReplayJudge:
         self.name, self.settings = matches[0] if matches else (self.name, "")
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Return the recorded answer; raises JudgeError if there is none."""
+        """Return the recorded answer. Raise `JudgeError` if there is none."""
         key = judge_cache_key(self.name, self.settings, question, repeat)
         recorded = await asyncio.to_thread(self.cache.get, key)
         if recorded is None:

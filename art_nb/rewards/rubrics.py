@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DEFAULT_RUBRIC', 'SYSTEM', 'REPAIRS', 'FLAGS', 'rubric_id', 'conversation', 'JudgeQuestion', 'shared_prefix',
-           'judge_messages', 'json_values', 'Entry', 'entries', 'best_entries', 'Verdict', 'Reading', 'as_score',
-           'clamped', 'read_scores', 'correction_message', 'flags']
+           'judge_messages', 'json_values', 'ScoreObject', 'entries', 'best_entries', 'Verdict', 'ParsedScores',
+           'as_score', 'clamped', 'read_scores', 'correction_message', 'flags']
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #ca9aaed7
 import ast
@@ -164,7 +164,7 @@ REPAIRS: tuple[Callable[[str], str], ...] = (
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #a50e8e4d
 @dataclass(slots=True)
-class Entry:
+class ScoreObject:
     """A score object as the judge wrote it."""
 
     id: str
@@ -176,7 +176,7 @@ def entries(
     value: Any,  # decoded JSON
     ids: Sequence[str],  # the IDs in the question
     depth: int = 8,  # score objects below this depth are ignored
-) -> list[Entry]:
+) -> list[ScoreObject]:
     """Return the score objects inside a JSON value."""
     if isinstance(value, list) and depth:
         return [entry for item in value for entry in entries(item, ids, depth - 1)]
@@ -184,12 +184,14 @@ def entries(
         return []
     if "score" in value:
         name = value.get("trajectory_id", value.get("id", ids[0] if len(ids) == 1 else ""))
-        return [Entry(str(name).strip(), value["score"], str(value.get("explanation") or ""))]
+        return [ScoreObject(str(name).strip(), value["score"], str(value.get("explanation") or ""))]
     if value.keys() & set(ids):
         return [
             entry
             for key, inner in value.items()
-            for entry in (entries({"id": key} | inner, ids, 1) if isinstance(inner, dict) else [Entry(key, inner)])
+            for entry in (
+                entries({"id": key} | inner, ids, 1) if isinstance(inner, dict) else [ScoreObject(key, inner)]
+            )
         ]
     return [entry for inner in value.values() for entry in entries(inner, ids, depth - 1)]
 
@@ -197,7 +199,7 @@ def entries(
 def best_entries(
     text: str,  # the judge's answer
     ids: Sequence[str],
-) -> list[Entry]:  # a complete set if the answer contains one
+) -> list[ScoreObject]:  # a complete set if the answer contains one
     """Return the score objects of an answer."""
     text, best = _THOUGHT.sub("", text[-_MAX_ANSWER_SIZE:]), []
     for repair in REPAIRS:
@@ -219,8 +221,8 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Reading:
-    """A parsed answer."""
+class ParsedScores:
+    """The scores in an answer of a judge."""
 
     verdicts: list[Verdict]
     faults: list[str] = field(default_factory=list)  # problems to send back to the judge
@@ -248,7 +250,7 @@ def clamped(score: float, explanation: str = "") -> Verdict:  # `problem` contai
     return Verdict(inside, explanation, problem)
 
 
-def _verdict(entries: list[Entry]) -> Verdict:
+def _verdict(entries: list[ScoreObject]) -> Verdict:
     if not entries:
         return Verdict(problem="the judge gave no score")
     scores = {as_score(entry.score) for entry in entries}
@@ -263,13 +265,13 @@ def _verdict(entries: list[Entry]) -> Verdict:
 def read_scores(
     text: str,  # the judge's answer
     n: int,  # number of trajectories, with IDs 1…n
-) -> Reading:
+) -> ParsedScores:
     """Parse the answer to a question about `n` trajectories; never raises."""
     ids = [str(number) for number in range(1, n + 1)]
     objects = best_entries(text, ids)
     verdicts = [_verdict([entry for entry in objects if entry.id == name]) for name in ids]
     if not objects:
-        return Reading(verdicts, ["there is no score object in the answer"])
+        return ParsedScores(verdicts, ["there is no score object in the answer"])
     faults = [f"id {name}: {v.problem}" for name, v in zip(ids, verdicts, strict=True) if v.score is None]
     unknown = sorted({entry.id for entry in objects} - set(ids))
     if unknown:
@@ -277,7 +279,7 @@ def read_scores(
     scores = {score for entry in objects if (score := as_score(entry.score)) is not None}
     if len(scores) > len({min(max(score, 0.0), 1.0) for score in scores}):
         faults.append("scores lie outside 0 to 1, on a scale of their own")
-    return Reading(verdicts, faults)
+    return ParsedScores(verdicts, faults)
 
 
 def correction_message(faults: Iterable[str]) -> dict[str, str]:  # a user message

@@ -258,7 +258,7 @@ def _recorded_async_send(send: Callable, module: ModuleType) -> Callable:
 
     return wrapper
 
-
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #971b358e
 def _record_httpx_request(request: Any, module: ModuleType) -> ExchangeRecording | None:
     return call_or_warn(begin_recording, request.method, str(request.url), lambda: _read_content(request, module))
 

@@ -340,7 +340,7 @@ def _log_messages(entries: MessagesAndChoices) -> list[dict[str, Any]]:
 def lacks_prompt(
     entries: MessagesAndChoices,  # one conversation
 ) -> bool:
-    """Return whether the first choice of a conversation stands before the user message it answers."""
+    """Return whether the first choice of a conversation comes before the user message that it answers."""
     first = next((i for i, entry in enumerate(entries) if is_choice(entry)), None)
     if first is None:
         return False

@@ -186,7 +186,7 @@ class ChatWriter:
         early = {}
         if reply.finish == "length":
             early = self._read(reply)
-            self._streams[reply.index].cut_off()
+            self._streams[reply.index].truncate()
         delta = self._read(reply, last=True)
         delta = early | {key: early.get(key, type(more)()) + more for key, more in delta.items()}
         message, ids = self._streams[reply.index].message(), [s.token_id for s in reply.sampled]

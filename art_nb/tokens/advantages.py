@@ -463,7 +463,7 @@ def equal_rewards(
         "Give partial credit, sample more rollouts per group, or choose scenarios that are sometimes solved"
     )
 
-
+# %% ../../nbs/25_tokens/30_advantages.ipynb #bb7e0df9
 def signal_checks(
     max_length: int | None,  # longest row that the learner accepts, in tokens
     allow_missing_logprobs: bool,  # train on choices without logprobs, at ratio 1

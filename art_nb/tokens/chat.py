@@ -81,7 +81,7 @@ def clean_message(
 def clean_messages(
     messages: Messages,  # a whole conversation
 ) -> list[dict]:
-    """Return a conversation in the form that is rendered and cached; raises ServeError if a message is invalid."""
+    """Return a conversation in the form that is rendered and cached. Raise `ServeError` if a message is invalid."""
     if not isinstance(messages, list) or not messages:
         raise ServeError("Invalid `messages`: expected a list with at least one message.", param="messages")
     return [_clean_message_at(message, i) for i, message in enumerate(messages)]
@@ -446,12 +446,12 @@ class ChatFormat:
         self,
         prompt_ids: Sequence[int],  # their end shows whether the prompt started the reasoning
         tools: Tools | None = None,  # calls are parsed only if tools were offered
-        one: bool = False,  # drop all calls after the first
+        single_call: bool = False,  # drop all calls after the first
     ) -> ReplyStream:
         """Return a parser for a reply that is about to be sampled."""
         thinking = self.tokenizer.decode(prompt_ids[-4:]).rstrip().endswith("<think>")
         form = with_tools(self.calls, tools) if tools or self.calls.whole else None
-        return ReplyStream(form, thinking or None, one or self._one_call)
+        return ReplyStream(form, thinking or None, single_call or self._one_call)
 
     def reply(self, text: str, tools: Tools | None = None) -> dict:
         """Return the assistant message of a whole reply, given as text without the stop token."""

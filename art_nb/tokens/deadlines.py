@@ -25,7 +25,7 @@ MAX_OVERRUNS = 2  # consecutive; such a template never ends
 class _Overdue(BaseException):
     """An exception that ends rendering from outside; templates cannot catch it."""
 
-
+# %% ../../nbs/25_tokens/07_deadlines.ipynb #3eeb401f
 class DeadlineRunner:
     """A thread that runs functions one after the other, each with a deadline."""
 
@@ -35,7 +35,7 @@ class DeadlineRunner:
         self._start()
 
     def __call__(self, work: Callable[[], str]) -> str:
-        """Return the result of `work`; raises ServeError if it takes longer than the limit."""
+        """Return the result of `work`. Raise `ServeError` if it takes longer than the limit."""
         with self._lock:  # the deadline starts together with the work
             if self.overruns >= MAX_OVERRUNS:
                 raise self._overrun()

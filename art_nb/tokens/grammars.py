@@ -75,7 +75,7 @@ def _close_objects(schema: Any, is_open: bool) -> Any:
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #16d8acdd
 def prepare_schema(schema: Any) -> dict:
-    """Return the schema of a call's arguments as llguidance compiles it; raises ValueError if that is impossible."""
+    """Return the schema of a call's arguments as llguidance compiles it. Raise `ValueError` if that is impossible."""
     if schema is False or (isinstance(schema, dict) and "object" not in (schema.get("type") or "object")):
         raise ValueError("no object satisfies it")
     parts = _parts(schema)
@@ -125,7 +125,7 @@ _MAX_GRAMMAR_SIZE = 1 << 20  # characters
 
 @lru_cache(maxsize=8)
 def matcher_of(tokenizer: Any, grammar: str) -> LLMatcher:
-    """Return the matcher of a grammar, of which each reply uses a copy; raises ValueError if it cannot be compiled."""
+    """Return the matcher of a grammar, of which each reply uses a copy. Raise `ValueError` if it cannot be compiled."""
     if len(grammar) > _MAX_GRAMMAR_SIZE:
         raise ValueError(f"it has {len(grammar)} characters, the limit is {_MAX_GRAMMAR_SIZE}")
     matcher = LLMatcher(tokens_of(tokenizer), grammar, log_level=0, limits=_LIMITS)

@@ -144,7 +144,7 @@ class ReplyStream:
         delta = {"reasoning_content": thought, "content": content, "tool_calls": new_calls}
         return {key: value for key, value in delta.items() if value}
 
-    def cut_off(self) -> None:
+    def truncate(self) -> None:
         """Treat an unfinished call as text. Unlike JSON, tags do not show whether arguments are missing."""
         if self._stream and self._stream.form.closing and not self._stream.form.writes_json:
             self._stream.form = replace(self._stream.form, read=lambda text: ("", []))

@@ -83,7 +83,7 @@ class TokenizedHistory:
     top_k: Any = None
 
     def tensorize(self, *, device: Any = None) -> Self:
-        """Return this record with tensors on `device`; raises BackendMissing if torch is not installed."""
+        """Return this record with tensors on `device`. Raise `BackendMissing` if torch is not installed."""
         try:
             import torch
         except ImportError as error:
@@ -271,7 +271,7 @@ def tokenize_history(
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[TokenizedHistory]:  # several if a prompt does not start with all previous tokens
-    """Convert one conversation into tokens; raises ValueError if it has no IDs and cannot be rendered."""
+    """Convert one conversation into tokens. Raise `ValueError` if it has no IDs and cannot be rendered."""
     if turns := list(_sampled_turns(history)):
         return _merge_turns(history, model, turns)
     if tokenizer is None and base_model is None:

@@ -61,7 +61,7 @@ def _match_at(expression: Pattern[str], text: str, position: int) -> Match[str]:
 
 
 def json_sequence(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text one after the other; raises ValueError at anything else."""
+    """Yield the JSON values of a text one after the other. Raise `ValueError` at anything else."""
     decode = json.JSONDecoder().raw_decode
     position = _match_at(_SEPARATORS, text, 0).end()
     while position < len(text):
@@ -94,7 +94,7 @@ _GLM_ARGUMENT = pattern(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_va
 
 
 def _consecutive_matches(each: Pattern, text: str) -> list[Match]:
-    """Return the matches that cover a text; raises ValueError if any other text is between them."""
+    """Return the matches that cover a text. Raise `ValueError` if any other text is between them."""
     matches, position = [], 0
     while position < len(text):
         match = each.match(text, position)
@@ -426,7 +426,7 @@ def call_prefix(
     form: CallFormat,
     name: str | None = None,  # of the tool that must be called; None: the model picks one
 ) -> str:
-    """Return the start of a call, which the model completes; raises ServeError if the format cannot start a call."""
+    """Return the start of a call, which the model completes. Raise `ServeError` if the format cannot start a call."""
     if not form.before_name:
         raise ServeError(
             "Unsupported `tool_choice`: the model's tool_call_parser cannot begin a call. "
