@@ -10,38 +10,56 @@ __all__ = ['SAMPLERS', 'LEARNERS', 'FALLBACK', 'choose_sampler', 'sampler_for_mo
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.types import BackendMissing
 from ..learners.base import Learner
 from ..learners.unsloth import UnslothLearner, usable_unsloth
 from ..policy.device import DeviceThread
 from ..policy.folded import Policy
-from ..samplers.base import Sampler
+from ..samplers.base import QueuedSampler
 from ..samplers.transformers import TransformersSampler
 from ..samplers.vllm import VLLMSampler, check_model, known_args, usable_vllm
 
 # %% ../../nbs/50_backends/05_engines.ipynb #b7e3c1fa
 def _transformers(
-    policy: Policy, worker: DeviceThread, directory: Path, engine_args: dict, warn: Callable, **options
-) -> Sampler:
+    policy: Policy,
+    worker: DeviceThread,
+    directory: str | Path,
+    engine_args: dict,
+    warn: Callable,
+    *,
+    max_running: int = 64,
+    max_model_len: int | None = None,
+) -> QueuedSampler:
     if engine_args:
         warn("engine_args", "engine_args are settings of vLLM. The embedded sampler ignores them.")
-    return TransformersSampler(policy, worker, **options)
+    return TransformersSampler(policy, worker, max_running=max_running, max_model_len=max_model_len)
 
 
 def _vllm(
-    policy: Policy, worker: DeviceThread, directory: Path, engine_args: dict, warn: Callable, **options
-) -> Sampler:
-    return VLLMSampler(policy, worker, directory, engine_args=known_args(engine_args, warn), **options)
+    policy: Policy,
+    worker: DeviceThread,
+    directory: str | Path,
+    engine_args: dict,
+    warn: Callable,
+    *,
+    max_running: int = 64,
+    max_model_len: int | None = None,
+) -> QueuedSampler:
+    engine_args = known_args(engine_args, warn)
+    return VLLMSampler(
+        policy, worker, directory, max_model_len=max_model_len, max_running=max_running, engine_args=engine_args
+    )
 
 
-def _peft(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
+def _peft(policy: Policy, directory: str | Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
     if init_args.get("load_in_4bit"):
         warn("load_in_4bit", "load_in_4bit is a setting of Unsloth. The peft learner ignores it.")
     return Learner(policy)
 
 
-def _unsloth(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
+def _unsloth(policy: Policy, directory: str | Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
     load_in_4bit = bool(init_args.get("load_in_4bit"))
     if load_in_4bit:
         warn(
@@ -52,7 +70,7 @@ def _unsloth(policy: Policy, directory: Path, max_model_len: int, init_args: dic
     return UnslothLearner(policy, directory, max_seq_length=max_model_len, load_in_4bit=load_in_4bit)
 
 
-SAMPLERS: dict[str, Callable[..., Sampler]] = {"transformers": _transformers, "vllm": _vllm}
+SAMPLERS: dict[str, Callable[..., QueuedSampler]] = {"transformers": _transformers, "vllm": _vllm}
 LEARNERS: dict[str, Callable[..., Learner]] = {"peft": _peft, "unsloth": _unsloth}
 
 # %% ../../nbs/50_backends/05_engines.ipynb #86702848
@@ -86,7 +104,7 @@ def sampler_for_model(
     chosen: str,  # the name that `choose_sampler` returned
     directory: str | Path,
     warn: Callable[[str, str], None],
-    **options,
+    **options: Any,  # the other arguments of `check_model`
 ) -> str:
     """Return the sampler for a model: `chosen`, or the embedded one if "auto" chose one that cannot run the model."""
     try:
