@@ -17,7 +17,7 @@ from ..learners.base import Learner
 from ..learners.unsloth import UnslothLearner, usable_unsloth
 from ..policy.device import DeviceThread
 from ..policy.folded import Policy
-from ..samplers.base import QueuedSampler
+from ..samplers.base import Sampler
 from ..samplers.transformers import TransformersSampler
 from ..samplers.vllm import VLLMSampler, check_model, known_args, usable_vllm
 
@@ -31,7 +31,7 @@ def _transformers(
     *,
     max_running: int = 64,
     max_model_len: int | None = None,
-) -> QueuedSampler:
+) -> Sampler:
     if engine_args:
         warn("engine_args", "engine_args are settings of vLLM. The embedded sampler ignores them.")
     return TransformersSampler(policy, worker, max_running=max_running, max_model_len=max_model_len)
@@ -46,7 +46,7 @@ def _vllm(
     *,
     max_running: int = 64,
     max_model_len: int | None = None,
-) -> QueuedSampler:
+) -> Sampler:
     engine_args = known_args(engine_args, warn)
     return VLLMSampler(
         policy, worker, directory, max_model_len=max_model_len, max_running=max_running, engine_args=engine_args
@@ -70,7 +70,7 @@ def _unsloth(policy: Policy, directory: str | Path, max_model_len: int, init_arg
     return UnslothLearner(policy, directory, max_seq_length=max_model_len, load_in_4bit=load_in_4bit)
 
 
-SAMPLERS: dict[str, Callable[..., QueuedSampler]] = {"transformers": _transformers, "vllm": _vllm}
+SAMPLERS: dict[str, Callable[..., Sampler]] = {"transformers": _transformers, "vllm": _vllm}
 LEARNERS: dict[str, Callable[..., Learner]] = {"peft": _peft, "unsloth": _unsloth}
 
 # %% ../../nbs/50_backends/05_engines.ipynb #86702848

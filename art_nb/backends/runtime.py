@@ -243,7 +243,7 @@ def close_when_open(opened: Future, worker: DeviceThread) -> None:
 # %% ../../nbs/50_backends/00_runtime.ipynb #38e97891
 @asynccontextmanager
 async def hold_adapter(runtime: ModelRuntime, step: int) -> AsyncIterator[None]:
-    """Use the adapter of a step for requests to the model, and keep it loaded. Raise `ServeError` for an unknown step."""
+    """Use the adapter of a step for all requests, and keep it loaded. Raise `ServeError` for an unknown step."""
     key = runtime.key(step)
     runtime.holders[key] += 1
     try:

@@ -86,8 +86,8 @@ def match_temperature(
             "temperatures",
             f"{len(mixed_rows)} of {len(weighted_rows)} training rows contain replies that were sampled at another "
             f"temperature than most ({config.temperature:g}), with top-p, top-k or min-p, or with restricted tokens. "
-            "The learner cannot compute their logprobs in the same way, so the importance ratio of these replies is set "
-            "to 1. All other replies keep their ratio.",
+            "The learner cannot compute their logprobs in the same way, so the importance ratio of these replies is "
+            "set to 1. All other replies keep their ratio.",
         )
 
 
@@ -99,8 +99,8 @@ def count_greedy_replies(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup
         runtime.bus.warn_once(
             "greedy",
             f"{greedy} replies were sampled at temperature 0 and are not trained: greedy decoding does not sample "
-            "from the policy, so the reward says nothing about other replies. Set temperature=1 in the requests of your "
-            "rollout.",
+            "from the policy, so the reward says nothing about other replies. Set temperature=1 in the requests of "
+            "your rollout.",
         )
     return greedy
 
@@ -141,7 +141,7 @@ def update_policy(
 def _check_lengths(
     runtime: ModelRuntime, rows: Sequence[Sequence[TokenRow]], weighted_rows: Sequence[WeightedRow], config: StepConfig
 ) -> None:
-    """Warn about rows over `max_length`, which are not trained. Raise `TrainError` if the learner would truncate one."""
+    """Warn about rows over `max_length`, which are not trained. Raise `TrainError` if the learner truncates one."""
     limit = config.max_length
     too_long = 0 if limit is None else sum(len(row.tokens) > limit for group in rows for row in group)
     if too_long:
