@@ -34,7 +34,7 @@ class DroppedGroups:
 
     def __init__(self, max_failures: int = MAX_FAILURES_IN_A_ROW):
         self.max_failures = max_failures
-        self.total = dict.fromkeys(("accepted", *DROP_REASONS), 0)  # of the whole run, including earlier processes
+        self.total: dict[str, int] = dict.fromkeys(("accepted", *DROP_REASONS), 0)  # over all processes
         self.step: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
         self.failures_in_a_row = 0
         self._shown: list[TrajectoryGroup] = []  # since the last step
@@ -237,8 +237,8 @@ class PipelineSource:
         if equal_groups >= self.trainer.discard_queue_multiplier * self.config.min_batch_size:
             message = (
                 f"Training stops at step {self.run.step}: {equal_groups} groups since the last step had no variance in "
-                "their rewards. Read them in the split `discarded`. Check whether the reward distinguishes good from bad "
-                "replies, and whether the replies still differ. Lower `learning_rate`, or raise "
+                "their rewards. Read them in the split `discarded`. Check whether the reward distinguishes good from "
+                "bad replies, and whether the replies still differ. Lower `learning_rate`, or raise "
                 f"`discard_queue_multiplier={self.trainer.discard_queue_multiplier}`."
             )
             self.warn("collapse", message)
