@@ -47,8 +47,8 @@ def load_newest(
     if errors:
         reasons = "; ".join(f"step {step}: {error}" for step, error in errors.items())
         raise StoreError(
-            f"All checkpoints of {store.path} are damaged ({reasons}). Restore one from a backup, or start a new run "
-            "by giving this model another name or run_name."
+            f"All checkpoints of {store.path} are damaged ({reasons}). Restore one from a backup, or "
+            "give this model another name or run_name to start a new run."
         )
     return None
 
