@@ -613,7 +613,7 @@ async def test_a_leased_adapter_stays(named, local, monkeypatch):
     with pytest.raises(ServeError, match="ttt@9"):
         async with local.adapter_lease(model, 9):
             pass
-    assert not +local.runtime(model).leased
+    assert not +local.runtime(model).holders
 
 
 async def test_adapters_of_other_steps_can_be_let_go(named, local, monkeypatch):

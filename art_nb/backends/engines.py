@@ -10,6 +10,7 @@ __all__ = ['SAMPLERS', 'LEARNERS', 'FALLBACK', 'choose_sampler', 'sampler_for_mo
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..core.types import BackendMissing
 from ..learners.base import Learner
@@ -22,26 +23,43 @@ from ..samplers.vllm import VLLMSampler, check_model, known_args, usable_vllm
 
 # %% ../../nbs/50_backends/05_engines.ipynb #b7e3c1fa
 def _transformers(
-    policy: Policy, worker: DeviceThread, directory: Path, engine_args: dict, warn: Callable, **options
+    policy: Policy,
+    worker: DeviceThread,
+    directory: str | Path,
+    engine_args: dict,
+    warn: Callable,
+    *,
+    max_running: int = 64,
+    max_model_len: int | None = None,
 ) -> Sampler:
     if engine_args:
         warn("engine_args", "engine_args are settings of vLLM. The embedded sampler ignores them.")
-    return TransformersSampler(policy, worker, **options)
+    return TransformersSampler(policy, worker, max_running=max_running, max_model_len=max_model_len)
 
 
 def _vllm(
-    policy: Policy, worker: DeviceThread, directory: Path, engine_args: dict, warn: Callable, **options
+    policy: Policy,
+    worker: DeviceThread,
+    directory: str | Path,
+    engine_args: dict,
+    warn: Callable,
+    *,
+    max_running: int = 64,
+    max_model_len: int | None = None,
 ) -> Sampler:
-    return VLLMSampler(policy, worker, directory, engine_args=known_args(engine_args, warn), **options)
+    engine_args = known_args(engine_args, warn)
+    return VLLMSampler(
+        policy, worker, directory, max_model_len=max_model_len, max_running=max_running, engine_args=engine_args
+    )
 
 
-def _peft(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
+def _peft(policy: Policy, directory: str | Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
     if init_args.get("load_in_4bit"):
         warn("load_in_4bit", "load_in_4bit is a setting of Unsloth. The peft learner ignores it.")
     return Learner(policy)
 
 
-def _unsloth(policy: Policy, directory: Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
+def _unsloth(policy: Policy, directory: str | Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:
     load_in_4bit = bool(init_args.get("load_in_4bit"))
     if load_in_4bit:
         warn(
@@ -86,7 +104,7 @@ def sampler_for_model(
     chosen: str,  # the name that `choose_sampler` returned
     directory: str | Path,
     warn: Callable[[str, str], None],
-    **options,
+    **options: Any,  # the other arguments of `check_model`
 ) -> str:
     """Return the sampler for a model: `chosen`, or the embedded one if "auto" chose one that cannot run the model."""
     try:

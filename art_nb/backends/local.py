@@ -12,13 +12,13 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import httpx
 
 from .deployment import deploy_model, no_s3, pull_from_s3, push_to_s3, without_bucket
 from .loading import LoadSettings, choose_engines_and_weights, describe_runtime, open_runtime
-from .options import runtime_key, step_config, with_step_options
+from .options import StepOptions, runtime_key, step_config, with_step_options
 from art_nb.backends.runtime import (
     ModelRuntime,
     delete_checkpoints,
@@ -30,7 +30,7 @@ from art_nb.backends.runtime import (
     retire_runtime,
     warn_and_print,
 )
-from .steps import imitate, reinforce
+from .steps import train_rl_step, train_sft_step
 from ..core.events import Bus
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
@@ -41,7 +41,7 @@ from ..samplers.base import QueuedSampler
 
 # %% ../../nbs/50_backends/40_local.ipynb #c4137e55
 class Backend(ModelBackend, Protocol):
-    """What `art_nb` needs from a backend: the methods that a model calls, the event bus and `close`."""
+    """Interface of a backend: the methods that a model calls, the event bus and `close`."""
 
     bus: Bus
 
@@ -59,7 +59,7 @@ def backend(name: str, **options: Any) -> Backend:
     name : str
         A key of `BACKENDS`: "local" or "remote".
     **options
-        The arguments of its class.
+        The arguments of the class, for example those of `LocalBackend`.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def backend(name: str, **options: Any) -> Backend:
 
 # %% ../../nbs/50_backends/40_local.ipynb #ea964a98
 REGISTERED_AGAIN = (
-    "{} was registered with this backend before: its weights are loaded again, and its endpoint gets a new address."
+    "{} was registered with this backend before. Its weights are loaded again, and its endpoint gets a new address."
 )
 CLOSED = (
     "{} cannot be used because its backend was closed. Make a new backend and call `await model.register(backend)`: "
@@ -97,7 +97,7 @@ def warn_about_arguments(bus: Bus, verbose: bool, in_process: bool, enable_exper
 
 # %% ../../nbs/50_backends/40_local.ipynb #ef746112
 class LocalBackend:
-    """Sampler and learner in this process, on one device.
+    """Backend that samples and trains in this process, on one device.
 
     Parameters
     ----------
@@ -108,29 +108,29 @@ class LocalBackend:
     enable_expert_replay : bool, optional
         ART's argument. It has no effect here.
     sampler : str
-        "transformers", "vllm", or "auto" for what suits this machine.
+        "transformers", "vllm", or "auto", which selects one for this machine.
     learner : str
-        "peft", "unsloth", or "auto".
+        "peft", "unsloth", or "auto", which selects "peft".
     profile : str, optional
         Default settings for a kind of machine, such as "t4".
     engine_args : dict, optional
         Engine arguments of vLLM. A model's `_internal_config` adds to them.
     init_args : dict, optional
-        How Unsloth loads its model. A model's `_internal_config` adds to them.
+        Arguments with which Unsloth loads its model. A model's `_internal_config` adds to them.
     device : str, optional
         A torch device. The default is CUDA, else MPS, else the CPU.
     dtype : str, optional
         "bfloat16", "float16" or "float32". The default depends on the device.
     max_running : int, optional
-        The number of conversations that are sampled at once. The default is 64.
+        The largest number of conversations that are sampled concurrently. The default is 64.
     max_model_len : int, optional
         The largest number of tokens of a conversation. The default is the model's limit.
     gpu_cost_per_hour_usd : float, optional
-        The price of the machine in US dollars. No price is assumed.
+        The price of the machine per hour in US dollars. The default is no price, and no costs.
     bus : Bus, optional
-        Where events go. The default is a new bus.
+        The bus to which events are emitted. The default is a new bus.
     verbose : bool
-        Whether to print what was chosen, and warnings.
+        Whether to print the selected engines, and warnings.
     """
 
     def __init__(
@@ -153,9 +153,17 @@ class LocalBackend:
         verbose: bool = True,
     ):
         self.path = Path(path or ".art")
-        engines = dict(sampler=sampler, learner=learner, engine_args=engine_args, init_args=init_args)
-        limits = dict(dtype=dtype, max_running=max_running, max_model_len=max_model_len)
-        self.settings = LoadSettings.of_profile(profile, device, **engines, **limits)
+        self.settings = LoadSettings.of_profile(
+            profile,
+            device,
+            sampler=sampler,
+            learner=learner,
+            engine_args=engine_args,
+            init_args=init_args,
+            dtype=dtype,
+            max_running=max_running,
+            max_model_len=max_model_len,
+        )
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._runtimes: dict[str, ModelRuntime] = {}
@@ -163,16 +171,16 @@ class LocalBackend:
         warn_about_arguments(self.bus, verbose, in_process, enable_expert_replay)
 
     async def register(self, model: Any) -> None:
-        """Load a model, continue from its last checkpoint or begin with step 0, and open its endpoint."""
+        """Load a model and open its endpoint. Training continues from the latest checkpoint, or starts at step 0."""
         model._bus = self.bus
         if not model.trainable:
-            return  # a prompted model is served elsewhere
+            return  # another server serves a prompted model
         engines, weights = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
         key = runtime_key(model)
         if key in self._runtimes:
             warn_and_print(self.bus, self.verbose, f"again {key}", REGISTERED_AGAIN.format(model.name))
-        await self.unregister(model)  # its last step must be on disk before it is read from there
-        await asyncio.to_thread(retire_runtime, model.store.path)  # another backend of this process may have it
+        await self.unregister(model)  # writes the latest step to disk, before it is read from there
+        await asyncio.to_thread(retire_runtime, model.store.path)  # another backend of this process may have opened it
         release = partial(release_caches, self._runtimes)
         with print_warnings(self.bus, self.verbose):
             runtime = await open_runtime(model, weights, engines, self.settings, self.bus, release)
@@ -182,13 +190,13 @@ class LocalBackend:
             print(describe_runtime(runtime, engines))
 
     async def unregister(self, model: Any) -> None:
-        """Finish the requested steps of a model, free its memory and close its endpoint. The run directory stays."""
+        """Finish the requested steps of a model, close its endpoint and free its memory. The run directory is kept."""
         runtime = self._runtimes.pop(runtime_key(model), None)
         if runtime is not None:
             await asyncio.to_thread(runtime.retire)
 
     def runtime(self, model: Any) -> ModelRuntime:
-        """Return the runtime of a registered model. Raise `ServeError` for other models."""
+        """Return the runtime of a registered model. Raise `ServeError` if the model is not registered."""
         runtime = self._runtimes.get(runtime_key(model))
         if runtime is not None and not runtime.closed:
             return runtime
@@ -197,9 +205,9 @@ class LocalBackend:
         raise ServeError(f"{model.name} is not registered with this backend. Call `await model.register(backend)`.")
 
     def check_options(self, model: Any, options: Mapping[str, Any], more: Iterable[str] = ()) -> StepConfig:
-        """Check the options of `train` before anything is sampled. Raise `TrainError` for impossible ones.
+        """Check the options of `train` before anything is sampled. Raise `TrainError` for invalid options.
 
-        `more` are further parameter names that a misspelled option may have been meant for.
+        `more` contains further parameter names. They are suggested for misspelled options.
         """
         runtime = self.runtime(model)
         with print_warnings(self.bus, self.verbose):
@@ -223,9 +231,10 @@ class LocalBackend:
         scale_rewards: bool = True,
         advantage_balance: float = 0.0,
         kl_penalty_coef: float = 0.0,
+        kl_penalty_step_lag: int | None = None,
         save_checkpoint: bool = True,
         verbose: bool = False,
-        **options: Any,
+        **options: Unpack[StepOptions],
     ) -> LocalTrainResult:
         """Train one step on groups of trajectories. If nothing can be learned, print the reason and advance the step.
 
@@ -242,19 +251,22 @@ class LocalBackend:
         loss_options : dict, optional
             Options of the loss.
         epsilon, epsilon_high : float, optional
-            ART's clip range, as distances from 1.
+            ART's clip range of the importance ratio, as distances from 1.
         normalize_advantages, scale_rewards : bool
-            False subtracts the mean only.
+            If one of them is False, advantages are not divided by their standard deviation.
         advantage_balance : float
-            ART's balance of positive and negative advantages.
+            Scales negative advantages by 1 - `advantage_balance` if it is positive, and positive advantages by
+            1 + `advantage_balance` if it is negative.
         kl_penalty_coef : float
-            ART's KL penalty, which is subtracted from the advantages.
+            The coefficient of ART's KL penalty, which is subtracted from the advantages.
+        kl_penalty_step_lag : int, optional
+            The age of the KL reference in steps. The default is the policy from which the run started.
         save_checkpoint : bool
-            Whether to write a checkpoint.
+            Whether to write a checkpoint of the step.
         verbose : bool
             ART's argument. It has no effect here.
-        **options
-            Other options of ART, and the fields of `StepConfig`.
+        **options : StepOptions
+            The fields of `StepConfig`, and other options of ART. `help(StepOptions)` lists them.
 
         Returns
         -------
@@ -266,15 +278,25 @@ class LocalBackend:
         TrainError
             If an option is invalid, or memory is full. The adapter is unchanged.
         """
-        options |= dict(loss_fn=loss_fn, loss_options=loss_options, epsilon=epsilon, epsilon_high=epsilon_high)
-        options |= dict(normalize_advantages=normalize_advantages, scale_rewards=scale_rewards)
-        options |= dict(advantage_balance=advantage_balance, kl_penalty_coef=kl_penalty_coef)
         runtime, groups = self.runtime(model), check_groups(trajectory_groups)
-        config = self.check_options(model, options | {"learning_rate": learning_rate})
-        return await runtime.worker.result(reinforce, runtime, groups, config, save_checkpoint)
+        step_options = {
+            **options,
+            "learning_rate": learning_rate,
+            "loss_fn": loss_fn,
+            "loss_options": loss_options,
+            "epsilon": epsilon,
+            "epsilon_high": epsilon_high,
+            "normalize_advantages": normalize_advantages,
+            "scale_rewards": scale_rewards,
+            "advantage_balance": advantage_balance,
+            "kl_penalty_coef": kl_penalty_coef,
+            "kl_penalty_step_lag": kl_penalty_step_lag,
+        }
+        config = self.check_options(model, step_options)
+        return await runtime.worker.result(train_rl_step, runtime, groups, config, save_checkpoint)
 
     async def save_checkpoint(self, model: Any) -> None:
-        """Write the checkpoint of the latest step if that failed before. Raise `StoreError` if it fails again."""
+        """Write the checkpoint of the latest step if this failed before. Raise `StoreError` if it fails again."""
         runtime = self.runtime(model)
         await runtime.worker.result(runtime.save)
 
@@ -287,7 +309,7 @@ class LocalBackend:
         verbose: bool = False,
     ) -> LocalTrainResult:
         runtime = self.runtime(model)
-        return await runtime.worker.result(imitate, runtime, trajectories, config)
+        return await runtime.worker.result(train_sft_step, runtime, trajectories, config)
 
     async def _get_step(self, model: Any) -> int:
         return self.runtime(model).step
@@ -303,7 +325,7 @@ class LocalBackend:
         return served_name(model.name, step)
 
     def _log(self, model: Any, groups: Any, split: str, step: int, row: dict) -> None:
-        """Do nothing: the model has written to the run directory already."""
+        """Do nothing: the model has already written to the run directory."""
 
     def transport(self, model: Any) -> httpx.AsyncBaseTransport:
         """Return an HTTP transport to the model's endpoint that needs no socket."""
@@ -319,7 +341,7 @@ class LocalBackend:
         from_s3_bucket: str | None = None,
         prefix: str | None = None,
     ) -> None:
-        """Copy another run's newest checkpoint, of `not_after_step` at most, before `model` is registered."""
+        """Copy the newest checkpoint of another run, up to `not_after_step`. Call it before `model.register`."""
         if from_s3_bucket:
             no_s3("_experimental_fork_checkpoint")
         model.base_path = str(self.path)
@@ -336,7 +358,7 @@ class LocalBackend:
         prefix: str | None = None,
         verbose: bool = False,
     ) -> str:
-        """Return the directory of a step's checkpoint (default: the latest), or `local_path` with a copy of it."""
+        """Return the directory of a step's checkpoint, by default of the latest. With `local_path`, copy it there."""
         model.base_path = str(self.path)
         with without_bucket(s3_bucket):
             path = await asyncio.to_thread(export_checkpoint, model.store, step, local_path)
@@ -348,19 +370,19 @@ class LocalBackend:
     _experimental_pull_from_s3 = pull_from_s3
 
     def adapter_lease(self, model: Any, step: int) -> AbstractAsyncContextManager[None]:
-        """Return a context in which requests to `model` go to this step, whose adapter stays loaded."""
+        """Return a context in which requests to `model` use the adapter of this step, which stays loaded."""
         return hold_adapter(self.runtime(model), step)
 
     exact_adapter_lease = adapter_lease
 
     async def prune_model_adapters(self, model: Any, *, retain_steps: Iterable[int]) -> None:
-        """Unload the adapters of other steps, except for the newest and those that are held."""
+        """Unload the adapters of other steps. The newest and those inside `adapter_lease` stay loaded."""
         runtime = self._runtimes.get(runtime_key(model))
         if runtime is not None:
             runtime.unload({*runtime.sampler.loaded()} - {*map(runtime.key, retain_steps)})
 
     async def _experimental_deploy(self, deploy_to: Any, model: Any, step: int | None = None, **options: Any) -> None:
-        """Raise an error that says where the checkpoint is."""
+        """Raise `LoRADeploymentError` with the directory of the checkpoint."""
         await deploy_model(model, await self._experimental_pull_model_checkpoint(model, step=step))
 
     def _close(self) -> None:

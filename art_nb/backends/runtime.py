@@ -36,10 +36,15 @@ from ..serving.endpoint import Endpoint
 from ..tokens.chat import ChatFormat
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #9b7122f4
+def _print_warning(event: Event) -> None:
+    if isinstance(event, Warned):
+        print(event.message)
+
+
 @contextmanager
 def print_warnings(bus: Bus, verbose: bool = True) -> Iterator[None]:
     """Print the warnings that are emitted inside the context. Does nothing if `verbose` is False."""
-    unsubscribe = bus.subscribe(lambda event: print(event.message), Warned) if verbose else lambda: None
+    unsubscribe = bus.subscribe(_print_warning) if verbose else lambda: None
     try:
         yield
     finally:
@@ -47,7 +52,7 @@ def print_warnings(bus: Bus, verbose: bool = True) -> Iterator[None]:
 
 
 def warn_and_print(bus: Bus, verbose: bool, key: str, message: str) -> None:
-    """Emit a warning, and print it if `verbose`. Does nothing if there was a warning with the same key."""
+    """Emit a warning, and print it if `verbose` is True. Further warnings with the same key are ignored."""
     with print_warnings(bus, verbose):
         bus.warn_once(key, message)
 
@@ -57,58 +62,59 @@ KEEP_ADAPTER_S = 10
 
 def unused_adapters(
     loaded: Iterable[str],
-    last_requests: Mapping[str, float],  # time of the last request for each adapter; missing: never requested
-    now: float,  # in seconds, by the same clock
+    last_requests: Mapping[str, float],  # time of the last request for each adapter that was requested
+    now: float,  # the current time in seconds, from the same clock
 ) -> list[str]:
     """Return the loaded adapters that were not requested within the last `KEEP_ADAPTER_S` seconds."""
     return [key for key in loaded if now - last_requests.get(key, 0) > KEEP_ADAPTER_S]
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #e11130cd
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class ModelRuntime:
-    """Everything that a registered model needs at run time. Methods marked "device thread" must run there.
+    """Everything that a registered model needs at run time. Methods marked "Device thread" must run on that thread.
 
     Parameters
     ----------
     name : str
-        The latest step is served under this name, step 3 under `name@3`.
+        The name under which the latest step is served. Step 3 is served as `name@3`.
     base_model : str
-        The name of the base model, which is served without an adapter.
+        The name under which the base model is served, without an adapter.
     store : RunStore
         The run directory.
     worker : DeviceThread
         The thread that owns the policy, the learner and the sampler.
-    policy, learner, sampler, endpoint, chat
-        The components.
+    policy, learner, sampler, chat
+        The other components. `load_runtime` adds the endpoint, which needs the runtime to resolve names.
     run : str
         The name of the run in events.
     bus : Bus
-        Where events go.
+        The bus to which events are emitted.
     verbose : bool
-        Whether warnings are printed, too.
+        Whether to print warnings.
     gpu_cost_per_hour_usd : float, optional
-        The price of the machine, for `costs/gpu`.
+        The price of the machine per hour, for the metric `costs/gpu`.
     """
 
     name: str
     base_model: str
     store: RunStore
     worker: DeviceThread
-    policy: Policy
-    learner: Learner
+    policy: Policy = field(repr=False)
+    learner: Learner = field(repr=False)
     sampler: Sampler
-    endpoint: Endpoint
     chat: ChatFormat
     run: str = ""
     bus: Bus = field(default_factory=Bus)
     verbose: bool = True
     gpu_cost_per_hour_usd: float | None = None
     step: int = 0
-    used: dict[str, float] = field(default_factory=dict)  # time of the last request for each adapter
-    leased: Counter = field(default_factory=Counter)  # number of holders of each adapter; it stays loaded
+    endpoint: Endpoint = field(init=False, repr=False)
+    closed: bool = field(default=False, init=False)  # also if a later registration of the run replaced it
+    last_requests: dict[str, float] = field(default_factory=dict)  # time of the last request for each adapter
+    holders: Counter = field(default_factory=Counter)  # number of `hold_adapter` contexts of each adapter
     stop_recording: Callable[[], None] = lambda: None  # stops writing events to the run directory
     last_step_end: float = field(default_factory=time.perf_counter)
-    lock: RunLock | None = None  # of the run directory
+    lock: RunLock | None = None  # of the run directory, set by `open_runtime`
     unsaved: dict[str, float] | None = None  # metrics of the latest step, if it could not be saved
 
     def key(self, step: int | None = None) -> str:
@@ -135,7 +141,7 @@ class ModelRuntime:
             raise ServeError(
                 f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}.", status=404, param="model"
             )
-        self.used[key] = time.monotonic()  # before it is loaded: a step that ends now must not unload it
+        self.last_requests[key] = time.monotonic()  # set before loading: a step that ends now must not unload it
         if not loaded:
             step = int(key.rpartition("@")[2])
             with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
@@ -143,23 +149,28 @@ class ModelRuntime:
         return key
 
     def publish(self, step: int) -> None:
-        """Device thread: serve the adapter in training, which is folded already, as the adapter of `step`."""
+        """Device thread: serve the trained adapter as `step`. It must already be folded into the policy."""
         self.policy.current = self.sampler.load(self.key(step), adapter(self.policy))
         self.step = step
-        self.unload(unused_adapters(self.sampler.loaded(), self.used, time.monotonic()))
+        self.unload(unused_adapters(self.sampler.loaded(), self.last_requests, time.monotonic()))
 
     def unload(self, keys: Iterable[str]) -> None:
-        """Unload adapters, except for the newest and those that are held."""
-        leased = {key for key, holders in [*self.leased.items()] if holders > 0}
-        for key in {*keys} - {self.key()} - leased:
+        """Unload adapters. The newest adapter and those inside `hold_adapter` stay loaded."""
+        held = {key for key, holders in [*self.holders.items()] if holders > 0}
+        for key in {*keys} - {self.key()} - held:
             self.sampler.unload(key)
-            self.used.pop(key, None)
+            self.last_requests.pop(key, None)
+
+    def check_lock(self) -> None:
+        """Raise `StoreError` if another process has taken over the run directory."""
+        assert self.lock is not None, "`open_runtime` sets the lock before a step can be trained or saved"
+        self.lock.check()
 
     def save(self) -> None:
         """Device thread: write the checkpoint of the latest step if it is not saved. Raise `StoreError` on failure."""
         if self.unsaved is None:
             return
-        self.lock.check()
+        self.check_lock()
         path = self.store.checkpoint_dir(self.step)
         write = partial(
             checkpoints.save_checkpoint,
@@ -175,7 +186,7 @@ class ModelRuntime:
         self.emit(CheckpointSaved(step=self.step, path=str(path), bytes=size))
 
     def close(self) -> None:
-        """Save, stop serving, end the device thread and free the weights. A step that has begun is finished first."""
+        """Save the latest step, stop serving, end the device thread and free the weights. A running step ends first."""
         if self.closed:
             return
         if self.unsaved is not None:
@@ -193,17 +204,13 @@ class ModelRuntime:
             self.chat.close()
             self.worker.close()
             self.stop_recording()
-            self.policy = self.learner = None  # a client of the model may still hold the endpoint, which holds this
+            self.closed = True
+            del self.policy, self.learner  # clients may still hold the endpoint, which holds this
             if self.lock is not None:
                 self.lock.release()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the runtime was closed, or replaced by a later registration of the same run."""
-        return self.policy is None
-
     def retire(self) -> None:
-        """Finish the requested steps, then close."""
+        """Finish the training steps that were requested, then close."""
         if not self.closed:
             self.worker.call(lambda: None)
             self.close()
@@ -213,20 +220,20 @@ OPEN_RUNTIMES: WeakValueDictionary[str, ModelRuntime] = WeakValueDictionary()  #
 
 
 def retire_runtime(directory: Path) -> None:
-    """Close the runtime that this process has for a run directory, in any backend, after its requested steps."""
+    """Close the open runtime of a run directory, of any backend in this process. Requested steps are finished first."""
     runtime = OPEN_RUNTIMES.pop(str(directory.resolve()), None)
     if runtime is not None:
         runtime.retire()
 
 
 def release_caches(runtimes: Mapping[str, ModelRuntime]) -> None:
-    """Free the caches of all samplers, because memory is full."""
+    """Free the caches of all samplers."""
     for runtime in [*runtimes.values()]:
         runtime.worker.call(runtime.sampler.release)
 
 
 def close_when_open(opened: Future, worker: DeviceThread) -> None:
-    """Wait until a runtime was opened, or failed to open, and close it."""
+    """Wait until a runtime is open, then close it. If it failed to open, close its device thread."""
     wait([opened])
     if opened.cancelled() or opened.exception():
         worker.close()
@@ -236,15 +243,15 @@ def close_when_open(opened: Future, worker: DeviceThread) -> None:
 # %% ../../nbs/50_backends/00_runtime.ipynb #38e97891
 @asynccontextmanager
 async def hold_adapter(runtime: ModelRuntime, step: int) -> AsyncIterator[None]:
-    """Keep the adapter of a step loaded, and use it for requests by name. Raise `ServeError` for an unknown step."""
+    """Use the adapter of a step for all requests, and keep it loaded. Raise `ServeError` for an unknown step."""
     key = runtime.key(step)
-    runtime.leased[key] += 1
+    runtime.holders[key] += 1
     try:
         await asyncio.to_thread(runtime.resolve, key)
         with at_step(runtime.name, step):
             yield
     finally:
-        runtime.leased[key] -= 1
+        runtime.holders[key] -= 1
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #618d7da5
 def export_checkpoint(
@@ -269,7 +276,7 @@ def fork_checkpoint(
     source: RunStore,
     target: RunStore,
     not_after_step: int | None,  # the newest step that may be copied; None: any
-    warn: Callable[[str, str], None],  # called if the target's lock cannot be made
+    warn: Callable[[str, str], None],  # called if the directory of the target cannot be locked
 ) -> None:
     """Copy the newest checkpoint of a run to another run. Raise `StoreError` if that is not possible."""
     steps = [step for step in source.steps_saved() if not_after_step is None or step <= not_after_step]
@@ -286,10 +293,11 @@ def fork_checkpoint(
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #70e02ecb
 async def delete_checkpoints(runtime: ModelRuntime, steps_to_keep: Iterable[int]) -> None:
-    """Delete the checkpoints of other steps, and unload their adapters."""
+    """Delete the checkpoints of all other steps, and unload their adapters."""
+    first = checkpoints.first_policy(runtime.store)
     deleted = await asyncio.to_thread(
         checkpoints.delete_old_checkpoints,
         runtime.store.checkpoint_dir(0).parent,
-        {*steps_to_keep, checkpoints.first_policy(runtime.store)},
+        {*steps_to_keep} if first is None else {*steps_to_keep, first},
     )
     runtime.unload(runtime.key(step) for step in deleted)

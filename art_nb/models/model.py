@@ -38,11 +38,12 @@ from ..runs.trackers import Tracker, note_metrics
 class Backend(Protocol):
     """The interface that a model needs to be served and trained."""
 
-    path: str | Path  # root of the run directories
+    @property
+    def path(self) -> str | Path: ...  # root of the run directories
 
     async def register(self, model: "Model[Any, Any]") -> None: ...
     async def train(
-        self, model: "TrainableModel[Any, Any]", groups: list[TrajectoryGroup], **options: Any
+        self, model: "TrainableModel[Any, Any]", groups: list[TrajectoryGroup], /, **options: Any
     ) -> TrainResult: ...
     async def _train_sft(
         self,
@@ -51,6 +52,7 @@ class Backend(Protocol):
         config: TrainSFTConfig,
         options: dict,
         verbose: bool,
+        /,
     ) -> TrainResult: ...
     async def save_checkpoint(self, model: "TrainableModel[Any, Any]") -> None: ...
     async def _get_step(self, model: "TrainableModel[Any, Any]") -> int: ...

@@ -26,7 +26,7 @@ from ..training.steps import identical_share, staleness, truncated_share
 # %% ../../nbs/70_pipeline/35_source.ipynb #4cb9b625
 DROP_REASONS = ("stale", "zero_variance", "failed")
 MAX_SHOWN_GROUPS = 50  # dropped groups that are logged with a step
-MAX_FAILURES_IN_A_ROW = 16  # groups of which all rollouts fail; more workers allow more
+MAX_FAILURES_IN_A_ROW = 16  # groups in which all rollouts failed; the number of workers if it is larger
 
 
 class DroppedGroups:
@@ -34,8 +34,8 @@ class DroppedGroups:
 
     def __init__(self, max_failures: int = MAX_FAILURES_IN_A_ROW):
         self.max_failures = max_failures
-        self.total = {"accepted": 0} | dict.fromkeys(DROP_REASONS, 0)  # of the run, over all sessions
-        self.step = dict.fromkeys(DROP_REASONS, 0)
+        self.total: dict[str, int] = dict.fromkeys(("accepted", *DROP_REASONS), 0)  # over all processes
+        self.step: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
         self.failures_in_a_row = 0
         self._shown: list[TrajectoryGroup] = []  # since the last step
 
@@ -44,7 +44,7 @@ class DroppedGroups:
         self.step = dict.fromkeys(DROP_REASONS, 0)
 
     def add(self, reason: str, group: TrajectoryGroup) -> None:
-        """Count a dropped group. Raise `TrainError` if too many in a row failed."""
+        """Count a dropped group. Raise `TrainError` if too many groups in a row failed."""
         self.step[reason] += 1
         self.total[reason] += 1
         if reason != "stale" and len(self._shown) < MAX_SHOWN_GROUPS:
@@ -59,7 +59,7 @@ class DroppedGroups:
             )
 
     def take_shown(self) -> list[TrajectoryGroup]:
-        """Return the dropped groups to log, and forget them."""
+        """Remove and return the dropped groups to log."""
         shown, self._shown = self._shown, []
         return shown
 
@@ -77,7 +77,7 @@ class DroppedGroups:
 
 # %% ../../nbs/70_pipeline/35_source.ipynb #90fd465b
 def queue_metrics(queue: asyncio.Queue, idle_s: float) -> dict[str, float]:
-    """Return the depth of the queue, and how long the step waited for its groups."""
+    """Return the number of groups in the queue, and the time for which the step waited for groups."""
     depth = queue.qsize()
     return {
         "time/step_collect_batch_s": idle_s,
@@ -94,19 +94,19 @@ class PipelineSource:
     Parameters
     ----------
     trainer : PipelineTrainer
-        Its settings, scenarios and functions are used.
+        The trainer with the settings, scenarios and functions.
     """
 
     def __init__(self, trainer: Any):
         self.trainer, self.config, self.scenarios = trainer, trainer.pipeline, trainer.source
         self.queue: asyncio.Queue[tuple[int, TrajectoryGroup]] = asyncio.Queue(trainer.queue_maxsize)
         self.is_closing = asyncio.Event()  # no more groups follow
-        self.may_start = asyncio.Event()  # workers may begin a rollout
+        self.may_start = asyncio.Event()  # workers may start a rollout
         self.clock = WorkClock()
         self.error: Exception | None = None  # of the scenarios
         self.is_learning, self.has_ended = False, False
         self.last_step = math.inf
-        self.batch: list[int] = []  # the scenarios of the step, by number
+        self.batch: list[int] = []  # numbers of the scenarios of the step
         self.dropped = DroppedGroups(max(MAX_FAILURES_IN_A_ROW, self.config.num_rollout_workers))
         self.evaluations = Evaluations(trainer.model, trainer.eval_fn, trainer.config, self.warn)
         self._tasks: list[asyncio.Future] = []
@@ -130,10 +130,10 @@ class PipelineSource:
         """Restore the saved state, and start the workers and the evaluations."""
         self.run, self._event_loop = run, asyncio.get_running_loop()
         self._restore()
-        stages = [self._work(), self.evaluations.work()]
+        coroutines = [self._work(), self.evaluations.work()]
         if isinstance(run.show.place, StatusReporter):
-            stages.append(run.show.place.show_repeatedly(run.progress))
-        self._tasks = [asyncio.ensure_future(stage) for stage in stages]
+            coroutines.append(run.show.place.show_repeatedly(run.progress))
+        self._tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
 
     def _restore(self) -> None:
         trainer, run = self.trainer, self.run
@@ -233,12 +233,12 @@ class PipelineSource:
 
     def _has_collapsed(self) -> bool:
         """Stop the run if too many groups of the step had no variance. Return whether it is about to stop."""
-        flat = self.dropped.step["zero_variance"]
-        if flat >= self.trainer.discard_queue_multiplier * self.config.min_batch_size:
+        equal_groups = self.dropped.step["zero_variance"]
+        if equal_groups >= self.trainer.discard_queue_multiplier * self.config.min_batch_size:
             message = (
-                f"Training stops at step {self.run.step}: {flat} groups since the last step had no variance in their "
-                "rewards. Read them in the split `discarded`. Check whether the reward distinguishes good from bad "
-                "replies, and whether the replies still differ. Lower `learning_rate`, or raise "
+                f"Training stops at step {self.run.step}: {equal_groups} groups since the last step had no variance in "
+                "their rewards. Read them in the split `discarded`. Check whether the reward distinguishes good from "
+                "bad replies, and whether the replies still differ. Lower `learning_rate`, or raise "
                 f"`discard_queue_multiplier={self.trainer.discard_queue_multiplier}`."
             )
             self.warn("collapse", message)
@@ -280,7 +280,8 @@ class PipelineSource:
         run = self.run
         window = max(run.plan.max_staleness, self.trainer.kl_penalty_step_lag or 0)
         recent = range(run.step - window, run.step + 1)
-        return {*recent, run.plan.options.get("kl_penalty_reference_step"), *self.evaluations.scheduled}
+        reference = run.plan.options.get("kl_penalty_reference_step")
+        return {*recent, *self.evaluations.scheduled} | (set() if reference is None else {reference})
 
     async def _log_dropped(self, step: int) -> None:
         groups = self.dropped.take_shown()
@@ -293,11 +294,12 @@ class PipelineSource:
 
     def request_stop(self) -> None:
         """Wake up a step that waits for groups. Thread-safe."""
-        with suppress(RuntimeError, AttributeError):  # the event loop is closed or not running: nothing waits
-            self._event_loop.call_soon_threadsafe(self.is_closing.set)
+        if self._event_loop is not None:
+            with suppress(RuntimeError):  # the event loop is closed, so nothing waits
+                self._event_loop.call_soon_threadsafe(self.is_closing.set)
 
     async def close(self) -> None:
         """Cancel workers and evaluations, save the state and log the dropped groups."""
         await cancel_and_wait(self._tasks)
         await asyncio.to_thread(self._save_state)
-        await self._log_dropped(self.run.step + 1)  # the step that they were rolled out for
+        await self._log_dropped(self.run.step + 1)  # the step for which they were rolled out
