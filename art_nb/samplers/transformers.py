@@ -222,7 +222,8 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         Maximum number of prompt tokens that one iteration computes.
     """
 
-    request, guides = SlottedRequest, frozenset({"choice"})
+    request = SlottedRequest
+    guides = frozenset({"choice"})
 
     def __init__(
         self,

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from ..policy.architectures import architecture_name, check_config, context_length, read_config
@@ -228,11 +229,10 @@ ADVICE = (  # pairs of words in vLLM's message, in lower case, and advice; the f
 
 def root_cause(error: Exception) -> str:
     """Return the message of a vLLM error in one line. Errors of its configuration come from pydantic."""
-    errors = getattr(error, "errors", None)
-    details = errors() if callable(errors) else []
-    if details:
-        field = ".".join(map(str, details[0].get("loc", ())))
-        message = details[0]["msg"].removeprefix("Value error, ").rstrip(".")
+    if isinstance(error, ValidationError):
+        details = error.errors()[0]
+        field = ".".join(map(str, details["loc"]))
+        message = details["msg"].removeprefix("Value error, ").rstrip(".")
         return f"{field}: {message}" if field else message
     text = first_line(error)
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
@@ -359,7 +359,7 @@ class NamedRequest(Request):
     name: str = ""
 
 
-FORMS = frozenset(
+FORMS: frozenset[str] = frozenset(
     "choice json json_object regex grammar structural_tag whitespace_pattern disable_any_whitespace"
     " disable_additional_properties".split()
 )
@@ -416,7 +416,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         If vLLM has no engine argument of a given name.
     """
 
-    request, guides = NamedRequest, FORMS
+    request = NamedRequest
+    guides = FORMS
     seed_limits = (
         "vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "
         "else is in the batch"
