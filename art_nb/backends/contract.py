@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion import Choice
 from .local import Backend
 from ..core.types import ServeError
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
-from ..samplers.base import common_prefix_length
+from ..policy.packing import common_prefix_length
 from ..tokens.rows import Turn, read_turn
 
 # %% ../../nbs/50_backends/60_contract.ipynb #b4edada6

@@ -111,7 +111,7 @@ def check_complete(
     if missing := sorted(report["missing_keys"]):
         raise StoreError(
             f"The weights of {path} are incomplete: {len(missing)} tensors of {type(model).__name__} are "
-            f"missing, the first is {missing[0]}. Check that the config belongs to these weights."
+            f"missing, the first is {missing[0]}. Check that the config and the weights are from the same model."
         )
 
 # %% ../../nbs/15_models/00_gguf.ipynb #29fb055b

@@ -269,7 +269,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
             self._metrics.load_state_dict(self.store.read_own_state(_METRICS_STATE))
 
     def _check_record(self) -> None:
-        """Raise StoreError if the run directory belongs to another model."""
+        """Raise StoreError if the run directory has adapters of another base model."""
 
     def _write_record(self) -> None:
         self.store.write_model(self.model_dump(exclude={"inference_api_key"}))
@@ -546,8 +546,8 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
             self._say_once(
                 missing, f"{missing}: only the latest checkpoint is kept. Pass another metric, such as 'train/reward'."
             )
-        kept = {await self.get_step()} if best is None else {await self.get_step(), best}
-        await self.backend()._delete_checkpoint_files(self, sorted(kept))
+        steps = {await self.get_step()} if best is None else {await self.get_step(), best}
+        await self.backend()._delete_checkpoint_files(self, sorted(steps))
 
     def _best_step(self, metric: str) -> int | None:
         values: dict[int, list[float]] = {}

@@ -115,8 +115,8 @@ def check_sha256(path: Path, expected: str) -> Path:
         return path
     path.unlink()
     raise StoreError(
-        f"{path.name} has sha256 {actual[:12]}… instead of {expected[:12]}…, so it was deleted unused. "
-        "Run this again. If the error is repeated, contact the operator of your package index."
+        f"{path.name} has sha256 {actual[:12]}… instead of {expected[:12]}…, so it was deleted. "
+        "Run this again. If the error occurs again, contact the operator of your package index."
     )
 
 # %% ../../nbs/15_models/10_weights.ipynb #7f509b2c

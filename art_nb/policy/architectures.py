@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ADVICE', 'LAYER_TYPES', 'FEATURES', 'WRAPPERS', 'WRAPPED_PREFIX', 'KEY_MAPPING', 'OTHER_PARTS', 'NO_FLOAT16',
            'error_line', 'read_config', 'unsupported_feature', 'is_wrapped', 'check_config', 'quantization_method',
-           'usable_dtype', 'logit_scale', 'context_length', 'model_class']
+           'usable_dtype', 'logit_scale', 'context_length', 'model_class', 'architecture_name']
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #6eb4f2d9
 import importlib.util
@@ -173,13 +173,20 @@ def model_class(config: PreTrainedConfig) -> type:  # of the text model
     name = f"{package}.{file.replace('configuration_', 'modeling_')}"
     private = f"{name}_art_nb"
     if private not in sys.modules:
-        module = importlib.util.module_from_spec(
-            importlib.util.spec_from_file_location(private, importlib.util.find_spec(name).origin)
-        )
+        original = importlib.util.find_spec(name)
+        spec = importlib.util.spec_from_file_location(private, original and original.origin)
+        assert spec is not None and spec.loader is not None, f"{name} has no file"
+        module = importlib.util.module_from_spec(spec)
         sys.modules[private] = module  # transformers looks up the module of a class in sys.modules
         try:
-            module.__spec__.loader.exec_module(module)
+            spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[private]
             raise
     return getattr(sys.modules[private], MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])
+
+
+def architecture_name(config: PreTrainedConfig) -> str:  # of the whole checkpoint
+    """Return the name of the class of the whole checkpoint, or that of its text model if the config names none."""
+    names = config.architectures if is_wrapped(config) else None
+    return names[0] if names else model_class(config.get_text_config()).__name__

@@ -183,7 +183,8 @@ class DeviceThread:
             await asyncio.wait({waiting})
             if waiting.cancelled() or waiting.exception() is not None:
                 raise
-            asyncio.current_task().uncancel()
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
             return waiting.result()
 
     def check(self) -> None:
@@ -191,9 +192,9 @@ class DeviceThread:
         if self._current is not None and self._current is self._canceled:
             raise TrainError("Training step canceled. The weights were not changed.")
 
-    def idle_work(self, tick: Callable[[], bool]) -> None:
+    def idle_work(self, work: Callable[[], bool]) -> None:
         """Set the function that runs between jobs. It returns False if there is nothing to do until `wake`."""
-        self._idle_work = tick
+        self._idle_work = work
 
     def wake(self) -> None:
         """Run the idle work again."""
@@ -202,7 +203,7 @@ class DeviceThread:
             self._ready.notify()
 
     def drop(self) -> None:
-        """Let all jobs that have not started fail with a `ServeError`."""
+        """Fail all jobs that have not started with a `ServeError`."""
         with self._ready:
             waiting, self._jobs = list(self._jobs), deque()
         for future, *_ in waiting:

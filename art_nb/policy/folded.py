@@ -27,8 +27,10 @@ class LoRALinear(nn.Module):
     def __init__(self, linear: nn.Linear, rank: int, scale: float, generator: torch.Generator):
         super().__init__()
         self.bias, self.scale, self.folded = linear.bias, scale, True
-        self.separate, self.shared = linear.weight.requires_grad_(False), None
-        self.base, self.product = linear.weight.detach().clone(), PackedWeight(self.separate)
+        self.separate = linear.weight.requires_grad_(False)  # deleted by a `FusedLinear`
+        self.shared: Callable[[], torch.Tensor] | None = None  # set by a `FusedLinear`
+        self.base = linear.weight.detach().clone()
+        self.product: PackedWeight | None = PackedWeight(self.separate)
         bound = 1 / math.sqrt(linear.in_features)
         A = torch.empty(rank, linear.in_features, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
         self.A = nn.Parameter(A.to(self.base.device))
@@ -63,7 +65,8 @@ class FusedLinear(nn.Module):
         self.sizes = [len(layer.B) for layer in layers]
         self.weight = nn.Parameter(torch.cat([layer.separate for layer in layers]), requires_grad=False)
         for i, layer in enumerate(layers):
-            layer.separate, layer.product, layer.shared = None, None, lambda i=i: self.weight.split(self.sizes)[i]
+            layer.product, layer.shared = None, lambda i=i: self.weight.split(self.sizes)[i]
+            del layer.separate
         self.product = PackedWeight(self.weight)
 
     def forward(self, x) -> tuple[torch.Tensor, ...]:
@@ -155,7 +158,8 @@ def patch_modules(model: nn.Module) -> None:
         if type(module).__module__.startswith("transformers."):
             module.forward = MethodType(type(module).forward, module)
         if kind in NORMS:
-            module.register_buffer("gain", module.weight.detach().float() + NORMS[kind], persistent=False)
+            gain = module.get_parameter("weight").detach().float() + NORMS[kind]
+            module.register_buffer("gain", gain, persistent=False)
             module.forward = MethodType(_norm, module)
         if kind not in FUSED_LAYERS or getattr(module, "attn_logit_softcapping", None) is not None:
             continue
@@ -338,7 +342,7 @@ def coverage_note(policy: Policy) -> str:
     uncovered = {name: count for name, count in policy.coverage.items() if name}
     if sum(uncovered.values()) <= 0.01 * total:
         return ""
-    names = sorted(uncovered, key=uncovered.get, reverse=True)
+    names = sorted(uncovered, key=lambda name: uncovered[name], reverse=True)
     linear = [name for name in names if "." not in name and uncovered[name] > 0.01 * total]
     advice = f" To train more of them, pass target_modules with {', '.join(linear)} added." if linear else ""
     return (

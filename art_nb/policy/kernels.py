@@ -27,7 +27,7 @@ def bf16_products(x: torch.Tensor) -> Iterator[None]:
     if x.dtype != torch.bfloat16 or x.device.type != "cpu":
         yield
         return
-    matmul = torch.backends.mkldnn.matmul
+    matmul = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]  # set when torch is imported
     with _SWITCHING:
         precision = matmul.fp32_precision
         matmul.fp32_precision = "bf16"
@@ -183,7 +183,7 @@ class _Attention(Function):
         q, k, v, p = ctx.saved_tensors
         dout = dout.reshape(q.shape)
         dp = torch.bmm(dout, v.transpose(1, 2))
-        ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(ctx.scale)
+        ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype).mul_(ctx.scale)
         dq, dk, dv = torch.bmm(ds, k), torch.bmm(ds.transpose(1, 2), q), torch.bmm(p.transpose(1, 2), dout)
         return dq.view(ctx.shapes[0]), dk.view(ctx.shapes[1]), dv.view(ctx.shapes[1]), None, None
 

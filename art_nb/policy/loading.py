@@ -24,6 +24,7 @@ from art_nb.policy.architectures import (
     KEY_MAPPING,
     OTHER_PARTS,
     WRAPPED_PREFIX,
+    architecture_name,
     check_config,
     error_line,
     is_wrapped,
@@ -107,7 +108,7 @@ def load_tokenizer(path: str | Path):
         ) from error
 
 # %% ../../nbs/30_policy/90_loading.ipynb #4a20285f
-PROBE = "What a model says of these words is compared with what it says once it is folded: 1, 2, 3."  # any text
+PROBE = "The logprobs of these words are compared before and after the modules are replaced: 1, 2, 3."  # any text
 PROBE_TOKENS, PROBE_WINDOW = 12, 4  # the rows must be longer than the window
 
 
@@ -126,7 +127,7 @@ def probe_rows(model, tokenizer) -> list[list[int]]:
 @contextmanager
 def short_windows(model, tokens: int) -> Iterator[None]:
     """Limit the attention windows of the model to `tokens` inside the context."""
-    owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", None))}
+    owners = {id(owner): owner for module in model.modules() for owner in (module, getattr(module, "config", module))}
     windows = [
         (owner, owner.sliding_window)
         for owner in owners.values()
@@ -264,5 +265,5 @@ def load_policy(
         targets=targets,
         seed=seed,
         prefix=WRAPPED_PREFIX if is_wrapped(config) else "model.",
-        architecture=(config.architectures or [""])[0] if is_wrapped(config) else "",
+        architecture=architecture_name(config),
     )

@@ -20,7 +20,8 @@ from ..policy.device import DeviceThread, give_memory_back, out_of_memory
 from ..policy.adapters import fold_adapter
 from ..policy.folded import Policy
 from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
-from .base import QueuedSampler, Request, SampledToken, SamplingParams, common_prefix_length
+from ..policy.packing import common_prefix_length
+from .base import QueuedSampler, Request, SampledToken, SamplingParams
 from ..tokens.chat import inner_ids
 from ..tokens.grammars import CallGuide, reads_tokens
 
@@ -31,7 +32,7 @@ def restrict_logits(
 ) -> torch.Tensor:
     """Return the logits with all tokens outside min-p, top-k and top-p set to minus infinity, in vLLM's order.
 
-    The mass of top-p is renormalized over the tokens that min-p and top-k leave.
+    For top-p, the probabilities are renormalized over the tokens that remain after min-p and top-k.
     """
     logits, order = logits_BV.sort(-1, descending=True)
     probs = logits.softmax(-1)
@@ -145,13 +146,13 @@ def allowed_next_ids(
 def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], ends: frozenset[int]) -> None:
     """Set the logits that the choices or the grammar of a request forbid to minus infinity, in place."""
     for i, request in enumerate(requests):
-        if not (request.choices or request.call):
-            continue
         sampled = request.ids[request.start :]
         if request.choices:
             ids = allowed_next_ids(request.choices, sampled, ends)
-        else:
+        elif request.call:
             ids = request.call.permitted(sampled, ends)
+        else:
+            continue
         ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
         allowed = logits_BV[i, ids]
         logits_BV[i] = float("-inf")
@@ -177,8 +178,8 @@ def noise_of_requests(
     size = noise_size(vocabulary)
     noise = generator.standard_exponential((len(requests), size), np.float32)
     for i, request in enumerate(requests):
-        if request.seeded:
-            noise[i] = seeded_noise(request.params.seed, due[i] - request.start, size)
+        if (seed := request.params.seed) is not None:
+            noise[i] = seeded_noise(seed, due[i] - request.start, size)
     return torch.from_numpy(noise)
 
 
@@ -191,7 +192,7 @@ def sample_next(
     if any(map(math.isnan, logprobs)):
         raise ServeError(
             "The model's logits are not finite: a training step damaged the adapter. The most likely cause is "
-            "too high a learning_rate. Go back to an earlier checkpoint and lower learning_rate.",
+            "a learning_rate that is too high. Go back to an earlier checkpoint and lower learning_rate.",
             status=500,
         )
     return [
@@ -200,7 +201,7 @@ def sample_next(
     ]
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #7dc67a46
-class TransformersSampler(QueuedSampler):
+class TransformersSampler(QueuedSampler[SlottedRequest]):
     """Sampler with continuous batching over a `Policy`.
 
     Parameters
@@ -221,7 +222,8 @@ class TransformersSampler(QueuedSampler):
         Maximum number of prompt tokens that one iteration computes.
     """
 
-    request, guides = SlottedRequest, frozenset({"choice"})
+    request = SlottedRequest
+    guides = frozenset({"choice"})
 
     def __init__(
         self,
@@ -241,30 +243,24 @@ class TransformersSampler(QueuedSampler):
         self._slots = KVSlots(policy.model.config, policy.dtype, policy.device, kv_bytes)
         self._prefixes = PrefixCache(prefix_bytes)
         self._generator = np.random.default_rng()  # for requests without a seed
-        self._threads = torch.get_num_threads()  # every thread has a separate setting
-
-    @property
-    def seed_limits(self) -> str:
-        """Reason why a seed may not repeat a reply. Empty on a CPU with one thread."""
-        cpu = self.policy.device.type == "cpu"
-        if cpu and self._threads == 1:
-            return ""
-        where = f"with {self._threads} threads" if cpu else "on this device"
-        return f"{where} the rounding of logits depends on what else is in the batch"
+        cpu, threads = policy.device.type == "cpu", torch.get_num_threads()
+        where = f"with {threads} threads" if cpu else "on this device"
+        limits = f"{where} the rounding of logits depends on what else is in the batch"
+        self.seed_limits = "" if cpu and threads == 1 else limits
 
     def clear_caches(self) -> None:
         """Free cached prefixes, packed weights, and the slots if nothing runs. Training needs this memory."""
         self._prefixes.clear()
         self.policy.unpack()
         if not self._running:
-            self._slots.kv = None
+            self._slots.clear()
         give_memory_back()
 
     def release(self) -> None:
         """Release every cache. Running requests return to the queue, and their tokens are computed again."""
         while self._running:
             self._requeue(self._running.pop())
-        self._slots.kv = None
+        self._slots.clear()
         self._shrink_prefixes()
         self.policy.unpack()
 
@@ -275,14 +271,14 @@ class TransformersSampler(QueuedSampler):
     def close(self) -> None:
         """End all requests and release the KV cache and the weights."""
         super().close()
-        self._slots, self._prefixes = None, PrefixCache(0)
+        self._prefixes = PrefixCache(0)
 
     def stats(self) -> dict[str, float]:
         """Return the counters, the number of running and waiting requests, and the size of the prefix cache."""
         return super().stats() | {"prefix_bytes": self._prefixes.bytes}
 
     def _fail(self, error: Exception) -> None:
-        self._slots.kv = None
+        self._slots.clear()
         self._prefixes.clear()
         super()._fail(error)
 
@@ -291,7 +287,7 @@ class TransformersSampler(QueuedSampler):
             self._switch(self._running[0])  # after a training step, running replies keep their old weights
         super()._admit()
 
-    def _start_request(self, request, entered: list) -> bool:
+    def _start_request(self, request: SlottedRequest, entered: list[SlottedRequest]) -> bool:
         """Give a request a slot. Return False if it must wait for a later iteration."""
         if request.adapter != self.policy.current and not self._switch(request):
             return False
@@ -309,7 +305,7 @@ class TransformersSampler(QueuedSampler):
         entered.append(request)
         return True
 
-    def _switch(self, request) -> bool:
+    def _switch(self, request: SlottedRequest) -> bool:
         """Fold the request's adapter into the working weights, unless requests of another adapter are running."""
         if self._running and self._running[0].adapter != request.adapter:
             return False
@@ -317,7 +313,7 @@ class TransformersSampler(QueuedSampler):
         self._counts["switches"] += 1
         return True
 
-    def _source(self, request) -> tuple[torch.Tensor | None, int]:
+    def _source(self, request: SlottedRequest) -> tuple[torch.Tensor | None, int]:
         """Return cached keys and values for the longest cached prefix of the prompt, and its length.
 
         At least two tokens remain to be computed: a single token would use the kernel for sampled tokens, which
@@ -333,15 +329,16 @@ class TransformersSampler(QueuedSampler):
             return self._slots.of(slot, length), length
         return (self._prefixes.get(hashes[: length // BLOCK]), length) if length else (None, 0)
 
-    def _place(self, request, source, shared: int) -> None:
-        if shared:
+    def _place(self, request: SlottedRequest, source: torch.Tensor | None, shared: int) -> None:
+        if source is not None:
             self._slots.put(len(self._running), source)
         request.ids, request.cached = request.ids or list(request.prompt), shared
         guide = request.params.guide or {}
         request.choices = [inner_ids(self.tokenizer, text) for text in guide.get("choice", [])]
         request.call = CallGuide(self.tokenizer, guide["call"]) if "call" in guide else None
         self._running.append(request)
-        self._counts.update(prompt_tokens=len(request.prompt), cached_tokens=shared)
+        self._counts["prompt_tokens"] += len(request.prompt)
+        self._counts["cached_tokens"] += shared
 
     def _decode(self) -> None:
         """Run one forward pass that generates the next token of every running request."""
@@ -375,17 +372,17 @@ class TransformersSampler(QueuedSampler):
         last = torch.tensor(counts, device=tokens.device).cumsum(0) - 1
         return self.policy.logits(pad_rows(hidden[last], n))[: len(counts)]
 
-    def _postpone(self, request) -> None:
+    def _postpone(self, request: SlottedRequest) -> None:
         """Preempt the request because the KV cache is full. It is rescheduled when space is available."""
         self._release_request(request)
         self._requeue(request)
 
-    def _requeue(self, request) -> None:
+    def _requeue(self, request: SlottedRequest) -> None:
         if not request.seeded:
             request.prompt, request.hashes = list(request.ids), []
         self._waiting.appendleft(request)
 
-    def _release_request(self, request) -> None:
+    def _release_request(self, request: SlottedRequest) -> None:
         """Cache the keys and values for the next turn, and move the last slot into the free slot."""
         slot = self._running.index(request)
         length = min(request.cached, request.start) if request.seeded else request.cached

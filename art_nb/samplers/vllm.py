@@ -5,11 +5,10 @@
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'RESERVED_ENGINE_ARGS', 'KEPT_ADAPTERS', 'ADAPTER_MODES', 'NO_ROOM', 'ADVICE', 'STEPPING',
            'FORMS', 'vllm_version', 'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'checkpoint_weights',
-           'FoldedAdapter', 'SwappedAdapters', 'root_cause', 'translate_errors', 'check_architecture', 'check_model',
-           'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'VLLMSampler']
+           'FoldedAdapter', 'SwappedAdapters', 'root_cause', 'dtype_name', 'translate_errors', 'model_settings',
+           'check_architecture', 'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'VLLMSampler']
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a004
-import gc
 import logging
 import os
 import secrets
@@ -19,20 +18,26 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
-from ..policy.architectures import check_config, context_length, is_wrapped, model_class, read_config
-from ..policy.device import DeviceThread, first_line, if_full, out_of_memory
+from ..policy.architectures import architecture_name, check_config, context_length, read_config
+from ..policy.device import DeviceThread, first_line, if_full, out_of_memory, release_memory
 from ..policy.adapter_files import peft_files
 from ..policy.adapters import fold_adapter, masters
 from ..policy.folded import FusedLinear, LoRALinear, Policy
+from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
 from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
@@ -55,12 +60,13 @@ SETTINGS = {
 }
 
 
-def load_vllm() -> None:
-    """Import vLLM and hide its log messages below errors, which address operators of a server."""
+def load_vllm() -> ModuleType:
+    """Import vLLM and return it. Hide its log messages below errors, which are for operators of a server."""
     os.environ.update(SETTINGS | dict(os.environ) | IN_PROCESS)
     if (logger := logging.getLogger("vllm")).level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
     importable("vllm.v1.engine.llm_engine", vllm_version())
+    return import_module("vllm")
 
 
 def usable_vllm(device: str) -> str:  # "cpu", "cuda", …
@@ -96,8 +102,7 @@ def kv_bytes(policy: Policy, max_model_len: int, max_running: int) -> int:
     conversation.
     """
     config, size = policy.model.config, policy.dtype.itemsize
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim(config) * size
     if policy.device.type == "cuda":
         free = torch.cuda.mem_get_info(policy.device)[0]
     else:
@@ -109,10 +114,8 @@ def kv_bytes(policy: Policy, max_model_len: int, max_running: int) -> int:
 
 def known_args(engine_args: dict, warn) -> dict:
     """Return the engine arguments that vLLM has and that a user can set. Call `warn` for the others."""
-    load_vllm()
-    from vllm import EngineArgs
-
-    unknown = sorted(name for name in engine_args if name not in EngineArgs.__dataclass_fields__)
+    fields = load_vllm().EngineArgs.__dataclass_fields__
+    unknown = sorted(engine_args.keys() - fields.keys())
     reserved = sorted(engine_args.keys() & {*RESERVED_ENGINE_ARGS})
     if unknown:
         warn(f"engine_args {unknown}", f"{vllm_version()} has no setting {', '.join(unknown)}: left out.")
@@ -145,7 +148,7 @@ class FoldedAdapter:
     def __init__(self, engine, policy: Policy):
         self.engine, self.policy, self.tag = engine, policy, "base"
 
-    def can_join(self, request: Request, running: list[Request]):
+    def can_join(self, request: Request, running: Sequence[Request]):
         """Return whether the request can run together with the running ones, and None because vLLM has no adapter."""
         if request.adapter != self.tag:
             if running:
@@ -180,13 +183,12 @@ class SwappedAdapters:
         return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2, "max_cpu_loras": KEPT_ADAPTERS}
 
     def __init__(self, engine, policy: Policy):
-        self.engine, self.policy, self.numbers, self.known = engine, policy, count(1), {}
+        self.engine, self.policy, self.numbers = engine, policy, count(1)
+        self.known: dict[str, Any] = {}  # vLLM's records of the loaded adapters, by tag
         self.files = tempfile.TemporaryDirectory(prefix="art-nb-adapters-")
 
-    def can_join(self, request: Request, running: list[Request]):
+    def can_join(self, request: Request, running: Sequence[Request]):
         """Return True, because every request can run, and vLLM's record of its adapter."""
-        from vllm.lora.request import LoRARequest
-
         if request.weights is None and self.policy.device.type != "cpu":
             return True, None
         if request.adapter not in self.known:
@@ -199,7 +201,8 @@ class SwappedAdapters:
             weights = request.weights or {k: torch.zeros_like(t) for k, t in masters(self.policy).items()}
             for name, content in peft_files(self.policy, weights, "").items():
                 (directory / name).write_bytes(content)
-            self.known[request.adapter] = LoRARequest(request.adapter, number, str(directory))
+            lora_request = import_module("vllm.lora.request").LoRARequest
+            self.known[request.adapter] = lora_request(request.adapter, number, str(directory))
         return True, self.known[request.adapter]
 
     def _drop(self, tag: str) -> None:
@@ -220,19 +223,24 @@ ADVICE = (  # pairs of words in vLLM's message, in lower case, and advice; the f
     (("max_model_len", "max seq len"), "Pass a smaller max_model_len to LocalBackend (now {max_model_len:,})."),
     (("lora",), 'Lower the rank of the adapter (now {rank}), or pass sampler="transformers" to LocalBackend.'),
     (("dtype", "float16"), 'Pass another dtype to LocalBackend (now "{dtype}"), or sampler="transformers".'),
-    (("",), 'Change engine_args if it is about one of them, or pass sampler="transformers" to LocalBackend.'),
+    (("",), 'Change engine_args if it names one of them. Otherwise pass sampler="transformers" to LocalBackend.'),
 )
 
 
 def root_cause(error: Exception) -> str:
     """Return the message of a vLLM error in one line. Errors of its configuration come from pydantic."""
-    details = error.errors() if callable(getattr(error, "errors", None)) else []
-    if details:
-        field = ".".join(map(str, details[0].get("loc", ())))
-        message = details[0]["msg"].removeprefix("Value error, ").rstrip(".")
+    if isinstance(error, ValidationError):
+        details = error.errors()[0]
+        field = ".".join(map(str, details["loc"]))
+        message = details["msg"].removeprefix("Value error, ").rstrip(".")
         return f"{field}: {message}" if field else message
     text = first_line(error)
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -242,7 +250,7 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> It
         yield
     except ArtError:
         raise
-    except Exception as error:  # of many types: vLLM's own, pydantic's, transformers', torch's
+    except Exception as error:  # raised by vLLM, pydantic, transformers or torch
         if out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)  # they reference an incomplete engine and its weights
@@ -252,10 +260,20 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> It
                 f"vLLM has too little memory for the KV cache of a conversation of {max_model_len:,} tokens ({message})"
             ) from error
         advice = next(advice for words, advice in ADVICE if any(word in message.lower() for word in words))
-        settings = {"max_model_len": max_model_len, "dtype": str(dtype).removeprefix("torch."), "rank": rank}
+        settings = {"max_model_len": max_model_len, "dtype": dtype_name(dtype), "rank": rank}
         raise BackendMissing(f"vLLM cannot run this model: {message}. {advice.format(**settings)}") from error
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c008
+def model_settings(directory: str | Path, dtype: torch.dtype, max_model_len: int) -> dict[str, Any]:
+    """Return the engine arguments that depend on the model."""
+    return {
+        "model": str(directory),
+        "dtype": dtype_name(dtype),
+        "max_model_len": max_model_len,
+        "logprobs_mode": "processed_logprobs",
+    }
+
+
 def check_architecture(theirs: str, ours: str) -> None:
     """Raise `BackendMissing` if vLLM does not run the architecture that is trained."""
     if theirs != ours:
@@ -273,24 +291,16 @@ def check_model(
     engine_args: dict,
 ) -> None:
     """Raise `BackendMissing` or `TrainError` if the model's config.json shows that it cannot be sampled or trained."""
-    load_vllm()
-    from vllm import EngineArgs
-
-    config = read_config(directory)
+    vllm, config = load_vllm(), read_config(directory)
     check_config(config, directory)
     text, dtype = config.get_text_config(), chosen_dtype(config, device, dtype)
     longest = min(max_model_len or context_length(text), context_length(text))
-    known = {name: value for name, value in engine_args.items() if name in EngineArgs.__dataclass_fields__}
-    settings = known | {
-        "model": str(directory),
-        "dtype": str(dtype).removeprefix("torch."),
-        "max_model_len": longest,
-        "logprobs_mode": "processed_logprobs",
-    }
+    fields = vllm.EngineArgs.__dataclass_fields__
+    settings = {name: value for name, value in engine_args.items() if name in fields}
+    settings |= model_settings(directory, dtype, longest)
     with STEPPING, preserve_global_state(), translate_errors(max_model_len=longest, dtype=dtype, rank=0):
-        theirs = EngineArgs(**settings).create_model_config().architecture
-    ours = config.architectures[0] if is_wrapped(config) else model_class(text).__name__
-    check_architecture(theirs, ours)
+        architecture = vllm.EngineArgs(**settings).create_model_config().architecture
+    check_architecture(architecture, architecture_name(config))
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c005
 STEPPING = threading.Lock()  # vLLM stores the running batch in global variables, so one engine runs at a time
@@ -317,14 +327,15 @@ class Workspace:
     def _exchange(self, manager):
         """Replace vLLM's workspace manager and return the previous one."""
         module = sys.modules.get(self.module)  # None before the first engine, and in some versions
-        before = getattr(module, "_manager", None)
-        if hasattr(module, "_manager"):
-            module._manager = manager
+        variables = {} if module is None else vars(module)
+        before = variables.get("_manager")
+        if "_manager" in variables:
+            variables["_manager"] = manager
         return before
 
 
 def shut_down(engine) -> None:
-    """End an engine without destroying what the engines of a process share."""
+    """Shut an engine down without destroying the process groups that all engines of a process share."""
     client = getattr(engine, "engine_core", None)
     if (finalizer := getattr(client, "_finalizer", None)) is not None:
         finalizer.detach()  # it would destroy the shared process groups
@@ -341,13 +352,14 @@ def shut_down(engine) -> None:
         executor.shutdown()
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a014
+@dataclass(slots=True, eq=False)
 class NamedRequest(Request):
     """A request with the name that vLLM uses for it."""
 
-    name = ""
+    name: str = ""
 
 
-FORMS = frozenset(
+FORMS: frozenset[str] = frozenset(
     "choice json json_object regex grammar structural_tag whitespace_pattern disable_any_whitespace"
     " disable_additional_properties".split()
 )
@@ -355,12 +367,10 @@ FORMS = frozenset(
 
 def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
     """Return vLLM's sampling parameters for a reply of at most `room` tokens."""
-    from vllm import SamplingParams as VLLMSamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-    guide = StructuredOutputsParams(**params.guide) if params.guide else None
+    classes = import_module("vllm.sampling_params")
+    guide = classes.StructuredOutputsParams(**params.guide) if params.guide else None
     seed = secrets.randbits(62) if params.seed is None else params.seed
-    return VLLMSamplingParams(
+    return import_module("vllm").SamplingParams(
         max_tokens=min(params.max_tokens, room),
         temperature=params.temperature,
         top_p=params.top_p or 1e-9,
@@ -370,13 +380,13 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
         stop_token_ids=None if params.ignore_eos else sorted(eos),
         logprobs=params.top_logprobs,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
+        output_kind=classes.RequestOutputKind.DELTA,
         structured_outputs=guide,
         seed=seed,
     )
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #cd54f102
-class VLLMSampler(QueuedSampler):
+class VLLMSampler(QueuedSampler[NamedRequest]):
     """Sampler that runs vLLM's engine in this process, on the worker's thread.
 
     Parameters
@@ -406,7 +416,8 @@ class VLLMSampler(QueuedSampler):
         If vLLM has no engine argument of a given name.
     """
 
-    request, guides = NamedRequest, FORMS
+    request = NamedRequest
+    guides = FORMS
     seed_limits = (
         "vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "
         "else is in the batch"
@@ -426,16 +437,13 @@ class VLLMSampler(QueuedSampler):
         vllm_version()
         super().__init__(policy, worker, max_model_len, max_running)
         self.how, self._workspace = way or ("folded" if policy.device.type == "cpu" else "swapped"), Workspace()
-        self._engine = self._start(directory, ADAPTER_MODES[self.how].settings(policy) | (engine_args or {}))
-        self._way = ADAPTER_MODES[self.how](self._engine, policy)
+        mode = ADAPTER_MODES[self.how]
+        self._engine: Any = self._start(directory, mode.settings(policy) | (engine_args or {}))
+        self._mode = mode(self._engine, policy)
         self._names, self._requests = count(), {}
 
-    def _start(self, directory, engine_args):
-        load_vllm()
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        policy = self.policy
+    def _start(self, directory: str | Path, engine_args: dict):
+        vllm, policy = load_vllm(), self.policy
         defaults = {}
         if policy.device.type == "cpu":
             defaults = {
@@ -452,16 +460,12 @@ class VLLMSampler(QueuedSampler):
         }
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
         with self._workspace.in_use(), preserve_global_state(), translate_errors(**settings):
-            engine = LLMEngine.from_engine_args(
-                EngineArgs(
-                    model=str(directory),
-                    dtype=str(policy.dtype).removeprefix("torch."),
-                    max_model_len=self.max_model_len,
-                    max_num_seqs=self.max_running,
-                    logprobs_mode="processed_logprobs",
-                    **defaults | engine_args,
-                )
+            arguments = vllm.EngineArgs(
+                **model_settings(directory, policy.dtype, self.max_model_len),
+                max_num_seqs=self.max_running,
+                **defaults | engine_args,
             )
+            engine = import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
         try:
             check_architecture(engine.model_config.architecture, policy.architecture)
         except BackendMissing:
@@ -477,8 +481,8 @@ class VLLMSampler(QueuedSampler):
             finally:
                 torch.set_rng_state(state)
 
-    def _start_request(self, request: NamedRequest, entered: list[Request]) -> bool:
-        ready, lora = self._way.can_join(request, self._running)
+    def _start_request(self, request: NamedRequest, entered: list[NamedRequest]) -> bool:
+        ready, lora = self._mode.can_join(request, self._running)
         if not ready:
             return False
         request.name, request.ids = str(next(self._names)), list(request.prompt)
@@ -493,9 +497,8 @@ class VLLMSampler(QueuedSampler):
         return True
 
     def _decode(self) -> None:
-        with if_full(
-            partial(ServeError, status=500), "vLLM", LOWER
-        ):  # a retry is impossible: vLLM's scheduler has advanced
+        # A retry is impossible, because vLLM's scheduler has advanced.
+        with if_full(partial(ServeError, status=500), "vLLM", LOWER):
             outputs = self._engine.step()
         for output in outputs:
             request = self._requests.get(output.request_id)
@@ -514,7 +517,7 @@ class VLLMSampler(QueuedSampler):
                 self._release_request(request)
                 request.deliver(ServeError(f"vLLM ended a reply early: {sampled.finish_reason}.", status=500))
 
-    def _release_request(self, request: Request) -> None:
+    def _release_request(self, request: NamedRequest) -> None:
         self._running.remove(request)
         if self._requests.pop(request.name, None) is not None:
             self._engine.abort_request([request.name])
@@ -528,7 +531,7 @@ class VLLMSampler(QueuedSampler):
             self._closed = True
 
     def clear_caches(self) -> None:
-        """Clear the prefix cache, whose keys and values belong to the previous weights."""
+        """Clear the prefix cache, whose keys and values were computed with the previous weights."""
         with self._workspace.in_use():
             self._engine.reset_prefix_cache()
 
@@ -536,9 +539,7 @@ class VLLMSampler(QueuedSampler):
         """End all requests and the engine, and free its memory."""
         with self._workspace.in_use():
             super().close()
-            self._way.close()
+            self._mode.close()
             shut_down(self._engine)
-            self._engine = self._way = None
-            gc.collect()
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            del self._engine, self._mode
+            release_memory()
