@@ -237,7 +237,7 @@ def walk(guide, dice, limit=400):
     """A reply of permitted tokens that prefers to close what it has opened, and whether it came to an end."""
     said, end = [], frozenset({SPELLER.eos_token_id})
     while len(said) < limit:
-        ids = [int(token) for token in guide.permitted(said, end)]
+        ids = [int(token) for token in guide.allowed_ids(said, end)]
         if end.intersection(ids):
             return SPELLER.decode(said), True
         closers = [token for token in ids if SPELLER.decode([token]) in '"}]']
@@ -297,9 +297,9 @@ def test_nesting_is_fast_and_can_be_closed(schema):
     begun = SPELLER('{"left": ' * 40 + "1", add_special_tokens=False)["input_ids"]
     started = time.process_time()  # of this process alone: a busy machine hardly changes it
     for token in begun:
-        assert token in guide.permitted(said, end)
+        assert token in guide.allowed_ids(said, end)
         said.append(token)
-    while not end.intersection(ids := guide.permitted(said, end).tolist()):  # the reply can close what it has opened
+    while not end.intersection(ids := guide.allowed_ids(said, end).tolist()):  # the reply can close what it has opened
         said.append(min(token for token in ids if not SPELLER.decode([token]).isdigit()))
         assert len(said) < 2000
     assert time.process_time() - started < 30
@@ -357,8 +357,8 @@ def test_a_hostile_schema_is_answered_within_seconds(name):
 def test_a_reply_ends_when_the_grammar_fails():
     guide, end = CallGuide(SPELLER, held(None)), frozenset({SPELLER.eos_token_id})
     wrong = SPELLER("no", add_special_tokens=False)["input_ids"]
-    assert {*guide.permitted(wrong, end).tolist()} == end
-    assert {*guide.permitted(wrong * 2, end).tolist()} == end
+    assert {*guide.allowed_ids(wrong, end).tolist()} == end
+    assert {*guide.allowed_ids(wrong * 2, end).tolist()} == end
 
 
 def test_arguments_are_an_object_with_the_properties_of_the_schema():

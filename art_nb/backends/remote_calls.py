@@ -101,7 +101,7 @@ def key_digest(key: bytes) -> bytes:
     """Return the hash under which a key is stored."""
     return hashlib.sha256(key).digest()
 
-
+# %% ../../nbs/50_backends/80_remote_calls.ipynb #7904b630
 class CallRegistry:
     """Models, API keys and calls of a server."""
 

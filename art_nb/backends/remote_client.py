@@ -264,7 +264,7 @@ def print_warning(event: Event) -> None:
     if isinstance(event, Warned):
         print(event.message)
 
-
+# %% ../../nbs/50_backends/70_remote_client.ipynb #02533b70
 class Backend:
     """Client of a backend on another machine that `art-nb run` serves. It has the methods of `LocalBackend`.
 

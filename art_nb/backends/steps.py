@@ -151,7 +151,7 @@ def _check_lengths(
     for row in weighted_rows:
         runtime.learner.check_length(len(row.tokens), f"A row of groups[{row.group}]")
 
-
+# %% ../../nbs/50_backends/15_steps.ipynb #0023d5de
 def train_rl_step(
     runtime: ModelRuntime, groups: Sequence[TrajectoryGroup], config: StepConfig, save_checkpoint: bool = True
 ) -> LocalTrainResult:

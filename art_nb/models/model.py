@@ -130,7 +130,7 @@ def _log_row(
         model._backend._log(model, groups, split, step, row)
     return row
 
-
+# %% ../../nbs/15_models/30_model.ipynb #47d95b21
 def _make_client(model: "Model[Any, Any]") -> AsyncOpenAI:
     transport = model._backend.transport(model) if model.trainable and model._backend is not None else None
     if model.inference_base_url is None or model.inference_api_key is None:

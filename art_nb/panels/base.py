@@ -213,7 +213,7 @@ def _check_size(update: dict) -> dict:
         )
     return update
 
-
+# %% ../../nbs/85_panels/30_base.ipynb #a15a49fe
 class Panel(anywidget.AnyWidget):
     """Base class of panels. A subclass defines `html` and its commands.
 

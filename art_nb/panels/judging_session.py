@@ -298,7 +298,7 @@ class JudgingSession:
         judged = judgements_of(result, self.group, step, renumbered=False) if by_judge else []
         self.context.journal.append([*withdrawn, *judged, *self.human.values()])
 
-
+# %% ../../nbs/85_panels/10_judging_session.ipynb #a412e0c5
 def _is_constant_reward(ranking: Ranking) -> bool:
     return ranking.source == "reward" and len(set(ranking.result.scores())) == 1
 

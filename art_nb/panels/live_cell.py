@@ -118,7 +118,7 @@ def can_poll() -> bool:
     """Return whether messages can be polled while a cell runs. ipykernel 6 allows this, later versions do not."""
     return hasattr(getattr(get_ipython(), "kernel", None), "do_one_iteration") and bool(find_spec("jupyter_ui_poll"))
 
-
+# %% ../../nbs/85_panels/50_live_cell.ipynb #599c34fd
 class ButtonWait:
     """A wait during which buttons work, if the kernel allows it. A plain and an async context manager."""
 

@@ -171,7 +171,7 @@ def _definition(
         score_component=score,
     )
 
-
+# %% ../../nbs/70_pipeline/00_settings.ipynb #1522a60e
 _SCORE_DEFINITIONS = (
     _definition(
         "objective/score",

@@ -128,7 +128,7 @@ def head_dim(config: Any) -> int:  # config: of the model, from transformers
     """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-
+# %% ../../nbs/30_policy/30_kv_cache.ipynb #1422cbf2
 class KVSlots:
     """Keys and values of the running conversations, [layers, 2, slots, heads, positions, dim]."""
 

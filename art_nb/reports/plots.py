@@ -149,7 +149,7 @@ def _missing_metric(metric: str, stores: list[RunStore]) -> StoreError:
         f"No metric {metric!r} in the history of {runs}. Available metrics: {', '.join(names) or 'none'}."
     )
 
-
+# %% ../../nbs/80_reports/00_plots.ipynb #dd5cba9b
 def _draw_curve(ax: Any, name: str, steps: list[int], values: list[float], smooth: int, color: str, mark: str) -> None:
     style = {"color": color, "marker": mark, "markersize": 3}
     if smooth > 1:

@@ -150,7 +150,7 @@ def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], en
         if request.choices:
             ids = allowed_next_ids(request.choices, sampled, ends)
         elif request.call:
-            ids = request.call.permitted(sampled, ends)
+            ids = request.call.allowed_ids(sampled, ends)
         else:
             continue
         ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)

@@ -135,7 +135,7 @@ def openai_error_response(error: Exception) -> Response:
     status, body = error_body(error)
     return as_json(body, status)
 
-
+# %% ../../nbs/45_serving/20_asgi.ipynb #79f9c071
 def errors_to_responses(
     handler: Callable[[Request], Awaitable[Any]],  # returns a response, or a dict for the JSON body
     error_to_response: Callable[[Exception], Response] = openai_error_response,

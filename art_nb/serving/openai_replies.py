@@ -115,7 +115,7 @@ def choose_texts(texts: TokenTexts, request: CompletionRequest) -> TokenTexts:
     """Return the token texts, or token names if the request asks for ids."""
     return TokenNames(texts.tokenizer) if request.return_tokens_as_token_ids else texts
 
-
+# %% ../../nbs/45_serving/30_openai_replies.ipynb #670b6d74
 class ChatWriter:
     """Formatter of replies as chat completions."""
 

@@ -182,7 +182,7 @@ class CallGuide:
     def __init__(self, tokenizer: Any, call: str):
         self._matcher, self._read = matcher_of(tokenizer, call).deep_copy(), 0
 
-    def permitted(
+    def allowed_ids(
         self,
         token_ids: list[int],  # of the reply so far
         ends: frozenset[int],  # tokens that end a reply

@@ -246,7 +246,7 @@ def check_tools(probe: Probe) -> Check | None:
         "replies contain calls as text, set the model's tool_call_parser.",
     )
 
-
+# %% ../../nbs/65_training/80_doctor.ipynb #a49bde9e
 def check_tokens(probe: Probe) -> Check | None:
     """Check whether the replies have their sampled token IDs and logprobs."""
     replies, with_ids = len(probe.choices), len(probe.turns)

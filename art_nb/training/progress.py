@@ -54,7 +54,7 @@ class GroupProgress:
     exceptions: int = 0
     judge: str = ""
 
-
+# %% ../../nbs/65_training/30_progress.ipynb #9af0fed6
 class Progress:
     """The state of a run, derived from its events.
 

@@ -159,7 +159,7 @@ def tokenizer_of(
     except (ImportError, ArtError, OSError, ValueError):
         return None
 
-
+# %% ../../nbs/75_views/40_conversation.ipynb #98467245
 def _tokenizers(base_model: str) -> Iterator[Any]:
     registered = sys.modules.get("art_nb.tokens.chat")
     yield from [chat.tokenizer for chat in registered.CHAT_FORMATS] if registered else ()

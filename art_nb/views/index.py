@@ -250,7 +250,7 @@ class RolloutIndex:
         first = int(np.searchsorted(part.table["group"], group))
         return RolloutRef(part, group, part.first_position + group - part.first_group, row, offset, offset - first)
 
-
+# %% ../../nbs/75_views/30_index.ipynb #41256cd0
 def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
     if not 0 <= number < starts[-1]:
         raise ValueError(f"Invalid {what}: there is no {what} {number}. The index has {starts[-1]} {what}s.")

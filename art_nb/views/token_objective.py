@@ -200,7 +200,7 @@ def replay_as_trained(record: LearnerRecord) -> Replay:
         reduction=str(config.get("reduction", "token")),
     )
 
-
+# %% ../../nbs/75_views/60_token_objective.ipynb #7161dfb8
 def replay_with(context: StepContext, name: str) -> Replay:
     """Replay a step with another loss."""
     record, setup = context.record, SETUPS[name]
@@ -352,7 +352,7 @@ def _group_mask(context: StepContext) -> torch.Tensor:  # bool [E]
     record = context.record
     return torch.from_numpy(np.repeat(record.place_R[:, 0] == context.position, record.size_R))
 
-
+# %% ../../nbs/75_views/60_token_objective.ipynb #e01255da
 def _loss_fields(replay: Replay, context: StepContext, e: int) -> dict[str, Any]:
     other_terms = {key: value for key, value in replay.other_terms.items() if value not in (0, 0.0, "none")}
     return {
