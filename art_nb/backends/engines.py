@@ -83,10 +83,10 @@ def choose_sampler(
     warn: Callable[[str, str], None] = lambda key, message: None,  # called if "auto" cannot use vLLM
 ) -> tuple[str, str]:
     """Return a name in `SAMPLERS` and its description. Raise `BackendMissing` if it cannot be used."""
-    if requested == "transformers":
-        return requested, "transformers"
     if requested == "vllm":
         return requested, usable_vllm(device)
+    if requested in SAMPLERS:
+        return requested, requested
     if requested != "auto":
         names = ", ".join(["auto", *SAMPLERS])
         raise BackendMissing(f"Invalid `sampler={requested!r}`: expected one of {names}.")
@@ -144,10 +144,12 @@ def choose_learner(
     """Return a name in `LEARNERS` and its description. Raise `BackendMissing` if it cannot be used."""
     if requested == "unsloth":
         return requested, usable_unsloth()
-    if requested not in ("auto", "peft"):
-        names = ", ".join(["auto", *LEARNERS])
-        raise BackendMissing(f"Invalid `learner={requested!r}`: expected one of {names}.")
-    return "peft", "folded LoRA"
+    if requested in ("auto", "peft"):
+        return "peft", "folded LoRA"
+    if requested in LEARNERS:
+        return requested, requested
+    names = ", ".join(["auto", *LEARNERS])
+    raise BackendMissing(f"Invalid `learner={requested!r}`: expected one of {names}.")
 
 
 def choose_engines(sampler: str, learner: str, device: str, warn: Callable[[str, str], None]) -> Engines:

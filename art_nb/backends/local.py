@@ -153,17 +153,9 @@ class LocalBackend:
         verbose: bool = True,
     ):
         self.path = Path(path or ".art")
-        self.settings = LoadSettings.of_profile(
-            profile,
-            device,
-            sampler=sampler,
-            learner=learner,
-            engine_args=engine_args,
-            init_args=init_args,
-            dtype=dtype,
-            max_running=max_running,
-            max_model_len=max_model_len,
-        )
+        engines = {"sampler": sampler, "learner": learner, "engine_args": engine_args, "init_args": init_args}
+        limits = {"dtype": dtype, "max_running": max_running, "max_model_len": max_model_len}
+        self.settings = LoadSettings.of_profile(profile, device, **engines, **limits)
         self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self.bus, self.verbose = bus or Bus(), verbose
         self._runtimes: dict[str, ModelRuntime] = {}
@@ -279,20 +271,11 @@ class LocalBackend:
             If an option is invalid, or memory is full. The adapter is unchanged.
         """
         runtime, groups = self.runtime(model), check_groups(trajectory_groups)
-        step_options = {
-            **options,
-            "learning_rate": learning_rate,
-            "loss_fn": loss_fn,
-            "loss_options": loss_options,
-            "epsilon": epsilon,
-            "epsilon_high": epsilon_high,
-            "normalize_advantages": normalize_advantages,
-            "scale_rewards": scale_rewards,
-            "advantage_balance": advantage_balance,
-            "kl_penalty_coef": kl_penalty_coef,
-            "kl_penalty_step_lag": kl_penalty_step_lag,
-        }
-        config = self.check_options(model, step_options)
+        loss = {"loss_fn": loss_fn, "loss_options": loss_options, "epsilon": epsilon, "epsilon_high": epsilon_high}
+        scale = {"normalize_advantages": normalize_advantages, "scale_rewards": scale_rewards}
+        kl = {"kl_penalty_coef": kl_penalty_coef, "kl_penalty_step_lag": kl_penalty_step_lag}
+        rates = {"learning_rate": learning_rate, "advantage_balance": advantage_balance}
+        config = self.check_options(model, {**options, **rates, **loss, **scale, **kl})
         return await runtime.worker.result(train_rl_step, runtime, groups, config, save_checkpoint)
 
     async def save_checkpoint(self, model: Any) -> None:
@@ -387,10 +370,8 @@ class LocalBackend:
 
     def _close(self) -> None:
         self._closed |= self._runtimes.keys()
-        runtimes = [*self._runtimes.values()]
-        self._runtimes.clear()
-        for runtime in runtimes:
-            runtime.close()
+        while self._runtimes:
+            self._runtimes.popitem()[1].close()
 
     async def close(self) -> None:
         """Stop the endpoints and device threads of all models and free their memory."""
