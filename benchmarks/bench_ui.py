@@ -12,8 +12,8 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import ui
-from view_parts import Talk, crowd
+from support import ui
+from support.view_parts import Talk, crowd
 
 import art_nb as art
 from art_nb.panels.viewer import RolloutViewer

@@ -11,9 +11,9 @@ os.environ.pop("WANDB_API_KEY", None)  # whoever has one does not want the tests
 from pathlib import Path
 
 import pytest
-from audit import FULL
 from hypothesis import HealthCheck, settings
-from ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
+from support.audit import FULL
+from support.ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it, and its children too
 
@@ -120,7 +120,7 @@ async def local(tmp_path):
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory):
     """A warm process that forks children, of which any may be killed."""
-    from nursery import Nursery
+    from support.nursery import Nursery
 
     with open(tmp_path_factory.mktemp("log") / "stderr", "w") as log:
         warm = Nursery(log)

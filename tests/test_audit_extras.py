@@ -9,8 +9,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from audit import count
 from packaging.requirements import Requirement
+from support.audit import count
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = ConfigParser(delimiters=["="])

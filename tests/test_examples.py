@@ -6,8 +6,8 @@ import subprocess
 
 import nbformat
 import pytest
-from kernels import run_notebook, shorten_tutorial
-from warm import warm_python
+from support.kernels import run_notebook, shorten_tutorial
+from support.warm import warm_python
 
 
 @pytest.fixture

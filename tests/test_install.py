@@ -84,6 +84,6 @@ def test_the_judge_extra_brings_a_litellm_that_judges(root, wheel, install, tmp_
     testing = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
     python = install(f"{wheel}[judge]", *testing)
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "litellm and not without"]
-    told = call(python, "-m", "pytest", *options, root / "tests" / "test_ruler.py", cwd=tmp_path)
+    told = call(python, "-m", "pytest", *options, root / "tests" / "rewards" / "test_ruler.py", cwd=tmp_path)
     assert "2 passed" in told
     assert "skipped" not in told

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError
 
 import openai
 import pytest
-from homes import QUESTION, a_group, ask, better_and_worse, heard
 from pydantic import ValidationError
-from warm import warm_python
+from support.homes import QUESTION, a_group, ask, better_and_worse, heard
+from support.warm import warm_python
 
 import art_nb as art
 from art_nb.backends.options import KNOWN_OPTIONS, TRAIN_PARAMETERS

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from kernels import run_notebook
 from nbdev.config import get_config
 from nbdev.test import nb_test_cells
+from support.kernels import run_notebook
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "nbs").rglob("*.ipynb"))

@@ -1,7 +1,7 @@
-"""Compute losses with the code of TRL and verl themselves: golden values for tests/test_audit_losses.py.
+"""Compute losses with the code of TRL and verl themselves: golden values for tests/learners/test_audit_losses.py.
 
     pip download --no-deps trl==1.16.0 verl==0.9.1 && unzip the two wheels
-    python tools/peer_losses.py --trl DIR_OF_TRL --verl DIR_OF_VERL             # writes tests/peer_losses.json
+    python tools/peer_losses.py --trl DIR_OF_TRL --verl DIR_OF_VERL             # writes tests/learners/peer_losses.json
     python tools/peer_losses.py --trl … --verl … --compare 200                  # 200 random batches against our losses
 
 TRL's `_compute_loss`, its advantages and its vLLM weights are cut out of `grpo_trainer.py` by `ast` and run on a
@@ -426,7 +426,7 @@ def from_json(values):
 def compare(peers: dict, batches: int) -> None:
     """Print the largest relative difference of gradients to ours over random batches."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from test_audit_losses import our_result
+    from learners.test_audit_losses import our_result
 
     worst, count = defaultdict(float), 0
     for seed in range(batches):
@@ -451,7 +451,7 @@ def main() -> None:
     peers = {"trl": Trl(arguments.trl), "verl": Verl(arguments.verl)}
     if arguments.compare:
         return compare(peers, arguments.compare)
-    path = Path(__file__).parents[1] / "tests" / "peer_losses.json"
+    path = Path(__file__).parents[1] / "tests" / "learners" / "peer_losses.json"
     path.write_text(json.dumps(golden(peers), separators=(",", ":")) + "\n")
     print(f"{path}: {path.stat().st_size:,} bytes")
 

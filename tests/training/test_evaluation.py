@@ -1,0 +1,298 @@
+"""Intervals against independent sums, steps that do not mix, rollouts that fail."""
+
+import asyncio
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.homes import at_home
+
+import art_nb as art
+from art_nb.core.types import RolloutError
+from art_nb.training.evaluation import Evaluation, evaluate, evaluate_steps, mean_interval, t95, wilson
+
+Z = 1.959963984540054
+
+
+def trajectory(reward, **metrics):
+    return art.Trajectory(messages_and_choices=[], reward=reward, metrics=metrics)
+
+
+def evaluation(*rewards, **fields):
+    return Evaluation("m", 0, [trajectory(r) for r in rewards], **fields)
+
+
+# intervals
+
+
+def by_score_test(successes, n, upper):
+    """Wilson's border by its definition: the p whose score test just accepts the observed share."""
+    low, high = (successes / n, 1.0) if upper else (0.0, successes / n)
+    for _ in range(200):
+        p = (low + high) / 2
+        accepted = abs(successes / n - p) <= Z * math.sqrt(p * (1 - p) / n)
+        low, high = ((p, high) if accepted else (low, p)) if upper else ((low, p) if accepted else (p, high))
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 1), (1, 1), (1, 2), (0, 10), (3, 10), (10, 10), (300, 500), (1, 999)])
+def test_wilson_is_the_score_test_turned_round(successes, n):
+    low, high = wilson(successes, n)
+    assert low == pytest.approx(by_score_test(successes, n, upper=False), abs=1e-9)
+    assert high == pytest.approx(by_score_test(successes, n, upper=True), abs=1e-9)
+
+
+def test_wilson_of_published_values():
+    """Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
+    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
+    assert wilson(1, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1))
+def test_wilson_contains_the_share_and_is_symmetric(n, share):
+    successes = round(share * n)
+    low, high = wilson(successes, n)
+    assert 0 <= low <= successes / n <= high <= 1
+    assert (low, high) == pytest.approx([1 - x for x in wilson(n - successes, n)[::-1]], abs=1e-12)
+
+
+def test_wilson_holds_what_it_says():
+    """Over all outcomes of 50 games: at p = 0.3 the interval contains p in about 95 % of them."""
+    p, n = 0.3, 50
+    chance = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+    covered = sum(c for k, c in enumerate(chance) if wilson(k, n)[0] <= p <= wilson(k, n)[1])
+    assert 0.93 < covered < 0.97
+
+
+def test_the_exact_square_root_free_form():
+    """The borders are the roots of (1 + z²/n) x² - (2p + z²/n) x + p²."""
+    for successes, n in ((3, 10), (7, 9)):
+        p, z2 = Fraction(successes, n), Fraction(Z) ** 2
+        for x in map(Fraction, wilson(successes, n)):
+            assert abs((1 + z2 / n) * x**2 - (2 * p + z2 / n) * x + p**2) < 1e-12
+
+
+SCIPY = {
+    1: 12.706204736,
+    2: 4.30265273,
+    3: 3.182446305,
+    4: 2.776445105,
+    5: 2.570581836,
+    9: 2.262157163,
+    10: 2.228138852,
+    19: 2.093024054,
+    35: 2.030107928,
+    63: 1.998340543,
+    143: 1.976692198,
+    499: 1.964729391,
+    1000: 1.962339081,
+    1001: 1.962336705,
+    20000: 1.960082605,
+}
+
+
+@pytest.mark.parametrize("df", SCIPY)
+def test_students_t_is_that_of_scipy(df):
+    """scipy.stats.t.ppf(0.975, df), rounded to nine decimals."""
+    assert t95(df) == pytest.approx(SCIPY[df], abs=4e-9)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=50))
+def test_the_interval_of_a_mean_is_so_many_standard_errors(values):
+    reach = t95(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    assert mean_interval(values) == pytest.approx((np.mean(values) - reach, np.mean(values) + reach), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 20])
+def test_the_interval_of_few_values_holds_what_it_says(n):
+    """The normal interval covers 81, 88, 92 and 94 % here."""
+    samples = np.random.default_rng(0).normal(size=(2000, n))
+    covered = [low <= 0 <= high for low, high in map(mean_interval, samples.tolist())]
+    assert 0.935 < np.mean(covered) < 0.965
+
+
+def test_what_too_few_values_tell():
+    assert wilson(0, 0) == (0, 1)
+    assert mean_interval([0.5]) == (-math.inf, math.inf)
+    empty = evaluation()
+    assert (math.isnan(empty.mean()), empty.ci95()) == (True, (0, 1))
+
+
+def test_which_interval():
+    assert evaluation(1, 0, 1, 1, proportion=True).ci95() == wilson(3, 4)
+    assert evaluation(1, 0, 1, 1).ci95() == mean_interval([1, 0, 1, 1])  # a reward that happens to be 0 or 1
+    assert evaluation(1, 0, 0.5).ci95() == mean_interval([1, 0, 0.5])
+    count = Evaluation("m", 0, [trajectory(0.5, calls=n) for n in (0, 1, 1)], metric="calls")
+    assert count.ci95() == mean_interval([0, 1, 1])
+    with pytest.raises(RolloutError, match="proportion=True, but 'reward' has other values than 0 and 1"):
+        evaluation(1, 0, 0.5, proportion=True).ci95()
+    both = Evaluation("m", 0, [trajectory(0.5, win=True), trajectory(-1, win=False)], metric="win")
+    assert (both.ci95(), both.ci95("reward")) == (wilson(1, 2), mean_interval([0.5, -1]))
+    assert repr(both) == "Evaluation(m step 0: win 0.500, 95 % 0.095 to 0.905, n=2)"
+
+
+def test_a_metric_that_some_lack():
+    some = Evaluation("m", 0, [trajectory(0, win=1), trajectory(1)], metric="win")
+    with pytest.raises(RolloutError, match="1 of 2 trajectories have no metric 'win'.*reward, win"):
+        some.mean()
+
+
+# steps
+
+
+async def ask(model, scenario):
+    """One reply; which step answered stands in the metrics."""
+    messages = [{"role": "user", "content": f"free: {scenario}"}]
+    reply = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=messages, max_tokens=2, logprobs=True
+    )
+    step = int(reply.system_fingerprint.rpartition("@")[2])
+    return art.Trajectory(messages_and_choices=[*messages, reply.choices[0]], reward=scenario, metrics={"step": step})
+
+
+@pytest.fixture
+async def model(tiny_model_dir, tmp_path):
+    """A model of three steps."""
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
+        await art.train(model, ask, [1, 2, 3], steps=3, groups_per_step=1, rollouts_per_group=2, show=False)
+        yield model
+
+
+async def test_evaluations_at_once_keep_their_steps(model, tiny_model_dir):
+    steps = [None, 0, 2, 1, 3, 0]
+    found = await asyncio.gather(*(evaluate(model, ask, range(4), step=step, log=False) for step in steps))
+    assert [e.step for e in found] == [3, 0, 2, 1, 3, 0]
+    assert [set(e.values("step")) for e in found] == [{3}, {0}, {2}, {1}, {3}, {0}]
+    assert model.get_inference_name() == "tiny"
+
+
+async def test_the_steps_of_a_list(model):
+    found = await evaluate_steps(model, ask, range(4), [0, 3], metric="step")
+    assert [(e.step, e.mean(), e.mean("reward")) for e in found] == [(0, 0, 1.5), (3, 3, 1.5)]
+    assert model.store.steps("val") == [0, 3]
+    rows = [row for row in model.store.history() if "val/reward" in row]
+    assert [(row["step"], row["val/reward"], row["val/step"]) for row in rows] == [(0, 1.5, 0), (3, 1.5, 3)]
+
+
+async def test_the_latest_is_that_of_the_beginning(model):
+    begun = asyncio.Event()
+
+    async def slow(model, scenario):
+        begun.set()
+        await asyncio.sleep(0.02 * scenario)
+        return await ask(model, scenario)
+
+    job = asyncio.create_task(evaluate(model, slow, range(30)))
+    await begun.wait()
+    await art.train(model, ask, [1, 2], steps=5, groups_per_step=1, rollouts_per_group=2, show=False)
+    found = await job
+    assert (found.step, set(found.values("step")), await model.get_step()) == (3, {3}, 5)
+
+
+async def test_a_step_that_was_never_saved(model):
+    with pytest.raises(Exception, match="tiny@9"):
+        await evaluate(model, ask, range(2), step=9)
+    assert model.get_inference_name() == "tiny"
+
+
+async def test_training_goes_on_after_an_evaluation_in_a_callback(model):
+    found = []
+
+    async def on_step(run):
+        found.append(await evaluate(model, ask, range(2), metric="step"))
+
+    run = await art.train(
+        model, ask, [1, 2, 3], steps=5, groups_per_step=1, rollouts_per_group=2, show=False, on_step=on_step
+    )
+    assert [e.mean() for e in found] == [4, 5]
+    assert {t.metrics["step"] for group in run.groups for t in group} == {4}
+
+
+# rollouts that fail
+
+
+async def broken(model, scenario):
+    if scenario < 1:
+        raise ValueError("boom")
+    return trajectory(scenario % 2)
+
+
+PROMPTED = {"name": "gpt", "project": "tests"}
+
+
+async def test_a_few_failures_are_counted_beside_the_mean(tmp_path):
+    model = art.Model(**PROMPTED, base_path=str(tmp_path))
+    found = await evaluate(model, broken, range(11))
+    assert (found.failed, len(found.trajectories), found.mean(), found.step) == (1, 10, 0.5, 0)
+    assert repr(found).endswith("n=10, 1 failed)")
+    [group] = model.store.read_groups("val", 0)
+    assert (len(group), [error.message for error in group.exceptions]) == (10, ["boom"])
+    assert model.store.history()[0]["val/exception_rate"] == pytest.approx(1 / 11)
+
+
+async def test_too_many_failures_raise_the_last(tmp_path):
+    model = art.Model(**PROMPTED, base_path=str(tmp_path))
+    with pytest.raises(ValueError, match="boom") as caught:
+        await evaluate(model, broken, range(9))
+    assert "max_exceptions=0.1" in caught.value.__notes__[0]
+    assert (await evaluate(model, broken, range(9), max_exceptions=1)).failed == 1
+    with pytest.raises(RolloutError, match="No rollout of the evaluation succeeded: boom") as caught:
+        await evaluate(model, broken, [0, 0], max_exceptions=2)
+    assert isinstance(caught.value.__cause__, ValueError)
+    with pytest.raises(RolloutError, match="none returned a trajectory"):
+        await evaluate(model, broken, [])
+
+
+async def test_a_late_rollout_is_a_failed_one(tmp_path):
+    async def rollout(model, scenario):
+        await asyncio.sleep(60 * (scenario == 3))
+        return trajectory(1)
+
+    found = await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), rollout, range(10), timeout_s=1)
+    assert (found.failed, found.mean()) == (1, 1)
+
+
+async def test_a_rollout_may_give_several_trajectories(tmp_path):
+    count = itertools.count()
+
+    async def rollout(model, scenario):
+        return [trajectory(next(count)) for _ in range(2)]
+
+    model = art.Model(**PROMPTED, base_path=str(tmp_path))
+    found = await evaluate(model, rollout, range(3))
+    assert (sorted(found.values()), found.failed) == ([0, 1, 2, 3, 4, 5], 0)
+    assert len(model.store.read_groups("val", 0)[0]) == 6
+
+
+async def test_only_so_many_at_once_and_waiting_is_not_lateness(tmp_path):
+    running, most = 0, 0
+
+    async def rollout(model, scenario):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.1)
+        running -= 1
+        return trajectory(1)
+
+    model = art.Model(**PROMPTED, base_path=str(tmp_path))
+    found = await evaluate(model, rollout, range(99), concurrency=3, timeout_s=3)
+    assert (found.failed, len(found.trajectories), most) == (0, 99, 3)  # the last three waited for 3.2 s
+
+
+async def test_nothing_is_written_unless_wanted(tmp_path):
+    await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), broken, range(1, 5), log=False)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_missing_metric_is_said_after_the_trajectories_are_safe(tmp_path):
+    model = art.Model(**PROMPTED, base_path=str(tmp_path))
+    with pytest.raises(RolloutError, match="no metric 'win'"):
+        await evaluate(model, broken, range(1, 5), metric="win")
+    assert model.store.steps("val") == [0]
