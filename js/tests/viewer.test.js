@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { createIndex, halves, typedArray } from "../viewer/index.js";
 import { visibleRows } from "../viewer/list.js";
 import { countLines, firstLines, formatJson, joinPieces, shorten } from "../viewer/thread.js";
-import { bucket } from "../viewer/tokens.js";
+import { colorClass } from "../viewer/tokens.js";
 
 /** Return the values as a received buffer, which can begin anywhere in its memory. */
 function received(Kind, values) {
@@ -139,14 +139,14 @@ test("texts are shortened to one line, and arguments are formatted", () => {
 
 test("values become classes of colors", () => {
   assert.deepEqual(
-    [0, -2.5, -5, -50].map((value) => bucket("logprob", value)),
+    [0, -2.5, -5, -50].map((value) => colorClass("logprob", value)),
     ["s0", "s2", "s5", "s5"],
   );
   assert.deepEqual(
-    [-2, -0.1, 0, 1, 9].map((value) => bucket("advantage", value)),
+    [-2, -0.1, 0, 1, 9].map((value) => colorClass("advantage", value)),
     ["n4", "z", "z", "p2", "p4"],
   );
-  assert.deepEqual([bucket("mask", 1), bucket("mask", 0)], ["m1", "m0"]);
-  assert.deepEqual([bucket("entropy", null), bucket("ratio", NaN)], ["x", "x"]);
-  assert.equal(bucket("entropy", 5, [0, 10]), "s2");
+  assert.deepEqual([colorClass("mask", 1), colorClass("mask", 0)], ["m1", "m0"]);
+  assert.deepEqual([colorClass("entropy", null), colorClass("ratio", NaN)], ["x", "x"]);
+  assert.equal(colorClass("entropy", 5, [0, 10]), "s2");
 });

@@ -25,7 +25,7 @@ const RANGES = {
 const DIVERGING = ["advantage", "ratio", "push"];
 
 /** Return the class of a value: s0 … s5 for one-sided scales, n4 … z … p4 for two-sided scales, m0/m1 for the mask, x if unknown. */
-export function bucket(channel, value, [low, high] = RANGES[channel]) {
+export function colorClass(channel, value, [low, high] = RANGES[channel]) {
   if (value == null || Number.isNaN(value)) return "x";
   if (channel === "mask") return value > 0 ? "m1" : "m0";
   if (!DIVERGING.includes(channel)) {
@@ -158,7 +158,7 @@ export function createTokens(app) {
           : data.why?.[channel];
     const note = reason ? h("div.note", marked(reason)) : null;
     if (!data.n) return (turnView.restore(), void (note && turnView.body.prepend(note)));
-    const style = (k) => `art-tk art-tk-${bucket(channel, values?.[k], range)}`;
+    const style = (k) => `art-tk art-tk-${colorClass(channel, values?.[k], range)}`;
     if (turnView.stream) {
       for (const span of turnView.stream.children)
         span.className = style(span.dataset.k) + (span.classList.contains("art-is-chosen") ? " art-is-chosen" : "");
