@@ -72,7 +72,7 @@ class LoadSettings:
 
     @classmethod
     def of_profile(cls, profile: str | None, device: str | None, **options: Any) -> "LoadSettings":
-        """Return the settings of a profile, overridden by those `options` (other fields) that are not None."""
+        """Return the settings of a profile. `options` are fields that override it, unless their value is None."""
         values = {name: value for name, value in with_profile(profile, options).items() if value is not None}
         return cls(device=device, **values)
 
@@ -198,7 +198,7 @@ async def open_runtime(
 ) -> ModelRuntime:
     """Lock the run directory of a model, clean it up, load the model and record its events.
 
-    Raises `StoreError` if another process writes to the run directory, and `ServeError` if memory is full.
+    Raise `StoreError` if another process writes to the run directory, and `ServeError` if memory is full.
     """
     store: RunStore = model.store
     lock = await _acquire_lock(store, bus)

@@ -370,8 +370,10 @@ class LocalBackend:
 
     def _close(self) -> None:
         self._closed |= self._runtimes.keys()
-        while self._runtimes:
-            self._runtimes.popitem()[1].close()
+        runtimes = [*self._runtimes.values()]
+        self._runtimes.clear()
+        for runtime in runtimes:
+            runtime.close()
 
     async def close(self) -> None:
         """Stop the endpoints and device threads of all models and free their memory."""

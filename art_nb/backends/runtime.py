@@ -44,7 +44,7 @@ def _print_warning(event: Event) -> None:
 @contextmanager
 def print_warnings(bus: Bus, verbose: bool = True) -> Iterator[None]:
     """Print the warnings that are emitted inside the context. Does nothing if `verbose` is False."""
-    unsubscribe = bus.subscribe(_print_warning) if verbose else lambda: None
+    unsubscribe = bus.subscribe(_print_warning, Warned) if verbose else lambda: None
     try:
         yield
     finally:
@@ -204,8 +204,9 @@ class ModelRuntime:
             self.chat.close()
             self.worker.close()
             self.stop_recording()
-            self.closed = True
-            del self.policy, self.learner  # clients may still hold the endpoint, which holds this
+            if not self.closed:
+                self.closed = True
+                del self.policy, self.learner  # clients may still hold the endpoint, which holds this
             if self.lock is not None:
                 self.lock.release()
 

@@ -34,7 +34,9 @@ class DroppedGroups:
 
     def __init__(self, max_failures: int = MAX_FAILURES_IN_A_ROW):
         self.max_failures = max_failures
-        self.total: dict[str, int] = dict.fromkeys(("accepted", *DROP_REASONS), 0)  # over all processes
+        self.total: dict[str, int] = dict.fromkeys(
+            ("accepted", *DROP_REASONS), 0
+        )  # of the run, over all calls of `train`
         self.step: dict[str, int] = dict.fromkeys(DROP_REASONS, 0)
         self.failures_in_a_row = 0
         self._shown: list[TrajectoryGroup] = []  # since the last step

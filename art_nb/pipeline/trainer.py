@@ -98,7 +98,7 @@ class PipelineTrainer:
     kl_penalty_coef : float, default 0.0
         Weight of the KL penalty.
     kl_penalty_step_lag : int, optional
-        Age of the KL reference, in steps. By default, the base model is the reference.
+        Age of the KL reference, in steps. By default, the policy at the start of the run is the reference.
     max_steps : int, optional
         Number of steps in one call of `train`. By default, training ends when the scenarios end.
     discard_queue_multiplier : int, default 100

@@ -231,7 +231,7 @@ def training_progress_chart(
     perfect_score: float | None = None,  # the best possible value, drawn as a line
     legend_loc: str | None = "lower right",
 ) -> Any:  # the Figure
-    """Plot a metric by step."""
+    """Plot a metric by step. A model with a single step is drawn as a horizontal line."""
     curves = metric_curves(df, metric_name, models)
     ax = _axes(title or metric_name, y_label)
     ax.set_xlabel("Step" if x_label is None else x_label)

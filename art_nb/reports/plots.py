@@ -67,8 +67,10 @@ def _stores_of_path(path: str | Path) -> list[RunStore]:
 
 def stores_of(runs: PlotSource | Iterable[PlotSource]) -> list[RunStore]:
     """Return the run directories of one or several sources. Raise `TypeError` for another type."""
-    if isinstance(runs, (Run, Model)):
-        return [(runs.model if isinstance(runs, Run) else runs).store]
+    if isinstance(runs, Run):
+        return [runs.model.store]
+    if isinstance(runs, Model):
+        return [runs.store]
     if isinstance(runs, RunStore):
         return [runs]
     if isinstance(runs, (str, Path)):

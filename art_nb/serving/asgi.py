@@ -11,6 +11,7 @@ __all__ = ['LOG', 'CODES', 'MAX_BODY_BYTES', 'AppStream', 'asgi_scope', 'InProce
 import asyncio
 import hmac
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -199,7 +200,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine, live: set[asyn
         return task.result()
     finally:
         live.discard(task)
-        await cancel_and_wait(tasks)
+        await cancel_and_wait(tasks, grace_s=math.inf)
 
 # %% ../../nbs/45_serving/20_asgi.ipynb #095c546c
 class EventSender:

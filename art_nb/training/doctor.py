@@ -427,7 +427,7 @@ async def doctor(
         If there are no scenarios.
     """
     if not len(scenarios):
-        raise TrainError("There are no scenarios: pass at least one thing to roll out.")
+        raise TrainError("There are no scenarios: pass at least one.")
     probe = await run_probe(model, rollout, scenarios_of_step(scenarios, 0, groups), rollouts_per_group, timeout_s)
     probe.per_step = per_step
     checks = TRAINABLE_CHECKS if model.trainable else PROMPTED_CHECKS

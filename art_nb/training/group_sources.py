@@ -55,7 +55,7 @@ class StepSource:
 
     async def open(self, run: Any) -> None:
         """Start work for `run`. Print a message if its number of steps is already reached."""
-        self.run = run
+        self.run, self._recent = run, run.recent
         if not self.has_more():
             print(
                 f"{run.model.name} has {run.step} steps already, so `steps={self.plan.steps}` is reached. "
@@ -81,9 +81,9 @@ class StepSource:
         result = group if self.plan.after_each is None else self.plan.after_each(group)
         result = await result if inspect.isawaitable(result) else result
         if isinstance(result, list):
-            self.run.recent.extend(result)
+            self._recent.extend(result)
         elif result is not None:
-            self.run.recent.append(result)
+            self._recent.append(result)
         return result
 
     def step_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -104,5 +104,7 @@ class StepSource:
     async def close(self) -> None:
         """Cancel the rollouts that are still running."""
         rollouts, self._rollouts = self._rollouts, {}
-        await cancel_and_wait(rollouts.values())
-        del self.run  # without this cycle, a finished run is freed with its last reference
+        try:
+            await cancel_and_wait(rollouts.values())
+        finally:
+            del self.run  # without this cycle, a finished run is freed with its last reference

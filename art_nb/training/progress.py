@@ -275,7 +275,7 @@ STALL_CAUSES = {  # by phase
 
 
 def stall_message(p: Progress, now: float, limit_s: float = 90.0) -> str | None:
-    """Return why a run may have sent no event for `limit_s` seconds, or `None` if it has sent one."""
+    """Return why a run sent no event for `limit_s` seconds. `None` if it sent one, or is ready, paused or finished."""
     silent_s = now - p.heard
     if silent_s < limit_s or p.status in ("ready", "paused", *FINAL_STATES):
         return None
