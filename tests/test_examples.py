@@ -6,7 +6,7 @@ import subprocess
 
 import nbformat
 import pytest
-from support.kernels import run_notebook, shorten_tutorial
+from support.jupyter_kernels import run_notebook, shorten_tutorial
 from support.warm import warm_python
 
 

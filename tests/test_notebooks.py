@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbdev.config import get_config
 from nbdev.test import nb_test_cells
-from support.kernels import run_notebook
+from support.jupyter_kernels import run_notebook
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "nbs").rglob("*.ipynb"))

@@ -5,7 +5,7 @@ import shutil
 
 import nbformat
 import pytest
-from support.kernels import run_notebook, shorten_tutorial
+from support.jupyter_kernels import run_notebook, shorten_tutorial
 
 SHORT = {  # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),

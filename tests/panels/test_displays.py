@@ -4,7 +4,7 @@ from importlib import import_module
 
 import nbformat
 import pytest
-from support.kernels import run_notebook
+from support.jupyter_kernels import run_notebook
 
 from art_nb.panels.ipython import SHOWN_BY
 

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from support.kernels import Front
+from support.jupyter_kernels import Front
 
 VERSIONS = ("6.31.0", "7.3.0", "7.4.0")
 SETUP = """
