@@ -169,7 +169,7 @@ async def test_more_versions_than_are_kept(tiny_model_dir):
         reply = await said(sampler, [1, 40, 41], key, max_tokens=3, seed=1, ignore_eos=True)
         fold_adapter(policy, versions[key], key)
         np.testing.assert_allclose([s.logprob for s in reply], exact(policy, [1, 40, 41], reply), atol=NEAR)
-    kept = Path(sampler._way.files.name)
+    kept = Path(sampler._mode.files.name)
     assert len(list(kept.iterdir())) <= KEPT_ADAPTERS
     worker.call(sampler.close)
     worker.close()
