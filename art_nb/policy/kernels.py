@@ -103,22 +103,38 @@ def rotate(
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #89b0dead
 class FrozenWeight:
-    """A weight matrix that never changes. On a CPU, it is also stored in oneDNN's layout, from the first product on."""
+    """A weight matrix W [out, in] that never changes. On a CPU, it is also stored in oneDNN's layout."""
 
-    def __init__(self, weight: torch.Tensor):  # [out, in]
-        self.weight, self.packed = weight, None
+    def __init__(self, weight: torch.Tensor):
+        self.weight, self.columns, self.packed = weight, None, None
+
+    def append(self, columns: torch.Tensor) -> None:
+        """Store columns [out, r] behind those of W in the packed copy, for `extended`."""
+        self.columns, self.packed = columns, None
 
     def __call__(self, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
         """Return Wx + delta [T, out], rounded once. `x` is [T, in]. Gradients are not recorded."""
         if not packs(self.weight):
             return F.linear(x, self.weight) if delta is None else torch.addmm(delta, x, self.weight.T)
+        if self.columns is not None:
+            x = F.pad(x, (0, self.columns.shape[1]))
+        product, packed = torch.ops.mkldnn._linear_pointwise, self._packed()
+        if delta is None or len(x) == 1:  # a bias takes less time than a sum
+            return product(x, packed, None if delta is None else delta[0], "none", [], "")
+        return product(x, delta, packed, None, "add")
+
+    def extended(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """Return Wx + Ct for the appended columns C, rounded once. `x` is [T, in], `t` is [T, r]."""
+        if not packs(self.weight):
+            return torch.addmm(F.linear(t, self.columns), x, self.weight.T)
+        return torch.ops.mkldnn._linear_pointwise(torch.cat([x, t], 1), self._packed(), None, "none", [], "")
+
+    def _packed(self) -> torch.Tensor:
         if self.packed is None:
             with torch.inference_mode(False), torch.no_grad():
-                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
-        product = torch.ops.mkldnn._linear_pointwise
-        if delta is None or len(x) == 1:  # a bias takes less time than a sum
-            return product(x, self.packed, None if delta is None else delta[0], "none", [], "")
-        return product(x, delta, self.packed, None, "add")
+                matrix = self.weight if self.columns is None else torch.cat([self.weight, self.columns], 1)
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), None)
+        return self.packed
 
     def drop(self) -> None:
         """Delete the packed copy until the next product."""
@@ -157,23 +173,30 @@ class LowRankProduct:
         self.scale, self.ranks, self.sizes = scale, [len(A) for A, _ in adapters], [len(B) for _, B in adapters]
         self.A = torch.cat([A.detach() for A, _ in adapters]).to(dtype)  # [sum of r, in]
         self.B = (torch.block_diag(*(B.detach() for _, B in adapters)) * scale).to(dtype)  # [sum of out, sum of r]
-        self.exact = (self.A.float(), self.B.float()) if packs(self.A) and dtype != torch.float32 else None
+        self.exact = self.A.float().T.contiguous() if packs(self.A) and dtype != torch.float32 else None
+
+    def down(self, x: torch.Tensor) -> torch.Tensor:
+        """Return Ax [T, sum of r] of `x` [T, in]."""
+        if self.exact is not None and len(x) < FEW_TOKENS:
+            return torch.mm(x.float(), self.exact).to(x.dtype)
+        return F.linear(x, self.A)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return BAx [T, sum of out] of `x` [T, in]."""
-        if self.exact and len(x) < FEW_TOKENS:
-            A, B = self.exact
-            return torch.mm(torch.mm(x.float(), A.T), B.T).to(x.dtype)
-        return F.linear(F.linear(x, self.A), self.B)
+        return F.linear(self.down(x), self.B)
+
+    def equals(self, other: "LowRankProduct") -> bool:
+        """Return whether another product has the same matrices."""
+        return torch.equal(self.A, other.A) and torch.equal(self.B, other.B)
 
 
 class _LoRA(Function):
     @staticmethod
     def forward(ctx, x, base, low_rank, *masters):
-        t = F.linear(x, low_rank.A)
+        t = low_rank.down(x)
         ctx.save_for_backward(x, t)
         ctx.base, ctx.low_rank = base, low_rank
-        return base(x, F.linear(t, low_rank.B))
+        return base.extended(x, t)
 
     @staticmethod
     def backward(ctx, dy):
@@ -188,8 +211,8 @@ class _LoRA(Function):
 
 def lora_product(
     x: torch.Tensor,  # [T, in]
-    base: FrozenWeight,  # W [sum of out, in] of layers with the same input
-    low_rank: LowRankProduct,  # of their adapters
+    base: FrozenWeight,  # W [sum of out, in] of layers with the same input, extended by the B of their adapters
+    low_rank: LowRankProduct,  # of the same adapters
     masters: Sequence[torch.Tensor],  # A and B of each layer, fp32: the leaves that get the gradients
 ) -> torch.Tensor:
     """Return Wx + BAx [T, sum of out], with gradients of `x` and of the masters (Hu et al. 2021, equation 3)."""

@@ -40,11 +40,20 @@ class AdapterParts:
 
     parts: Sequence[AdapterPart] = field(default_factory=list)
 
-    def delta(self, layer: "FusedLinear", x: torch.Tensor) -> torch.Tensor | None:
-        """Return what the adapters add to the output of a layer for `x` [T, in], or None if it is nothing."""
+    def output(self, layer: "FusedLinear", x: torch.Tensor) -> torch.Tensor:
+        """Return the output of a layer [T, out] for `x` [T, in], without gradients."""
         (adapter, tokens), *others = self.parts
-        if tokens is None and not others:
-            return None if adapter is None else adapter[layer](x)
+        if tokens is not None or others:
+            return layer.product(x, self._delta(layer, x))
+        if adapter is None:
+            return layer.product(x)
+        low_rank = adapter[layer]
+        if low_rank.B is layer.product.columns:
+            return layer.product.extended(x, low_rank.down(x))
+        return layer.product(x, low_rank(x))
+
+    def _delta(self, layer: "FusedLinear", x: torch.Tensor) -> torch.Tensor:
+        """Return what several adapters add to the output."""
         delta = x.new_zeros(len(x), len(layer.weight))
         for adapter, tokens in self.parts:
             if adapter is not None:  # computed for all tokens, so that the rounding does not depend on their number
@@ -95,7 +104,7 @@ class FusedLinear(nn.Module):
             assert adapter is not None, "gradients need the trained adapter"
             y = lora_product(tokens, self.product, adapter[self], [m for l in self.layers for m in (l.A, l.B)])
         else:
-            y = self.product(tokens, self.parts.delta(self, tokens))
+            y = self.parts.output(self, tokens)
         outputs = y.view(*x.shape[:-1], -1).split(self.sizes, -1)
         return tuple(y if layer.bias is None else y + layer.bias for y, layer in zip(outputs, self.layers))
 
@@ -269,6 +278,7 @@ class Policy:
         model.set_attn_implementation("art_nb")
         patch_modules(model)
         self._head_product: FrozenWeight | None = None
+        self.working: WorkingAdapter = {}
         self.cast_masters()
 
     def _wrap(self, generator) -> Iterator[tuple[str, LoRALinear]]:
@@ -302,7 +312,7 @@ class Policy:
         return [p for layer in self.layers.values() for p in (layer.A, layer.B)]
 
     def cast(self, weights: Mapping[str, torch.Tensor] | None = None) -> WorkingAdapter:
-        """Return an adapter in the dtype of the model: `weights` by name, or the masters."""
+        """Return an adapter, by default the masters, in the dtype of the model. If it equals `working`, return that."""
         pairs = {
             layer: (layer.A, layer.B)
             if weights is None
@@ -311,11 +321,15 @@ class Policy:
         }
         groups, scale = {layer.fused for layer in pairs}, self.alpha / self.rank
         with torch.no_grad():
-            return {fused: LowRankProduct([pairs[l] for l in fused.layers], scale, self.dtype) for fused in groups}
+            adapter = {fused: LowRankProduct([pairs[l] for l in fused.layers], scale, self.dtype) for fused in groups}
+        equal = bool(self.working) and all(adapter[fused].equals(self.working[fused]) for fused in groups)
+        return self.working if equal else adapter
 
     def cast_masters(self) -> None:
         """Cast the masters after they have changed."""
         self.working = self.cast()
+        for fused, low_rank in self.working.items():
+            fused.product.append(low_rank.B)
 
     def unpack(self) -> None:
         """Drop the packed copies of the weights. They are packed again at the next use."""
