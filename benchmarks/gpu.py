@@ -24,10 +24,10 @@ from art_nb.core.types import BackendMissing
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.models.weights import fetch
-from art_nb.policy.adapters import adapter, fold_adapter
+from art_nb.policy.adapters import adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import Policy, sequence_logprobs
 from art_nb.policy.loading import load_policy
+from art_nb.policy.lora import Policy, sequence_logprobs
 from art_nb.policy.packing import WeightedRow
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
@@ -79,7 +79,7 @@ class Sampling:
                 layer.B.normal_(0, 1e-3)
         make = {"embedded": lambda: TransformersSampler(self.policy, self.worker, max_model_len=2048)} | {
             way: lambda way=way: VLLMSampler(self.policy, self.worker, directory, max_model_len=2048, way=way)
-            for way in ("folded", "swapped")
+            for way in ("merged", "swapped")
         }
         self.sampler = self.worker.call(make[kind])
         self.sampler.load("made@1", adapter(self.policy))
@@ -126,7 +126,7 @@ class Sampling:
 
 def kinds() -> list[str]:
     """Return the kinds of samplers that are available."""
-    return ["embedded"] + (["folded", "swapped"] if engine_status(vllm_version)[0] else [])
+    return ["embedded"] + (["merged", "swapped"] if engine_status(vllm_version)[0] else [])
 
 
 def measure_each_sampler(arguments, measure: Callable[[Sampling], dict]) -> dict:
@@ -146,7 +146,7 @@ def parity(arguments) -> dict:
 
     def gaps(side: Sampling) -> dict:
         pairs = asyncio.run(side.replies(8, 32, "made@1"))
-        side.worker.call(fold_adapter, side.policy)
+        side.worker.call(side.policy.cast_masters)
         differences = [
             np.array([s.logprob for s in reply])
             - side.worker.call(sequence_logprobs, side.policy, prompt + [s.token_id for s in reply])[len(prompt) - 1 :]

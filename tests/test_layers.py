@@ -209,7 +209,6 @@ RETIRED_EVERYWHERE = set(
 RIGHT = {
     "begin": "the counterpart of `end` in the same class",
     "earlier": "a command in the messages of the live cell",
-    "fold": "an adapter is folded into the weights: the term for W + sBA",
     "listening": "a display listens for clicks of its buttons",
     "opinion": "an argument in the messages of the judging panel",
     "serve": "uvicorn calls the method by this name",

@@ -16,7 +16,7 @@ from ..core.types import BackendMissing
 from ..learners.base import Learner
 from ..learners.unsloth import UnslothLearner, usable_unsloth
 from ..policy.device import DeviceThread
-from ..policy.folded import Policy
+from ..policy.lora import Policy
 from ..samplers.base import Sampler
 from ..samplers.transformers import TransformersSampler
 from ..samplers.vllm import VLLMSampler, check_model, known_args, usable_vllm
@@ -135,7 +135,7 @@ class Engines:
     sampler: str = "transformers"
     learner: str = "peft"
     sampler_text: str = "transformers"
-    learner_text: str = "folded LoRA"
+    learner_text: str = "LoRA"
 
 
 def choose_learner(
@@ -145,7 +145,7 @@ def choose_learner(
     if requested == "unsloth":
         return requested, usable_unsloth()
     if requested in ("auto", "peft"):
-        return "peft", "folded LoRA"
+        return "peft", "LoRA"
     if requested in LEARNERS:
         return requested, requested
     names = ", ".join(["auto", *LEARNERS])

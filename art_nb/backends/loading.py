@@ -27,8 +27,7 @@ from ..learners import checkpoints
 from ..models.gguf import LOADING
 from ..models.weights import adapter_directory, base_name, check_hub, fetch
 from ..policy.device import DeviceThread, if_full, retry_if_full
-from ..policy.adapters import fold_adapter
-from ..policy.folded import coverage_note
+from ..policy.lora import coverage_note
 from ..policy.loading import load_policy, pick_device
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.migrate import move_checkpoints
@@ -184,7 +183,6 @@ def _load_first_or_newest(runtime: ModelRuntime, model: Any) -> None:
             checkpoints.load(first_adapter, learner)
         parent, directory = str(first_adapter) if first_adapter else None, store.checkpoint_dir(0)
         checkpoints.save_checkpoint(directory, learner, step=0, base_model=runtime.base_model, parent=parent)
-    fold_adapter(runtime.policy)
     runtime.publish(step)
 
 # %% ../../nbs/50_backends/25_loading.ipynb #667ecea4

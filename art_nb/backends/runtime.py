@@ -28,7 +28,7 @@ from ..models.clients import at_step
 from ..policy import adapter_files
 from ..policy.device import DeviceThread, if_full, retry_if_full
 from ..policy.adapters import adapter
-from ..policy.folded import Policy
+from ..policy.lora import Policy
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.store import RunStore
 from ..samplers.base import LOWER, Sampler
@@ -149,8 +149,8 @@ class ModelRuntime:
         return key
 
     def publish(self, step: int) -> None:
-        """Device thread: serve the trained adapter as `step`. It must already be folded into the policy."""
-        self.policy.current = self.sampler.load(self.key(step), adapter(self.policy))
+        """Device thread: serve the trained adapter as `step`."""
+        self.sampler.load(self.key(step), adapter(self.policy))
         self.step = step
         self.unload(unused_adapters(self.sampler.loaded(), self.last_requests, time.monotonic()))
 

@@ -28,8 +28,8 @@ from art_nb.learners.losses import (
     total_loss,
 )
 from .settings import StepConfig
-from ..policy.adapters import Adapter, adapter, fold_adapter, load_adapter
-from ..policy.folded import Policy
+from ..policy.adapters import Adapter, adapter, load_adapter
+from ..policy.lora import AdapterPart, Policy
 from ..policy.packing import Batch, WeightedRow, micro_batches, packing_ratio, tree_attention
 from ..tokens.advantages import weigh_rows
 from ..tokens.rows import TokenRow
@@ -276,6 +276,7 @@ class Learner:
         self.policy, self.steps = policy, 0
         self.loss_factor, self.loss_scale, self.overflows = 1, 1.0, 0  # change in float16 only
         self.seen: list[tuple[WeightedRow, TokenTensors]] = []
+        self.adapters: list[AdapterPart] | None = None  # set by `reference_model`
         self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -286,30 +287,27 @@ class Learner:
         """Raise `TrainError` if a row is too long. This learner has no limit."""
 
     def activate_adapter(self) -> None:
-        """Fold the trained adapter into the working weights, if another adapter was served since."""
-        if self.policy.current != "training":
-            fold_adapter(self.policy)
+        """Prepare the trained adapter for a step. This learner computes with the policy's own."""
 
-    def update_working_weights(self) -> None:
-        """Fold the updated adapter into the policy's working weights."""
-        fold_adapter(self.policy)
+    def cast_masters(self) -> None:
+        """Cast the updated adapter to the dtype of the model."""
+        self.policy.cast_masters()
 
     @contextmanager
     def reference_model(self, weights: Adapter | None = None) -> Iterator[None]:
         """Compute `logprobs` with another adapter inside the context, or without an adapter."""
-        device = self.policy.device
-        on_device = None if weights is None else {name: tensor.to(device) for name, tensor in weights.items()}
-        fold_adapter(self.policy, on_device, "base" if weights is None else "reference")
+        self.adapters = [(None if weights is None else self.policy.cast(weights), None)]
         try:
             yield
         finally:
-            fold_adapter(self.policy)
+            self.adapters = None
 
     def logprobs(
         self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logprob and the entropy [N] of each trained token of a batch."""
-        hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, tree_attention(batch.segments))
+        attend = tree_attention(batch.segments)
+        hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, attend, self.adapters)
         return self.policy.scores(hidden[batch.predict_N], batch.target_N, temperature, with_entropy=with_entropy)
 
     def tensors(self, batch: Batch, temperature: float, reference_N=None, *, with_entropy: bool = True) -> TokenTensors:
@@ -414,7 +412,7 @@ class Learner:
         (loss * self.loss_factor).backward()
 
     def update(self, learning_rate: float, max_grad_norm: float, weight_decay: float) -> dict[str, float]:
-        """Clip the gradients, update and fold the adapter. Skip the step if the gradients overflow float16."""
+        """Clip the gradients and update the adapter. Skip the step if the gradients overflow float16."""
         for parameter in self.parameters() if self.loss_factor != 1 else ():
             if parameter.grad is not None:
                 parameter.grad.div_(self.loss_factor)
@@ -433,7 +431,7 @@ class Learner:
             )
         self.steps += 1
         self.overflows, self.loss_scale = 0, min(1.0, self.loss_scale * 2 ** (1 / 200))
-        self.update_working_weights()
+        self.cast_masters()
         return {"loss/grad_norm": norm, "loss/learning_rate": learning_rate}
 
     def reset_optimizer(self) -> None:

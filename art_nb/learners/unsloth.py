@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core.types import TrainError, install_hint
 from .base import Learner
 from ..policy.architectures import context_length
-from ..policy.adapters import Adapter, fold_adapter, masters
-from ..policy.folded import Policy
+from ..policy.adapters import Adapter, masters
+from ..policy.lora import Policy
 from ..policy.isolation import importable, import_isolated, require_package, preserve_global_state
 from ..policy.packing import Batch, Segment
 
@@ -126,12 +126,12 @@ class UnslothLearner(Learner):
             for ours, theirs in self.pairs:
                 theirs.copy_(ours)
 
-    def update_working_weights(self) -> None:
-        """Copy the updated adapter to the policy and fold it into the working weights."""
+    def cast_masters(self) -> None:
+        """Copy the updated adapter to the policy and cast it to the dtype of the model."""
         with torch.no_grad():
             for ours, theirs in self.pairs:
                 ours.copy_(theirs)
-        fold_adapter(self.policy)
+        super().cast_masters()
 
     @contextmanager
     def reference_model(self, weights: Adapter | None = None) -> Iterator[None]:

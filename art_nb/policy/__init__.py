@@ -9,5 +9,5 @@ __all__ = []
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submod_attrs={"folded": ["Policy"], "loading": ["load_policy"], "device": ["DeviceThread"]}
+    __name__, submod_attrs={"lora": ["Policy"], "loading": ["load_policy"], "device": ["DeviceThread"]}
 )

@@ -18,7 +18,7 @@ from safetensors.torch import save as serialize
 
 from ..core.types import StoreError, TrainError
 from .adapters import Adapter, adapter_mismatch, fingerprint
-from .folded import Policy
+from .lora import Policy
 
 # %% ../../nbs/30_policy/80_adapter_files.ipynb #e4a171f3
 PREFIX = "base_model.model."

@@ -33,7 +33,7 @@ from art_nb.policy.architectures import (
     usable_dtype,
 )
 from .device import out_of_memory
-from .folded import TARGETS, Policy
+from .lora import TARGETS, Policy
 from .kv_cache import KVSlots
 from .packing import WeightedRow, micro_batches, tree_attention
 

@@ -22,7 +22,7 @@ from ..core.types import ServeError
 from ..policy.architectures import context_length
 from ..policy.device import DeviceThread, first_line, out_of_memory, retry_if_full
 from ..policy.adapters import Adapter, adapter_mismatch
-from ..policy.folded import Policy
+from ..policy.lora import Policy
 from ..tokens.chat import TextStream
 
 # %% ../../nbs/40_samplers/00_base.ipynb #352877e0
@@ -89,7 +89,8 @@ class Sampler(Protocol):
     guides : frozenset of str
         Supported keys of `SamplingParams.guide`.
     how : str
-        How adapters are served: "folded" into the weights, or "swapped" as separate weights.
+        How adapters are served: "unmerged" next to the weights of the policy, or, by an engine with its own weights,
+        "merged" into them or "swapped".
     seed_limits : str
         Reason why a repeated request with the same seed can return another reply, or "" if it cannot.
     """
@@ -166,7 +167,7 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     adapter: str  # tag of the adapter's weights
-    weights: Adapter | None
+    weights: Any  # of the adapter, as the sampler needs them; None: the base model
     text: TextStream
     ids: list[int] = field(default_factory=list)  # prompt and sampled tokens
     cancelled: bool = False
@@ -220,7 +221,7 @@ class QueuedSampler(Generic[RequestT]):
 
     request: type[RequestT]
     guides: frozenset[str] = frozenset()
-    how: str = "folded"
+    how: str = "unmerged"
     seed_limits: str = "this sampler does not guarantee that a seed repeats a reply"
 
     def __init__(self, policy: Policy, worker: DeviceThread, max_model_len: int | None, max_running: int):
@@ -229,11 +230,11 @@ class QueuedSampler(Generic[RequestT]):
         longest = context_length(policy.model.config)
         self.max_model_len = min(max_model_len or longest, longest)
         self.max_running, self._eos = max_running, eos_ids(policy)
-        self._adapters: dict[str, tuple[str, Adapter]] = {}  # key -> tag, weights
+        self._adapters: dict[str, tuple[str, Any]] = {}  # key -> tag, result of `_prepare`
         self._tags, self._closed, self._released = count(), False, False
         self._waiting: deque[RequestT] = deque()
         self._running: list[RequestT] = []
-        names = ("prompt_tokens", "cached_tokens", "sampled_tokens", "replies", "ticks", "switches", "busy_s")
+        names = ("prompt_tokens", "cached_tokens", "sampled_tokens", "replies", "ticks", "busy_s")
         self._counts: dict[str, float] = dict.fromkeys(names, 0)
         worker.idle_work(self._iterate)
 
@@ -280,7 +281,7 @@ class QueuedSampler(Generic[RequestT]):
         finally:
             request.cancelled = True
 
-    def _check(self, prompt_ids, adapter) -> tuple[str, Adapter | None]:
+    def _check(self, prompt_ids, adapter) -> tuple[str, Any]:
         if self._closed:
             raise self._closed_error()
         vocabulary = self.policy.model.get_input_embeddings().num_embeddings
@@ -312,8 +313,12 @@ class QueuedSampler(Generic[RequestT]):
         if mismatch := adapter_mismatch(self.policy, weights):
             raise ServeError(mismatch)
         tag = f"{key}#{next(self._tags)}"
-        self._adapters[key] = tag, {name: t.to(self.policy.device, torch.float32) for name, t in weights.items()}
+        self._adapters[key] = tag, self._prepare({name: t.to(self.policy.device) for name, t in weights.items()})
         return tag
+
+    def _prepare(self, weights: Adapter) -> Any:
+        """Return an adapter in the form that requests hold. A subclass may convert it."""
+        return {name: tensor.float() for name, tensor in weights.items()}
 
     def unload(self, key: str) -> None:
         """Remove an adapter."""

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DRAWN', 'MIN_ROWS_PER_THREAD', 'restrict_logits', 'top_logprobs', 'sample_tokens', 'noise_size', 'seeded_noise',
-           'SlottedRequest', 'allowed_next_ids', 'mask_choices', 'pad_rows', 'noise_of_requests', 'sample_next',
-           'TransformersSampler']
+           'SlottedRequest', 'allowed_next_ids', 'mask_choices', 'adapter_parts', 'pad_rows', 'noise_of_requests',
+           'sample_next', 'TransformersSampler']
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #31e0a004
 import math
@@ -17,8 +17,9 @@ import torch
 
 from ..core.types import ServeError
 from ..policy.device import DeviceThread, give_memory_back, out_of_memory
-from ..policy.adapters import fold_adapter
-from ..policy.folded import Policy
+from ..policy.adapters import Adapter
+from ..policy.lora import AdapterPart, Policy, WorkingAdapter
+from ..policy.kernels import FEW_TOKENS
 from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
 from ..policy.packing import common_prefix_length
 from .base import QueuedSampler, Request, SampledToken, SamplingParams
@@ -162,6 +163,18 @@ def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], en
 MIN_ROWS_PER_THREAD = 8  # of a forward pass with seeded requests
 
 
+def adapter_parts(requests: Sequence[SlottedRequest], counts: Sequence[int], device: torch.device) -> list[AdapterPart]:
+    """Return the adapters of a forward pass with `counts[i]` tokens of request i, and the tokens of each adapter."""
+    weights = {request.adapter: request.weights for request in requests}
+    if len(weights) == 1:
+        return [(*weights.values(), None)]
+    owner = [request.adapter for request, n in zip(requests, counts) for _ in range(n)]
+    return [
+        (adapter, torch.tensor([i for i, tag in enumerate(owner) if tag == name], device=device))
+        for name, adapter in weights.items()
+    ]
+
+
 def pad_rows(rows: torch.Tensor, n: int) -> torch.Tensor:
     """Return the rows, padded with zero rows to a length of at least `n`."""
     missing = max(0, n - len(rows))
@@ -207,7 +220,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     Parameters
     ----------
     policy : Policy
-        Model whose working weights generate the replies.
+        Model that generates the replies.
     worker : DeviceThread
         Thread that owns the policy.
     max_model_len : int, optional
@@ -248,10 +261,12 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         limits = f"{where} the rounding of logits depends on what else is in the batch"
         self.seed_limits = "" if cpu and threads == 1 else limits
 
+    def _prepare(self, weights: Adapter) -> WorkingAdapter:
+        return self.policy.cast(weights)
+
     def clear_caches(self) -> None:
-        """Free cached prefixes, packed weights, and the slots if nothing runs. Training needs this memory."""
+        """Free cached prefixes, and the slots if nothing runs. Training needs this memory."""
         self._prefixes.clear()
-        self.policy.unpack()
         if not self._running:
             self._slots.clear()
         give_memory_back()
@@ -282,15 +297,8 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         self._prefixes.clear()
         super()._fail(error)
 
-    def _admit(self) -> None:
-        if self._running and self.policy.current != self._running[0].adapter:
-            self._switch(self._running[0])  # after a training step, running replies keep their old weights
-        super()._admit()
-
     def _start_request(self, request: SlottedRequest, entered: list[SlottedRequest]) -> bool:
         """Give a request a slot. Return False if it must wait for a later iteration."""
-        if request.adapter != self.policy.current and not self._switch(request):
-            return False
         request.hashes = request.hashes or block_hashes(request.prompt, request.family)
         source, shared = self._source(request)
         if entered:
@@ -303,14 +311,6 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
             return False
         self._place(request, source, shared)
         entered.append(request)
-        return True
-
-    def _switch(self, request: SlottedRequest) -> bool:
-        """Fold the request's adapter into the working weights, unless requests of another adapter are running."""
-        if self._running and self._running[0].adapter != request.adapter:
-            return False
-        fold_adapter(self.policy, request.weights, request.adapter)
-        self._counts["switches"] += 1
         return True
 
     def _source(self, request: SlottedRequest) -> tuple[torch.Tensor | None, int]:
@@ -363,12 +363,13 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     def _logits(self, tokens, positions, attend, counts: list[int]) -> torch.Tensor:
         """Return the logits of the last token of each request. `tokens` has the new tokens of all requests."""
         seeded = tokens.device.type == "cpu" and any(request.seeded for request in self._running)
-        n, size = MIN_ROWS_PER_THREAD * torch.get_num_threads() if seeded else 0, len(tokens)
+        n, size = max(FEW_TOKENS, MIN_ROWS_PER_THREAD * torch.get_num_threads()) if seeded else 0, len(tokens)
 
         def attend_padded(layer, q_SHD, k_SKD, v_SKD, *options):
             return pad_rows(attend(layer, q_SHD[:size], k_SKD[:size], v_SKD[:size], *options), n)
 
-        hidden = self.policy.hidden(pad_rows(tokens, n), pad_rows(positions, n), attend_padded if n else attend)
+        parts = adapter_parts(self._running, counts, tokens.device)
+        hidden = self.policy.hidden(pad_rows(tokens, n), pad_rows(positions, n), attend_padded if n else attend, parts)
         last = torch.tensor(counts, device=tokens.device).cumsum(0) - 1
         return self.policy.logits(pad_rows(hidden[last], n))[: len(counts)]
 

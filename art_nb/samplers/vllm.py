@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'RESERVED_ENGINE_ARGS', 'KEPT_ADAPTERS', 'ADAPTER_MODES', 'NO_ROOM', 'ADVICE', 'STEPPING',
-           'FORMS', 'vllm_version', 'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'checkpoint_weights',
-           'FoldedAdapter', 'SwappedAdapters', 'root_cause', 'dtype_name', 'translate_errors', 'model_settings',
-           'check_architecture', 'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'VLLMSampler']
+           'FORMS', 'vllm_version', 'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'MergedAdapter',
+           'SwappedAdapters', 'root_cause', 'dtype_name', 'translate_errors', 'model_settings', 'check_architecture',
+           'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'VLLMSampler']
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a004
 import logging
@@ -35,8 +35,8 @@ from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from ..policy.architectures import architecture_name, check_config, context_length, read_config
 from ..policy.device import DeviceThread, first_line, if_full, out_of_memory, release_memory
 from ..policy.adapter_files import peft_files
-from ..policy.adapters import fold_adapter, masters
-from ..policy.folded import FusedLinear, LoRALinear, Policy
+from ..policy.adapters import masters, merged_weights
+from ..policy.lora import Policy
 from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
@@ -124,21 +124,10 @@ def known_args(engine_args: dict, warn) -> dict:
     return {name: value for name, value in engine_args.items() if name not in {*unknown, *reserved}}
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a012
-def checkpoint_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the working weights under the names of the model's checkpoint. Tied weights are yielded once."""
-    for name, tensor in policy.model.named_parameters():
-        if not isinstance(policy.model.get_submodule(name.rpartition(".")[0]), (LoRALinear, FusedLinear)):
-            yield policy.outer_name(name), tensor
-    for name, layer in policy.layers.items():
-        yield f"{name}.weight", layer.weight
-        if layer.bias is not None:
-            yield f"{name}.bias", layer.bias
+class MergedAdapter:
+    """Merges one adapter at a time into vLLM's weights, which vLLM then reloads."""
 
-
-class FoldedAdapter:
-    """Folds one adapter at a time into vLLM's weights, which vLLM then reloads."""
-
-    name = "folded"
+    name = "merged"
 
     @staticmethod
     def settings(policy: Policy) -> dict:
@@ -157,10 +146,9 @@ class FoldedAdapter:
         return True, None
 
     def _push(self, request: Request) -> None:
-        if self.policy.current != request.adapter:
-            fold_adapter(self.policy, request.weights, request.adapter)
         self.tag = ""  # if reloading fails, the weights match no adapter
-        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": checkpoint_weights(self.policy)})
+        weights = merged_weights(self.policy, request.weights)
+        self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         self.engine.reset_prefix_cache()
         self.tag = request.adapter
 
@@ -215,7 +203,7 @@ class SwappedAdapters:
         self.files.cleanup()
 
 
-ADAPTER_MODES = {mode.name: mode for mode in (FoldedAdapter, SwappedAdapters)}
+ADAPTER_MODES = {mode.name: mode for mode in (MergedAdapter, SwappedAdapters)}
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c001
 NO_ROOM = ("kv cache is needed", "cache blocks", "free memory on device", "available memory on node")
@@ -402,7 +390,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
     max_running : int
         Maximum number of requests that run at the same time.
     way : str
-        "folded" or "swapped". The default is "folded" on a CPU and "swapped" elsewhere.
+        "merged" or "swapped". The default is "merged" on a CPU and "swapped" elsewhere.
     engine_args : dict, optional
         Engine arguments of vLLM.
 
@@ -436,7 +424,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
     ):
         vllm_version()
         super().__init__(policy, worker, max_model_len, max_running)
-        self.how, self._workspace = way or ("folded" if policy.device.type == "cpu" else "swapped"), Workspace()
+        self.how, self._workspace = way or ("merged" if policy.device.type == "cpu" else "swapped"), Workspace()
         mode = ADAPTER_MODES[self.how]
         self._engine: Any = self._start(directory, mode.settings(policy) | (engine_args or {}))
         self._mode = mode(self._engine, policy)

@@ -25,9 +25,9 @@ from art_nb.core.types import ServeError, StoreError, TrainConfig, TrainError, T
 from art_nb.learners import checkpoints
 from art_nb.models.gguf import LOADING
 from art_nb.policy import adapter_files
-from art_nb.policy.adapters import fold_adapter, load_adapter
-from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.adapters import load_adapter
 from art_nb.policy.loading import load_policy
+from art_nb.policy.lora import sequence_logprobs
 
 NEAR = 0.05  # of two logprobs under the same weights, where the model computes in bf16
 
@@ -291,7 +291,6 @@ async def test_what_is_served_is_what_the_checkpoint_holds(named, local, tiny_mo
     await local.train(model, [await a_group(model)], learning_rate=5e-2)
     policy = load_policy(tiny_model_dir)
     load_adapter(policy, adapter_files.read_adapter(model.store.checkpoint_dir(1)))
-    fold_adapter(policy)
     choice = await ask(model, seed=3)
     prompt, ids = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
     exact = sequence_logprobs(policy, prompt + ids)[len(prompt) - 1 :]

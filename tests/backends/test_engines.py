@@ -92,7 +92,7 @@ def test_settings_of_other_machines_name_what_there_is_here(settings, instead):
 
 def test_auto_takes_what_the_machine_has(packages):
     said = []
-    assert choose_learner("auto") == ("peft", "folded LoRA")
+    assert choose_learner("auto") == ("peft", "LoRA")
     assert choose_sampler("auto", "cpu", lambda *_: said.append(_)) == ("transformers", "transformers")
     assert not said
     assert choose_sampler("auto", "cuda", lambda *_: said.append(_)) == ("transformers", "transformers")

@@ -260,6 +260,7 @@ def test_a_step_with_a_kl_term_reports_the_divergence(term, tiny_model_dir):
     with torch.no_grad():
         for layer in policy.layers.values():
             layer.B.add_(0.05)
+    policy.cast_masters()
     learner = Learner(policy)
     config = StepConfig(learning_rate=0.0, mismatch="tis", **term)
     told = optimizer_steps(learner, eight_rows(config), config)

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Llama4TextConfig
 
 from art_nb.core.types import ServeError, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
-from art_nb.policy.adapters import adapter, fold_adapter, load_adapter, masters
+from art_nb.policy.adapters import adapter, load_adapter, masters
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import TARGETS
 from art_nb.policy.loading import load_policy
+from art_nb.policy.lora import TARGETS
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
@@ -126,7 +126,7 @@ def worst(ours, theirs):
 def test_packed_logprobs_are_those_of_each_row_alone(family, tokens, share):
     made, rows = learner(family), some_rows(0)
     model = peft_model(family, adapter(made.policy))
-    fold_adapter(made.policy)
+    made.policy.cast_masters()
     seen = 0
     for batch in micro_batches(rows, tokens, share):
         with torch.no_grad():
@@ -147,15 +147,6 @@ def test_gradients_are_pefts_whatever_the_packing(family, extras):
     assert max(float(g.abs().max()) for g in theirs.values()) > 0.01
     for tokens, share in CUTS:
         assert worst(grads(made, rows, tokens_per_batch=tokens, share_prefixes=share, **extras), theirs) < CLOSE
-
-
-@families
-def test_unfolded_gradients_are_pefts_too(family):
-    made, rows = learner(family), some_rows(2)
-    for layer in made.policy.layers.values():
-        layer.folded = False
-    model = peft_model(family, adapter(made.policy))
-    assert worst(grads(made, rows), their_grads(model, their_loss(model, rows))) < CLOSE
 
 
 @families

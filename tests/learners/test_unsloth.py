@@ -46,7 +46,7 @@ def pair(tiny_model_dir):
 def test_every_token_stands_at_its_own_place(pair, share):
     batches = micro_batches(rows(), 256, share)
     for learner in pair:
-        learner.policy.current = ""
+        learner.policy.cast_masters()
         learner.activate_adapter()
     for batch in batches:
         (a, h), (b, g) = (learner.logprobs(batch) for learner in pair)
@@ -87,7 +87,7 @@ async def test_unsloth_keeps_the_contract(keeps_contract):
 
 UNLOADED = """
 import sys, torch
-from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.lora import sequence_logprobs
 from art_nb.policy.loading import load_policy
 from art_nb.policy.isolation import import_isolated
 if sys.argv[2] == "with": import_isolated("unsloth")

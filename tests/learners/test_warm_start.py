@@ -16,7 +16,7 @@ from art_nb.learners import checkpoints
 from art_nb.models.tiny import tiny_model
 from art_nb.models.weights import adapter_shape, base_name, fetch
 from art_nb.policy import adapter_files
-from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.lora import sequence_logprobs
 
 IDS = [1, 40, 41, 42, 2, 1, 77, 78]
 LESSONS = [art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "B2"}])] * 2

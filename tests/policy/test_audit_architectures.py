@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from art_nb.core.types import TrainError
 from art_nb.learners.base import Learner
-from art_nb.policy.adapters import fold_adapter, load_adapter
+from art_nb.policy.adapters import load_adapter
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import checked_policy, load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
@@ -274,7 +274,6 @@ def test_sampler_and_learner_compute_it_to_1e_5(tmp_path, kind):
     policy = load_policy(saved(tmp_path, model), device="cpu", dtype=torch.float32)
     adapter = random_adapter(policy, 1, 0.05)
     load_adapter(policy, adapter)
-    fold_adapter(policy)
     add_adapter(model, policy, adapter)
     errors = learner_error(policy, model, some_rows()), sampler_error(policy, model, adapter, some_rows())
     print(f"{kind}: learner {errors[0]:.1e}, sampler {errors[1]:.1e}")

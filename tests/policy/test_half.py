@@ -13,7 +13,7 @@ from art_nb.core.events import Warned
 from art_nb.core.types import TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps, split_optimizer_steps
 from art_nb.policy.adapters import adapter
-from art_nb.policy.folded import Policy
+from art_nb.policy.lora import Policy
 from art_nb.policy.packing import WeightedRow
 
 

@@ -32,9 +32,9 @@ from art_nb.models.gguf import load_gguf
 from art_nb.policy.adapter_files import peft_files
 from art_nb.policy.adapters import adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import coverage_note, sequence_logprobs
 from art_nb.policy.kernels import bf16_products
 from art_nb.policy.loading import checked_policy, load_policy
+from art_nb.policy.lora import coverage_note, sequence_logprobs
 from art_nb.samplers.transformers import TransformersSampler
 
 IDS = list(range(3, 40))
@@ -141,7 +141,7 @@ def test_a_text_model_inside_a_larger_one_is_loaded(tmp_path, wrapped, named):
     text = load(folder)
     inner = wrapped.model.language_model
     layer = text.layers["model.language_model.layers.1.mlp.down_proj"]
-    assert torch.equal(layer.base, inner.layers[1].mlp.down_proj.weight)
+    assert torch.equal(layer.weight, inner.layers[1].mlp.down_proj.weight)
     assert torch.equal(text.model.get_input_embeddings().weight, wrapped.get_input_embeddings().weight)
     with torch.no_grad():
         theirs = wrapped(input_ids=torch.tensor([IDS])).logits[0, :-1].log_softmax(-1)

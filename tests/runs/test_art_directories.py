@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 import art_nb as art
 from art_nb.policy import adapter_files
-from art_nb.policy.adapters import fold_adapter, load_adapter
-from art_nb.policy.folded import TARGETS, sequence_logprobs
+from art_nb.policy.adapters import load_adapter
 from art_nb.policy.loading import load_policy
+from art_nb.policy.lora import TARGETS, sequence_logprobs
 from art_nb.runs.migrate import migrate
 from art_nb.runs.readers import read_groups
 from art_nb.runs.store import open_run
@@ -118,7 +118,6 @@ def test_its_checkpoint_means_here_what_it_means_there(arts, tiny_model_dir):
     policy = load_policy(tiny_model_dir, device="cpu", dtype=torch.float32)
     before = sequence_logprobs(policy, tokens)
     load_adapter(policy, adapter_files.read_matching_adapter(directory, policy))
-    fold_adapter(policy)
     ours = sequence_logprobs(policy, tokens)
     torch.testing.assert_close(ours, expected[range(5), tokens[1:]], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(ours, before, atol=1e-2)

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from art_nb.models.tiny import tiny_tokenizer
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import Policy
 from art_nb.policy.loading import cpu_dtype, load_policy
+from art_nb.policy.lora import Policy
 from art_nb.policy.packing import Segment, tree_attention
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler

@@ -16,7 +16,7 @@ import art_nb as art
 from art_nb.compat.utils import freeze_tool_schema, get_guided_completion_params
 from art_nb.core.types import ServeError
 from art_nb.models.tiny import CHATML
-from art_nb.policy.folded import sequence_logprobs
+from art_nb.policy.lora import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.reply_stream import ReplyStream
 from art_nb.tokens.tool_calls import _MARKS, FORMATS, call_prefix, format_of, only_arguments

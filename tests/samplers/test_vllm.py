@@ -31,10 +31,10 @@ from art_nb.core.types import BackendMissing, ServeError
 from art_nb.models.tiny import save_tiny_model, tiny_tokenizer
 from art_nb.models.weights import fetch
 from art_nb.policy import adapter_files
-from art_nb.policy.adapters import adapter, fold_adapter, load_adapter
+from art_nb.policy.adapters import adapter, load_adapter
 from art_nb.policy.device import DeviceThread
-from art_nb.policy.folded import sequence_logprobs
 from art_nb.policy.loading import load_policy
+from art_nb.policy.lora import sequence_logprobs
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
 
@@ -52,7 +52,7 @@ SHAPE = dict(
 )
 
 
-@pytest.fixture(scope="module", params=["folded", "swapped"])
+@pytest.fixture(scope="module", params=["merged", "swapped"])
 def made(request, tiny_model_dir):
     """A policy and vLLM beside it."""
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
@@ -72,10 +72,10 @@ async def said(sampler, prompt, key=None, **params):
     return [s async for s in sampler.generate(prompt, SamplingParams(**params), key)]
 
 
-def exact(policy, prompt, reply, temperature=1.0):
-    """The logprobs of a reply under the working weights of the policy."""
-    ids = torch.tensor(prompt + [s.token_id for s in reply])
-    return sequence_logprobs(policy, ids.tolist())[len(prompt) - 1 :]
+def exact(policy, prompt, reply, weights=None):
+    """The logprobs of a reply under an adapter of the policy, or without one."""
+    ids = prompt + [s.token_id for s in reply]
+    return sequence_logprobs(policy, ids, [(weights and policy.cast(weights), None)])[len(prompt) - 1 :]
 
 
 async def test_each_step_answers_with_its_own_weights(made):
@@ -90,9 +90,9 @@ async def test_each_step_answers_with_its_own_weights(made):
         *(said(sampler, prompts[i % 6], key, max_tokens=6 + i, seed=i, ignore_eos=True) for i, key in enumerate(keys))
     )
     for i, (key, reply) in enumerate(zip(keys, replies, strict=True)):
-        fold_adapter(policy, versions[key], key or "base")
         assert [s.finish for s in reply] == [None] * (5 + i) + ["length"]
-        np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompts[i % 6], reply), atol=NEAR)
+        near = exact(policy, prompts[i % 6], reply, versions[key])
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
     assert sampler.stats()["running"] == sampler.stats()["waiting"] == 0
 
 
@@ -167,8 +167,8 @@ async def test_more_versions_than_are_kept(tiny_model_dir):
         sampler.load(key, weights)
     for key in [*versions, "ttt@0"]:
         reply = await said(sampler, [1, 40, 41], key, max_tokens=3, seed=1, ignore_eos=True)
-        fold_adapter(policy, versions[key], key)
-        np.testing.assert_allclose([s.logprob for s in reply], exact(policy, [1, 40, 41], reply), atol=NEAR)
+        near = exact(policy, [1, 40, 41], reply, versions[key])
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
     kept = Path(sampler._mode.files.name)
     assert len(list(kept.iterdir())) <= KEPT_ADAPTERS
     worker.call(sampler.close)
@@ -233,8 +233,8 @@ async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
     prompt = [1, 40, 41, 42] * 6
     for key in (None, "ttt@1"):
         reply = await said(sampler, prompt, key, max_tokens=12, seed=1, ignore_eos=True)
-        fold_adapter(policy, weights if key else None, key or "base")
-        np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=2 * NEAR)
+        near = exact(policy, prompt, reply, weights if key else None)
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=2 * NEAR)
     worker.call(sampler.close)
     worker.close()
 
@@ -249,8 +249,8 @@ async def test_real_gemma_is_sampled_as_it_is_trained():
     prompt = policy.tokenizer("The capital of France is")["input_ids"]
     for key in (None, "ttt@1"):
         reply = await said(sampler, prompt, key, max_tokens=8, seed=1, ignore_eos=True)
-        worker.call(fold_adapter, policy, key and sampler._adapters[key][1], key or "base")
-        np.testing.assert_allclose([s.logprob for s in reply], worker.call(exact, policy, prompt, reply), atol=6 * NEAR)
+        near = worker.call(exact, policy, prompt, reply, key and sampler._adapters[key][1])
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=6 * NEAR)
     worker.call(sampler.close)
     worker.close()
 
@@ -346,7 +346,6 @@ async def test_two_steps_of_grpo_each_sampled_from_the_weights_of_the_one_before
     choices = [t.messages_and_choices[-1] for t in groups[-1]]
     for step in (0, 1):
         load_adapter(policy, adapter_files.read_adapter(store.checkpoint_dir(step)))
-        fold_adapter(policy)
         fits[step] = np.concatenate(
             [
                 np.array(c.model_extra["token_logprobs"])

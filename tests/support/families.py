@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from art_nb.models.tiny import tiny_model, tiny_tokenizer
-from art_nb.policy.folded import Policy
+from art_nb.policy.lora import Policy
 
 VOCABULARY = 320
 SHAPE = dict(

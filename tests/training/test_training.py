@@ -19,9 +19,8 @@ import art_nb as art
 from art_nb.core.events import Failed, GradientStep, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.core.types import RolloutError, TrainError
 from art_nb.policy.adapter_files import read_adapter
-from art_nb.policy.adapters import fold_adapter
-from art_nb.policy.folded import sequence_logprobs
 from art_nb.policy.loading import load_policy
+from art_nb.policy.lora import sequence_logprobs
 from art_nb.rollouts.scenarios import scenarios_of_step
 from art_nb.training.heartbeat import read_run_record
 from art_nb.training.run import AttachedRun, Run, record_status
@@ -457,10 +456,11 @@ async def test_rollouts_begin_a_step_early_and_go_on_over_it(home, tiny_model_di
     for trajectory in steps[2][:2]:  # each logprob is that of the policy that it names
         for choice in trajectory.messages_and_choices[1::2]:
             extra = choice.model_extra
-            fold_adapter(policy, read_adapter(model.store.checkpoint_dir(extra["policy_version"])))
+            weights = policy.cast(read_adapter(model.store.checkpoint_dir(extra["policy_version"])))
             ids = extra["prompt_token_ids"] + extra["token_ids"]
             told = [entry.logprob for entry in choice.logprobs.content]
-            assert sequence_logprobs(policy, ids)[-len(told) :].tolist() == pytest.approx(told, abs=0.01)
+            exact = sequence_logprobs(policy, ids, [(weights, None)])[-len(told) :]
+            assert exact.tolist() == pytest.approx(told, abs=0.01)
 
 
 async def test_what_was_begun_ahead_ends_with_the_run(home):

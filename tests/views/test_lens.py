@@ -19,7 +19,6 @@ from art_nb.learners.base import (
     train_rows,
 )
 from art_nb.learners.losses import LOSSES, MISMATCH, join, ppo, shaped_advantages, total_loss
-from art_nb.policy.adapters import fold_adapter
 from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import micro_batches
 from art_nb.rollouts.trajectories import choices
@@ -43,7 +42,7 @@ def policy(tiny_model_dir):
     with torch.no_grad():
         for layer in policy.layers.values():
             layer.B.add_(0.05 * torch.randn(layer.B.shape, generator=rng))
-    fold_adapter(policy)
+    policy.cast_masters()
     return policy
 
 
