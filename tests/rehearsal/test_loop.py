@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 from support import fake_gpu
-from support.gpu_parts import grouped_rows, learner_on
+from support.gpu_parts import grouped_rows, groups_of, learner_on, reply
 
 import art_nb as art
 from art_nb.learners.base import StepConfig
@@ -32,31 +32,6 @@ TRAIN_CALLS = [
 def backend(tmp_path):
     """A backend on the fake GPU."""
     return art.LocalBackend(path=tmp_path / "runs", device=fake_gpu.NAME, dtype="float32", verbose=False)
-
-
-async def reply(model, seed, name="", **options):
-    """Return a reply of the endpoint."""
-    answer = await model.openai_client().chat.completions.create(
-        model=name or model.get_inference_name(),
-        messages=[{"role": "user", "content": f"A{seed % 3} free: B1 C2"}],
-        logprobs=True,
-        seed=seed,
-        **{"max_tokens": 16, "extra_body": {"ignore_eos": True}} | options,
-    )
-    return answer.choices[0]
-
-
-def groups_of(choices):
-    """Return groups of trajectories with the given replies."""
-    return [
-        art.TrajectoryGroup(
-            art.Trajectory(
-                messages_and_choices=[{"role": "user", "content": f"A{g} free: B1 C2"}, choice], reward=float(i)
-            )
-            for i, choice in enumerate(choices[g::3])
-        )
-        for g in range(3)
-    ]
 
 
 async def test_the_whole_loop_runs(backend, named, tmp_path):

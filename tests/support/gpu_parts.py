@@ -1,10 +1,11 @@
-"""Rows and learners for the rehearsal of the GPU path."""
+"""Replies, rows and learners for the rehearsal of the GPU path."""
 
 import copy
 
 import numpy as np
 from support.families import plain, random_adapter, tokenizer
 
+import art_nb as art
 from art_nb.learners.base import Learner
 from art_nb.policy import Policy
 from art_nb.policy.adapters import load_adapter
@@ -31,3 +32,28 @@ def learner_on(device, family, dtype):
     policy = Policy(model, tokenizer())
     load_adapter(policy, {name: t.to(device) for name, t in random_adapter(policy, 5, 0.05).items()})
     return Learner(policy)
+
+
+async def reply(model, seed, name="", **options):
+    """Return a reply of the endpoint."""
+    answer = await model.openai_client().chat.completions.create(
+        model=name or model.get_inference_name(),
+        messages=[{"role": "user", "content": f"A{seed % 3} free: B1 C2"}],
+        logprobs=True,
+        seed=seed,
+        **{"max_tokens": 16, "extra_body": {"ignore_eos": True}} | options,
+    )
+    return answer.choices[0]
+
+
+def groups_of(choices):
+    """Return groups of trajectories with the given replies."""
+    return [
+        art.TrajectoryGroup(
+            art.Trajectory(
+                messages_and_choices=[{"role": "user", "content": f"A{g} free: B1 C2"}, choice], reward=float(i)
+            )
+            for i, choice in enumerate(choices[g::3])
+        )
+        for g in range(3)
+    ]
