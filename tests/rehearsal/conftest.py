@@ -14,6 +14,13 @@ def report():
     return lambda table, line: TABLES.setdefault(table, []).append(line)
 
 
+def pytest_collection_finish(session):
+    """Start what waits for the network, so that other tests run in the meantime."""
+    if not session.config.option.collectonly:
+        for module in {item.module for item in session.items}:
+            getattr(module, "start_early", lambda: None)()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Print the measured numbers."""
     for table, lines in TABLES.items():
