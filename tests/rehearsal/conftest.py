@@ -1,0 +1,29 @@
+"""The rehearsal of the GPU path runs in a process of its own, with a fake GPU: `make rehearse`."""
+
+import pytest
+from support import fake_gpu
+
+fake_gpu.install()  # before any test imports art_nb
+
+TABLES: dict[str, list[str]] = {}
+
+
+@pytest.fixture
+def report():
+    """A function that adds a line to a table, which is printed at the end."""
+    return lambda table, line: TABLES.setdefault(table, []).append(line)
+
+
+def pytest_collection_finish(session):
+    """Start what waits for the network, so that other tests run in the meantime."""
+    if not session.config.option.collectonly:
+        for module in {item.module for item in session.items}:
+            getattr(module, "start_early", lambda: None)()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the measured numbers."""
+    for table, lines in TABLES.items():
+        terminalreporter.section(table)
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -1,0 +1,75 @@
+"""The bytes that models of 0.6B to 14B parameters and their training rows need on a GPU, counted on fake tensors."""
+
+from functools import cache
+
+import pytest
+import torch
+from support.fake_weights import GB, LiveBytes, fake_model, fake_tensors, rows_of
+
+from art_nb.learners.base import Learner
+from art_nb.policy import Policy
+
+RANK = 16
+# GB: the limit, which is today's number, and the target. Lower a limit when the code needs less memory.
+# The target of the weights is one copy in bf16 and the adapter in fp32.
+WEIGHTS = {
+    "Qwen3-0.6B": (2.75, 1.24),
+    "Qwen2.5-3B": (13.10, 6.30),
+    "Qwen3-4B": (17.01, 8.18),
+    "Gemma-3-4B": (16.99, 7.88),
+    "Qwen2.5-7B": (30.63, 15.40),
+    "Llama-3.1-8B": (32.31, 16.23),
+    "Qwen2.5-14B": (59.37, 29.82),
+}
+# By model, number of rows, common tokens, own tokens of each row: the peak of a forward and backward pass, and the
+# largest tensor. In rows of 16,384 tokens, the largest tensor is a mask today.
+ROWS = {
+    ("Qwen3-0.6B", 1, 0, 16_384): ((57.8, 2.5), (2.15, 0.65)),
+    ("Qwen2.5-3B", 1, 0, 4_096): ((27.6, 1.5), (0.65, 0.65)),
+    ("Qwen3-4B", 1, 0, 16_384): ((161.6, 6.0), (2.15, 0.65)),
+    ("Gemma-3-4B", 1, 0, 4_096): ((22.1, 2.0), (0.65, 0.65)),
+    ("Qwen2.5-7B", 1, 0, 4_096): ((31.0, 2.0), (0.65, 0.65)),
+    ("Qwen2.5-7B", 8, 4_096, 1_024): ((99.3, 8.0), (0.95, 0.95)),
+    ("Llama-3.1-8B", 1, 0, 4_096): ((28.2, 2.0), (0.65, 0.65)),
+    ("Qwen2.5-14B", 1, 0, 4_096): ((45.5, 3.5), (0.65, 0.65)),
+}
+
+
+@cache
+def measured(name, count, shared, own):
+    """Return GB of the weights of a learner, of the peak of a step's gradients, of the largest tensor, and tokens."""
+    with pytest.MonkeyPatch.context() as monkeypatch, fake_tensors(monkeypatch), LiveBytes() as live:
+        learner = Learner(Policy(fake_model(name), rank=RANK))
+        [small], [batch] = (
+            learner.packed(rows, 1 << 20, True) for rows in (rows_of(1, 0, 16), rows_of(count, shared, own))
+        )
+        with torch.no_grad():
+            learner.logprobs(small)  # creates what is kept between steps
+        weights = live.now
+        live.peak, live.largest = live.now, 0
+        learner.logprobs(batch, with_entropy=False)[0].sum().backward()
+        assert all(p.grad is not None for p in learner.parameters())
+        return weights / GB, (live.peak - weights) / GB, live.largest / GB, len(batch.tokens_S)
+
+
+def check(report, table, name, pairs):
+    """Report measured numbers with their limits and targets, and compare them with the limits."""
+    columns = [f"{value:7.2f}  limit {limit:6.2f}  target {target:5.2f}" for value, (limit, target) in pairs]
+    report(table, f"{name:45} {'  |'.join(columns)}")
+    for value, (limit, _) in pairs:
+        assert value <= limit
+
+
+@pytest.mark.parametrize("case", ROWS, ids=lambda case: "-".join(map(str, case)))
+def test_rows_need_no_more_memory_than_before(case, report):
+    name, count, shared, own = case
+    _, peak, largest, tokens = measured(*case)
+    assert tokens == shared + count * own
+    words = f"{name}: {count} x {own:,} tokens" + (f" after {shared:,} common ones" if shared else "")
+    check(report, "GB of a training batch: peak, and largest tensor", words, list(zip((peak, largest), ROWS[case])))
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_need_no_more_memory_than_before(name, report):
+    case = next(case for case in ROWS if case[0] == name)
+    check(report, "GB of the weights of policy and learner", name, [(measured(*case)[0], WEIGHTS[name])])
