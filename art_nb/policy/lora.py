@@ -322,7 +322,7 @@ class Policy:
         groups, scale = {layer.fused for layer in pairs}, self.alpha / self.rank
         with torch.no_grad():
             adapter = {fused: LowRankProduct([pairs[l] for l in fused.layers], scale, self.dtype) for fused in groups}
-        equal = bool(self.working) and all(adapter[fused].equals(self.working[fused]) for fused in groups)
+        equal = weights is not None and all(adapter[fused].equals(self.working[fused]) for fused in groups)
         return self.working if equal else adapter
 
     def cast_masters(self) -> None:
