@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from support.homes import QUESTION, a_group, ask, heard
+from support.registered import QUESTION, a_group, ask, heard
 from support.remote_parts import CALL, LONG, ROOT, Server, a_long_group, command
 from support.warm import warm_python
 
