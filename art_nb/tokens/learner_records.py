@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LearnerRecord', 'group_checksum', 'make_record', 'record_path', 'recorded_steps', 'write_record', 'read_record',
-           'save_record', 'spans_of_turns', 'turn_spans', 'row_spans', 'TrajectoryTokens', 'trajectory_tokens',
-           'learner_tokens']
+           'cached_record', 'save_record', 'spans_of_turns', 'turn_spans', 'row_spans', 'TrajectoryTokens',
+           'trajectory_tokens', 'learner_tokens']
 
 # %% ../../nbs/25_tokens/50_learner_records.ipynb #63c6c739
 import io
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.events import Bus
-from ..core.files import DAMAGED, atomic_write, load_arrays, parse_json
+from ..core.files import DAMAGED, atomic_write, cached_by_file, load_arrays, parse_json
 from ..core.types import StoreError, TokenError
 from ..rollouts.trajectories import Trajectory, is_choice
 from ..runs.store import RunStore, step_number
@@ -119,13 +119,24 @@ def write_record(store: RunStore, step: int, record: LearnerRecord) -> Path:
     atomic_write(path, file.getvalue())
     return path
 
-
+# %% ../../nbs/25_tokens/50_learner_records.ipynb #4c712f39
 def read_record(
     store: RunStore, step: int, split: str = "train"
 ) -> LearnerRecord | None:  # None if it is missing or damaged
     """Read the record of a step."""
+    return _load_record(record_path(store, step, split))
+
+
+def cached_record(
+    store: RunStore | None, step: int, split: str = "train"
+) -> LearnerRecord | None:  # None without a store, or if it is missing or damaged
+    """Return the record of a step. The records read last are cached until their file changes: do not change them."""
+    return None if store is None else _cached_record(record_path(store, step, split))
+
+
+def _load_record(path: Path) -> LearnerRecord | None:
     try:
-        arrays = load_arrays(record_path(store, step, split), _ARRAYS)
+        arrays = load_arrays(path, _ARRAYS)
         values: dict[str, Any] = {name: arrays[name] for name in LearnerRecord.__slots__ if name in arrays}
         record = LearnerRecord(**values | {"config": parse_json(str(arrays["config"]))})
         return record if _is_consistent(record) else None
@@ -133,6 +144,7 @@ def read_record(
         return None
 
 
+_cached_record = cached_by_file(maxsize=4)(_load_record)
 _ARRAYS = {
     "place_R": ("i", 2),
     "check_R": ("u", 1),

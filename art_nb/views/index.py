@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['Waiting', 'ViewReply', 'CHUNK_ROLLOUTS', 'SOURCES', 'GroupRef', 'RolloutRef', 'RolloutIndex', 'base_model_of',
-           'learner_record', 'open_rollouts', 'load_all', 'column', 'select', 'search', 'link', 'link_to', 'find_row',
-           'resolve']
+           'open_rollouts', 'load_all', 'column', 'select', 'search', 'link', 'link_to', 'find_row', 'resolve']
 
 # %% ../../nbs/75_views/30_index.ipynb #91c749e1
 import threading
@@ -14,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +25,6 @@ from ..rewards.journal import Journal, current
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from ..runs.readers import Steps, read_groups
 from ..runs.store import RunStore, find_runs, is_run
-from ..tokens.learner_records import LearnerRecord, read_record, record_path
 from ..training.run import AttachedRun, Run
 from .query import PRESETS, most_varied, order_of, rows_where
 from art_nb.views.step_table import (
@@ -261,19 +258,6 @@ def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
 def base_model_of(rows: RolloutIndex) -> str:  # "" if the rollouts do not come from a run
     """Return the base model of a run."""
     return str(rows.store.read_model().get("base_model") or "") if rows.store else ""
-
-
-@lru_cache(maxsize=4)
-def _read_record(run: Path, split: str, step: int, stamp: tuple) -> LearnerRecord | None:
-    return read_record(RunStore(run), step, split)
-
-
-def learner_record(rows: RolloutIndex, part: StepTable) -> LearnerRecord | None:  # None if there is none
-    """Return the learner's record of a step. The records read last are cached until their file changes."""
-    if rows.store is None:
-        return None
-    stamp = file_stamp(record_path(rows.store, part.step, part.split))
-    return _read_record(rows.store.path, part.split, part.step, stamp)
 
 # %% ../../nbs/75_views/30_index.ipynb #d2fefcf6
 CHUNK_ROLLOUTS = 1000  # rollouts in a piece of a step

@@ -19,10 +19,17 @@ from ..core.types import TokenError, TrainError
 from ..learners.losses import LOSSES, MISMATCH, TokenTensors, clip_band, k3, log_ratio, loss_ratio, total_loss
 from ..rollouts.trajectories import TrajectoryGroup
 from ..tokens.advantages import advantages, find_option, entry_weights, weigh_rows
-from ..tokens.learner_records import LearnerRecord, TrajectoryTokens, group_checksum, row_spans, trajectory_tokens
+from art_nb.tokens.learner_records import (
+    LearnerRecord,
+    TrajectoryTokens,
+    cached_record,
+    group_checksum,
+    row_spans,
+    trajectory_tokens,
+)
 from ..tokens.rows import TokenRow
 from .conversation import token_texts
-from .index import ViewReply, GroupRef, RolloutIndex, base_model_of, learner_record
+from .index import ViewReply, GroupRef, RolloutIndex, base_model_of
 from .token_values import read_reply
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #3446a02b
@@ -63,7 +70,7 @@ class StepContext:
 
 def step_context(rows: RolloutIndex, ref: GroupRef, group: TrajectoryGroup) -> StepContext:
     """Return the step of a group. Raise TrainError if the group was not trained."""
-    record = learner_record(rows, ref.part)
+    record = cached_record(rows.store, ref.part.step, ref.part.split)
     tokens = _group_tokens(group) if record is not None else []
     if record is not None and any(span is not None for span in row_spans(record, ref.position, _rows_of(tokens))):
         return StepContext(record, ref.position, _step_rewards(rows, ref.part.split, ref.part.step), True, None, tokens)
