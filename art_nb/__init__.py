@@ -7,6 +7,7 @@ Modules:
 - `art_nb.training.heartbeat`: The status of a run in `run.json`, updated at regular intervals
 - `art_nb.training.progress`: The state of a run, derived from its events
 - `art_nb.training.run`: `art.train` and its runs: training in the background that you can watch, pause, resume and stop
+- `art_nb.training.run_view`: What displays and reports read of a run, whether it trains in this kernel or is read from its directory
 - `art_nb.training.sft`: Supervised training from lists and files: learning rates per batch, chunks of a list, files that are read line by line
 - `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories"""
 

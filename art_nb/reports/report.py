@@ -30,7 +30,7 @@ from art_nb.reports.static_html import (
     steps_table,
 )
 from ..runs.store import RunStore
-from ..training.run import AttachedRun, Run
+from ..training.run_view import RunView
 from ..views.index import RolloutIndex, link, load_all
 
 # %% ../../nbs/80_reports/40_report.ipynb #5be04b80
@@ -93,7 +93,7 @@ def notable_steps(rows: RolloutIndex, split: str = "train") -> list[tuple[str, i
 
 # %% ../../nbs/80_reports/40_report.ipynb #fadf1dd8
 def report(
-    run: Run | AttachedRun | Model | RunStore | str | Path,
+    run: RunView | Model | RunStore | str | Path,
     file: str | Path = "report.html",
     groups: Sequence[int] | None = None,
     note: str = "",
@@ -147,7 +147,7 @@ def report(
     return _write_page(file, make)
 
 # %% ../../nbs/80_reports/40_report.ipynb #80b3a448
-Run.report = AttachedRun.report = report
+RunView.report = report
 
 # %% ../../nbs/80_reports/40_report.ipynb #c6585739
 def _rollouts_table(rows: RolloutIndex, selected: set[int], max_rows: int) -> Html:

@@ -36,7 +36,7 @@ from .plots import learning_curve, series
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from ..runs.store import RunStore
 from ..training.progress import step_count
-from ..training.run import AttachedRun, Run
+from ..training.run_view import RunView
 from ..views.boards import board_of
 from ..views.conversation import shared_count, conversation_of
 from ..views.index import RolloutIndex, load_all, open_rollouts
@@ -326,7 +326,7 @@ def _about(store: RunStore) -> str:
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #5ef9a00d
 def static_run(
-    run: Run | AttachedRun | Model | RunStore | str | Path,
+    run: RunView | Model | RunStore | str | Path,
     note: str = "",  # a sentence below the title, for example why the run ended
     limit: int = LIMIT,
 ) -> Html:
@@ -341,7 +341,7 @@ def static_run(
     if newest is not None and (selected := representative_groups(rows, (newest.split, newest.step))):
         heading = f"groups of step {newest.step}" + ("" if newest.split == "train" else f" ({newest.split})")
     images, store = curves(rows.store), rows.store
-    state = f"{run.status} at {step_count(run.step, run.progress.steps)}" if isinstance(run, (Run, AttachedRun)) else ""
+    state = f"{run.status} at {step_count(run.step, run.progress.steps)}" if isinstance(run, RunView) else ""
     title = [
         tag("div", tag("b", rows.title), f" · {_about(store)}" if _about(store) else ""),
         facts_line(state, note, lost_line(rows)),
@@ -381,6 +381,6 @@ def static_html(x: Any, limit: int = LIMIT) -> Html:
     make = next((make for kind, make in kinds.items() if isinstance(x, kind)), None)
     if make is not None:
         return make(x, limit)
-    if isinstance(x, (Run, AttachedRun, Model, RunStore, str, Path)):
+    if isinstance(x, (RunView, Model, RunStore, str, Path)):
         return static_run(x, limit=limit)
     return static_groups(x, limit)

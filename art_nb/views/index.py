@@ -25,7 +25,7 @@ from ..rewards.journal import Journal, current
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from ..runs.readers import Steps, read_groups
 from ..runs.store import RunStore, find_runs, is_run
-from ..training.run import AttachedRun, Run
+from ..training.run_view import RunView
 from .query import PRESETS, most_varied, order_of, rows_where
 from art_nb.views.step_table import (
     COLUMN_NAMES,
@@ -295,13 +295,6 @@ def _of_store(store: RunStore, title: str = "", rule: AdvantageRule = ("group", 
     return RolloutIndex(title or store.path.name, _waiting_of(store, rule), store, rule)
 
 
-def _of_run(run: Run) -> RolloutIndex:
-    options = run.plan.options
-    scaled = options.get("normalize_advantages", True) and options.get("scale_rewards", True)
-    rule = "group" if scaled else "none", float(options.get("advantage_balance", 0.0))
-    return _of_store(run.model.store, run.model.name, rule)
-
-
 def _of_path(path: str | Path) -> RolloutIndex:
     path = Path(path)
     if is_run(path):
@@ -336,7 +329,7 @@ def _of_list(items: Sequence[Any]) -> RolloutIndex:
 # %% ../../nbs/75_views/30_index.ipynb #a154a75a
 SOURCES: dict[type, Callable[[Any], RolloutIndex]] = {
     RolloutIndex: lambda rows: rows,
-    Run: _of_run,
+    RunView: lambda run: _of_store(run.store, run.name, run.advantage_rule),
     Model: lambda model: _of_store(model.store, model.name),
     RunStore: _of_store,
     str: _of_path,
@@ -344,7 +337,6 @@ SOURCES: dict[type, Callable[[Any], RolloutIndex]] = {
     Mapping: _of_steps,
     Trajectory: lambda item: _of_list([item]),
     TrajectoryGroup: lambda item: _of_list([item]),
-    AttachedRun: lambda run: _of_store(run.store, run.name),
 }
 
 

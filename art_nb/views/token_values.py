@@ -68,7 +68,7 @@ def token_values(
     }, None
 
 
-def _never_trained_reason(span: slice | None, error: str | None) -> str:
+def _never_trained_reason(span: slice | None, error: Exception | None) -> str:
     if span is None:
         return "not trained: this reply has no token IDs"
     if span.start == span.stop:
