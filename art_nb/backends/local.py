@@ -35,7 +35,7 @@ from ..core.events import Bus
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
 from ..models.clients import served_name
-from ..models.model import Backend as ModelBackend
+from ..models.model import ModelBackend
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups
 from ..samplers.base import QueuedSampler
 

@@ -28,7 +28,7 @@ from .options import checked_options, runtime_key
 from art_nb.backends.remote_protocol import (
     KEY_NAME,
     MAX_BYTES,
-    MAX_BODY_BYTES,
+    MAX_CALL_BYTES,
     STEP_HEADER,
     encode_call,
     error_from_json,
@@ -193,9 +193,9 @@ async def call_server(
 ) -> dict[str, Any]:
     """Make a call and return its result. Raise `ServeError` if the server does not respond."""
     body = await asyncio.to_thread(encode_call, verb, groups, fields)
-    if len(body) > MAX_BODY_BYTES:
+    if len(body) > MAX_CALL_BYTES:
         raise TrainError(
-            f"The groups have {len(body) >> 20} MiB, but a call can send at most {MAX_BODY_BYTES >> 20} MiB. "
+            f"The groups have {len(body) >> 20} MiB, but a call can send at most {MAX_CALL_BYTES >> 20} MiB. "
             "Pass fewer groups."
         )
     digest = hashlib.sha256(body).hexdigest()

@@ -28,7 +28,7 @@ from ..samplers.base import Sampler, TokenTexts
 from art_nb.serving.asgi import (
     EventSender,
     InProcess,
-    as_json,
+    json_response,
     call_inline,
     cancel_on_disconnect,
     error_body,
@@ -149,7 +149,7 @@ class CompletionService:
         job = CompletionJob(completion, writer, adapter, replies, run)
         if completion.stream:
             return self._streamed(job)
-        return as_json(await cancel_on_disconnect(request.receive, self._whole(job), self.live))
+        return json_response(await cancel_on_disconnect(request.receive, self._whole(job), self.live))
 
     async def _sample(
         self,
@@ -190,7 +190,7 @@ class CompletionService:
             except Exception as error:  # a response that has started as a stream must end as a stream
                 status, body = error_body(error)
                 if not events.started:
-                    return await as_json(body, status)(scope, receive, send)
+                    return await json_response(body, status)(scope, receive, send)
                 await events(body)
             await events.close()
 
@@ -207,12 +207,12 @@ class CompletionService:
 
     async def models(self, request: Request) -> Response:
         """Handle `GET /v1/models`."""
-        return as_json({"object": "list", "data": [self._card(name) for name in self.names()]})
+        return json_response({"object": "list", "data": [self._card(name) for name in self.names()]})
 
     async def model(self, request: Request) -> Response:
         """Handle `GET /v1/models/{name}`."""
         self._adapter(name := request.path_params["name"])
-        return as_json(self._card(name))
+        return json_response(self._card(name))
 
     def _card(self, name: str) -> dict:
         return {
@@ -225,7 +225,7 @@ class CompletionService:
 
     async def health(self, request: Request) -> Response:
         """Handle `GET /health`."""
-        return as_json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         """Handle `GET /metrics`. The format is that of Prometheus."""

@@ -8,7 +8,7 @@ __all__ = ['Option', 'TIE', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED',
            'unit_tokens', 'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant',
            'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'WeighedRows',
            'is_truncated', 'weigh_rows', 'TrajectoryCase', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs',
-           'row_sizes', 'cut_lists', 'group_cases', 'equal_rewards', 'signal_checks', 'first_failing_check',
+           'row_sizes', 'cut_lists', 'group_cases', 'no_variance_message', 'signal_checks', 'first_failing_check',
            'signal_report']
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #e0ce5245
@@ -442,7 +442,7 @@ def group_cases(index: int, group: Any, rows: Sequence, rule: Callable) -> list[
 SignalCheck = tuple[Callable[[TrajectoryCase], bool], str]
 
 
-def equal_rewards(
+def no_variance_message(
     groups: Sequence,  # TrajectoryGroup of one step
 ) -> str:
     """Return the message for a step in which no group has variance."""
@@ -467,7 +467,7 @@ def equal_rewards(
 def signal_checks(
     max_length: int | None,  # longest row that the learner accepts, in tokens
     allow_missing_logprobs: bool,  # train on choices without logprobs, at ratio 1
-    equal: str,  # from `equal_rewards`
+    equal: str,  # from `no_variance_message`
 ) -> list[SignalCheck]:
     """Return the checks that a trajectory must pass to train, with a message for the case that none passes."""
     return [
@@ -561,7 +561,7 @@ def signal_report(
     failed = sum(len(group.exceptions) for group in groups)
     reason = f"no trajectories: {len(groups)} groups, {failed} failed rollouts. Look at group.exceptions"
     if cases:
-        checks = signal_checks(max_length, allow_missing_logprobs, equal_rewards(groups))
+        checks = signal_checks(max_length, allow_missing_logprobs, no_variance_message(groups))
         cases, reason = first_failing_check(cases, checks, max_length)
     trainable, rows = len({case.group for case in cases}), sum(case.rows for case in cases)
     return SignalReport(step=step, groups=len(groups), trainable_groups=trainable, rows=rows, reason=reason)
