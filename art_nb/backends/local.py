@@ -163,7 +163,13 @@ class LocalBackend:
         warn_about_arguments(self.bus, verbose, in_process, enable_expert_replay)
 
     async def register(self, model: Any) -> None:
-        """Load a model and open its endpoint. Training continues from the latest checkpoint, or starts at step 0."""
+        """Load a model and open its endpoint. Training continues from the latest checkpoint, or starts at step 0.
+
+        Parameters
+        ----------
+        model : object
+            The model to load. Its run directory is locked for this process.
+        """
         model._bus = self.bus
         if not model.trainable:
             return  # another server serves a prompted model
@@ -182,13 +188,25 @@ class LocalBackend:
             print(describe_runtime(runtime, engines))
 
     async def unregister(self, model: Any) -> None:
-        """Finish the requested steps of a model, close its endpoint and free its memory. The run directory is kept."""
+        """Finish the requested steps of a model, close its endpoint and free its memory. The run directory is kept.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        """
         runtime = self._runtimes.pop(runtime_key(model), None)
         if runtime is not None:
             await asyncio.to_thread(runtime.retire)
 
     def runtime(self, model: Any) -> ModelRuntime:
-        """Return the runtime of a registered model. Raise `ServeError` if the model is not registered."""
+        """Return the runtime of a registered model. Raise `ServeError` if the model is not registered.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        """
         runtime = self._runtimes.get(runtime_key(model))
         if runtime is not None and not runtime.closed:
             return runtime
@@ -199,14 +217,27 @@ class LocalBackend:
     def check_options(self, model: Any, options: Mapping[str, Any], more: Iterable[str] = ()) -> StepConfig:
         """Check the options of `train` before anything is sampled. Raise `TrainError` for invalid options.
 
-        `more` contains further parameter names. They are suggested for misspelled options.
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        options : dict
+            Options of `train`, by name.
+        more : iterable of str
+            Further valid names, which are suggested for misspelled ones.
         """
         runtime = self.runtime(model)
         with print_warnings(self.bus, self.verbose):
             return step_config(with_step_options(model, options), self.bus, runtime.store, runtime.step, more)
 
     def seed_limits(self, model: Any) -> str:
-        """Return why a run with a seed may differ from its repetition, or an empty string if it does not."""
+        """Return why a run with a seed may differ from its repetition, or an empty string if it does not.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        """
         return getattr(self.runtime(model).sampler, "seed_limits", QueuedSampler.seed_limits)
 
     async def train(
@@ -279,7 +310,13 @@ class LocalBackend:
         return await runtime.worker.result(train_rl_step, runtime, groups, config, save_checkpoint)
 
     async def save_checkpoint(self, model: Any) -> None:
-        """Write the checkpoint of the latest step if this failed before. Raise `StoreError` if it fails again."""
+        """Write the checkpoint of the latest step if this failed before. Raise `StoreError` if it fails again.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        """
         runtime = self.runtime(model)
         await runtime.worker.result(runtime.save)
 
@@ -311,7 +348,13 @@ class LocalBackend:
         """Do nothing: the model has already written to the run directory."""
 
     def transport(self, model: Any) -> httpx.AsyncBaseTransport:
-        """Return an HTTP transport to the model's endpoint that needs no socket."""
+        """Return an HTTP transport to the model's endpoint that needs no socket.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        """
         return self.runtime(model).endpoint.transport()
 
     async def _experimental_fork_checkpoint(
@@ -353,13 +396,29 @@ class LocalBackend:
     _experimental_pull_from_s3 = pull_from_s3
 
     def adapter_lease(self, model: Any, step: int) -> AbstractAsyncContextManager[None]:
-        """Return a context in which requests to `model` use the adapter of this step, which stays loaded."""
+        """Return a context in which requests to `model` use the adapter of this step, which stays loaded.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        step : int
+            The step whose adapter is kept.
+        """
         return hold_adapter(self.runtime(model), step)
 
     exact_adapter_lease = adapter_lease
 
     async def prune_model_adapters(self, model: Any, *, retain_steps: Iterable[int]) -> None:
-        """Unload the adapters of other steps. The newest and those inside `adapter_lease` stay loaded."""
+        """Unload the adapters of other steps. The newest and those inside `adapter_lease` stay loaded.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        retain_steps : iterable of int
+            The steps whose adapters stay loaded.
+        """
         runtime = self._runtimes.get(runtime_key(model))
         if runtime is not None:
             runtime.unload({*runtime.sampler.loaded()} - {*map(runtime.key, retain_steps)})

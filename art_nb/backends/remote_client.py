@@ -303,7 +303,13 @@ class Backend:
         self._event_lock = threading.Lock()  # held while `server_event` of the shared stores is set
 
     async def register(self, model) -> None:
-        """Load a model on the server and open its endpoint."""
+        """Load a model on the server and open its endpoint.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            The model to register with the server.
+        """
         model._bus = self.bus
         if not model.trainable:
             return
@@ -325,8 +331,16 @@ class Backend:
     def check_options(self, model, options: Mapping[str, Any], more: Iterable[str] = ()) -> dict[str, Any]:
         """Check the options of `train` before anything is sampled. Return them as JSON values.
 
-        `more` are further parameter names that a misspelled option may have been meant for.
         Raise `TrainError` for unknown options, invalid values, and values that cannot be sent.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            A registered model.
+        options : dict
+            Options of `train`, by name.
+        more : iterable of str
+            Further valid names, which are suggested for misspelled ones.
         """
         self._registration(model)
         unsubscribe = self.bus.subscribe(print_warning, Warned)
@@ -337,7 +351,13 @@ class Backend:
         return options_to_json({**options})
 
     def seed_limits(self, model) -> str:
-        """Return why a run with a seed may differ from its repetition."""
+        """Return why a run with a seed may differ from its repetition.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            A registered model.
+        """
         return "replies are sampled on another machine, whose sampler may not be deterministic"
 
     async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], **options) -> TrainResult:
@@ -394,7 +414,13 @@ class Backend:
         asyncio.run(call_server(self._connection, "log", groups or (), run=self._registration(model).run, **fields))
 
     async def save_checkpoint(self, model) -> None:
-        """Do nothing. If the server could not save a step, it tries again before it trains the next step."""
+        """Do nothing. If the server could not save a step, it tries again before it trains the next step.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            A registered model.
+        """
 
     async def _get_step(self, model) -> int:
         return (await call_server(self._connection, "get_step", run=self._registration(model).run))["step"]
@@ -441,7 +467,13 @@ class Backend:
         return served_name(model.name, step)
 
     def transport(self, model) -> None:
-        """Return `None`: the endpoint can be reached only through the network."""
+        """Return `None`: the endpoint can be reached only through the network.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            A registered model.
+        """
 
     def _deliver_event(self, data: dict[str, Any]) -> None:
         event = from_json(data)

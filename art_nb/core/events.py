@@ -224,19 +224,29 @@ class Bus:
         self._subscribers: dict[object, tuple[Subscriber, tuple[type[Event], ...]]] = {}
         self._warned: set[str] = set()
 
-    def subscribe(
-        self,
-        fn: Subscriber,  # called with each event; it must return quickly and not wait for another thread
-        *types: type[Event],  # event types to receive; all if none are given
-    ) -> Callable[[], None]:  # call it to unsubscribe
-        """Call `fn` with every event of these types from now on."""
+    def subscribe(self, fn: Subscriber, *types: type[Event]) -> Callable[[], None]:  # call it to unsubscribe
+        """Call `fn` with every event of these types from now on.
+
+        Parameters
+        ----------
+        fn : callable
+            Called with each event. It must return quickly and not wait for another thread.
+        *types
+            The event types to deliver. Without types, all events are delivered.
+        """
         key = object()
         with self._lock:
             self._subscribers[key] = (fn, types)
         return lambda: self._remove(key)
 
     def emit(self, event: Event) -> None:
-        """Deliver an event to every subscriber. Can be called from any thread. Secrets are removed."""
+        """Deliver an event to every subscriber. Can be called from any thread. Secrets are removed.
+
+        Parameters
+        ----------
+        event : Event
+            The event to deliver to all subscribers.
+        """
         event.run = event.run or self.run
         for name in ("message", "traceback", "error"):
             text = getattr(event, name, None)
@@ -253,23 +263,30 @@ class Bus:
             finally:
                 self._delivering = False
 
-    def warn_once(
-        self,
-        key: str,  # further warnings with the same key are not emitted
-        message: str,
-    ) -> None:
-        """Emit a warning unless its key was used before."""
+    def warn_once(self, key: str, message: str) -> None:
+        """Emit a warning unless its key was used before.
+
+        Parameters
+        ----------
+        key : str
+            Identifies the warning. Later warnings with the same key are dropped.
+        message : str
+            The text of the warning.
+        """
         with self._lock:
             is_new = key not in self._warned
             self._warned.add(key)
         if is_new:
             self.emit(Warned(key=key, message=message))
 
-    def was_warned(
-        self,
-        key: str,  # as in `warn_once`
-    ) -> bool:
-        """Return whether `warn_once` was called with this key."""
+    def was_warned(self, key: str) -> bool:
+        """Return whether `warn_once` was called with this key.
+
+        Parameters
+        ----------
+        key : str
+            The key of a warning.
+        """
         return key in self._warned
 
     def _deliver(self, event: Event) -> None:

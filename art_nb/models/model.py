@@ -223,7 +223,15 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return super().__deepcopy__({**(memo or {}), **replacements})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy that shares the backend, but not the clients and metrics."""
+        """Return a copy that shares the backend, but not the clients and metrics.
+
+        Parameters
+        ----------
+        update : dict, optional
+            Fields to change in the copy.
+        deep : bool
+            Copy the values of the fields as well.
+        """
         copy = super(Model, self.__deepcopy__() if deep else self).model_copy(update=update)
         copy._clients, copy._metrics, copy._tracker, copy._unwritten = WeakKeyDictionary(), None, Tracker(), {}
         return copy
@@ -252,7 +260,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self._backend
 
     async def register(self, backend: ModelBackend) -> None:
-        """Connect the model to a backend and write its model.json; raises TrainError or StoreError if this fails."""
+        """Connect the model to a backend and write its model.json; raises TrainError or StoreError if this fails.
+
+        Parameters
+        ----------
+        backend : backend
+            The backend that serves the model.
+        """
         self._tracker.check(self)  # report missing trackers before anything is loaded
         _check_backend(self, backend)
 
@@ -275,7 +289,15 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         self.store.write_model(self.model_dump(exclude={"inference_api_key"}))
 
     def safe_model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Return the fields as a dict, without the user's config and the API key."""
+        """Return the fields as a dict, without the user's config and the API key.
+
+        Parameters
+        ----------
+        *args
+            Arguments of pydantic's `model_dump`.
+        **options
+            Options of pydantic's `model_dump`.
+        """
         return self.model_dump(*args, **options) | {"config": None, "inference_api_key": None}
 
     def openai_client(self) -> AsyncOpenAI:
@@ -284,14 +306,26 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self._clients.get(key) or self._clients.setdefault(key, _make_client(self))
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """Return the name under which the endpoint serves this model, at a step or the latest one."""
+        """Return the name under which the endpoint serves this model, at a step or the latest one.
+
+        Parameters
+        ----------
+        step : int, optional
+            The step to use. By default, the latest one.
+        """
         if self.trainable and self._backend is not None:
             return self._backend._model_inference_name(self, step=step)
         name = self.inference_model_name or self.name
         return name if step is None else f"{name}@{step}"
 
     def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
-        """Return the keyword arguments for `litellm.completion`, for a step or the latest one."""
+        """Return the keyword arguments for `litellm.completion`, for a step or the latest one.
+
+        Parameters
+        ----------
+        step : int, optional
+            The step to use. By default, the latest one.
+        """
         name = self.get_inference_name(step)
         params = {"base_url": self.inference_base_url, "api_key": self.inference_api_key, "temperature": 1}
         if not self.trainable:
@@ -299,11 +333,23 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return {"model": f"hosted_vllm/{name}", **params, "extra_body": {"return_token_ids": True}}
 
     def overwrite_state(self, state: StateType) -> None:
-        """Replace the state of the user's training loop in the run directory."""
+        """Replace the state of the user's training loop in the run directory.
+
+        Parameters
+        ----------
+        state : dict
+            The new state, which replaces the old one.
+        """
         self.store.write_state(state)
 
     def merge_state(self, state: dict[str, Any]) -> StateType:
-        """Merge a dict into the state of the user's training loop, including nested dicts; return the result."""
+        """Merge a dict into the state of the user's training loop, including nested dicts; return the result.
+
+        Parameters
+        ----------
+        state : dict
+            Values to add or change. Nested dicts are merged.
+        """
         merged = cast(StateType, _deep_merge(self.read_state() or {}, state))
         self.overwrite_state(merged)
         return merged
@@ -313,16 +359,34 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return cast(StateType | None, self.store.read_state())
 
     def write_state(self, state: StateType) -> None:
-        """Call `overwrite_state` (older name)."""
+        """Call `overwrite_state` (older name).
+
+        Parameters
+        ----------
+        state : dict
+            Values to add or change.
+        """
         self.overwrite_state(state)
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Add settings of the run for W&B; raises ValueError if an existing one would change."""
+        """Add settings of the run for W&B; raises ValueError if an existing one would change.
+
+        Parameters
+        ----------
+        config : dict
+            Values for the config of the W&B run.
+        """
         self._wandb_config = note_metrics(self._wandb_config, config)
         self._tracker.configure(self)
 
     def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
-        """Return the counter of the run's metrics. All contexts (default: "train") share their sums."""
+        """Return the counter of the run's metrics. All contexts (default: "train") share their sums.
+
+        Parameters
+        ----------
+        cost_context : str, optional
+            The name under which costs are counted, for example "train" or "eval".
+        """
         with _metrics_lock:
             if self._metrics is None:
                 self._metrics = MetricsBuilder("train")
@@ -330,7 +394,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self._metrics if cost_context is None else self._metrics.for_cost_context(cost_context)
 
     def activate_metrics_context(self, cost_context: str) -> Token:
-        """Count costs under a context from now on, until `token.var.reset(token)`."""
+        """Count costs under a context from now on, until `token.var.reset(token)`.
+
+        Parameters
+        ----------
+        cost_context : str
+            The name under which costs are counted, for example "train" or "eval".
+        """
         return self.metrics_builder(cost_context).activate()
 
     @property
@@ -339,7 +409,14 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self._cost_calculator or (lambda prompt_tokens, completion_tokens, cost_context: {})
 
     def set_cost_calculator(self, calculator: CostCalculator | None) -> None:
-        """Set the function that returns the costs of the tokens in logged trajectories. None removes it."""
+        """Set the function that returns the costs of the tokens in logged trajectories. None removes it.
+
+        Parameters
+        ----------
+        calculator : callable
+            Takes prompt tokens, completion tokens and the context ("train" or "eval"). It returns costs by
+            name.
+        """
         self._cost_calculator = calculator
 
     async def log(
@@ -347,10 +424,22 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         trajectories: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseException] | None = None,
         split: str = "val",
         *,
-        metrics: Mapping[str, float] | None = None,  # more metrics, for example those of a TrainResult
-        step: int | None = None,  # None: the current step
+        metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
     ) -> dict[str, Any]:
-        """Write groups, or trajectories and exceptions, and one row of metrics to the run directory; return the row."""
+        """Write groups, or trajectories and exceptions, and one row of metrics to the run directory; return the row.
+
+        Parameters
+        ----------
+        trajectories : groups, or trajectories and exceptions, optional
+            Groups or trajectories to write. None writes only the metrics.
+        split : str
+            The name of the split, for example "train" or "val".
+        metrics : dict, optional
+            Further metrics, for example those of a `TrainResult`.
+        step : int, optional
+            The number of the step. By default, the current step.
+        """
         step = await self.get_step() if step is None else step
         groups = None if trajectories is None else _as_groups(trajectories)
         return await asyncio.to_thread(self._log, groups, split, metrics or {}, step, groups is not None)
@@ -428,13 +517,29 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
             self._set_default_run_name()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy that shares the backend. Its run is named after the copy."""
+        """Return a copy that shares the backend. Its run is named after the copy.
+
+        Parameters
+        ----------
+        update : dict, optional
+            Fields to change in the copy.
+        deep : bool
+            Copy the values of the fields as well.
+        """
         copy = super().model_copy(update=update, deep=deep)
         copy._set_default_run_name()
         return copy
 
     def model_dump(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Return the fields as a dict, including `_internal_config`."""
+        """Return the fields as a dict, including `_internal_config`.
+
+        Parameters
+        ----------
+        *args
+            Arguments of pydantic's `model_dump`.
+        **options
+            Options of pydantic's `model_dump`.
+        """
         return super().model_dump(*args, **options) | {"_internal_config": self._internal_config}
 
     def _storage_name(self) -> str:
@@ -449,6 +554,13 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         """Connect the model to a backend, load it and serve it.
 
         Raises `TrainError` for an invalid backend, and `StoreError` if the run directory or the weights cannot be used.
+
+        Parameters
+        ----------
+        backend : backend
+            The backend that trains and serves the model.
+        _openai_client_config : dict, optional
+            ART's settings of the endpoint. `server_args` are passed to it.
         """
         self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)
@@ -476,12 +588,16 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
             return max(await asyncio.to_thread(self.store.steps_saved), default=0)
         return await self._backend._get_step(self)
 
-    def check_options(
-        self,
-        options: Mapping[str, Any],  # of `backend.train`
-        more: Iterable[str] = (),  # further valid parameters, for suggestions
-    ) -> None:
-        """Let the backend check the options of a train call before anything is sampled, if it supports this."""
+    def check_options(self, options: Mapping[str, Any], more: Iterable[str] = ()) -> None:
+        """Let the backend check the options of a train call before anything is sampled, if it supports this.
+
+        Parameters
+        ----------
+        options : dict
+            Options of `backend.train`, by name.
+        more : iterable of str
+            Further valid names, which are suggested for misspelled ones.
+        """
         check = getattr(self.backend(), "check_options", None)  # backends of ART's protocol lack this method
         if check is not None:
             check(self, options, more)
@@ -490,12 +606,23 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self,
         trajectory_groups: Iterable[TrajectoryGroup],
         config: TrainConfig | None = None,
-        _config: Mapping[str, Any] | None = None,  # ART's experimental options
+        _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
     ) -> TrainResult:
         """Log the groups, train one step and log its metrics (ART's older interface).
 
         Raises `TrainError` for invalid options or groups.
+
+        Parameters
+        ----------
+        trajectory_groups : iterable of TrajectoryGroup
+            The groups, with rewards.
+        config : TrainConfig, optional
+            The learning rate, and ART's other settings.
+        _config : dict, optional
+            ART's experimental options.
+        verbose : bool
+            ART's argument, which is passed to the backend.
         """
         groups, step = check_groups(trajectory_groups), await self.get_step() + 1
         _check_config(config, TrainConfig)
@@ -511,15 +638,28 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
 
     async def train_sft(
         self,
-        trajectories: Iterable[Trajectory],  # conversations; streamed if learning_rate is a list
+        trajectories: Iterable[Trajectory],
         config: TrainSFTConfig | None = None,
-        _config: Mapping[str, Any] | None = None,  # ART's options, which have no effect
+        _config: Mapping[str, Any] | None = None,
         verbose: bool = False,
         log_metrics: bool = True,
     ) -> TrainResult:
         """Train on the assistant turns of conversations (supervised fine-tuning).
 
         Raises `TrainError` for invalid options or trajectories.
+
+        Parameters
+        ----------
+        trajectories : iterable of Trajectory
+            Conversations. They are streamed if `config.learning_rate` is a list.
+        config : TrainSFTConfig, optional
+            Learning rate, batch size and epochs.
+        _config : dict, optional
+            ART's experimental options, which have no effect.
+        verbose : bool
+            ART's argument, which is passed to the backend.
+        log_metrics : bool
+            Whether to write the metrics to the history.
         """
         if isinstance(trajectories, Trajectory) or not isinstance(trajectories, Iterable):
             listed("train_sft", trajectories, "trajectories")  # raises an error that shows the correct call
@@ -535,11 +675,14 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
             await self.log(metrics=result.metrics, split="sft", step=result.step)
         return result
 
-    async def delete_checkpoints(
-        self,
-        best_checkpoint_metric: str = "val/reward",  # the step with the highest mean of this metric is kept
-    ) -> None:
-        """Delete all checkpoints except the latest and the best."""
+    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
+        """Delete all checkpoints except the latest and the best.
+
+        Parameters
+        ----------
+        best_checkpoint_metric : str
+            The step with the highest mean of this metric is kept.
+        """
         best = await asyncio.to_thread(self._best_step, best_checkpoint_metric)
         if best is None:
             missing = f"{best_checkpoint_metric!r} is not in the history of {self.run_name}"

@@ -251,11 +251,13 @@ class Panel(anywidget.AnyWidget):
         """Return the static form: escaped HTML without scripts and style sheets."""
         raise NotImplementedError(f"{type(self).__name__}.html")
 
-    def send_tick(
-        self,
-        update: dict,  # JSON values, at most 16 kB
-    ) -> None:
+    def send_tick(self, update: dict) -> None:
         """Send live state, at most four times per second. Can be called from any thread.
+
+        Parameters
+        ----------
+        update : dict
+            JSON values, at most 16 kB.
 
         Raises
         ------
@@ -265,11 +267,14 @@ class Panel(anywidget.AnyWidget):
         _check_size(update)
         self._ticker.put(update)
 
-    def show(
-        self,
-        handle: Any = None,  # display handle of an existing output; None creates an output
-    ) -> None:
-        """Display the panel. Another panel with the same key is frozen."""
+    def show(self, handle: Any = None) -> None:
+        """Display the panel. Another panel with the same key is frozen.
+
+        Parameters
+        ----------
+        handle : object
+            The display handle of an existing output. By default, an output is created.
+        """
         former = _SHOWN.pop(self.key, None)
         if former not in (None, self):
             try:

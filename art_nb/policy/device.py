@@ -140,6 +140,8 @@ class DeviceThread:
         ----------
         job : callable
             Function that is called with the other arguments.
+        *args, **kwargs
+            Arguments of the function.
 
         Returns
         -------
@@ -164,13 +166,29 @@ class DeviceThread:
         return ServeError("The backend is closed: create a new backend and register the model with it.", status=503)
 
     def call(self, job: Callable, *args, **kwargs):
-        """Run a job on the thread and return its result. On the thread itself, run it immediately."""
+        """Run a job on the thread and return its result. On the thread itself, run it immediately.
+
+        Parameters
+        ----------
+        job : callable
+            The function to call.
+        *args, **kwargs
+            Its arguments.
+        """
         if threading.current_thread() is self._thread:
             return job(*args, **kwargs)
         return self.submit(job, *args, **kwargs).result()
 
     async def result(self, job: Callable, *args, **kwargs):
-        """Await a job. If the caller is canceled, the job ends at its next `check`, or still returns its result."""
+        """Await a job. If the caller is canceled, the job ends at its next `check`, or still returns its result.
+
+        Parameters
+        ----------
+        job : callable
+            The function to call.
+        *args, **kwargs
+            Its arguments.
+        """
         future = self.submit(job, *args, **kwargs)
         waiting = asyncio.wrap_future(future)
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # marks the exception as retrieved
@@ -193,7 +211,13 @@ class DeviceThread:
             raise TrainError("Training step canceled. The weights were not changed.")
 
     def idle_work(self, work: Callable[[], bool]) -> None:
-        """Set the function that runs between jobs. It returns False if there is nothing to do until `wake`."""
+        """Set the function that runs between jobs. It returns False if there is nothing to do until `wake`.
+
+        Parameters
+        ----------
+        work : callable
+            Called again and again while no job waits. It returns whether it had work to do.
+        """
         self._idle_work = work
 
     def wake(self) -> None:

@@ -56,12 +56,24 @@ class Journal:
         self._noted: set[str] = set()
 
     def append(self, judgements: Iterable[Judgement]) -> None:
-        """Append judgements to the file. Raise `StoreError` if it cannot be written."""
+        """Append judgements to the file. Raise `StoreError` if it cannot be written.
+
+        Parameters
+        ----------
+        judgements : iterable of Judgement
+            The judgements to write.
+        """
         if rows := [plain(asdict(judgement)) for judgement in judgements]:
             append_lines(self.path, *rows)
 
     def note_rubric(self, rubric: str) -> str:
-        """Store the text of a rubric, if it is not stored yet, and return its ID."""
+        """Store the text of a rubric, if it is not stored yet, and return its ID.
+
+        Parameters
+        ----------
+        rubric : str
+            The text that judges received.
+        """
         name = rubric_id(rubric)
         if name not in self._noted and name not in self.rubrics():
             append_lines(self.path, {"rubric": name, "text": rubric})
@@ -83,17 +95,29 @@ class Journal:
             and row.get("by", "judge") in ("judge", "human")
         ]
 
-    def of(
-        self,
-        group: str | TrajectoryGroup,  # a group or its ID
-        step: int | None = None,  # None: all steps. Needed for IDs of scenarios, which occur in several steps
-    ) -> list[Judgement]:
-        """Return the judgements of one group."""
+    def of(self, group: str | TrajectoryGroup, step: int | None = None) -> list[Judgement]:
+        """Return the judgements of one group.
+
+        Parameters
+        ----------
+        group : str or TrajectoryGroup
+            The group or its ID.
+        step : int, optional
+            The step of the group. By default, all steps. IDs of scenarios occur in several steps.
+        """
         name = group if isinstance(group, str) else group_id(group)
         return [judgement for judgement in self.read() if judgement.group == name and step in (None, judgement.step)]
 
     def current(self, group: str | TrajectoryGroup, step: int | None = None) -> Current:
-        """Return the judgement that counts for each trajectory of a group, by index of the trajectory."""
+        """Return the judgement that counts for each trajectory of a group, by index of the trajectory.
+
+        Parameters
+        ----------
+        group : str or TrajectoryGroup
+            The group or its ID.
+        step : int, optional
+            The step of the group. By default, all steps.
+        """
         return current(self.of(group, step))
 
 

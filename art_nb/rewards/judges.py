@@ -118,7 +118,15 @@ class Person:
         self._lock = threading.Lock()
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Wait until the person has answered."""
+        """Wait until the person has answered.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            The number of the repetition, which separates cached replies.
+        """
         key, waiting = uuid4().hex[:8], Pending(question, Future())
         with self._lock:
             self.pending[key] = waiting
@@ -130,13 +138,18 @@ class Person:
             with self._lock:
                 self.pending.pop(key, None)
 
-    def answer(
-        self,
-        key: str,  # of the question
-        scores: Sequence[float | None],  # one per trajectory; None: no decision
-        reasons: Sequence[str] | None = None,  # one per trajectory
-    ) -> None:
-        """Answer a question. Raise `JudgeError` if the question is not open or the number of scores is wrong."""
+    def answer(self, key: str, scores: Sequence[float | None], reasons: Sequence[str] | None = None) -> None:
+        """Answer a question. Raise `JudgeError` if the question is not open or the number of scores is wrong.
+
+        Parameters
+        ----------
+        key : str
+            The key of an open question.
+        scores : sequence of float or None
+            One score for each trajectory, in order. None means no decision.
+        reasons : sequence of str, optional
+            One reason for each trajectory.
+        """
         n = len(self.pending[key].question.trajectories) if key in self.pending else len(scores)
         if len(scores) != n:
             raise JudgeError(
@@ -152,7 +165,13 @@ class Person:
         )
 
     def withdraw(self, key: str) -> None:
-        """End the wait without an answer. Raise `JudgeError` if the question is not open."""
+        """End the wait without an answer. Raise `JudgeError` if the question is not open.
+
+        Parameters
+        ----------
+        key : str
+            The key of an open question.
+        """
         waiting = self._take_pending(key)
         waiting.answered.set_result(
             [Verdict(problem="the question was withdrawn") for _ in waiting.question.trajectories]

@@ -138,7 +138,13 @@ class RunStore:
                 return None
 
     def write_model(self, data: Mapping[str, Any]) -> None:
-        """Write the description of the model. Secrets in the user's config are removed, names are not changed."""
+        """Write the description of the model. Secrets in the user's config are removed, names are not changed.
+
+        Parameters
+        ----------
+        data : dict
+            The fields of the model.
+        """
         names = {name: data[name] for name in ("name", "run_name", "project", "entity", "base_model") if name in data}
         atomic_write(self.path / "model.json", json.dumps(redact(plain(data)) | plain(names), indent=2).encode())
 
@@ -147,7 +153,13 @@ class RunStore:
         return self._read_json("model.json") or {}
 
     def write_state(self, state: Mapping[str, Any]) -> None:
-        """Write the user's state. art_nb's own state in the same file is not changed."""
+        """Write the user's state. art_nb's own state in the same file is not changed.
+
+        Parameters
+        ----------
+        state : dict
+            The user's state, as JSON types.
+        """
         with _state_lock:
             previous = self._read_json("state.json") or {}
             own_state = {name: value for name, value in previous.items() if name in OWN_STATE}
@@ -162,25 +174,38 @@ class RunStore:
         user_state = {name: value for name, value in (state or {}).items() if name not in OWN_STATE}
         return user_state if user_state or state == {} else None
 
-    def write_own_state(
-        self,
-        name: str,  # one of OWN_STATE
-        value: Mapping[str, Any],
-    ) -> None:
-        """Write art_nb's own state of a run. The user's state is not changed."""
+    def write_own_state(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write art_nb's own state of a run. The user's state is not changed.
+
+        Parameters
+        ----------
+        name : str
+            The name of the entry.
+        value : dict
+            Its value, as JSON types.
+        """
         with _state_lock:
             self._write_state({**(self._read_json("state.json") or {}), name: value})
 
     def read_own_state(self, name: str) -> dict[str, Any]:
-        """Return art_nb's own state of a run, or `{}` if there is none."""
+        """Return art_nb's own state of a run, or `{}` if there is none.
+
+        Parameters
+        ----------
+        name : str
+            The name of the entry.
+        """
         with reading(self.path / "state.json"):
             return dict((self._read_json("state.json") or {}).get(name, {}))
 
-    def append_history(
-        self,
-        row: Mapping[str, Any],  # metrics by name; values that are not finite are left out
-    ) -> None:
-        """Append a row of metrics to the history."""
+    def append_history(self, row: Mapping[str, Any]) -> None:
+        """Append a row of metrics to the history.
+
+        Parameters
+        ----------
+        row : dict
+            The metrics of one step and split.
+        """
         append_lines(self.path / "history.jsonl", finite(row))
 
     def history(self) -> list[dict[str, Any]]:
@@ -188,7 +213,13 @@ class RunStore:
         return without_undone(history_row(row) for row in read_lines(self.path / "history.jsonl", self._warn))
 
     def append_event(self, event: Event) -> None:
-        """Append an event to the log. Can be passed directly to `Bus.subscribe`."""
+        """Append an event to the log. Can be passed directly to `Bus.subscribe`.
+
+        Parameters
+        ----------
+        event : Event
+            The event to append.
+        """
         append_lines(self.path / "events.jsonl", to_json(event), sync=False)
 
     def events(self) -> Iterator[Event]:
@@ -207,7 +238,17 @@ class RunStore:
         step: int,
         groups: Iterable[TrajectoryGroup],
     ) -> Path:  # of the Parquet file
-        """Write the groups of one step. Existing groups of the step are replaced."""
+        """Write the groups of one step. Existing groups of the step are replaced.
+
+        Parameters
+        ----------
+        split : str
+            The name of the split.
+        step : int
+            The number of the step.
+        groups : iterable of TrajectoryGroup
+            All groups of the step.
+        """
         groups = list(groups)
         arrays, name = pack_tokens(groups), ""
         path, sidecar = self._file(split, step, ".parquet"), self._file(split, step, ".tokens.npz")
@@ -222,7 +263,15 @@ class RunStore:
         return path
 
     def read_groups(self, split: str, step: int) -> list[TrajectoryGroup]:
-        """Return the groups of one step, with their token data if it exists."""
+        """Return the groups of one step, with their token data if it exists.
+
+        Parameters
+        ----------
+        split : str
+            The name of the split.
+        step : int
+            The number of the step.
+        """
         path = next((p for p in (self._file(split, step, e) for e in READERS) if p.exists()), None)
         if path is None:
             saved = ", ".join(map(str, self.steps(split))) or "none"
@@ -249,14 +298,26 @@ class RunStore:
         return [name for name in names if self.steps(name)]
 
     def steps(self, split: str) -> list[int]:
-        """Return the steps of a split that have trajectories."""
+        """Return the steps of a split that have trajectories.
+
+        Parameters
+        ----------
+        split : str
+            The name of the split.
+        """
         folder = self._file(split, 0, "").parent
         files = folder.iterdir() if folder.is_dir() else ()
         numbers = {step_number(file.stem) for file in files if file.suffix in READERS}
         return sorted(number for number in numbers if number is not None)
 
     def checkpoint_dir(self, step: int) -> Path:  # the existing directory, or the one to create
-        """Return the directory of a step's checkpoint."""
+        """Return the directory of a step's checkpoint.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+        """
         return self.checkpoints().get(step, self.path / "checkpoints" / f"{step:04d}")
 
     def steps_saved(self) -> list[int]:

@@ -96,11 +96,23 @@ class Tracker:
         self.failed = False
 
     def reports(self, model) -> bool:
-        """Return whether rows of the model are sent."""
+        """Return whether rows of the model are sent.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            The model whose `report_metrics` are read.
+        """
         return not self.failed and is_requested(model.report_metrics)
 
     def check(self, model) -> None:
-        """Warn about unknown trackers. Raise `BackendMissing` if W&B is requested and not installed."""
+        """Warn about unknown trackers. Raise `BackendMissing` if W&B is requested and not installed.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            The model whose `report_metrics` are read.
+        """
         for name in {*(model.report_metrics or ())} - {"wandb"}:
             model._say_once(
                 name, f"report_metrics contains {name!r}, which is not supported. Use 'wandb', or read history.jsonl."
@@ -120,7 +132,15 @@ class Tracker:
         )
 
     def send(self, model, row: Mapping[str, Any]) -> None:
-        """Send a row of the history under its training step. Raise the same errors as `check`."""
+        """Send a row of the history under its training step. Raise the same errors as `check`.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            The model that is trained.
+        row : dict
+            A row of the history.
+        """
         self.check(model)
         if self.reports(model):
             metrics = {name: value for name, value in finite(row).items() if name not in ("step", "recorded_at")}
@@ -128,7 +148,13 @@ class Tracker:
                 wandb_run(wandb_key(model), model._wandb_config).log(metrics)
 
     def configure(self, model) -> None:
-        """Send the model's settings if its run is open. Otherwise they are sent with the first row."""
+        """Send the model's settings if its run is open. Otherwise they are sent with the first row.
+
+        Parameters
+        ----------
+        model : TrainableModel
+            The model that is trained.
+        """
         run = _RUNS.get(wandb_key(model))
         if run is not None and not run._is_finished and self.reports(model):
             with self._disable_on_error(model):

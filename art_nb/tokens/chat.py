@@ -391,6 +391,15 @@ class ChatFormat:
         """Return cleaned messages as text; `prompt=True` opens the next assistant turn.
 
         Raises `ServeError` if the template fails or exceeds its deadline.
+
+        Parameters
+        ----------
+        messages : list of dict
+            Messages in OpenAI's format.
+        tools : Tools, optional
+            Tools in OpenAI's format.
+        prompt : bool
+            Whether the text ends with the opening of a reply.
         """
         if tools and not self._shows_tools:
             self._warn(
@@ -419,7 +428,15 @@ class ChatFormat:
         return text
 
     def prompt_ids(self, messages: Messages, tools: Tools | None = None) -> list[int]:
-        """Return the IDs of a prompt; cached replies keep the exact IDs with which they were sampled."""
+        """Return the IDs of a prompt; cached replies keep the exact IDs with which they were sampled.
+
+        Parameters
+        ----------
+        messages : Messages
+            Messages in OpenAI's format.
+        tools : Tools, optional
+            Tools in OpenAI's format.
+        """
         cleaned, tools = clean_messages(messages), tools or None
         text = self.render(cleaned, tools)
         for message, key in self._replies(messages, cleaned, tools):
@@ -431,36 +448,71 @@ class ChatFormat:
 
     def remember(
         self,
-        messages: Messages,  # the conversation before the reply
+        messages: Messages,
         tools: Tools | None,
         prompt_ids: Sequence[int],
-        token_ids: Sequence[int],  # sampled tokens, including the stop token
-        reply: Message,  # the assistant's message as it is sent to the client
+        token_ids: Sequence[int],
+        reply: Message,
     ) -> None:
-        """Cache the exact IDs of a sampled reply for the conversation's next prompt."""
+        """Cache the exact IDs of a sampled reply for the conversation's next prompt.
+
+        Parameters
+        ----------
+        messages : Messages
+            The messages of the request.
+        tools : Tools
+            The tools of the request.
+        prompt_ids : sequence of int
+            The token IDs of the prompt.
+        token_ids : sequence of int
+            The sampled token IDs.
+        reply : Message
+            The message that was returned to the caller.
+        """
         cleaned, tools, answer = clean_messages(messages), tools or None, clean_message(reply)
         if entry := _sampled_reply(self, cleaned, tools, [*prompt_ids, *token_ids], len(token_ids), answer):
             self._memory.add(prefix_keys([*cleaned, answer], tools)[-1], entry)
 
-    def stream(
-        self,
-        prompt_ids: Sequence[int],  # their end shows whether the prompt started the reasoning
-        tools: Tools | None = None,  # calls are parsed only if tools were offered
-        single_call: bool = False,  # drop all calls after the first
-    ) -> ReplyStream:
-        """Return a parser for a reply that is about to be sampled."""
+    def stream(self, prompt_ids: Sequence[int], tools: Tools | None = None, single_call: bool = False) -> ReplyStream:
+        """Return a parser for a reply that is about to be sampled.
+
+        Parameters
+        ----------
+        prompt_ids : sequence of int
+            The token IDs of the prompt. Their end shows whether the prompt started the reasoning.
+        tools : Tools, optional
+            The tools of the request. Calls are parsed only if tools were offered.
+        single_call : bool
+            Drop all calls after the first.
+        """
         thinking = self.tokenizer.decode(prompt_ids[-4:]).rstrip().endswith("<think>")
         form = with_tools(self.calls, tools) if tools or self.calls.whole else None
         return ReplyStream(form, thinking or None, single_call or self._one_call)
 
     def reply(self, text: str, tools: Tools | None = None) -> dict:
-        """Return the assistant message of a whole reply, given as text without the stop token."""
+        """Return the assistant message of a whole reply, given as text without the stop token.
+
+        Parameters
+        ----------
+        text : str
+            The text of the reply, with special tokens.
+        tools : Tools, optional
+            Tools in OpenAI's format.
+        """
         stream = self.stream([], tools)
         stream.add(text, last=True)
         return stream.message()
 
     def begun_ids(self, prompt_ids: Sequence[int], name: str | None) -> tuple[str, list[int]]:
-        """Return text and IDs that start a forced call of a tool (None: any tool), after closing open reasoning."""
+        """Return text and IDs that start a forced call of a tool (None: any tool), after closing open reasoning.
+
+        Parameters
+        ----------
+        prompt_ids : sequence of int
+            The token IDs of the prompt.
+        name : str
+            The function to call. None means any tool.
+        """
         opened = self.stream(prompt_ids).thinking
         text = ("\n</think>\n\n" if opened else "") + call_prefix(self.calls, name)
         return text, inner_ids(self.tokenizer, text)
@@ -470,7 +522,13 @@ class ChatFormat:
         return ((message, key) for message, clean, key in reversed(entries) if clean["role"] == "assistant")
 
     def with_template(self, template_kwargs: dict) -> "ChatFormat":
-        """Return this format with more template variables; both share the cache."""
+        """Return this format with more template variables; both share the cache.
+
+        Parameters
+        ----------
+        template_kwargs : dict
+            Arguments of the chat template.
+        """
         chat = copy(self)
         chat.template_kwargs = self.template_kwargs | template_kwargs
         return chat
@@ -481,15 +539,19 @@ class ChatFormat:
         chat._memory = SampledTokenCache(self._memory.limit)
         return chat
 
-    def reply_ids(
-        self,
-        messages: Messages,  # the conversation before the reply
-        reply: Message,  # an assistant message that was not sampled
-        tools: Tools | None = None,
-    ) -> list[int]:
+    def reply_ids(self, messages: Messages, reply: Message, tools: Tools | None = None) -> list[int]:
         """Return the IDs of a written reply, up to and including the token that ends the turn.
 
         Raises `ServeError` if the template does not print the reply unchanged.
+
+        Parameters
+        ----------
+        messages : Messages
+            The conversation before the reply.
+        reply : Message
+            An assistant message that was not sampled.
+        tools : Tools, optional
+            Tools in OpenAI's format.
         """
         rendered = _find_reply(self, clean_messages(messages), tools or None, clean_message(reply))
         if rendered is None:
@@ -505,7 +567,15 @@ class ChatFormat:
         return inner_ids(self.tokenizer, text[start:end]) + closing[:stop]
 
     def turns(self, messages: Messages, tools: Tools | None = None) -> Iterator[tuple[int, list[int], list[int]]]:
-        """Yield position, prompt IDs and reply IDs of each assistant message of a written conversation; cache them."""
+        """Yield position, prompt IDs and reply IDs of each assistant message of a written conversation; cache them.
+
+        Parameters
+        ----------
+        messages : Messages
+            Messages in OpenAI's format.
+        tools : Tools, optional
+            Tools in OpenAI's format.
+        """
         cleaned = clean_messages(messages)
         for i, message in enumerate(cleaned):
             if message["role"] == "assistant":

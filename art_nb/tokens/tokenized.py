@@ -163,7 +163,13 @@ class TokenizedMultiHistoryTrajectory(_Rewarded):
         return replace(self, histories=[history.tensorize(device=device) for history in self.histories])
 
     def first_occurrence_masks(self, *, where: TokenFlag | None = None) -> list[list[bool]]:
-        """Return masks that mark each token in the first sequence that contains it after the same tokens."""
+        """Return masks that mark each token in the first sequence that contains it after the same tokens.
+
+        Parameters
+        ----------
+        where : TokenFlag, optional
+            The flag whose tokens are selected.
+        """
         return first_occurrence_masks(self.histories, where=where)
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #2c0216e8

@@ -102,7 +102,13 @@ class Evaluation:
     proportion: bool = False
 
     def values(self, metric: str | None = None) -> list[float]:
-        """Return a metric of every trajectory. Raise `RolloutError` if a trajectory does not have it."""
+        """Return a metric of every trajectory. Raise `RolloutError` if a trajectory does not have it.
+
+        Parameters
+        ----------
+        metric : str, optional
+            "reward", or a key of `Trajectory.metrics`. By default, the metric of the evaluation.
+        """
         return [*map(float, self._values(metric or self.metric))]
 
     def _values(self, metric: str) -> list[float | bool]:
@@ -116,12 +122,24 @@ class Evaluation:
         return [row[metric] for row in metrics]
 
     def mean(self, metric: str | None = None) -> float:
-        """Return the mean of a metric, or NaN if there are no trajectories."""
+        """Return the mean of a metric, or NaN if there are no trajectories.
+
+        Parameters
+        ----------
+        metric : str, optional
+            "reward", or a key of `Trajectory.metrics`. By default, the metric of the evaluation.
+        """
         values = self.values(metric)
         return sum(values) / len(values) if values else math.nan
 
     def ci95(self, metric: str | None = None) -> tuple[float, float]:
-        """Return the 95 % interval: Wilson's for a proportion (boolean or `proportion=True`), else Student's t."""
+        """Return the 95 % interval: Wilson's for a proportion (boolean or `proportion=True`), else Student's t.
+
+        Parameters
+        ----------
+        metric : str, optional
+            "reward", or a key of `Trajectory.metrics`. By default, the metric of the evaluation.
+        """
         values = self._values(metric or self.metric)
         is_declared = self.proportion and metric in (None, self.metric)
         if is_declared and not {*values} <= {0, 1}:

@@ -534,7 +534,13 @@ class Run(RunView):
         return f"Run({self.model.name}: {self.status}, step {self.step}{of}{latest})"
 
     def transition(self, table: dict[str, str]) -> bool:
-        """Change the status by a table of allowed transitions. Return whether it changed."""
+        """Change the status by a table of allowed transitions. Return whether it changed.
+
+        Parameters
+        ----------
+        table : dict
+            The new status for each old status.
+        """
         with self._lock:
             before, self.status = self.status, table.get(self.status, self.status)
         if before in table:

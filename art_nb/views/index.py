@@ -141,11 +141,14 @@ class RolloutIndex:
         with self._lock:
             return list(dict.fromkeys([(p.split, p.step) for p in self.parts] + [(s, n) for s, n, _ in self.waiting]))
 
-    def load(
-        self,
-        limit_s: float = 0.1,  # time limit in seconds; at least one step is loaded
-    ) -> bool:  # True if all steps are loaded
-        """Load more steps."""
+    def load(self, limit_s: float = 0.1) -> bool:  # True if all steps are loaded
+        """Load more steps.
+
+        Parameters
+        ----------
+        limit_s : float
+            The time limit in seconds. At least one step is loaded.
+        """
         end = time.perf_counter() + limit_s
         with self._lock:
             while self.waiting:
@@ -234,13 +237,25 @@ class RolloutIndex:
             return self._table
 
     def locate_group(self, number: int) -> GroupRef:
-        """Return the reference to a group."""
+        """Return the reference to a group.
+
+        Parameters
+        ----------
+        number : int
+            The number of the group in the index.
+        """
         i, offset = _find(self._groups, number, "group")
         part = self.parts[i]
         return GroupRef(part, number, part.first_position + offset)
 
     def locate(self, row: int) -> RolloutRef:
-        """Return the reference to the rollout of a row."""
+        """Return the reference to the rollout of a row.
+
+        Parameters
+        ----------
+        row : int
+            The number of the row.
+        """
         i, offset = _find(self._starts, row, "row")
         part = self.parts[i]
         group = int(part.table["group"][offset])
