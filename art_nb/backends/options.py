@@ -7,8 +7,8 @@ __all__ = ['LORA_NAMES', 'ART_DEFAULTS', 'ALTERNATIVES', 'INIT_OPTIONS', 'INTERN
            'PROFILES', 'RENAMED', 'LOSS_OPTIONS', 'COMBINED', 'ART_RANGES', 'UNNECESSARY', 'WITHOUT_EFFECT',
            'UNSUPPORTED', 'TRAIN_PARAMETERS', 'KNOWN_OPTIONS', 'OTHER_NAMES', 'lora_options', 'runtime_key',
            'engine_options', 'init_options', 'with_step_options', 'adam_options', 'chat_options', 'with_profile',
-           'rename_art_options', 'warn_about_options', 'check_names', 'StepOptions', 'loss_of', 'mismatch_of',
-           'reference_of', 'checked_options', 'step_config']
+           'rename_art_options', 'warn_about_options', 'check_names', 'StepOptions', 'BackendOptions', 'loss_of',
+           'mismatch_of', 'reference_of', 'checked_options', 'step_config']
 
 # %% ../../nbs/50_backends/20_options.ipynb #be4aeb1e
 from collections.abc import Callable, Iterable, Mapping
@@ -351,6 +351,22 @@ class StepOptions(TypedDict, total=False):
     moe_routing_replay_strict: bool | None
     loss_fn_config: None
     adam_params: None
+
+# %% ../../nbs/50_backends/20_options.ipynb #203a8cbf
+class BackendOptions(StepOptions, total=False):
+    """Keyword arguments of `LocalBackend.train`, for functions that pass them on, such as `art.train`."""
+
+    loss_fn: str | Callable
+    loss_options: dict[str, Any] | None
+    epsilon: float | None
+    epsilon_high: float | None
+    normalize_advantages: bool
+    scale_rewards: bool
+    advantage_balance: float
+    kl_penalty_coef: float
+    kl_penalty_step_lag: int | None
+    save_checkpoint: bool
+    verbose: bool
 
 # %% ../../nbs/50_backends/20_options.ipynb #371623d3
 def loss_of(

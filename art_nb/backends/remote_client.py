@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['READ_TIMEOUT_S', 'RESUMED_CALLS', 'normalize_url', 'parse_reply', 'model_to_json', 'receive_checkpoint', 'Connection',
            'open_client', 'request_with_retries', 'follow_call', 'cancel_call', 'call_server', 'pull_checkpoint',
-           'SharedStore', 'RegisteredModel', 'print_warning', 'Backend']
+           'SharedStore', 'RegisteredModel', 'print_warning', 'RemoteOptions', 'Backend']
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #f1c45c6a
 import asyncio
@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, Unpack
 from uuid import uuid4
 
 import httpx
 
 from .deployment import without_bucket
-from .options import checked_options, runtime_key
+from .options import BackendOptions, checked_options, runtime_key
 from art_nb.backends.remote_protocol import (
     KEY_NAME,
     MAX_BYTES,
@@ -264,6 +264,12 @@ def print_warning(event: Event) -> None:
     if isinstance(event, Warned):
         print(event.message)
 
+
+class RemoteOptions(BackendOptions, total=False):
+    """Keyword arguments of `Backend.train`."""
+
+    learning_rate: float
+
 # %% ../../nbs/50_backends/70_remote_client.ipynb #02533b70
 class Backend:
     """Client of a backend on another machine that `art-nb run` serves. It has the methods of `LocalBackend`.
@@ -360,7 +366,9 @@ class Backend:
         """
         return "replies are sampled on another machine, whose sampler may not be deterministic"
 
-    async def train(self, model, trajectory_groups: Sequence[TrajectoryGroup], **options) -> TrainResult:
+    async def train(
+        self, model, trajectory_groups: Sequence[TrajectoryGroup], **options: Unpack[RemoteOptions]
+    ) -> TrainResult:
         """Train one step on groups of trajectories.
 
         Parameters
@@ -369,7 +377,7 @@ class Backend:
             A registered model.
         trajectory_groups : sequence of TrajectoryGroup
             The groups, with rewards.
-        **options
+        **options : RemoteOptions
             The options of `LocalBackend.train`. A loss function must be given by name.
 
         Returns
@@ -385,9 +393,9 @@ class Backend:
             If the server does not respond. Training continues there: make the same call again.
         """
         groups = check_groups(trajectory_groups)
-        run, options = self._registration(model).run, self.check_options(model, options)
+        run, checked = self._registration(model).run, self.check_options(model, options)
         await asyncio.to_thread(lambda: [group_rows(group) for group in groups])  # raises errors of the token data here
-        result = TrainResult(**await call_server(self._connection, "train", groups, run=run, options=options))
+        result = TrainResult(**await call_server(self._connection, "train", groups, run=run, options=checked))
         for group in groups:
             group.metadata["trained_step"] = result.step
         return result

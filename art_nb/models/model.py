@@ -364,7 +364,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         Parameters
         ----------
         state : dict
-            Values to add or change.
+            The new state, which replaces the old one.
         """
         self.overwrite_state(state)
 

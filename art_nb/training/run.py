@@ -30,9 +30,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 from weakref import WeakValueDictionary
 
+from ..backends.options import BackendOptions
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
 from ..core.machine import BEAT_S, process_has_ended
@@ -580,7 +581,7 @@ def train(
     budget_s: float | None = None,
     show: bool = True,
     start: bool = True,
-    **options,
+    **options: Unpack[BackendOptions],
 ) -> Run:
     """Start training and return immediately. In a notebook, `await` the run. In a script, call `run.join()`.
 
@@ -625,8 +626,8 @@ def train(
         Display the progress.
     start : bool
         Start now. Otherwise the run waits for its Start button or for `run.start()`.
-    **options
-        Options of `backend.train`, for example `loss_fn` and `entropy_coef`.
+    **options : BackendOptions
+        Options of `backend.train`, for example `loss_fn` and `entropy_coef`. `help(BackendOptions)` lists them.
 
     Returns
     -------
@@ -652,7 +653,7 @@ def train(
         after_each=after_each,
         on_step=on_step,
         budget_s=budget_s,
-        options=options | {"learning_rate": learning_rate},
+        options={**options, "learning_rate": learning_rate},
     )
     check_plan(plan, model)
     if seed is not None:
