@@ -46,7 +46,7 @@ class RunView(ABC):
     error : Exception or None
         The exception that ended a run of this kernel.
     is_here : bool
-        Whether the run belongs to this kernel.
+        Whether the run is in this kernel.
     backend : Backend or None
         The backend of a run of this kernel.
     display : RunDisplay or None

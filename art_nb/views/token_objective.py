@@ -363,7 +363,7 @@ def _group_mask(context: StepContext) -> torch.Tensor:  # bool [E]
     record = context.record
     return torch.from_numpy(np.repeat(record.place_R[:, 0] == context.position, record.size_R))
 
-# %% ../../nbs/75_views/60_token_objective.ipynb #e01255da
+
 def _loss_fields(replay: Replay, context: StepContext, e: int) -> dict[str, Any]:
     other_terms = {key: value for key, value in replay.other_terms.items() if value not in (0, 0.0, "none")}
     return {
@@ -379,7 +379,7 @@ def _loss_fields(replay: Replay, context: StepContext, e: int) -> dict[str, Any]
         "step_loss": float(replay.loss_E.sum()),
     }
 
-
+# %% ../../nbs/75_views/60_token_objective.ipynb #e01255da
 def objective_tokens_reply(rows: RolloutIndex, id: int, turn: int, losses: Sequence[str] | None = None) -> ViewReply:
     """Return the gradient of each token of a reply under several losses."""
     reply = {"id": id, "turn": turn, "n": 0, "losses": [], "scale": [], "recorded": False, "assumed": None, "why": None}
