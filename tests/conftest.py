@@ -120,7 +120,7 @@ async def local(tmp_path):
 @pytest.fixture(scope="module")
 def nursery(tmp_path_factory):
     """A warm process that forks children, of which any may be killed."""
-    from support.nursery import Nursery
+    from support.forked_runs import Nursery
 
     with open(tmp_path_factory.mktemp("log") / "stderr", "w") as log:
         warm = Nursery(log)

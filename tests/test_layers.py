@@ -242,3 +242,32 @@ def test_retired_names_do_not_return(package):
 def test_the_list_of_right_names_is_short_and_used():
     used = {pair for notebook in NOTEBOOKS for source in exported_cells(notebook) for pair in names(source)}
     assert not RIGHT.keys() - {name for name, _ in used}
+
+
+# Public names that two modules define for a reason. Every other name has one meaning.
+SHARED_NAMES = {
+    "Backend": "the protocol, and ART's name of the remote client",
+    "TrainConfig": "ART has a model and a typed dictionary of this name",
+    "TrainSFTConfig": "ART has a model and a typed dictionary of this name",
+    "LOG": "the logger of a module",
+    "RequestT": "a type variable",
+    "ADVICE": "appended to the errors of a module",
+    "doctor": "a function and its command",
+    "migrate": "a function and its command",
+    "train": "a function, its command and its remote call",
+    "view": "a function and its command",
+    "fork": "a function and its remote call",
+    "delete_checkpoints": "functions of the runtime and the pipeline, and the remote call",
+    "install": "called when a package is imported",
+}
+
+
+def test_a_public_name_has_one_meaning():
+    places = {}
+    for notebook in NOTEBOOKS:
+        for node in (node for source in exported_cells(notebook) for node in ast.parse(source).body):
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            for name in (getattr(target, "name", getattr(target, "id", "_")) for target in targets):
+                if not name.startswith("_"):
+                    places.setdefault(name, set()).add(module(notebook))
+    assert {name for name, modules in places.items() if len(modules) > 1} == {*SHARED_NAMES}

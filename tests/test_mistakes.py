@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError
 import openai
 import pytest
 from pydantic import ValidationError
-from support.homes import QUESTION, a_group, ask, better_and_worse, heard
+from support.registered import QUESTION, a_group, ask, better_and_worse, heard
 from support.warm import warm_python
 
 import art_nb as art

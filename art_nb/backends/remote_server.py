@@ -24,10 +24,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .local import LocalBackend
-from .remote_calls import FORMS, MAX_EVENTS, VERBS, Call, CallRegistry
+from .remote_calls import CALL_FORMS, MAX_EVENTS, VERBS, Call, CallRegistry
 from art_nb.backends.remote_protocol import (
     KEY_NAME,
-    MAX_BODY_BYTES,
+    MAX_CALL_BYTES,
     STEP_HEADER,
     PullForm,
     error_to_json,
@@ -36,14 +36,14 @@ from art_nb.backends.remote_protocol import (
     tar_pieces,
 )
 from ..core.types import ServeError
-from ..serving.asgi import as_json, bearer_token, cancel_on_disconnect, json_app, read_body
+from ..serving.asgi import json_response, bearer_token, cancel_on_disconnect, json_app, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #03b31c77
 def error_reply(error: BaseException) -> Response:
     """Return the response for an error."""
     data = error_to_json(error)
-    return as_json({"error": data}, data.get("status", 400))
+    return json_response({"error": data}, data.get("status", 400))
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #hb900004
 MAX_WAIT_S = 15.0
@@ -73,7 +73,7 @@ async def post_call(registry: CallRegistry, request: Request) -> dict[str, Any]:
     call_id = request.path_params["number"]
     if len(call_id) != 32 or not call_id.isalnum():
         raise ServeError("Invalid call ID: expected 32 letters and digits.")
-    parsing = asyncio.to_thread(parse_call, await read_body(request, MAX_BODY_BYTES), FORMS)
+    parsing = asyncio.to_thread(parse_call, await read_body(request, MAX_CALL_BYTES), CALL_FORMS)
     # a client that disconnects now will send the call again, or no longer needs it
     verb, form, groups = await cancel_on_disconnect(request.receive, parsing, set())
     registry.start(call_id, VERBS[verb][1], form, groups)
@@ -96,7 +96,7 @@ async def delete_call(registry: CallRegistry, request: Request) -> dict[str, Any
 # %% ../../nbs/50_backends/90_remote_server.ipynb #hb900008
 async def post_checkpoint(registry: CallRegistry, request: Request) -> Response:
     """Handle `POST /checkpoints`."""
-    _, form, _ = parse_call(await read_body(request, MAX_BODY_BYTES), {"pull": PullForm})
+    _, form, _ = parse_call(await read_body(request, MAX_CALL_BYTES), {"pull": PullForm})
     directory = await registry.backend._experimental_pull_model_checkpoint(form.model.model(), step=form.step)
     headers = {STEP_HEADER: str(int(Path(directory).name))}
     return StreamingResponse(tar_pieces(Path(directory)), headers=headers, media_type="application/x-tar")

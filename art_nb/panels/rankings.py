@@ -213,7 +213,7 @@ def find_active_run(group: TrajectoryGroup) -> Run | None:
     """Return the run of this process that contains a group."""
     name = group.metadata.get("group_id")
     is_same = lambda other: other is group or (name is not None and other.metadata.get("group_id") == name)
-    return next((run for run in active_runs() if any(map(is_same, [*run.recent, *run.groups]))), None)
+    return next((run for run in active_runs() if any(map(is_same, run.groups_in_memory))), None)
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #9c392e12
 def find_context(

@@ -22,7 +22,7 @@ from ..runs.store import RunStore, find_runs, is_run, open_run
 from ..tokens.advantages import has_variance
 from ..tokens.learner_records import LearnerRecord, read_record, recorded_steps
 from ..training.evaluation import Evaluation
-from ..training.run import Run
+from ..training.run_view import RunView
 
 # %% ../../nbs/80_reports/00_plots.ipynb #ecde7787
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -57,7 +57,7 @@ def _style_axes(ax: Any, x: str, y: str, legend: bool) -> Any:
     return ax
 
 # %% ../../nbs/80_reports/00_plots.ipynb #ba6de18c
-PlotSource: TypeAlias = Run | Model | RunStore | str | Path
+PlotSource: TypeAlias = RunView | Model | RunStore | str | Path
 
 
 def _stores_of_path(path: str | Path) -> list[RunStore]:
@@ -67,9 +67,7 @@ def _stores_of_path(path: str | Path) -> list[RunStore]:
 
 def stores_of(runs: PlotSource | Iterable[PlotSource]) -> list[RunStore]:
     """Return the run directories of one or several sources. Raise `TypeError` for another type."""
-    if isinstance(runs, Run):
-        return [runs.model.store]
-    if isinstance(runs, Model):
+    if isinstance(runs, (RunView, Model)):
         return [runs.store]
     if isinstance(runs, RunStore):
         return [runs]

@@ -61,7 +61,15 @@ class Judge(Protocol):
     lasting: bool
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Score the trajectories of a question. `repeat` counts repetitions of the question from 0."""
+        """Score the trajectories of a question. `repeat` counts repetitions of the question from 0.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            The number of the repetition, which separates cached replies.
+        """
         ...
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #0ae61a79

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROTOCOLS', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange', 'ResponsesExchange', 'MessagesExchange',
-           'TrajectoryExchanges', 'events_of', 'Protocol', 'read_exchange', 'Turn', 'Conversation', 'policy_name',
-           'append_exchange', 'conversations_of', 'CompletionsHistory', 'token_history', 'string_history']
+           'TrajectoryExchanges', 'events_of', 'Protocol', 'read_exchange', 'CapturedTurn', 'Conversation',
+           'policy_name', 'append_exchange', 'conversations_of', 'CompletionsHistory', 'token_history',
+           'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
 import json
@@ -245,7 +246,7 @@ def read_exchange(
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #04c49e03
 @dataclass(slots=True)
-class Turn:
+class CapturedTurn:
     """One reply and the request that produced it."""
 
     model: str
@@ -267,13 +268,13 @@ class Conversation:
     tools: list | None = None
     sequence: Sequence = ()  # prompt and completion of the last turn
 
-    def is_continued_by(self, turn: Turn) -> bool:
+    def is_continued_by(self, turn: CapturedTurn) -> bool:
         """Return whether a turn continues this conversation."""
         if self.protocol != turn.protocol or policy_name(self.model) != policy_name(turn.model):
             return False
         return len(self.sequence) > 0 and turn.prompt[: len(self.sequence)] == self.sequence
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: CapturedTurn) -> None:
         """Append a turn that continues this conversation."""
         self.entries += [*turn.messages_from(len(self.sequence)), turn.reply]
         self.sequence, self.tools = concat(turn.prompt, turn.completion), self.tools or turn.tools
@@ -324,20 +325,22 @@ def _content_text(content: Any) -> str:
     return "".join(str(part.get("text", part)) if isinstance(part, dict) else str(part) for part in parts)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #d676074c
-def _chat_turn(exchange: Exchange, messages: list, reply: Any, tools: list | None) -> Turn:
+def _chat_turn(exchange: Exchange, messages: list, reply: Any, tools: list | None) -> CapturedTurn:
     keys = tuple(map(_message_key, messages))
     message = reply.message.model_dump() if isinstance(reply, Choice) else reply
     completion = (_message_key(message),)
-    return Turn(exchange.model, exchange.protocol, keys, completion, lambda start: messages[start:], reply, tools)
+    return CapturedTurn(
+        exchange.model, exchange.protocol, keys, completion, lambda start: messages[start:], reply, tools
+    )
 
 
-def _chat_turns(exchange: ChatCompletionsExchange) -> Iterator[Turn]:
+def _chat_turns(exchange: ChatCompletionsExchange) -> Iterator[CapturedTurn]:
     request = exchange.request
     for choice in exchange.response.choices:
         yield _chat_turn(exchange, request.get("messages") or [], choice, request.get("tools"))
 
 
-def _completion_turns(exchange: CompletionsExchange) -> Iterator[Turn]:
+def _completion_turns(exchange: CompletionsExchange) -> Iterator[CapturedTurn]:
     prompts, n = _prompts_of(exchange.request), exchange.request.get("n") or 1
     for choice in exchange.response.choices:
         prompt, extra = prompts[choice.index // n], dict(choice.model_extra or {})
@@ -349,7 +352,9 @@ def _completion_turns(exchange: CompletionsExchange) -> Iterator[Turn]:
         message = {"role": "assistant", "content": choice.text}
         reply = Choice.model_validate({"index": 0, "finish_reason": choice.finish_reason, "message": message, **extra})
         completion = choice.text if isinstance(prompt, str) else tuple(sampled_tokens(choice).token_ids or ())
-        yield Turn(exchange.model, exchange.protocol, prompt, completion, partial(_prompt_messages, prompt), reply)
+        yield CapturedTurn(
+            exchange.model, exchange.protocol, prompt, completion, partial(_prompt_messages, prompt), reply
+        )
 
 
 def _prompt_messages(prompt: Sequence, start: int) -> list[dict[str, Any]]:
@@ -376,7 +381,7 @@ def _item_messages(items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
 
 
-def _response_turns(exchange: ResponsesExchange) -> Iterator[Turn]:
+def _response_turns(exchange: ResponsesExchange) -> Iterator[CapturedTurn]:
     request, prompt = exchange.request, exchange.request.get("input") or []
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages = [{"role": "system", "content": request["instructions"]}] if request.get("instructions") else []
@@ -403,7 +408,7 @@ def _block_messages(role: str, content: Any) -> Iterator[dict[str, Any]]:
         yield {"role": role, "content": _content_text(texts)} | ({"tool_calls": calls} if calls else {})
 
 
-def _message_turns(exchange: MessagesExchange) -> Iterator[Turn]:
+def _message_turns(exchange: MessagesExchange) -> Iterator[CapturedTurn]:
     request = exchange.request
     messages = [{"role": "system", "content": _content_text(request["system"])}] if request.get("system") else []
     for message in request.get("messages") or ():
@@ -422,7 +427,7 @@ def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-_TURNS_OF: dict[type[Exchange], Callable[[Any], Iterator[Turn]]] = {
+_TURNS_OF: dict[type[Exchange], Callable[[Any], Iterator[CapturedTurn]]] = {
     ChatCompletionsExchange: _chat_turns,
     CompletionsExchange: _completion_turns,
     ResponsesExchange: _response_turns,

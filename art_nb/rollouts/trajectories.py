@@ -242,14 +242,30 @@ class Trajectory(BaseModel):
             self._require_one_source()
 
     def conversations(self, protocol: str = "", model: str | None = None) -> list[Conversation]:
-        """Return the captured conversations of a protocol and a model (name or pattern)."""
+        """Return the captured conversations of a protocol and a model (name or pattern).
+
+        Parameters
+        ----------
+        protocol : str
+            The start of the protocol's name, for example "chat_completions". By default, all protocols.
+        model : str, optional
+            A name or pattern of the models. By default, all models.
+        """
         captured = self._captured.conversations if self._captured else []
         return [c for c in captured if c.protocol.startswith(protocol) and _matches_pattern(c.model, model)]
 
     def histories(
         self, *, model: str | None = None, reconcile_text_equivalent_tokenizations: bool = False
     ) -> list[History]:
-        """Return all conversations, the main one first. If captured, `model` (name or pattern) selects some."""
+        """Return all conversations, the main one first. If captured, `model` (name or pattern) selects some.
+
+        Parameters
+        ----------
+        model : str, optional
+            A name or pattern of the models, for captured trajectories.
+        reconcile_text_equivalent_tokenizations : bool
+            Accepted for ART and without effect.
+        """
         if self._captured is not None:
             return [_history(conversation) for conversation in self.conversations("", model)]
         return [History(messages_and_choices=self.messages_and_choices, tools=self.tools), *self.additional_histories]
@@ -269,12 +285,24 @@ class Trajectory(BaseModel):
     def model_copy(
         self,
         *,
-        include_models: Iterable[str] | str | None = None,  # names or patterns of the models to keep
-        exclude_models: Iterable[str] | str | None = None,  # names or patterns of the models to leave out
+        include_models: Iterable[str] | str | None = None,
+        exclude_models: Iterable[str] | str | None = None,
         update: Mapping[str, Any] | None = None,
         deep: bool = False,
     ) -> Self:
-        """Copy the trajectory. A captured one can be restricted to the exchanges of some models."""
+        """Copy the trajectory. A captured one can be restricted to the exchanges of some models.
+
+        Parameters
+        ----------
+        update : dict, optional
+            Fields to change in the copy.
+        deep : bool
+            Copy the values of the fields as well.
+        include_models : Iterable[str] | str, optional
+            Names or patterns of the models whose exchanges are kept.
+        exclude_models : Iterable[str] | str, optional
+            Names or patterns of the models whose exchanges are left out.
+        """
         copy = super().model_copy(update=update, deep=deep)
         if self._captured is not None and {"messages_and_choices", "additional_histories"} & {*(update or ())}:
             copy._detect_source()
@@ -296,7 +324,13 @@ class Trajectory(BaseModel):
         return get_messages(self.messages_and_choices)
 
     def log(self, message: str) -> None:
-        """Append a line to `logs`."""
+        """Append a line to `logs`.
+
+        Parameters
+        ----------
+        message : str
+            The line to append to `logs`.
+        """
         self.logs.append(message)
 
     def finish(self) -> Self:
@@ -306,7 +340,13 @@ class Trajectory(BaseModel):
 
     @asynccontextmanager
     async def track_duration(self, name: str) -> AsyncIterator[None]:
-        """Add the seconds spent in the block to `metrics[f"{name}_duration"]`, even if the block raises."""
+        """Add the seconds spent in the block to `metrics[f"{name}_duration"]`, even if the block raises.
+
+        Parameters
+        ----------
+        name : str
+            The seconds are added to the metric `{name}_duration`.
+        """
         start_s, key = time.monotonic(), f"{name}_duration"
         try:
             yield
@@ -570,7 +610,13 @@ class TrajectoryGroup(BaseModel, metaclass=_GroupType):
         return compact(self.model_dump(mode="json"), "trajectory_group")
 
     def log(self, message: str) -> None:
-        """Append a line to `logs`."""
+        """Append a line to `logs`.
+
+        Parameters
+        ----------
+        message : str
+            The line to append to `logs`.
+        """
         self.logs.append(message)
 
     def __iter__(self) -> Iterator[Trajectory]:

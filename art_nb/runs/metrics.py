@@ -194,11 +194,24 @@ class MetricsBuilder:
         self.cost_context, self.counted = cost_context.strip(), counted or Counted()
 
     def for_cost_context(self, cost_context: str) -> "MetricsBuilder":
-        """Return a builder of another cost context with the same sums."""
+        """Return a builder of another cost context with the same sums.
+
+        Parameters
+        ----------
+        cost_context : str
+            The name under which costs are counted.
+        """
         return MetricsBuilder(cost_context, counted=self.counted)
 
     def add_metric(self, key: str, value: float) -> None:
         """Add a value to a metric of this step. A value that is not finite is ignored.
+
+        Parameters
+        ----------
+        key : str
+            The name of the metric, with its section: `section/name`.
+        value : float
+            The value. Values of the same step are added.
 
         Raises
         ------
@@ -221,7 +234,15 @@ class MetricsBuilder:
         path: str,  # after "costs/", for example "train/judge/ruler"
         usd: float,
     ) -> None:
-        """Add a cost in US dollars."""
+        """Add a cost in US dollars.
+
+        Parameters
+        ----------
+        path : str
+            The part of the name after "costs/", for example "train/judge/ruler".
+        usd : float
+            The cost in US dollars.
+        """
         self.add_metric(f"costs/{path}", usd)
 
     def add_response_cost(
@@ -229,11 +250,25 @@ class MetricsBuilder:
         source: str,  # after the context, for example "judge/mine"
         response: Any,
         *,
-        provider: str,  # its registered extractor is tried first
-        model_name: str,  # its price is used if the response reports no cost
-        **prices: float,  # prompt_price_per_million=…, completion_price_per_million=… replace the known prices
+        provider: str,
+        model_name: str,
+        **prices: float,
     ) -> float:  # US dollars
-        """Add the cost of a response. Raise `ValueError` if the cost is unknown."""
+        """Add the cost of a response. Raise `ValueError` if the cost is unknown.
+
+        Parameters
+        ----------
+        source : str
+            The name after the context, for example "judge/mine".
+        response : object
+            A response of the OpenAI or Anthropic SDK, or the equivalent dict.
+        provider : str
+            The provider, whose registered extractor is tried first.
+        model_name : str
+            The model, whose price is used if the response reports no cost.
+        **prices
+            `prompt_price_per_million`, `completion_price_per_million` and the like, which replace known prices.
+        """
         extract = self.counted.extractors.get(provider.strip().lower(), lambda response: None)
         cost = next((c for c in (extract(response), reported_cost(response)) if c is not None), None)
         if cost is None:
@@ -255,9 +290,19 @@ class MetricsBuilder:
         self,
         step_num_scenarios: int | None = None,
         step_rollout_tokens: int | None = None,
-        scenario_ids: Iterable[Any] | None = None,  # each one is counted once per run
+        scenario_ids: Iterable[Any] | None = None,
     ) -> None:
-        """Add counts of the data of a step."""
+        """Add counts of the data of a step.
+
+        Parameters
+        ----------
+        step_num_scenarios : int, optional
+            The number of scenarios of the step.
+        step_rollout_tokens : int, optional
+            The number of tokens that the rollouts sampled.
+        scenario_ids : iterable of Any, optional
+            The IDs of scenarios. Each one is counted once per run.
+        """
         self._add_all("data", step_num_scenarios=step_num_scenarios, step_rollout_tokens=step_rollout_tokens)
         with self.counted.lock:
             self.counted.new_scenarios.setdefault(self.cost_context, set()).update(map(str, scenario_ids or ()))
@@ -265,13 +310,31 @@ class MetricsBuilder:
     def add_user_timing(
         self, step_wall_s: float | None = None, step_rollout_s: float | None = None, step_eval_s: float | None = None
     ) -> None:
-        """Add seconds that your training loop measured."""
+        """Add seconds that your training loop measured.
+
+        Parameters
+        ----------
+        step_wall_s : float, optional
+            The duration of the step in seconds.
+        step_rollout_s : float, optional
+            The duration of the rollouts in seconds.
+        step_eval_s : float, optional
+            The duration of the evaluation in seconds.
+        """
         self._add_all("time", step_wall_s=step_wall_s, step_rollout_s=step_rollout_s, step_eval_s=step_eval_s)
 
     def add_idle_times(
         self, step_trainer_idle_s: float | None = None, step_rollout_idle_s: float | None = None
     ) -> None:
-        """Add seconds in which the trainer or the rollouts waited for the other."""
+        """Add seconds in which the trainer or the rollouts waited for the other.
+
+        Parameters
+        ----------
+        step_trainer_idle_s : float, optional
+            The seconds during which the trainer waited.
+        step_rollout_idle_s : float, optional
+            The seconds during which the rollout workers waited.
+        """
         self._add_all("time", step_trainer_idle_s=step_trainer_idle_s, step_rollout_idle_s=step_rollout_idle_s)
 
     def _add_all(self, section: str, **values: float | None) -> None:
@@ -281,7 +344,13 @@ class MetricsBuilder:
 
     @contextmanager
     def measure(self, key: str) -> Iterator[None]:
-        """Add the seconds spent in a `with` block, even if it raises."""
+        """Add the seconds spent in a `with` block, even if it raises.
+
+        Parameters
+        ----------
+        key : str
+            The name of the metric that receives the seconds.
+        """
         start = time.perf_counter()
         try:
             yield
@@ -328,13 +397,29 @@ class MetricsBuilder:
         self,
         model_name: str,
         *,
-        prompt_per_million: float,  # US dollars, like all prices
+        prompt_per_million: float,
         completion_per_million: float,
         cached_prompt_per_million: float | None = None,
         cache_creation_per_million: float | None = None,
-        cache_read_per_million: float | None = None,  # Anthropic's name for cached_prompt
+        cache_read_per_million: float | None = None,
     ) -> None:
-        """Register the price of a model. It has priority over the built-in prices."""
+        """Register the price of a model. It has priority over the built-in prices.
+
+        Parameters
+        ----------
+        model_name : str
+            The model as the endpoint names it.
+        prompt_per_million : float
+            US dollars per million prompt tokens.
+        completion_per_million : float
+            US dollars per million completion tokens.
+        cached_prompt_per_million : float, optional
+            US dollars per million prompt tokens from a cache.
+        cache_creation_per_million : float, optional
+            US dollars per million tokens written to a cache.
+        cache_read_per_million : float, optional
+            Anthropic's name for `cached_prompt_per_million`.
+        """
         cached = cached_prompt_per_million if cache_read_per_million is None else cache_read_per_million
         written = cache_creation_per_million
         self.counted.prices[model_name] = ModelPricing(
@@ -342,7 +427,15 @@ class MetricsBuilder:
         )
 
     def register_cost_extractor(self, provider: str, extractor: Callable[[Any], float | None]) -> None:
-        """Register a function that returns the cost of a provider's response, or `None` to compute it as usual."""
+        """Register a function that returns the cost of a provider's response, or `None` to compute it as usual.
+
+        Parameters
+        ----------
+        provider : str
+            The name of the provider.
+        extractor : callable
+            Called with a response. It returns the cost in US dollars, or None.
+        """
         self.counted.extractors[provider.strip().lower()] = extractor
 
     def state_dict(self) -> dict[str, Any]:
@@ -356,7 +449,13 @@ class MetricsBuilder:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`, so that the sums continue."""
+        """Restore the state of `state_dict`, so that the sums continue.
+
+        Parameters
+        ----------
+        state : dict
+            The result of `state_dict`.
+        """
         with self.counted.lock:
             self.counted.sums = {str(k): float(v) for k, v in state.get("cum_state", {}).items() if v is not None}
             self.counted.scenarios = set(map(str, state.get("unique_scenario_ids", ())))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TokenFlag', 'TokenizedHistory', 'first_occurrence_masks', 'TokenizedTrajectory', 'TokenizedMultiHistoryTrajectory',
-           'TokenizedTrajectoryGroup', 'TokenizedTurn', 'get_tokenizer', 'tokenize_history', 'tokenize_trajectory',
-           'tokenize_group', 'tokenize', 'tensorize']
+           'TokenizedTrajectoryGroup', 'TokenizedTurn', 'get_tokenizer', 'tokenize_history', 'RenderOptions',
+           'TokenizeOptions', 'tokenize_trajectory', 'tokenize_group', 'tokenize', 'tensorize']
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #f4ddae3f
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
 from math import isfinite
-from typing import Any, Self, cast
+from typing import Any, Self, TypedDict, Unpack, cast
 
 from ..core.types import BackendMissing, install_hint
 from ..models.weights import fetch
@@ -163,7 +163,13 @@ class TokenizedMultiHistoryTrajectory(_Rewarded):
         return replace(self, histories=[history.tensorize(device=device) for history in self.histories])
 
     def first_occurrence_masks(self, *, where: TokenFlag | None = None) -> list[list[bool]]:
-        """Return masks that mark each token in the first sequence that contains it after the same tokens."""
+        """Return masks that mark each token in the first sequence that contains it after the same tokens.
+
+        Parameters
+        ----------
+        where : TokenFlag, optional
+            The flag whose tokens are selected.
+        """
         return first_occurrence_masks(self.histories, where=where)
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #2c0216e8
@@ -287,6 +293,23 @@ def tokenize_history(
     )
     return _merge_turns(history, model, _rendered_turns(history, chat))
 
+
+class RenderOptions(TypedDict, total=False):
+    """How a conversation whose replies carry no token IDs is rendered."""
+
+    base_model: str | None
+    tokenizer: Any
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+
+
+class TokenizeOptions(RenderOptions, total=False):
+    """Keyword arguments of `Trajectory.tokenize` and `TrajectoryGroup.tokenize`."""
+
+    multi_history: bool
+    reconcile_text_equivalent_tokenizations: bool
+    model: str | None
+
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #fefe7a76
 def _sources(trajectory: Trajectory, model: str | None) -> list[tuple[str, History]]:
     if trajectory.exchanges:
@@ -303,7 +326,7 @@ def tokenize_trajectory(
     multi_history: bool = False,
     reconcile_text_equivalent_tokenizations: bool = False,
     model: str | None = None,
-    **printing: Any,
+    **rendering: Unpack[RenderOptions],
 ) -> TokenizedTrajectory | TokenizedMultiHistoryTrajectory:
     """Convert the trajectory into tokens.
 
@@ -315,7 +338,7 @@ def tokenize_trajectory(
         Accepted for ART and without effect, because sequences are merged by their IDs.
     model : str, optional
         For captured trajectories: use only the replies of the models that match this name or pattern.
-    **printing
+    **rendering : RenderOptions
         `base_model`, `tokenizer`, `chat_template` and `chat_template_kwargs`, for conversations without IDs.
 
     Returns
@@ -329,7 +352,7 @@ def tokenize_trajectory(
         If there is not exactly one sequence and `multi_history` is False, or IDs are missing and cannot be computed.
     """
     records = [
-        record for name, history in _sources(self, model) for record in tokenize_history(history, name, **printing)
+        record for name, history in _sources(self, model) for record in tokenize_history(history, name, **rendering)
     ]
     if multi_history:
         return TokenizedMultiHistoryTrajectory(self, records)
@@ -340,30 +363,30 @@ def tokenize_trajectory(
     return TokenizedTrajectory(**vars(records[0]), trajectory=self)
 
 
-def tokenize_group(self: TrajectoryGroup, **how: Any) -> TokenizedTrajectoryGroup:
+def tokenize_group(self: TrajectoryGroup, **options: Unpack[TokenizeOptions]) -> TokenizedTrajectoryGroup:
     """Convert every trajectory of the group into tokens. The options are those of `Trajectory.tokenize`."""
-    records: list[Any] = [tokenize_trajectory(trajectory, **how) for trajectory in self]  # all of the same class
+    records: list[Any] = [tokenize_trajectory(trajectory, **options) for trajectory in self]  # all of the same class
     return TokenizedTrajectoryGroup(self, records)
 
 
-def _tensorize(self: Trajectory | TrajectoryGroup, *, device: Any = None, **how: Any) -> Any:
+def _tensorize(self: Trajectory | TrajectoryGroup, *, device: Any = None, **options: Unpack[TokenizeOptions]) -> Any:
     """Convert into tensors of tokens on `device`. The other options are those of `tokenize`."""
-    return self.tokenize(**how).tensorize(device=device)
+    return self.tokenize(**options).tensorize(device=device)
 
 
 Trajectory.tokenize, TrajectoryGroup.tokenize = tokenize_trajectory, tokenize_group
 Trajectory.tensorize = TrajectoryGroup.tensorize = _tensorize
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #235e6ae3
-async def tokenize(items: Trajectory | TrajectoryGroup | Sequence, **how: Any) -> Any:
+async def tokenize(items: Trajectory | TrajectoryGroup | Sequence, **options: Unpack[TokenizeOptions]) -> Any:
     """Convert trajectories or groups into tokens on another thread.
 
     Parameters
     ----------
     items : Trajectory, TrajectoryGroup or sequence of them
         What to convert.
-    **how
-        Options of `Trajectory.tokenize`.
+    **options : TokenizeOptions
+        Options of `Trajectory.tokenize`, for example `multi_history`, `model` and `tokenizer`.
 
     Returns
     -------
@@ -376,11 +399,13 @@ async def tokenize(items: Trajectory | TrajectoryGroup | Sequence, **how: Any) -
         As `Trajectory.tokenize`.
     """
     if isinstance(items, (Trajectory, TrajectoryGroup)):
-        return await asyncio.to_thread(lambda: items.tokenize(**how))
-    return await asyncio.to_thread(lambda: [item.tokenize(**how) for item in items])
+        return await asyncio.to_thread(lambda: items.tokenize(**options))
+    return await asyncio.to_thread(lambda: [item.tokenize(**options) for item in items])
 
 
-async def tensorize(items: Trajectory | TrajectoryGroup | Sequence, *, device: Any = None, **how: Any) -> Any:
+async def tensorize(
+    items: Trajectory | TrajectoryGroup | Sequence, *, device: Any = None, **options: Unpack[TokenizeOptions]
+) -> Any:
     """Convert trajectories or groups into tensors of tokens on another thread.
 
     Parameters
@@ -389,8 +414,8 @@ async def tensorize(items: Trajectory | TrajectoryGroup | Sequence, *, device: A
         What to convert.
     device : torch.device or str, optional
         Device of the tensors.
-    **how
-        Options of `Trajectory.tokenize`.
+    **options : TokenizeOptions
+        Options of `Trajectory.tokenize`, for example `multi_history`, `model` and `tokenizer`.
 
     Returns
     -------
@@ -404,7 +429,7 @@ async def tensorize(items: Trajectory | TrajectoryGroup | Sequence, *, device: A
     BackendMissing
         If torch is not installed.
     """
-    records = await tokenize(items, **how)
+    records = await tokenize(items, **options)
     if isinstance(records, list):
         return [record.tensorize(device=device) for record in records]
     return records.tensorize(device=device)

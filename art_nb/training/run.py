@@ -30,9 +30,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 from weakref import WeakValueDictionary
 
+from ..backends.options import BackendOptions
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
 from ..core.machine import BEAT_S, process_has_ended
@@ -43,6 +44,7 @@ from .diagnostics import training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
 from .progress import Progress
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
+from .run_view import RunView
 from .group_sources import GroupSource, StepSource
 from .steps import TrainOptions, check_call, check_plan, check_seed
 
@@ -271,7 +273,7 @@ class TrainingLoop:
         return asyncio.current_task(self.event_loop) is self._task
 
 # %% ../../nbs/65_training/60_run.ipynb #29c5259a
-class Run:
+class Run(RunView):
     """A training run that can be watched, paused, resumed and stopped. `await` it, or call `join()`.
 
     `train` creates runs. The buttons can be called from any thread.
@@ -310,8 +312,8 @@ class Run:
         If another run of this kernel trains in the same directory.
     """
 
+    is_here: ClassVar[bool] = True
     loop: TrainingLoop  # of the current or last session
-    report: ClassVar[Callable[..., Path]]  # added by `reports.report`
 
     def __init__(
         self,
@@ -348,6 +350,37 @@ class Run:
             self.show.place = display
         elif show:
             self.show.place = choose_display(self, self.progress)
+
+    @property
+    def store(self) -> RunStore:
+        """The run directory."""
+        return self.model.store
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.model.name
+
+    @property
+    def display(self) -> RunDisplay:
+        """The place where this kernel displays the run."""
+        return self.show.place
+
+    @display.setter
+    def display(self, place: RunDisplay) -> None:
+        self.show.place = place
+
+    @property
+    def groups_in_memory(self) -> list[TrajectoryGroup]:
+        """The latest finished groups, and those of the latest step."""
+        return [*self.recent, *self.groups]
+
+    @property
+    def advantage_rule(self) -> tuple[str, float]:
+        """The scaling and the balance of the advantages, from the options of `train`."""
+        options = self.plan.options
+        scaled = options.get("normalize_advantages", True) and options.get("scale_rewards", True)
+        return "group" if scaled else "none", float(options.get("advantage_balance", 0.0))
 
     @staticmethod
     def attach(path: str | Path) -> "Run | AttachedRun":
@@ -502,7 +535,13 @@ class Run:
         return f"Run({self.model.name}: {self.status}, step {self.step}{of}{latest})"
 
     def transition(self, table: dict[str, str]) -> bool:
-        """Change the status by a table of allowed transitions. Return whether it changed."""
+        """Change the status by a table of allowed transitions. Return whether it changed.
+
+        Parameters
+        ----------
+        table : dict
+            The new status for each old status.
+        """
         with self._lock:
             before, self.status = self.status, table.get(self.status, self.status)
         if before in table:
@@ -542,7 +581,7 @@ def train(
     budget_s: float | None = None,
     show: bool = True,
     start: bool = True,
-    **options,
+    **options: Unpack[BackendOptions],
 ) -> Run:
     """Start training and return immediately. In a notebook, `await` the run. In a script, call `run.join()`.
 
@@ -587,8 +626,8 @@ def train(
         Display the progress.
     start : bool
         Start now. Otherwise the run waits for its Start button or for `run.start()`.
-    **options
-        Options of `backend.train`, for example `loss_fn` and `entropy_coef`.
+    **options : BackendOptions
+        Options of `backend.train`, for example `loss_fn` and `entropy_coef`. `help(BackendOptions)` lists them.
 
     Returns
     -------
@@ -614,7 +653,7 @@ def train(
         after_each=after_each,
         on_step=on_step,
         budget_s=budget_s,
-        options=options | {"learning_rate": learning_rate},
+        options={**options, "learning_rate": learning_rate},
     )
     check_plan(plan, model)
     if seed is not None:
@@ -623,7 +662,7 @@ def train(
     return run.start() if start else run
 
 # %% ../../nbs/65_training/60_run.ipynb #91da266b
-class AttachedRun:
+class AttachedRun(RunView):
     """A run of another kernel, read from its directory.
 
     It has the attributes and buttons of a `Run`. `refresh` reads new data from disk.
@@ -634,12 +673,10 @@ class AttachedRun:
         The run directory.
     """
 
-    report: ClassVar[Callable[..., Path]]  # added by `reports.report`
-
     def __init__(self, store: RunStore):
         self.store, self.record = store, read_run_record(store)
         self.name = self.record.get("name", store.path.name)
-        self.recent, self.error = (), None
+        self.error = None
         self._events = JsonLinesTail(store.path / "events.jsonl")
         self._history = JsonLinesTail(store.path / "history.jsonl", 1 << 40)
         self.history: list[dict[str, float]] = []

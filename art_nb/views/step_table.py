@@ -10,7 +10,6 @@ __all__ = ['COLUMNS', 'COLUMN_NAMES', 'FLAGS', 'STATUS', 'FACTS', 'AdvantageRule
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from ..core.files import DAMAGED, load_arrays, open_parquet, parse_json, file_stamp
+from ..core.files import DAMAGED, cached_by_file, file_stamp, load_arrays, open_parquet, parse_json
 from ..core.jsonable import one_line
 from ..core.types import TrainError
 from ..rewards.judges import group_id
@@ -257,8 +256,8 @@ _TEXT_COLUMNS = (
 )
 
 
-@lru_cache(maxsize=3)
-def _columns(path: Path, stamp: tuple, names: tuple[str, ...]) -> pa.Table:
+@cached_by_file(maxsize=3)
+def _columns(path: Path, names: tuple[str, ...]) -> pa.Table:
     with open_parquet(path) as file:
         leaves = [file.schema.column(i).path for i in range(len(file.schema))]
         table = file.read([leaf for leaf in leaves if leaf.split(".")[0] in names or leaf.split(".")[-1] in names])
@@ -317,8 +316,8 @@ def _turns_and_tools(data: dict[str, Any]) -> tuple[int, int]:
     return sum("finish_reason" in entry for entry in entries), calls
 
 # %% ../../nbs/75_views/20_step_table.ipynb #f8ed06d5
-@lru_cache(maxsize=2)
-def _arrays(path: Path, stamp: tuple) -> dict[str, np.ndarray]:
+@cached_by_file(maxsize=2)
+def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         return load_arrays(path, TOKEN_ARRAYS)
     except DAMAGED:
@@ -330,7 +329,7 @@ def _token_arrays(path: Path, table: pa.Table) -> dict[str, np.ndarray] | None:
     if not name:
         return None
     path = path.with_suffix(".tokens.npz")
-    arrays = _arrays(path, file_stamp(path))
+    arrays = _arrays(path)
     return arrays if str(arrays["name"]) == name else None
 
 
@@ -352,7 +351,7 @@ def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = 
     if not path.exists() or not _has_columns(open_parquet(path).schema_arrow):
         return table_of_groups(split, step, store.read_groups(split, step), 0, rule)
     stamp = file_stamp(path)
-    table = _columns(path, stamp, _FACT_COLUMNS)
+    table = _columns(path, _FACT_COLUMNS)
     finished = _finished(table)
     numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
     group_of_row = np.searchsorted(numbers, finished["group_index"].to_numpy())
@@ -374,7 +373,7 @@ def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = 
         [group_id(TrajectoryGroup(metadata=data.get("metadata"))) for data in group_data],
         [{} if status else next(metrics_of_finished) for status in rows["status"]],
         0,
-        group=lambda position: _group(path, file_stamp(path), int(numbers[position])),
+        group=lambda position: _group(path, int(numbers[position])),
         matches=lambda text: _find(path, rows, errors, text),
         previews=lambda indices: _previews(path, rows, errors, indices),
         stamp=lambda: file_stamp(path),
@@ -408,9 +407,9 @@ def _names(group_data: list[dict], group_of_row: np.ndarray, table: pa.Table) ->
     ]
 
 # %% ../../nbs/75_views/20_step_table.ipynb #9f3909ce
-@lru_cache(maxsize=8)
-def _group(path: Path, stamp: tuple, number: int) -> TrajectoryGroup:
-    table = _columns(path, stamp, _FACT_COLUMNS)
+@cached_by_file(maxsize=8)
+def _group(path: Path, number: int) -> TrajectoryGroup:
+    table = _columns(path, _FACT_COLUMNS)
     rows = table.filter(_pc.equal(table["group_index"], number)).select(
         ["group_index", "group_json", "trajectory_json"]
     )
@@ -447,7 +446,7 @@ def _matching(table: pa.Table, text: str) -> np.ndarray:
 
 def _find(path: Path, rows: np.ndarray, errors: dict[int, str], text: str) -> np.ndarray:
     mask = np.zeros(len(rows), bool)
-    mask[rows["status"] == 0] = _matching(_finished(_columns(path, file_stamp(path), _TEXT_COLUMNS)), text)
+    mask[rows["status"] == 0] = _matching(_finished(_columns(path, _TEXT_COLUMNS)), text)
     for i, error in errors.items():
         mask[i] = text in error.lower()
     return mask
@@ -460,7 +459,7 @@ def _last_text(messages: list[dict] | None) -> str:
 
 
 def _previews(path: Path, rows: np.ndarray, errors: dict[int, str], indices: Sequence[int]) -> list[str]:
-    table, row_of_index = _finished(_columns(path, file_stamp(path), _TEXT_COLUMNS)), np.cumsum(rows["status"] == 0) - 1
+    table, row_of_index = _finished(_columns(path, _TEXT_COLUMNS)), np.cumsum(rows["status"] == 0) - 1
     finished = [i for i in indices if i not in errors]
     last_texts = map(_last_text, table["messages"].take(row_of_index[finished]).to_pylist())
     texts = dict(zip(finished, last_texts, strict=True))

@@ -14,9 +14,9 @@ from openai.types.chat.chat_completion import Choice
 from ..core.jsonable import utf8_text
 from ..rollouts.entries import sampled_logprobs, sampled_tokens
 from ..rollouts.trajectories import Trajectory, choices
-from ..tokens.learner_records import LearnerRecord, learner_tokens, trajectory_tokens
+from ..tokens.learner_records import cached_record, learner_tokens, trajectory_tokens
 from .conversation import offsets_of, displayed_message, token_texts
-from .index import ViewReply, RolloutIndex, RolloutRef, base_model_of, learner_record
+from .index import ViewReply, RolloutIndex, RolloutRef, base_model_of
 
 # %% ../../nbs/75_views/50_token_values.ipynb #d9799d5c
 CHANNELS = {
@@ -51,38 +51,37 @@ def token_values(
     values = {"logprob": _logprobs(choice), "advantage": np.full(count, advantage), "mask": np.zeros(count)}
     tokens = trajectory_tokens(trajectory, ref.index)
     span = tokens.spans.get(turn)
-    if span is None:
-        return values, "not trained: this reply has no token IDs"
-    if span.start == span.stop:
-        return values, "not trained: it was sampled at temperature 0, or it is trained as part of an earlier history"
-    if tokens.error:
-        return values, f"not trained: {tokens.error}"
-    record = learner_record(rows, ref.part)
+    if span is None or span.start == span.stop or tokens.error:
+        return values, _never_trained_reason(span, tokens.error)
+    record = cached_record(rows.store, ref.part.step, ref.part.split)
     learner = {name: column[span] for name, column in learner_tokens(record, ref.position, tokens.rows).items()}
     trained = np.isfinite(learner["new"])
-    if trained.any():
-        return values | _recorded_values(learner, trained, advantage), None
-    reason = _not_trained_reason(record, advantage)
-    return values | {"mask": np.full(count, float(reason is None))}, reason
-
-
-def _recorded_values(learner: dict[str, np.ndarray], trained: np.ndarray, advantage: float) -> dict[str, np.ndarray]:
-    # a token without a known old logprob has ratio 1, as in the loss
-    old = np.where(np.isfinite(learner["old"]), learner["old"], learner["new"])
-    return {
+    if not trained.any():
+        reason = _not_trained_reason(advantage, record is not None)
+        return values | {"mask": np.full(count, float(reason is None))}, reason
+    old = np.where(np.isfinite(learner["old"]), learner["old"], learner["new"])  # unknown: ratio 1, as in the loss
+    return values | {
         "entropy": learner["entropy"],
         "ratio": np.exp(np.clip(learner["new"] - old, -20, 20)),
         "mask": trained.astype(np.float64),
         "advantage": np.where(trained, learner["advantage"], advantage),
-    }
+    }, None
 
 
-def _not_trained_reason(record: LearnerRecord | None, advantage: float) -> str | None:
+def _never_trained_reason(span: slice | None, error: Exception | None) -> str:
+    if span is None:
+        return "not trained: this reply has no token IDs"
+    if span.start == span.stop:
+        return "not trained: it was sampled at temperature 0, or it is trained as part of an earlier history"
+    return f"not trained: {error}"
+
+
+def _not_trained_reason(advantage: float, recorded: bool) -> str | None:
     if np.isnan(advantage):
         return "not trained: the group has a reward that is not a number"
     if advantage == 0:
         return "not trained: the advantage is 0"
-    return None if record is None else "not trained: the record of this step does not contain this reply"
+    return "not trained: the record of this step does not contain this reply" if recorded else None
 
 # %% ../../nbs/75_views/50_token_values.ipynb #e1aec0c7
 def read_reply(ref: RolloutRef, turn: int) -> tuple[Trajectory, Choice]:
@@ -96,15 +95,13 @@ def read_reply(ref: RolloutRef, turn: int) -> tuple[Trajectory, Choice]:
 
 def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str] | None = None) -> ViewReply:
     """Return the tokens of a reply and their values."""
-    ref = rows.locate(id)
+    ref, base_model = rows.locate(id), base_model_of(rows)
     trajectory, choice = read_reply(ref, turn)
     unknown = sorted(set(channels or ()) - set(CHANNELS))
     if unknown:
         raise ValueError(f"Invalid channels: there is no channel {', '.join(unknown)}. Use {', '.join(CHANNELS)}.")
-    texts = token_texts(choice, base_model_of(rows)) or [
-        f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()
-    ]
     values, mask_why = token_values(rows, ref, trajectory, turn)
+    texts = token_texts(choice, base_model) or [f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()]
     values = {
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
     }

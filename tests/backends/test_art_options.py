@@ -4,7 +4,7 @@ import importlib
 
 import openai
 import pytest
-from support.homes import QUESTION, a_group, heard
+from support.registered import QUESTION, a_group, heard
 
 import art_nb as art
 from art_nb.core.events import Bus, Warned

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from openai.types.chat.chat_completion import Choice
-from support.homes import QUESTION, a_group, ask
+from support.registered import QUESTION, a_group, ask
 
 import art_nb as art
 from art_nb.core.events import Warned

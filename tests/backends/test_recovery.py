@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from support.homes import a_group, ask, at_home, better_and_worse, heard, until
+from support.registered import a_group, ask, at_home, better_and_worse, heard, until
 
 import art_nb as art
 from art_nb.core.events import Warned

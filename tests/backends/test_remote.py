@@ -18,13 +18,13 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from support.homes import QUESTION, a_group, ask, heard
+from support.registered import QUESTION, a_group, ask, heard
 from support.remote_parts import CALL, LONG, ROOT, Server, a_long_group, command
 from support.warm import warm_python
 
 import art_nb as art
 from art_nb.backends.remote_client import RegisteredModel, SharedStore, normalize_url
-from art_nb.backends.remote_protocol import MAX_BODY_BYTES, group_lines, tar_pieces, unpack
+from art_nb.backends.remote_protocol import MAX_CALL_BYTES, group_lines, tar_pieces, unpack
 from art_nb.core.events import (
     AdapterServed,
     CheckpointSaved,
@@ -671,7 +671,7 @@ def test_a_giant_body_is_not_read(server, key):
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as line:
         line.sendall(
             f"POST /calls/{CALL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
-            f"Content-Length: {MAX_BODY_BYTES + 1}\r\n\r\n".encode()
+            f"Content-Length: {MAX_CALL_BYTES + 1}\r\n\r\n".encode()
             + b"x" * 4096
         )
         assert line.recv(4096).split()[1] == (b"413" if key == server.key else b"401")
@@ -681,7 +681,7 @@ async def test_too_much_is_refused_before_it_is_sent(named, far, monkeypatch):
     model = named()
     await model.register(far)
     group = await a_group(model)
-    monkeypatch.setattr("art_nb.backends.remote_client.MAX_BODY_BYTES", len(group_lines([group])))
+    monkeypatch.setattr("art_nb.backends.remote_client.MAX_CALL_BYTES", len(group_lines([group])))
     with pytest.raises(TrainError, match="Pass fewer groups"):
         await far.train(model, [group])
 
@@ -691,7 +691,7 @@ async def test_what_was_trained_is_not_sent_again(named, far, server, monkeypatc
     await model.register(far)
     group = await a_group(model)
     step = (await far.train(model, [group])).step
-    monkeypatch.setattr("art_nb.backends.remote_client.MAX_BODY_BYTES", len(group_lines([group])))
+    monkeypatch.setattr("art_nb.backends.remote_client.MAX_CALL_BYTES", len(group_lines([group])))
     await model.log([group], split="train", step=step)
     with pytest.raises(TrainError, match="Pass fewer groups"):
         await model.log([group], split="val", step=step)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from support.homes import QUESTION, heard
+from support.registered import QUESTION, heard
 from transformers import AutoModelForCausalLM
 
 import art_nb as art

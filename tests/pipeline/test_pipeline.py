@@ -7,8 +7,8 @@ import signal
 import threading
 
 import pytest
-from support.homes import at_home, heard, until
-from support.nursery import the_job
+from support.forked_runs import the_job
+from support.registered import at_home, heard, until
 from support.remote_parts import Server
 
 import art_nb as art

@@ -10,7 +10,7 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt  # noqa: E402
-from support.homes import a_group  # noqa: E402
+from support.registered import a_group  # noqa: E402
 
 import art_nb as art  # noqa: E402
 from art_nb.core.types import StoreError  # noqa: E402

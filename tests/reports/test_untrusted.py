@@ -13,7 +13,7 @@ import pytest
 from nbconvert import HTMLExporter
 from playwright.sync_api import expect
 from support.ui import TEXTS, LabPage
-from test_frozen import hostile_run
+from test_static_html import hostile_run
 
 from art_nb.reports.html import visible_text
 from art_nb.training.heartbeat import write_run_record

@@ -470,7 +470,7 @@ def test_what_is_no_conversation_is_left_out(fixed, wrong, monkeypatch):
 
 
 def test_bodies_are_bounded(fixed, monkeypatch):
-    monkeypatch.setattr(interceptors, "MAX_BODY_BYTES", 200)
+    monkeypatch.setattr(interceptors, "MAX_CAPTURED_BYTES", 200)
     monkeypatch.setattr(interceptors, "_warned", set())
     url = fixed(*[chunk({"content": "x"})] * 9, b"data: [DONE]\n\n") + "/chat/completions"
     with art.Trajectory() as captured:

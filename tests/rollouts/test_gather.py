@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 from openai.types.chat.chat_completion import Choice
-from support.homes import until
+from support.registered import until
 
 from art_nb.core import aio as tasks
 from art_nb.core.aio import limit_concurrency, retry

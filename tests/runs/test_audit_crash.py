@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from support.audit import count
-from support.nursery import the_job
+from support.forked_runs import the_job
 from test_crash import check_disk, of_training, raw_rows
 
 import art_nb as art

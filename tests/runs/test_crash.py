@@ -8,7 +8,7 @@ import signal
 import pytest
 from safetensors.numpy import load_file
 from support.audit import count
-from support.nursery import the_job
+from support.forked_runs import the_job
 
 import art_nb as art
 from art_nb.policy import adapter_files

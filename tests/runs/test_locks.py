@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.homes import a_group, at_home
+from support.registered import a_group, at_home
 
 import art_nb as art
 from art_nb.core.machine import machine_tag, process_start, temporary_path

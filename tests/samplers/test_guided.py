@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import create_model
-from support.homes import QUESTION, at_home
+from support.registered import QUESTION, at_home
 from support.tiny import spelling_tokenizer
 
 import art_nb as art

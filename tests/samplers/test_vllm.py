@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from support.homes import QUESTION
+from support.registered import QUESTION
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,

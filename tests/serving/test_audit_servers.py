@@ -8,9 +8,9 @@ import string
 import httpx
 import pytest
 from support.audit import count
-from support.homes import a_group, ask
+from support.registered import a_group, ask
 from support.remote_parts import Server
-from test_server_fuzz import GOOD, places
+from test_endpoint_fuzz import GOOD, places
 
 import art_nb as art
 from art_nb.backends.remote_client import model_to_json

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.homes import a_group, ask
+from support.registered import a_group, ask
 from support.remote_parts import Server
 
 import art_nb as art

@@ -9,7 +9,7 @@ import sys
 import threading
 from functools import partial
 
-from support.homes import QUESTION
+from support.registered import QUESTION
 from support.warm import check_threads
 
 import art_nb as art

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from support.homes import ask, better_and_worse
+from support.registered import ask, better_and_worse
 from support.warm import warm_python
 
 import art_nb as art

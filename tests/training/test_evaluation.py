@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.homes import at_home
+from support.registered import at_home
 
 import art_nb as art
 from art_nb.core.types import RolloutError

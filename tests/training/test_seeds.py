@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from support.homes import at_home, heard
+from support.registered import at_home, heard
 
 import art_nb as art
 from art_nb.core.events import Warned

@@ -12,7 +12,7 @@ import weakref
 import httpx
 import pytest
 import torch
-from support.homes import at_home, heard
+from support.registered import at_home, heard
 from support.warm import warm_python
 
 import art_nb as art

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
-from art_nb.training.diagnostics import ADVICE, CHECKS, diagnose
+from art_nb.training.diagnostics import ADVICE_BY_MESSAGE, CHECKS, diagnose
 from art_nb.training.steps import identical_share
 
 
@@ -129,7 +129,7 @@ def test_nothing_is_masked_where_nothing_would_be_left():
 
 
 def test_parameters_are_named_as_a_user_types_them():
-    texts = [advice for _, _, advice in CHECKS] + [advice for _, advice in ADVICE]
+    texts = [advice for _, _, advice in CHECKS] + [advice for _, advice in ADVICE_BY_MESSAGE]
     assert not [text for text in texts if " max_tokens" in text or "learning rate" in text]
 
 

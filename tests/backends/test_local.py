@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 import torch
-from support.homes import QUESTION, a_group, ask, heard, saved_adapter, until
+from support.registered import QUESTION, a_group, ask, heard, saved_adapter, until
 from transformers import PreTrainedModel
 
 import art_nb as art

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, LengthFinishReasonError
 from pydantic import BaseModel
-from support.homes import until
+from support.registered import until
 from support.server_parts import END, Bytes, Scripted, Tags, endpoint
 
 from art_nb.core.types import ServeError

@@ -25,7 +25,7 @@ from art_nb.utils.record_provenance import record_provenance
 from art_nb.utils.sft import create_lr_schedule, create_sft_dataset_iterator, iterate_file, train_sft_from_file
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict, ValidationError
-from support.homes import QUESTION, a_group, ask, saved_adapter
+from support.registered import QUESTION, a_group, ask, saved_adapter
 
 import art_nb as art
 from art_nb.core.events import GradientStep

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from support.homes import QUESTION, a_group
+from support.registered import QUESTION, a_group
 
 import art_nb as art
 from art_nb.backends.options import RENAMED
