@@ -29,7 +29,7 @@ Modules:
 - `art_nb.reports.html`: HTML elements, tables and collapsible sections with escaped text and a size limit
 - `art_nb.reports.report`: One self-contained HTML file of a run or of selected rollouts
 - `art_nb.reports.static_html`: Rollouts, groups and runs as static HTML for saved notebooks, without a kernel or scripts
-- `art_nb.rewards.journal`: An append-only journal of judgements, with human overrides, agreement statistics and preference pairs
+- `art_nb.rewards.journal`: An append-only journal of judgments, with human overrides, agreement statistics and preference pairs
 - `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
@@ -54,7 +54,7 @@ Modules:
 - `art_nb.training.progress`: The state of a run, derived from its events
 - `art_nb.training.run`: `art.train` and its runs: training in the background that you can watch, pause, resume and stop
 - `art_nb.training.run_view`: What displays and reports read of a run, whether it trains in this kernel or is read from its directory
-- `art_nb.training.sft`: Supervised training from lists and files: learning rates per batch, chunks of a list, files that are read line by line
+- `art_nb.training.sft`: Supervised fine-tuning from lists and files: one learning rate per batch, datasets in chunks, and files read line by line
 - `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories
 - `art_nb.views.boards`: Game boards in a conversation, as rows of text cells
 - `art_nb.views.conversation`: Messages and token texts of a conversation as JSON for the viewer

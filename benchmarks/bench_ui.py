@@ -96,7 +96,7 @@ def measure(browser, bridge, repeats: int) -> dict[str, tuple[float, float]]:
         "page of 200 previews, p95, ms": (median(pages), 100),
         "scroll frame, p95, ms": (median(scroll), 33),
         "rows in the page while scrolling": (max(rows), 60),
-        "4 000 coloured tokens, ms": (median(tokens), 250),
+        "4 000 colored tokens, ms": (median(tokens), 250),
         "widget state, kB": (round(state / 1000, 1), 1000),
         **{
             f"{name}, script and style, kB": (round((files[f"{name}.js"] + files[f"{name}.css"]) / 1024, 1), 60)

@@ -37,7 +37,7 @@ const LOSSES = ["", "cispo", "ppo", "dapo", "dr_grpo", "gspo"];
 const INITIAL_UI = {
   id: 0,
   turn: null,
-  colour: "",
+  color: "",
   loss: "",
   lens: false,
   where: "",
@@ -74,23 +74,23 @@ function createColors(app) {
   const channels = h(
     "select.select",
     { label: "Color tokens by", onchange: () => paint(channels.value) },
-    CHANNELS.map(([value, label]) => option(ui.colour)([value, value ? label : "tokens: plain"])),
+    CHANNELS.map(([value, label]) => option(ui.color)([value, value ? label : "tokens: plain"])),
   );
   const losses = h(
     "select.select",
-    { label: "Loss", hidden: true, onchange: () => paint(ui.colour) },
+    { label: "Loss", hidden: true, onchange: () => paint(ui.color) },
     LOSSES.map((value) => option(ui.loss)([value, value || "as trained"])),
   );
 
   function paint(channel) {
     channels.value = channel;
     losses.hidden = channel !== "push";
-    app.saveUi({ colour: channel, loss: losses.value });
+    app.saveUi({ color: channel, loss: losses.value });
     fill(legendBox, channel && legend(channel));
-    app.tokens.recolour();
+    app.tokens.recolor();
     app.announce(channel ? `tokens by ${CHANNELS.find(([name]) => name === channel)?.[1]}` : "plain text");
   }
-  const currentIndex = () => CHANNELS.findIndex(([name]) => name === ui.colour);
+  const currentIndex = () => CHANNELS.findIndex(([name]) => name === ui.color);
   return {
     channels,
     losses,
@@ -215,7 +215,8 @@ function build(root, wire, model) {
     wire,
     model,
     index: createIndex(),
-    ui: { ...INITIAL_UI, ...model.get("ui") },
+    // Earlier versions saved the color as `colour`.
+    ui: { ...INITIAL_UI, color: model.get("ui")?.colour ?? "", ...model.get("ui") },
     announce: announcer(root),
     mask: null,
     order: null,
@@ -379,7 +380,7 @@ function build(root, wire, model) {
   wire.onTick(loadMore);
   wire.onGap(loadMore);
   setWide(ui.wide);
-  if (ui.colour) colors.paint(ui.colour);
+  if (ui.color) colors.paint(ui.color);
   list.arrange();
   loadMore();
   return () => {

@@ -187,24 +187,28 @@ def test_links_are_found():
 # Names of earlier versions that say nothing to a reader who does not know them.
 RETIRED = set(
     """
-    ANYWAY Asked Attached Between Busy Called Case ChatAsked Chosen Complete Deaf Desk Entry Folded Gather Graded Home
-    Host INSTEAD Job Kept Lesson Listening NEEDLESS Nowhere ORDERS OURS OVER Open Opinion Packed Part Place Pools
-    Prefixes Question REFUSED Reading Record Recording Reply Room Row Rows Rule SAID Said Service Setup Sheet Show
-    Slotted Source Stack Stage Stretch Swapped Tail Tape Tenant TextAsked TokenMemory TrainRow Writes _aloud _beats
-    _enter _furnish _hand_out _heard _rest _tell _to_the_end abandon adopt alike all_or_nothing all_or_stop answered
-    as_if asked_for at_once at_work begin begun_call beside choose clean cleaned closest copied cut cut_off described
-    evenly expected facts fitted fitting fold follow forget funnel give_up go_on grading guarded hold home_of how
-    imported in_our_names in_words index_of installed keep keep_events known laid_out lessons listening look made_once
-    mend_tokenizer misfit moved named orders over_rounds own_logprobs part_of_loss parts_of permitted place_of placed
-    plainly point portioned pulse put_down received remedy rest_of_call retreat rollouts runs_at_work scenario_facts
-    sentence serve settle short shows span stamp_of steadiness steps_saved stop sweep take_up tick_of together trained
-    undisturbed unheard unless_gone varies wanted whole_checkpoint
+    ANYWAY Asked Attached Between Busy Called Case ChatAsked ChatWriter Chosen Complete Deaf Desk EDGES Entry Folded
+    Gather Graded Home Host INSTEAD Job Judgement JudgementSink Kept Lesson Listening MAX_TICK NEEDLESS Nowhere
+    ORDERS OURS OVER Open Opinion Packed Part Place Pools Prefixes Question REFUSED Reading Record Recording Reply
+    Room Row Rows Rule SAID SETUPS Said Scope Service Setup Sheet Show Slotted Source Stack Stage Stretch Swapped
+    Tail Tape Tenant TextAsked TextWriter Ticker TokenMemory TrainRow WeighedRows Writes _aloud _beats _enter
+    _furnish _hand_out _heard _parse_answer _rest _send_tick _tell _to_the_end abandon adopt alike all_or_nothing
+    all_or_stop answered as_if asked_for at_once at_work beat begin begun_call beside by_litellm choose clean
+    cleaned closest copied cut cut_off described evenly expected facts fitted fitting flat_reward_calm
+    flat_reward_restless fold follow forget format_of funnel give_up go_on grading guarded has_calm_gradient hold
+    home_of how imported in_our_names in_words index_of installed interrupt_run judgement_metrics judgements_of keep
+    keep_events known laid_out lessons listening load_newest look made_once mend_tokenizer misfit moved named
+    of_model orders over_rounds own_logprobs part_of_loss parts_of permitted place_of placed plainly point portioned
+    pulse put_down ranking_of_judgement read_channels read_deepseek read_gemma read_glm read_mistral read_python
+    read_scores read_xml received remedy rest_of_call retreat rollouts runs_at_work scenario_facts send_tick
+    sentence serve settle short shows span staleness stamp_of steadiness steps_saved stop sweep take_up tick_of
+    together trained undisturbed unheard unless_gone varies wanted whole_checkpoint
     """.split()
 )
 # These do not return as variables or parameters either.
 RETIRED_EVERYWHERE = set(
     "said told asked heard kept found own earlier within settled news wrong one desk home opinion lesson vitals tick "
-    "guest lease".split()
+    "guest lease judgement judgements colour".split()
 )
 RIGHT = {
     "begin": "the counterpart of `end` in the same class",

@@ -19,7 +19,7 @@ import torch
 
 from .engines import LEARNERS, SAMPLERS, Engines, choose_engines, sampler_for_model
 from .options import adam_options, chat_options, engine_options, init_options, lora_options, with_profile
-from .recovery import load_newest, repair_history
+from .recovery import restore_newest_checkpoint, repair_history
 from .runtime import OPEN_RUNTIMES, ModelRuntime, close_when_open, print_warnings
 from ..core.events import Bus
 from ..core.types import ServeError, StoreError
@@ -176,11 +176,11 @@ def load_runtime(
 def _load_first_or_newest(runtime: ModelRuntime, model: Any) -> None:
     """Load the newest checkpoint, or write the checkpoint of step 0. Publish its adapter."""
     store, learner = runtime.store, runtime.learner
-    step = load_newest(store, learner, runtime.base_model, runtime.bus.warn_once)
+    step = restore_newest_checkpoint(store, learner, runtime.base_model, runtime.bus.warn_once)
     if step is None:
         step, first_adapter = 0, adapter_directory(model.base_model)
         if first_adapter:
-            checkpoints.load(first_adapter, learner)
+            checkpoints.load_checkpoint(first_adapter, learner)
         parent, directory = str(first_adapter) if first_adapter else None, store.checkpoint_dir(0)
         checkpoints.save_checkpoint(directory, learner, step=0, base_model=runtime.base_model, parent=parent)
     runtime.publish(step)

@@ -236,7 +236,7 @@ class LocalBackend:
             return step_config(with_step_options(model, options), self.bus, runtime.store, runtime.step, more)
 
     def seed_limits(self, model: Any) -> str:
-        """Return why a run with a seed may differ from its repetition, or an empty string if it does not.
+        """Return the reason why a seeded run may not be reproducible, or an empty string if it is.
 
         Parameters
         ----------

@@ -362,7 +362,7 @@ class Backend:
         return options_to_json({**options})
 
     def seed_limits(self, model) -> str:
-        """Return why a run with a seed may differ from its repetition.
+        """Return the reason why a seeded run may not be reproducible.
 
         Parameters
         ----------

@@ -288,7 +288,7 @@ def fork_checkpoint(
         raise StoreError(f"{target.path} is registered already. Fork into it before you register the model.")
     lock = acquire_lock(target.path, warn)
     try:
-        checkpoints.fork(source.checkpoint_dir(max(steps)), target.checkpoint_dir(max(steps)))
+        checkpoints.copy_checkpoint(source.checkpoint_dir(max(steps)), target.checkpoint_dir(max(steps)))
     finally:
         lock.release()
 

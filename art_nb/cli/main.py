@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'run', 'script_globals', 'line_of_error', 'script_model', 'source_line', 'train',
-           'follow_run', 'interrupt_run', 'view', 'write_pages', 'init', 'migrate', 'show_help', 'option', 'parser',
-           'main']
+           'follow_run', 'view', 'write_pages', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -144,7 +143,7 @@ def follow_run(run: Any, script: Path) -> int:
     """Start a run, wait for its end, print the result and return the exit status."""
     from art_nb.core.types import ArtError, TrainError
 
-    previous_handler = signal.signal(signal.SIGINT, lambda *_: interrupt_run(run))
+    previous_handler = signal.signal(signal.SIGINT, lambda *_: run.interrupt("Ctrl-C"))
     try:
         run.start().join()
     except Exception as error:
@@ -164,16 +163,6 @@ def follow_run(run: Any, script: Path) -> int:
         + f". To view the run: art-nb view {run.model.store.path}"
     )
     return 130 if run.status == "stopped" else 0
-
-
-def interrupt_run(run: Any) -> None:
-    """Handle Ctrl-C: stop after the current step, or immediately if the run is stopping already."""
-    is_stopping = run.status == "stopping"
-    if is_stopping:
-        print("Stopping now.", file=sys.stderr)
-    else:
-        print(f"Stopping after step {run.step + 1}. Press Ctrl-C again to stop now.", file=sys.stderr)
-    run.stop(after_step=not is_stopping, wait=False)
 
 # %% ../../nbs/95_cli/20_main.ipynb #37680aad
 def view(path: str, no_browser: bool) -> int:

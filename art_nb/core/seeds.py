@@ -77,7 +77,10 @@ def current_seed_scope() -> SeedScope | None:
 
 @contextmanager
 def seed_scope(scope: SeedScope | None) -> Iterator[None]:
-    """Number the requests inside the block in a scope. With `None`, no seeds are sent."""
+    """Use `scope` to number and seed all requests inside the `with` block.
+
+    With `None`, requests are sent without seeds.
+    """
     token = _scope.set(scope)
     try:
         yield

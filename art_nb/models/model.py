@@ -36,7 +36,7 @@ from ..runs.trackers import Tracker, note_metrics
 
 # %% ../../nbs/15_models/30_model.ipynb #e2221b6f
 class ModelBackend(Protocol):
-    """The interface that a model needs to be served and trained."""
+    """The interface of backends, which serve and train models."""
 
     @property
     def path(self) -> str | Path: ...  # root of the run directories

@@ -16,7 +16,7 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # token ids 0, 1, 2
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # token IDs 0, 1, 2
 TRAINING_TEXT = [
     "system user assistant\n",
     "A1 B2 C3 free: A1 B1 C1 A2 B2 C2 A3 B3 C3\n",

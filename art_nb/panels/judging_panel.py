@@ -30,7 +30,7 @@ from art_nb.panels.judging_session import (
     texts_reply,
     title_of,
 )
-from .rankings import JudgingContext, Ranking, failed_ranking, find_context, ranking_of_judgement
+from .rankings import JudgingContext, Ranking, failed_ranking, find_context, ranking_of_judgment
 from .viewer import write_new
 from ..rewards.journal import Journal, Pick, every_pair, preference_pairs, write_pairs
 from ..rewards.judges import Person, as_judge
@@ -63,7 +63,7 @@ async def add_ranking(
     """Call a judge, add its ranking to the session and return it. If the judge fails, the ranking holds the error."""
     group = session.group
     try:
-        ranking = ranking_of_judgement(await score_group(group, judge, rubric, repeats, seed, cache=cache), group)
+        ranking = ranking_of_judgment(await score_group(group, judge, rubric, repeats, seed, cache=cache), group)
     except (JudgeError, BackendMissing) as error:
         ranking = failed_ranking(judge.name, rubric, len(group), str(error))
     await asyncio.to_thread(session.add, ranking)
@@ -234,7 +234,7 @@ class JudgingPanel(Panel):
     def notify_views(self) -> dict[str, Any]:
         """Return the new state, and send its version to all views."""
         state = self.state()
-        self.send_tick({"version": state["version"]})
+        self.send_update({"version": state["version"]})
         return state
 
     @command

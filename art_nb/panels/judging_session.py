@@ -37,12 +37,12 @@ from art_nb.panels.rankings import (
     write_rewards,
 )
 from ..rewards.journal import Current, agreement, compare, current, disagreements, override
-from ..rewards.judges import Judgement, group_id
+from ..rewards.judges import Judgment, group_id
 from ..rewards.rubrics import DEFAULT_RUBRIC, Verdict, flags, rubric_id
 from art_nb.rewards.ruler import (
     GroupScores,
     Round,
-    judgements_of,
+    judgments_of,
     rank_changes,
     position_bias,
     ranks,
@@ -56,7 +56,7 @@ from ..views.conversation import paginate, shared_count, shared_units, conversat
 # %% ../../nbs/85_panels/10_judging_session.ipynb #e8c89d91
 def load_rankings(
     group: TrajectoryGroup,
-    entries: Sequence[Judgement],  # of the group, in journal order
+    entries: Sequence[Judgment],  # of the group, in journal order
     rubrics: Mapping[str, str],  # texts by ID
 ) -> list[Ranking]:
     """Return the different rankings of a group, the newest last."""
@@ -241,7 +241,7 @@ class JudgingSession:
             self.using = next(n for n, candidate in enumerate(self.rankings) if candidate is counting)
             if self.deliver is None and not ranking.failure:
                 self.context.journal.note_rubric(result.rubric)
-                self.context.journal.append(judgements_of(result, self.group, self.context.step, renumbered=False))
+                self.context.journal.append(judgments_of(result, self.group, self.context.step, renumbered=False))
         if result.rounds:  # a failed judge has none, and its earlier rounds stay
             rounds = _ROUNDS.setdefault((result.judge, rubric_id(result.rubric)), {})
             rounds[group_id(self.group), self.context.step] = result.rounds
@@ -252,7 +252,7 @@ class JudgingSession:
 
     def _apply_scores(self) -> tuple[TrajectoryGroup, list[int]]:
         human = {
-            i: Judgement(group_id(self.group), i, score, judge=self.context.by, by="human", reason=self.reason_of(i))
+            i: Judgment(group_id(self.group), i, score, judge=self.context.by, by="human", reason=self.reason_of(i))
             for i, score in self.human_scores().items()
         }
         ranking, rewards = self.ranking(), [t.reward for t in self.group]
@@ -300,7 +300,7 @@ class JudgingSession:
         reason, step = "another rollout has this number now", self.context.step
         withdrawn = override(self.group, dict.fromkeys(stale), reason, step, self.context.by)
         result, by_judge = self.ranking().result, self.ranking().source != "reward"
-        judged = judgements_of(result, self.group, step, renumbered=False) if by_judge else []
+        judged = judgments_of(result, self.group, step, renumbered=False) if by_judge else []
         self.context.journal.append([*withdrawn, *judged, *self.human.values()])
 
 # %% ../../nbs/85_panels/10_judging_session.ipynb #a412e0c5
@@ -487,7 +487,7 @@ def diff_reply(
 
 
 def session_reply(session: JudgingSession) -> dict[str, Any]:
-    """Return for the page how far the judge and the person agree in all groups of the journal."""
+    """Return how often the judge and the person agree, over all groups in the journal."""
     if session.blind or session.deliver is not None:
         return {"text": "", "pairs": 0, "confusions": [], "more": 0, "judge": "", "groups": 0}
     entries, judge = session.context.journal.read(), session.ranking().result.judge

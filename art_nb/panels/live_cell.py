@@ -245,7 +245,7 @@ class LiveCell(Panel):
     def control(self, action: Literal["start", "pause", "resume", "stop", "stop_after_step"]) -> dict:
         """Run the action of a button."""
         CONTROLS[action](self.run)
-        self.send_tick(self.state())
+        self.send_update(self.state())
         return {"status": self.run.status}
 
     @command
@@ -319,7 +319,7 @@ class LiveCell(Panel):
         clock_is_due = p.status not in ("ready", *FINAL_STATES) and now - self.sent_at > 1
         if p.count != self.sent_count or clock_is_due:
             self.sent_count, self.sent_at = p.count, now
-            self.send_tick(self.state())
+            self.send_update(self.state())
 
     def fall_back_to_html(self) -> None:
         """Replace a panel that no front end displays with plain HTML."""
@@ -327,7 +327,7 @@ class LiveCell(Panel):
         self._replace_outputs(self.html_fallback())
 
     def html_fallback(self) -> str:
-        """Return the run as plain HTML, and how to control it."""
+        """Return the progress of the run as plain HTML, with instructions for controlling it from code."""
         return as_html(self.progress) + NO_VIEW_TEXT.format(version("anywidget"), escaped(str(self.store.path)))
 
     def finish(self) -> None:
@@ -340,8 +340,8 @@ class LiveCell(Panel):
                 try:
                     self._replace_outputs(self.html(), close=False)
                 finally:  # the last state is sent even if the static form fails
-                    self.send_tick(self.state())
-                    self._ticker.flush()
+                    self.send_update(self.state())
+                    self._sender.flush()
         except Exception as error:  # a display error must not make the run fail
             self._show_error(error)
 

@@ -65,7 +65,7 @@ MAX_REWARDS = 32
 
 
 def group_entry(number: int, group: GroupProgress, rewards: Sequence[float] | None = None) -> dict[str, Any]:
-    """Return the entry of one group in the list of groups."""
+    """Return a summary of a group for the live cell: scenario, rewards, mean, standard deviation and failures."""
     rounded = [round_figures(reward, 4) for reward in (group.rewards if rewards is None else rewards)]
     values = [value for value in rounded if value is not None]
     mean, std = (fmean(values), pstdev(values)) if values else (None, None)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Scores', 'MIN_SCORE_GAP', 'MAX_SCORE_STEP', 'rank_order', 'scores_for_move', 'evenly_spaced_scores', 'Ranking',
-           'ranking_of_judgement', 'failed_ranking', 'ranking_from_rewards', 'rankings_from_journal',
+           'ranking_of_judgment', 'failed_ranking', 'ranking_from_rewards', 'rankings_from_journal',
            'rankings_from_metadata', 'JudgingContext', 'step_of', 'find_active_run', 'find_context',
            'already_trained_notice', 'apply_scores', 'write_rewards']
 
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from ..core.events import GroupDone
 from ..core.jsonable import finite_or_none
 from ..rewards.journal import Current, Journal, with_overrides
-from ..rewards.judges import Judgement, group_id
+from ..rewards.judges import Judgment, group_id
 from ..rewards.rubrics import Verdict, conversation, rubric_id
 from ..rewards.ruler import GroupScores, distinct, with_scores
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
@@ -100,7 +100,7 @@ class Ranking:
         return replace(self, result=result, round_scores=[self.round_scores[i] for i in indices if self.round_scores])
 
 
-def ranking_of_judgement(result: GroupScores, group: TrajectoryGroup) -> Ranking:
+def ranking_of_judgment(result: GroupScores, group: TrajectoryGroup) -> Ranking:
     """Return the ranking of a `score_group` result. Equal trajectories share the scores of each round."""
     if len(result.rounds) <= 1:
         return Ranking(result)
@@ -133,12 +133,12 @@ def ranking_from_rewards(group: TrajectoryGroup) -> Ranking:
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #0d3c628e
 def rankings_from_journal(
-    entries: Sequence[Judgement],  # of one group, in journal order
+    entries: Sequence[Judgment],  # of one group, in journal order
     rubrics: Mapping[str, str],  # texts by ID
     n: int,  # trajectories
 ) -> list[Ranking]:
     """Return the judges' rankings that the journal entries form."""
-    batches: list[list[Judgement]] = []
+    batches: list[list[Judgment]] = []
     for entry in entries:
         if entry.by != "judge" or entry.trajectory < 0:
             continue
@@ -152,11 +152,11 @@ def rankings_from_journal(
     return [_ranking_of_batch(batch, rubrics, n) for batch in complete]
 
 
-def _batch_key(entry: Judgement) -> tuple:
+def _batch_key(entry: Judgment) -> tuple:
     return entry.judge, entry.rubric, entry.order_seed
 
 
-def _ranking_of_batch(batch: Sequence[Judgement], rubrics: Mapping[str, str], n: int) -> Ranking:
+def _ranking_of_batch(batch: Sequence[Judgment], rubrics: Mapping[str, str], n: int) -> Ranking:
     verdicts, first = [Verdict(problem="the judge gave no score") for _ in range(n)], batch[0]
     for entry in batch:
         verdicts[entry.trajectory] = Verdict(entry.score, entry.explanation, entry.reason)

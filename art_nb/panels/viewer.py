@@ -34,7 +34,7 @@ from ..views.token_values import tokens_reply
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #8a22e58b
 class ViewError(ArtError, ValueError):
-    """Invalid input from the reader, or data that cannot be displayed."""
+    """The error for invalid input in the viewer, and for data that it cannot display."""
 
 
 def _raises_view_error(method: Callable) -> Callable:
@@ -122,7 +122,7 @@ class RolloutViewer(Panel):
     def refresh(self) -> None:
         """Load new steps of the run."""
         if self.rows.refresh():
-            self.send_tick({"rows": len(self.rows)})
+            self.send_update({"rows": len(self.rows)})
 
     @command(thread=True)
     def index(self, from_row: int = 0, columns: list[str] | None = None) -> Any:
@@ -163,7 +163,7 @@ class RolloutViewer(Panel):
     def override(self, id: int, score: float, reason: str = "") -> dict:
         """Write a person's score into the journal."""
         reply = write_override(self.rows, id, score, reason)
-        self.send_tick(reply)
+        self.send_update(reply)
         return reply
 
     @command(thread=True)

@@ -51,7 +51,8 @@ def keep_recent_and_top(*, recent: int = 5, top: int = 2, metric: str = "reward/
     recent : int, default 5
         Number of latest checkpoints to keep.
     top : int, default 2
-        Number of checkpoints with the highest `metric` to keep. Of equal ones, the later is kept.
+        Number of checkpoints with the highest `metric` to keep. If two checkpoints have the
+        same metric, the later one is kept.
     metric : str, default "reward/val"
         Name of a metric in the history. Its two parts may be in either order.
 

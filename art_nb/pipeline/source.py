@@ -21,7 +21,7 @@ from .retention import delete_checkpoints
 from .workers import Evaluations, StatusReporter, WorkClock, get_or_closed, roll_out_scenario
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.run import Run
-from ..training.steps import identical_share, staleness, truncated_share
+from ..training.steps import identical_share, staleness_metrics, truncated_share
 
 # %% ../../nbs/70_pipeline/35_source.ipynb #4cb9b625
 DROP_REASONS = ("stale", "zero_variance", "failed")
@@ -255,7 +255,7 @@ class PipelineSource:
         tokens = metrics.get("data/step_trainable_assistant_tokens")
         scores = score_metrics(run.groups, run.step - 1, self.config, tokens, metrics["time/step_wall_s"])
         shares = truncated_share(run.groups) | identical_share(run.groups)
-        ages = staleness(run.groups, run.step - 1)
+        ages = staleness_metrics(run.groups, run.step - 1)
         return shares | ages | scores | self.dropped.metrics() | self.clock.take() | queue
 
     def _accept_batch(self) -> None:

@@ -118,7 +118,10 @@ def rollout_html(
     level: DetailLevel,
     skip: int = 0,  # messages at the beginning that are shown elsewhere
 ) -> Html:
-    """Return a complete rollout as HTML."""
+    """Return the details and the conversation of a rollout as HTML, limited to `level`.
+
+    The first `skip` messages are omitted.
+    """
     rollout = rows.locate(row).trajectory
     if isinstance(rollout, PydanticException):
         summary = f"failed: {rollout.type}: {one_line(rollout.message, 120)}"

@@ -1,4 +1,4 @@
-"""An append-only journal of judgements, with human overrides, agreement statistics and preference pairs
+"""An append-only journal of judgments, with human overrides, agreement statistics and preference pairs
 
 ## Guarantees
 
@@ -24,30 +24,30 @@ import numpy as np
 from ..core.events import fits
 from ..core.files import append_lines, atomic_write, read_lines
 from ..core.jsonable import plain
-from .judges import Judgement, group_id
+from .judges import Judgment, group_id
 from .rubrics import conversation, rubric_id, shared_prefix
 from .ruler import kendall_tau
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #f08ca087
-Current: TypeAlias = dict[int, Judgement]
+Current: TypeAlias = dict[int, Judgment]
 
 
 def current(
-    judgements: Iterable[Judgement],  # of one group, in the order of the journal
+    judgments: Iterable[Judgment],  # of one group, in the order of the journal
 ) -> Current:  # by index of the trajectory
-    """Return the judgement that counts for each trajectory."""
+    """Return the judgment that counts for each trajectory."""
     latest: dict[str, Current] = {"judge": {}, "human": {}}
-    for judgement in judgements:
-        if judgement.score is not None and judgement.trajectory >= 0:
-            latest[judgement.by][judgement.trajectory] = judgement
-        elif judgement.by == "human":
-            latest["human"].pop(judgement.trajectory, None)
+    for judgment in judgments:
+        if judgment.score is not None and judgment.trajectory >= 0:
+            latest[judgment.by][judgment.trajectory] = judgment
+        elif judgment.by == "human":
+            latest["human"].pop(judgment.trajectory, None)
     return latest["judge"] | latest["human"]
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #cc4b3605
 class Journal:
-    """The judgements of a run, in a file of JSON lines.
+    """The judgments of a run, in a file of JSON lines.
 
     Parameters
     ----------
@@ -60,15 +60,15 @@ class Journal:
         self.path = path if path.suffix == ".jsonl" else path / "judgements.jsonl"
         self._noted: set[str] = set()
 
-    def append(self, judgements: Iterable[Judgement]) -> None:
-        """Append judgements to the file. Raise `StoreError` if it cannot be written.
+    def append(self, judgments: Iterable[Judgment]) -> None:
+        """Append judgments to the file. Raise `StoreError` if it cannot be written.
 
         Parameters
         ----------
-        judgements : iterable of Judgement
-            The judgements to write.
+        judgments : iterable of Judgment
+            The judgments to write.
         """
-        if rows := [plain(asdict(judgement)) for judgement in judgements]:
+        if rows := [plain(asdict(judgment)) for judgment in judgments]:
             append_lines(self.path, *rows)
 
     def note_rubric(self, rubric: str) -> str:
@@ -90,18 +90,18 @@ class Journal:
         rows = [row for row in read_lines(self.path) if row.keys() >= {"rubric", "text"}]
         return {row["rubric"]: row["text"] for row in rows if isinstance(row["rubric"], str)}
 
-    def read(self) -> list[Judgement]:
-        """Return all judgements in the order of the file. Invalid lines are skipped."""
+    def read(self) -> list[Judgment]:
+        """Return all judgments in the order of the file. Invalid lines are skipped."""
         return [
-            Judgement(**{name: row[name] for name in _FIELDS if name in row})
+            Judgment(**{name: row[name] for name in _FIELDS if name in row})
             for row in read_lines(self.path)
             if row.keys() >= {"group", "trajectory", "score"}
-            and fits(Judgement, row)
+            and fits(Judgment, row)
             and row.get("by", "judge") in ("judge", "human")
         ]
 
-    def of(self, group: str | TrajectoryGroup, step: int | None = None) -> list[Judgement]:
-        """Return the judgements of one group.
+    def of(self, group: str | TrajectoryGroup, step: int | None = None) -> list[Judgment]:
+        """Return the judgments of one group.
 
         Parameters
         ----------
@@ -111,10 +111,10 @@ class Journal:
             The step of the group. By default, all steps. IDs of scenarios occur in several steps.
         """
         name = group if isinstance(group, str) else group_id(group)
-        return [judgement for judgement in self.read() if judgement.group == name and step in (None, judgement.step)]
+        return [judgment for judgment in self.read() if judgment.group == name and step in (None, judgment.step)]
 
     def current(self, group: str | TrajectoryGroup, step: int | None = None) -> Current:
-        """Return the judgement that counts for each trajectory of a group, by index of the trajectory.
+        """Return the judgment that counts for each trajectory of a group, by index of the trajectory.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class Journal:
         return current(self.of(group, step))
 
 
-_FIELDS = [f.name for f in fields(Judgement)]
+_FIELDS = [f.name for f in fields(Judgment)]
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #52a9ab7a
 def override(
@@ -135,12 +135,12 @@ def override(
     reason: str = "",
     step: int = 0,
     by: str = "human",
-) -> list[Judgement]:  # to append to a journal
-    """Return the judgements with which a person overrides the judge's scores."""
+) -> list[Judgment]:  # to append to a journal
+    """Return the judgments with which a person overrides the judge's scores."""
     name = group if isinstance(group, str) else group_id(group)
     clipped = {i: None if score is None else min(max(float(score), 0.0), 1.0) for i, score in scores.items()}
     return [
-        Judgement(group=name, trajectory=i, score=score, step=step, judge=by, by="human", reason=reason)
+        Judgment(group=name, trajectory=i, score=score, step=step, judge=by, by="human", reason=reason)
         for i, score in clipped.items()
     ]
 
@@ -150,17 +150,17 @@ def with_overrides(
     counting: Current,  # from `Journal.current`
 ) -> TrajectoryGroup:
     """Return the group with a person's scores as rewards."""
-    overrides = {i: judgement for i, judgement in counting.items() if judgement.by == "human"}
+    overrides = {i: judgment for i, judgment in counting.items() if judgment.by == "human"}
     trajectories = [_with_override(t, overrides[i]) if i in overrides else t for i, t in enumerate(group.trajectories)]
     return group.model_copy(update={"trajectories": trajectories})
 
 
-def _with_override(trajectory: Trajectory, judgement: Judgement) -> Trajectory:
+def _with_override(trajectory: Trajectory, judgment: Judgment) -> Trajectory:
     update = {
-        "reward": judgement.score,
-        "metrics": {**trajectory.metrics, "human_score": judgement.score},
-        "metadata": {**trajectory.metadata, "human_reason": judgement.reason},
-        "logs": [*trajectory.logs, f"override by {judgement.judge}: {judgement.reason}"],
+        "reward": judgment.score,
+        "metrics": {**trajectory.metrics, "human_score": judgment.score},
+        "metadata": {**trajectory.metadata, "human_reason": judgment.reason},
+        "logs": [*trajectory.logs, f"override by {judgment.judge}: {judgment.reason}"],
     }
     return trajectory.model_copy(update=update)
 
@@ -201,10 +201,10 @@ def compare(
     return Agreement(products.count(1), products.count(-1), products.count(0), [] if np.isnan(tau) else [tau])
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #5a2e59ec
-def _by_rater(judgements: Iterable[Judgement], judge: str | None) -> dict[tuple[str, int], dict[str, dict[int, float]]]:
+def _by_rater(judgments: Iterable[Judgment], judge: str | None) -> dict[tuple[str, int], dict[str, dict[int, float]]]:
     """Return the latest scores by group and step, rater, and trajectory."""
     groups: dict = {}
-    for line in judgements:
+    for line in judgments:
         raters = groups.setdefault((line.group, line.step), {"judge": {}, "human": {}})
         if line.score is None and line.by == "human":
             raters["human"].pop(line.trajectory, None)
@@ -214,12 +214,12 @@ def _by_rater(judgements: Iterable[Judgement], judge: str | None) -> dict[tuple[
 
 
 def agreement(
-    judgements: Iterable[Judgement],  # of a journal
+    judgments: Iterable[Judgment],  # of a journal
     judge: str | None = None,  # name of the judge; None: the latest score of any judge
 ) -> Agreement:
     """Compare judge and person over all groups that both scored."""
     total = Agreement()
-    for raters in _by_rater(judgements, judge).values():
+    for raters in _by_rater(judgments, judge).values():
         both = sorted(raters["judge"].keys() & raters["human"].keys())
         total += compare(*([raters[by][i] for i in both] for by in ("judge", "human")))
     return total
@@ -236,10 +236,10 @@ class Disagreement:
     human: tuple[float, float]
 
 
-def disagreements(judgements: Iterable[Judgement], judge: str | None = None) -> list[Disagreement]:
+def disagreements(judgments: Iterable[Judgment], judge: str | None = None) -> list[Disagreement]:
     """Return the pairs that judge and person order differently, by decreasing difference of the judge's scores."""
     pairs = []
-    for (group, step), raters in _by_rater(judgements, judge).items():
+    for (group, step), raters in _by_rater(judgments, judge).items():
         a, b = raters["judge"], raters["human"]
         both = sorted(a.keys() & b.keys(), key=lambda i: (-a[i], i))
         pairs += [

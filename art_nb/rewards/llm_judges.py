@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CompletionFn', 'SCHEMA', 'DEFAULTS', 'GRADING', 'JudgeReply', 'Judge', 'ModelReply', 'ask_until_complete',
-           'ListwiseJudge', 'call', 'endpoint_judge', 'priced', 'by_litellm', 'of_model', 'grading_prompt',
-           'expected_grade', 'PointwiseJudge', 'local']
+           'ListwiseJudge', 'call_judge_model', 'endpoint_judge', 'priced', 'litellm_judge', 'model_judge',
+           'grading_prompt', 'expected_grade', 'PointwiseJudge', 'local_judge']
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #d15fae8c
 import asyncio
@@ -26,7 +26,14 @@ from ..core.redaction import redact, redact_text, redact_url, secrets_in
 from ..core.types import BackendMissing, JudgeError, install_hint
 from ..models.model import REGISTERED, Model
 from ..models.weights import base_name
-from .rubrics import JudgeQuestion, Verdict, conversation, correction_message, judge_messages, read_scores
+from art_nb.rewards.rubrics import (
+    JudgeQuestion,
+    Verdict,
+    conversation,
+    correction_message,
+    judge_messages,
+    parse_judge_scores,
+)
 from ..rollouts.http_capture import no_capture
 from ..rollouts.trajectories import Trajectory
 
@@ -98,7 +105,7 @@ async def ask_until_complete(
         result.calls += 1
         result.tokens += reply.tokens
         result.cost += reply.cost
-        scores = read_scores(reply.text, len(question.trajectories))
+        scores = parse_judge_scores(reply.text, len(question.trajectories))
         parsed.append(scores)
         if not scores.faults:
             break
@@ -151,7 +158,7 @@ _ADVICE = {
 }
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #7a5a7bc6
-async def call(
+async def call_judge_model(
     create: Callable[..., Awaitable[Any]],  # OpenAI's `chat.completions.create`, or LiteLLM's `acompletion`
     name: str,  # of the judge
     schema: dict | None = None,  # of the answer
@@ -167,12 +174,12 @@ async def call(
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         if not response_format:
             raise _judge_error(error, name, secrets) from None
-        reply = await call(create, name, None, cost, secrets, **request)
+        reply = await call_judge_model(create, name, None, cost, secrets, **request)
         _REFUSES_SCHEMA.add(name)
         return reply
     except Exception as error:  # errors of external clients can contain the API key
         raise _judge_error(error, name, secrets) from None
-    return _parse_answer(answer, name, cost)
+    return _to_model_reply(answer, name, cost)
 
 
 def _judge_error(error: Exception, name: str, secrets: Sequence[str]) -> JudgeError:
@@ -181,7 +188,7 @@ def _judge_error(error: Exception, name: str, secrets: Sequence[str]) -> JudgeEr
     return JudgeError(f"the judge {name} gave no answer: {text[:500]}. {advice}")
 
 
-def _parse_answer(answer: Any, name: str, cost: Callable[[Any], float]) -> ModelReply:
+def _to_model_reply(answer: Any, name: str, cost: Callable[[Any], float]) -> ModelReply:
     if not getattr(answer, "choices", None):
         raise JudgeError(f"the judge {name} answered without a choice. Check that its address is that of a chat API.")
     choice, usage = answer.choices[0].model_dump(), answer.usage
@@ -212,7 +219,7 @@ def endpoint_judge(
         async with openai.AsyncOpenAI(**client) as connection:
             model = address["model"] or await _only_model(connection, name, secrets)
             create = partial(connection.chat.completions.create, model=model)
-            return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
+            return await call_judge_model(create, name, SCHEMA, cost, secrets, messages=messages, **params)
 
     return ListwiseJudge(name, complete, settings=_settings(params))
 
@@ -258,7 +265,7 @@ def _openai_judge(name: str, params: Mapping[str, Any]) -> "ListwiseJudge | None
     return judge
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #c0d955da
-def by_litellm(
+def litellm_judge(
     name: str,  # a LiteLLM model name, "openai/o3", "anthropic/…", "ollama_chat/…"
     params: Mapping[str, Any],  # for `litellm.acompletion`
 ) -> "ListwiseJudge":
@@ -272,7 +279,7 @@ def by_litellm(
         _check_provider(litellm, name, params)
         create = partial(litellm.acompletion, model=name, caching=False)
         secrets, cost = secrets_in(params), partial(_litellm_cost, litellm)
-        return await call(create, name, SCHEMA, cost, secrets, messages=messages, **params)
+        return await call_judge_model(create, name, SCHEMA, cost, secrets, messages=messages, **params)
 
     return ListwiseJudge(name, complete, settings=_settings(params))
 
@@ -312,7 +319,7 @@ def _litellm_cost(litellm: Any, answer: Any) -> float:
         return 0.0
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #f46308fa
-def of_model(
+def model_judge(
     model: Model,  # registered, or with an endpoint
     params: Mapping[str, Any],  # timeout, max_retries; the rest is sent
 ) -> ListwiseJudge:
@@ -323,7 +330,7 @@ def of_model(
     async def complete(messages: list[dict]) -> ModelReply:
         create = partial(_client(model, options).chat.completions.create, model=model.get_inference_name())
         secrets = [model.inference_api_key or "", *secrets_in(params), *secrets_in(model.inference_base_url)]
-        return await call(create, model.name, SCHEMA, secrets=secrets, messages=messages, **params)
+        return await call_judge_model(create, model.name, SCHEMA, secrets=secrets, messages=messages, **params)
 
     return ListwiseJudge(model.name, complete, settings=_settings(params), lasting=not model.trainable)
 
@@ -402,7 +409,7 @@ class PointwiseJudge:
         )
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #17d2f4c3
-def local(
+def local_judge(
     place: str,  # "local", or "local:name" if several models are registered
     params: Mapping[str, Any],  # timeout, max_retries
 ) -> PointwiseJudge:
@@ -420,7 +427,7 @@ def local(
 
     async def complete(prompt: str) -> ModelReply:
         create = _client(model, options).completions.create
-        return await call(create, name, secrets=[model.inference_api_key or ""], prompt=prompt, **request)
+        return await call_judge_model(create, name, secrets=[model.inference_api_key or ""], prompt=prompt, **request)
 
     name = f"{model.base_model} (local)"
     return PointwiseJudge(name, complete)

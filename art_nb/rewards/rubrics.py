@@ -11,7 +11,7 @@
 # %% auto #0
 __all__ = ['DEFAULT_RUBRIC', 'SYSTEM', 'REPAIRS', 'INJECTION_PATTERNS', 'rubric_id', 'conversation', 'JudgeQuestion',
            'shared_prefix', 'judge_messages', 'json_values', 'ScoreObject', 'score_objects', 'best_entries', 'Verdict',
-           'ParsedScores', 'as_score', 'clamped', 'read_scores', 'correction_message', 'flags']
+           'ParsedScores', 'as_score', 'clamped', 'parse_judge_scores', 'correction_message', 'flags']
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #ca9aaed7
 import ast
@@ -105,7 +105,7 @@ _TAG = re.compile(r"<(?=\s*/?\s*(trajector|context|available_tools))", re.IGNORE
 
 
 def judge_messages(
-    question: JudgeQuestion,  # its trajectories get the ids 1, 2, …
+    question: JudgeQuestion,  # its trajectories get the IDs 1, 2, …
 ) -> list[dict[str, str]]:  # a system and a user message
     """Return the messages that ask a language model a question."""
     tools = [plain(trajectory.tools) for trajectory in question.trajectories]
@@ -268,7 +268,7 @@ def _verdict(entries: list[ScoreObject]) -> Verdict:
     return clamped(score, entries[-1].explanation)
 
 
-def read_scores(
+def parse_judge_scores(
     text: str,  # the judge's answer
     n: int,  # number of trajectories, with IDs 1…n
 ) -> ParsedScores:

@@ -10,8 +10,8 @@
 
 # %% auto #0
 __all__ = ['CACHE', 'presentation_orders', 'Round', 'GroupScores', 'distinct', 'mean_verdict', 'score_group', 'kendall_tau',
-           'mean_kendall_tau', 'spread', 'PositionBias', 'ranks', 'position_bias', 'judgement_metrics', 'with_scores',
-           'JudgementSink', 'judgements_of', 'ruler_score_group', 'TrajectoryScore', 'ruler', 'rank_changes']
+           'mean_kendall_tau', 'spread', 'PositionBias', 'ranks', 'position_bias', 'judgment_metrics', 'with_scores',
+           'JudgmentSink', 'judgments_of', 'ruler_score_group', 'TrajectoryScore', 'ruler', 'rank_changes']
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #5cb295c3
 import asyncio
@@ -33,7 +33,7 @@ from ..core.events import Bus, Judged, Warned
 from ..core.jsonable import plain
 from ..core.redaction import redact_text
 from ..core.types import BackendMissing, JudgeError, Messages, Tools
-from .judges import Judgement, CachedJudge, as_judge, group_id, judge_cache
+from .judges import Judgment, CachedJudge, as_judge, group_id, judge_cache
 from .llm_judges import Judge, JudgeReply
 from .rubrics import DEFAULT_RUBRIC, JudgeQuestion, Verdict, conversation, flags, rubric_id
 from ..rollouts.gather import gathering
@@ -274,7 +274,7 @@ def position_bias(rounds: Iterable[Round]) -> PositionBias:
     return PositionBias(mean_rank, z, len(rankings), warning)
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #6d7d101d
-def judgement_metrics(scores: GroupScores) -> dict[str, float]:  # numbers for the metrics of a group
+def judgment_metrics(scores: GroupScores) -> dict[str, float]:  # numbers for the metrics of a group
     """Return the cost of judging a group, and measures of the judge's consistency."""
     metrics = {
         "judge_cost": scores.cost,
@@ -303,7 +303,7 @@ def with_scores(
         "exceptions": [*group.exceptions, *errors],
         "logs": [*group.logs],
         "metadata": {**group.metadata, "ruler": ruler, **({"unscored": records} if records else {})},
-        "metrics": {**group.metrics, **judgement_metrics(scores)},
+        "metrics": {**group.metrics, **judgment_metrics(scores)},
     }
     return group.model_copy(update=update)
 
@@ -328,19 +328,19 @@ def _with_score(trajectory: Trajectory, verdict: Verdict, scores: GroupScores) -
     return trajectory.model_copy(update=update)
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #eb434563
-class JudgementSink(Protocol):
-    """An object that stores judgements, for example a `Journal`."""
+class JudgmentSink(Protocol):
+    """An object that stores judgments, for example a `Journal`."""
 
-    def append(self, judgements: list[Judgement]) -> object: ...
+    def append(self, judgments: list[Judgment]) -> object: ...
 
 
-def judgements_of(
+def judgments_of(
     scores: GroupScores,
     group: TrajectoryGroup,  # as it was judged
     step: int = 0,
     renumbered: bool = True,  # indices as in the result of `with_scores`, -1 if unscored; False: as it was judged
-) -> list[Judgement]:
-    """Return one judgement per trajectory, for a journal."""
+) -> list[Judgment]:
+    """Return one judgment per trajectory, for a journal."""
     n, next_index = len(scores.verdicts), count()
     indices = [-1 if v.score is None else next(next_index) for v in scores.verdicts] if renumbered else range(n)
     shared = {
@@ -354,7 +354,7 @@ def judgements_of(
         "cached": scores.cached,
     }
     return [
-        Judgement(
+        Judgment(
             trajectory=i,
             score=v.score,
             explanation=v.explanation,
@@ -409,7 +409,7 @@ async def ruler_score_group(
     repeats: int = 1,
     seed: int = 0,
     cache: str | Path | None = CACHE,
-    journal: JudgementSink | None = None,
+    journal: JudgmentSink | None = None,
     bus: Bus | None = None,
 ) -> TrajectoryGroup | None:
     """Judge a group and return a copy with the scores as rewards.
@@ -435,7 +435,7 @@ async def ruler_score_group(
     cache : str, Path or None
         File that caches answers. None disables the cache.
     journal : Journal, optional
-        Receives one judgement per trajectory.
+        Receives one judgment per trajectory.
     bus : Bus, optional
         Receives events. Default: the bus of the surrounding gather.
 
@@ -461,7 +461,7 @@ async def ruler_score_group(
         return None
     _report(scores, group, bus, debug)
     if journal is not None:
-        await asyncio.to_thread(journal.append, judgements_of(scores, group, step))
+        await asyncio.to_thread(journal.append, judgments_of(scores, group, step))
     return with_scores(group, scores) if scores.verdicts else group
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #a7d81e1b
@@ -531,6 +531,6 @@ async def ruler(
 def rank_changes(
     before: Sequence[float | None], after: Sequence[float | None]
 ) -> list[tuple[int, float | None, float | None]]:  # index, rank before, rank after
-    """Return the trajectories whose rank differs between two judgements."""
+    """Return the trajectories whose rank differs between two judgments."""
     pairs = zip(ranks(before), ranks(after), strict=True)
     return [(i, old, new) for i, (old, new) in enumerate(pairs) if old != new]

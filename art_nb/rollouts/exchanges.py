@@ -237,7 +237,7 @@ def read_exchange(
     response = json.loads(reply) if reply.lstrip()[:1] == b"{" else protocol.join(events_of(reply))
     if not protocol.is_complete(body, response):
         return None
-    for choice in response.get("choices", ()):  # vLLM reports the prompt ids once per response
+    for choice in response.get("choices", ()):  # vLLM reports the prompt IDs once per response
         if response.get("prompt_token_ids") and not choice.get("prompt_token_ids"):
             choice["prompt_token_ids"] = response["prompt_token_ids"]
     response = {"id": "", "created": 0, "model": body.get("model") or "", **response, **protocol.fixed_fields}
@@ -251,7 +251,7 @@ class CapturedTurn:
 
     model: str
     protocol: str
-    prompt: Sequence  # the request in a form that can be compared: message keys, characters, or token ids
+    prompt: Sequence  # the request in a form that can be compared: message keys, characters, or token IDs
     completion: Sequence  # the reply in the same form
     messages_from: Callable[[int], list[dict[str, Any]]]  # the request's messages after the first n items of `prompt`
     reply: Choice | dict[str, Any]
@@ -445,14 +445,14 @@ class CompletionsHistory:
 
 
 def token_history(conversation: Conversation) -> CompletionsHistory:
-    """Return a conversation as token ids. Raise `ValueError` if a prompt does not continue the previous reply."""
+    """Return a conversation as token IDs. Raise `ValueError` if a prompt does not continue the previous reply."""
     tokens, spans = [], []
     for choice in (entry for entry in conversation.entries if isinstance(entry, Choice)):
         sampled = sampled_tokens(choice)
         prompt, completion = sampled.prompt_ids, sampled.token_ids
         if not prompt or completion is None or prompt[: len(tokens)] != tokens:
             raise ValueError(
-                f"The replies of {conversation.model} have no token ids that continue one another. "
+                f"The replies of {conversation.model} have no token IDs that continue one another. "
                 "Use histories(), which returns messages."
             )
         tokens = [*prompt, *completion]
@@ -461,9 +461,9 @@ def token_history(conversation: Conversation) -> CompletionsHistory:
 
 
 def string_history(conversation: Conversation) -> CompletionsHistory:
-    """Return a conversation as text. Raise `ValueError` if the prompts were sent as token ids."""
+    """Return a conversation as text. Raise `ValueError` if the prompts were sent as token IDs."""
     if not isinstance(conversation.sequence, str):
-        raise ValueError("The prompts were sent as token ids. Use completions_token_histories().")
+        raise ValueError("The prompts were sent as token IDs. Use completions_token_histories().")
     spans, start = [], 0
     for entry in conversation.entries:
         is_reply = isinstance(entry, Choice)

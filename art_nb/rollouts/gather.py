@@ -49,7 +49,7 @@ _rollout: ContextVar[str | None] = ContextVar("rollout", default=None)
 
 
 def current_rollout() -> str | None:
-    """Return the id of the rollout in which this code runs, or `None` outside a rollout."""
+    """Return the ID of the rollout in which this code runs, or `None` outside a rollout."""
     return _rollout.get()
 
 
@@ -57,7 +57,7 @@ def _new_id() -> str:
     return uuid4().hex[:8]
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #e90e81b3
-def completion_tokens(choice: Choice) -> int | None:  # None if the choice has neither token ids nor logprobs
+def completion_tokens(choice: Choice) -> int | None:  # None if the choice has neither token IDs nor logprobs
     """Count the sampled tokens of one choice."""
     ids = sampled_tokens(choice).token_ids
     if ids is not None:
@@ -139,7 +139,7 @@ class GatherProgress:
     limit_error: Exception | None = None  # the failure that exceeded the limit
     seen: dict[int, Trajectory] = field(default_factory=dict)
 
-    async def rollout(
+    async def run_rollout(
         self,
         rollout: Awaitable,
         group: str = "",
@@ -166,20 +166,20 @@ class GatherProgress:
         done(trajectories, None)
         return result
 
-    async def group(self, pending: PendingGroup) -> TrajectoryGroup:
+    async def run_group(self, pending: PendingGroup) -> TrajectoryGroup:
         """Run the rollouts of a group. Tolerated failures are recorded in the group."""
         name, metadata = _new_id(), pending.fields.get("metadata") or {}
         scenario = str(metadata.get("scenario_id", ""))
-        group = await collect(pending, partial(self.rollout, group=name, scenario=scenario))
+        group = await collect(pending, partial(self.run_rollout, group=name, scenario=scenario))
         self._mark([group], "group_id", name)
         rewards = [trajectory.reward for trajectory in group]
         self._emit(GroupDone(group=name, step=self.step, rewards=rewards, exceptions=len(group.exceptions)))
         return group
 
-    async def nested(self, pending: PendingGroup) -> TrajectoryGroup:
+    async def run_nested_group(self, pending: PendingGroup) -> TrajectoryGroup:
         """Run a group that user code awaits inside another rollout."""
         self.total += pending._num_trajectories
-        return await self.group(pending)
+        return await self.run_group(pending)
 
     def admit(self, trajectories: Iterable[Trajectory], ended: int) -> None:
         """Add finished trajectories to the means, each one only once."""
@@ -248,7 +248,7 @@ def _show_progress(
             bar.update(ended)
 
         gather.show = show
-        collecting_token, gathering_token = collecting.set(gather.nested), gathering.set(gather)
+        collecting_token, gathering_token = collecting.set(gather.run_nested_group), gathering.set(gather)
         try:
             yield
         finally:
@@ -307,7 +307,7 @@ async def gather_trajectories(
     gather = GatherProgress(len(items), max_exceptions, timeout_s, bus, step)
     try:
         with _show_progress(gather, pbar_desc, None, pbar_total_completion_tokens):
-            return await gather_or_cancel([gather.rollout(item, parse=_check_results) for item in items])
+            return await gather_or_cancel([gather.run_rollout(item, parse=_check_results) for item in items])
     finally:
         close_coroutines(items)
 
@@ -356,7 +356,7 @@ AfterEach: TypeAlias = Callable[[TrajectoryGroup], Any]
 
 
 async def _run_group(gather: GatherProgress, item: Any, after_each: AfterEach | None) -> list[TrajectoryGroup]:
-    group = await (gather.group(item) if isinstance(item, PendingGroup) else _run_other_group(gather, item))
+    group = await (gather.run_group(item) if isinstance(item, PendingGroup) else _run_other_group(gather, item))
     if group is None:
         return []
     if after_each is None or not group.trajectories:

@@ -340,7 +340,7 @@ def _json(value: Any) -> str | None:
     return json.dumps(value, separators=(",", ":")) if value else None
 
 
-def _as_utf8(text: Any) -> str | None:  # UTF-8 has no lone surrogates, and an id may be a number
+def _as_utf8(text: Any) -> str | None:  # UTF-8 has no lone surrogates, and an ID may be a number
     return None if text is None else str(text).encode("utf-8", "replace").decode()
 
 

@@ -372,7 +372,7 @@ class MetricsBuilder:
             return dict(ChainMap(metrics, {name: counted.sums[name] for name in added}, unique, *rates))
 
     async def flush(self) -> dict[str, float]:
-        """Return the same as `take`. This is ART's name."""
+        """Alias of `take`, under ART's name."""
         return self.take()
 
     def activate(self) -> Token:

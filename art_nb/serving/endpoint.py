@@ -43,7 +43,7 @@ from art_nb.serving.asgi import (
     require_api_key,
 )
 from .http_server import HttpServer, bind_socket
-from .openai_replies import ChatWriter, ChoiceInProgress, TextWriter, replies_for
+from .openai_replies import ChatFormatter, ChoiceInProgress, TextFormatter, replies_for
 from art_nb.serving.openai_requests import (
     CompletionRequest,
     ChatRequest,
@@ -69,7 +69,7 @@ class CompletionJob:
     """A request with tokenized prompts."""
 
     request: ChatRequest | TextRequest
-    writer: ChatWriter | TextWriter
+    formatter: ChatFormatter | TextFormatter
     adapter: str | None
     replies: list[ChoiceInProgress]
     run: Callable  # `asyncio.to_thread` for work that is slow for a long conversation, or `call_inline`
@@ -79,7 +79,7 @@ class CompletionJob:
     def body(self, kind: str, choices: list[dict], **fields) -> dict:
         """Return a response or a chunk with `choices`."""
         return {
-            "id": f"{self.writer.prefix}-{self.id}",
+            "id": f"{self.formatter.prefix}-{self.id}",
             "object": kind,
             "created": self.created,
             "model": self.request.model,
@@ -90,7 +90,7 @@ class CompletionJob:
 
     def chunk(self, choice: dict, **fields) -> dict:
         """Return a chunk with one choice."""
-        return self.body(self.writer.chunk_kind, [choice], **fields)
+        return self.body(self.formatter.chunk_kind, [choice], **fields)
 
     def prompt(self) -> dict:
         """Return the field `prompt_token_ids`, if requested and if there is only one prompt. The format is vLLM's."""
@@ -122,16 +122,16 @@ class CompletionService:
         raw = await read_body(request)
         completion, body = parse(raw, ChatRequest)
         completion.seed = seed_of(request, completion)
-        writer = ChatWriter(self.chat, completion, body, self.texts, self.sampler.guides)
-        return await self._respond(request, writer, len(raw))
+        formatter = ChatFormatter(self.chat, completion, body, self.texts, self.sampler.guides)
+        return await self._respond(request, formatter, len(raw))
 
     async def completions(self, request: Request):
         """Handle `POST /v1/completions`."""
         raw = await read_body(request)
         completion, _ = parse(raw, TextRequest)
         completion.seed = seed_of(request, completion)
-        writer = TextWriter(self.sampler.tokenizer, completion, self.texts)
-        return await self._respond(request, writer, len(raw))
+        formatter = TextFormatter(self.sampler.tokenizer, completion, self.texts)
+        return await self._respond(request, formatter, len(raw))
 
     def _adapter(self, name: str) -> str | None:
         try:
@@ -139,11 +139,11 @@ class CompletionService:
         except ServeError as error:
             raise RequestError(str(error), status=error.status, param="model") from error
 
-    async def _respond(self, request: Request, writer: ChatWriter | TextWriter, size: int):
-        adapter, limit = self._adapter(writer.request.model), self.sampler.max_model_len
-        run = asyncio.to_thread if size > THREAD_BYTES or writer.may_wait else call_inline
-        prompts = await run(writer.prompts)
-        completion = writer.request  # `prompts` may have replaced it
+    async def _respond(self, request: Request, formatter: ChatFormatter | TextFormatter, size: int):
+        adapter, limit = self._adapter(formatter.request.model), self.sampler.max_model_len
+        run = asyncio.to_thread if size > THREAD_BYTES or formatter.may_wait else call_inline
+        prompts = await run(formatter.prompts)
+        completion = formatter.request  # `prompts` may have replaced it
         field, guide = completion.guide()
         if guide and not guide.keys() <= self.sampler.guides:
             raise RequestError(
@@ -151,8 +151,8 @@ class CompletionService:
                 'LocalBackend(sampler="vllm").',
                 param=field,
             )
-        replies = replies_for(prompts, completion, limit, writer.prompt_param, policy_version(adapter))
-        job = CompletionJob(completion, writer, adapter, replies, run)
+        replies = replies_for(prompts, completion, limit, formatter.prompt_param, policy_version(adapter))
+        job = CompletionJob(completion, formatter, adapter, replies, run)
         if completion.stream:
             return self._streamed(job)
         return json_response(await cancel_on_disconnect(request.receive, self._whole(job), self.live))
@@ -177,8 +177,8 @@ class CompletionService:
 
     async def _whole(self, job: CompletionJob) -> dict:
         await gather_or_cancel(self._sample(job, reply) for reply in job.replies)
-        choices = [await job.run(job.writer.whole, reply) for reply in job.replies]
-        return job.body(job.writer.kind, choices, usage=job.usage(), **job.prompt())
+        choices = [await job.run(job.formatter.full_choice, reply) for reply in job.replies]
+        return job.body(job.formatter.kind, choices, usage=job.usage(), **job.prompt())
 
     def _streamed(self, job: CompletionJob) -> ASGIApp:
         """Return an ASGI app that streams the job."""
@@ -189,7 +189,7 @@ class CompletionService:
                 work = gather_or_cancel(self._stream_choice(job, reply, events) for reply in job.replies)
                 await cancel_on_disconnect(receive, work, self.live)
                 if job.request.stream_options.include_usage:
-                    await events(job.body(job.writer.chunk_kind, [], usage=job.usage()))
+                    await events(job.body(job.formatter.chunk_kind, [], usage=job.usage()))
                 await events("[DONE]")
             except ClientDisconnect:
                 return
@@ -204,12 +204,12 @@ class CompletionService:
 
     async def _stream_choice(self, job: CompletionJob, reply: ChoiceInProgress, events: EventSender) -> None:
         async def send_parts(reply: ChoiceInProgress) -> None:
-            if parts := job.writer.parts(reply):
+            if parts := job.formatter.chunk_choices(reply):
                 prompt = job.prompt() if len(reply.sampled) == 1 else {}
                 await events(*(job.chunk(part, **prompt) for part in parts))
 
         await self._sample(job, reply, send_parts)
-        await events(job.chunk(await job.run(job.writer.last, reply)))
+        await events(job.chunk(await job.run(job.formatter.last_chunk_choice, reply)))
 
     async def models(self, request: Request) -> Response:
         """Handle `GET /v1/models`."""

@@ -120,7 +120,7 @@ class CompletionRequest(StrictRequest):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     ignore_eos: bool = False
-    return_token_ids: bool = False  # also return the ids of the prompt in the body; choices always have them
+    return_token_ids: bool = False  # also return the IDs of the prompt in the body; choices always have them
     return_tokens_as_token_ids: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     response_format: ResponseFormat | None = None

@@ -12,7 +12,7 @@
 __all__ = ['Option', 'TIE', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'SignalCheck', 'find_option', 'has_variance',
            'baseline', 'by_group', 'by_batch', 'unscaled', 'balanced', 'advantages', 'group_advantages', 'LiveRows',
            'unit_tokens', 'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant',
-           'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'WeighedRows',
+           'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'StepWeights',
            'is_truncated', 'weigh_rows', 'TrajectoryCase', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs',
            'row_sizes', 'cut_lists', 'group_cases', 'no_variance_message', 'signal_checks', 'first_failing_check',
            'signal_report']
@@ -299,7 +299,7 @@ TRUNCATED = {"keep": keep_truncated, "mask": mask_truncated, "drop": drop_trunca
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #fa95efd7
 @dataclass(slots=True)
-class WeighedRows:
+class StepWeights:
     """The rows of a step that train, with their factors in the loss."""
 
     rows: list  # TokenRow [R]
@@ -330,7 +330,7 @@ def weigh_rows(
     truncated: str | Callable = "keep",
     max_tokens: int | None = None,
     silent: bool = False,
-) -> WeighedRows:
+) -> StepWeights:
     """Return the rows of a step that train, with their advantages and coefficients.
 
     Rows with advantage 0 always count in the means. They are returned only if `silent` is set.
@@ -357,7 +357,7 @@ def weigh_rows(
 
     Returns
     -------
-    WeighedRows
+    StepWeights
         The rows, and float64 arrays [R] of their coefficients, advantages and units.
 
     Raises
@@ -377,7 +377,7 @@ def weigh_rows(
         lengths_R, trajectory_R, advantages_R, reduction, max_tokens, group_R, silent
     )
     live = np.flatnonzero(coef_R)
-    return WeighedRows([flat[i][1] for i in live], coef_R[live], advantages_R[live], group_R[live], units_R[live])
+    return StepWeights([flat[i][1] for i in live], coef_R[live], advantages_R[live], group_R[live], units_R[live])
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #9e6af254
 @dataclass(slots=True)
@@ -483,7 +483,7 @@ def signal_checks(
         ),
         (
             lambda case: any(sampled_ids(choice) for choice in case.choices),
-            "no token ids: the choices of {n} trajectories were not sampled by our endpoint. "
+            "no token IDs: the choices of {n} trajectories were not sampled by our endpoint. "
             "Use model.openai_client() and model.get_inference_name() for the requests",
         ),
         (

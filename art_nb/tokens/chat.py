@@ -39,7 +39,7 @@ from art_nb.tokens.tool_calls import (
     FORMATS,
     call_format,
     call_prefix,
-    format_of,
+    detect_call_format,
     read_arguments,
     tools_as_text,
     uses_variable,
@@ -77,7 +77,7 @@ def _other_fields(message: Mapping[str, Any]) -> dict:
 def clean_message(
     message: Message,  # as a client sends it
 ) -> dict:  # role, content and the fields that templates use; empty fields are dropped
-    """Return a message in the form that is rendered and cached."""
+    """Return a normalized copy of a message, used for the chat template and as a cache key."""
     role = _ROLES[message["role"]]
     fields = _assistant_fields(message) if role == "assistant" else _other_fields(message)
     content = _content_text(message.get("content"))
@@ -360,7 +360,7 @@ class ChatFormat:
         CHAT_FORMATS.add(self)
         template = str(chat_template or tokenizer.chat_template)
         self._shows_tools, self._shows_calls = uses_variable(template, "tools"), uses_variable(template, "tool_calls")
-        template_format = format_of(template) if self._shows_tools else "hermes"
+        template_format = detect_call_format(template) if self._shows_tools else "hermes"
         self.calls = call_format(tool_call_parser or template_format, tokenizer)
         self._run, self._text_arguments, self._one_call = DeadlineRunner(), False, False
         if self._shows_tools and self._shows_calls and tool_call_parser in {None, *FORMATS}:
@@ -595,7 +595,7 @@ _MAX_PENDING_TOKENS = 8  # tokens without a complete character
 
 
 class TextStream:
-    """A decoder that returns the text of sampled tokens as soon as it is certain."""
+    """A streaming detokenizer. It returns text once later tokens cannot change it, and ends at a stop string."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ def call_message(
     form: CallFormat,
     id_source: str = "",  # the ID is derived from it; empty: a random ID
 ) -> dict:
-    """Return a call in the format of OpenAI clients, with its own ID."""
+    """Return a parsed call as an entry of OpenAI's `tool_calls`, with a new ID."""
     name, arguments = call
     digits = blake2b(id_source.encode(), digest_size=16).hexdigest() if id_source else uuid4().hex
     digits = digits[: form.id_size]

@@ -78,7 +78,7 @@ def _ids(values: Any, field: str, where: str) -> np.ndarray | None:
     try:
         ids = np.asarray(values)
         if ids.size and (ids.dtype.kind not in "iu" or ids.ndim != 1 or ids.min() < 0):
-            raise ValueError(f"{ids.dtype} ids in {ids.ndim} dimensions")
+            raise ValueError(f"{ids.dtype} IDs in {ids.ndim} dimensions")
         return np.asarray(values, dtype=np.int32)
     except (TypeError, ValueError, OverflowError) as error:
         raise TokenError(

@@ -10,10 +10,10 @@
 
 # %% auto #0
 __all__ = ['HistoryRows', 'HistoryRow', 'CHECKS', 'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'training_rows',
-           'share', 'flat_share', 'near_the_top', 'gain', 'trend', 'has_calm_gradient', 'ruined', 'mostly_flat',
-           'constant_reward', 'equal_rewards', 'solved', 'flat_reward', 'flat_reward_calm', 'flat_reward_restless',
-           'slow_reward', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'gradient_spike',
-           'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
+           'share', 'flat_share', 'near_the_top', 'gain', 'trend', 'has_stable_gradient', 'ruined', 'mostly_flat',
+           'constant_reward', 'equal_rewards', 'solved', 'flat_reward', 'flat_reward_stable_gradient',
+           'flat_reward_unstable_gradient', 'slow_reward', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse',
+           'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
@@ -83,7 +83,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     return slope, math.sqrt(residuals / max(n - 2, 1) / squares)
 
 
-def has_calm_gradient(rows: HistoryRows) -> bool:
+def has_stable_gradient(rows: HistoryRows) -> bool:
     """Return whether the gradient norm has stayed of the same order, so that a higher learning rate may be tried."""
     norms = metric_values(rows, "loss/grad_norm")
     early, late = (median(part) if part else 0.0 for part in (norms[:4], norms[-4:]))
@@ -91,7 +91,10 @@ def has_calm_gradient(rows: HistoryRows) -> bool:
 
 
 def ruined(rows: HistoryRows) -> str | None:
-    """Check whether the gradient has nearly vanished and the entropy has changed, without a gain in reward."""
+    """Return a finding if the gradient has nearly vanished without a gain in reward, otherwise `None`.
+
+    The entropy must also have changed.
+    """
     norms, entropy = metric_values(rows, "loss/grad_norm"), metric_values(rows, "loss/entropy")
     rewards = metric_values(rows, "train/reward")
     if len(norms) < 3 or not rewards or rewards[-1] > rewards[0] + 0.1 * abs(rewards[0]) or near_the_top(rewards):
@@ -112,7 +115,7 @@ def mostly_flat(rows: HistoryRows) -> list[float]:
 
 
 def constant_reward(rows: HistoryRows) -> str | None:
-    """Check whether all rewards of the run are the same number."""
+    """Return a finding if all rewards of the run are the same number, otherwise `None`."""
     rewards, flat = metric_values(rows, "train/reward"), flat_share(rows)
     if len(flat) < 2 or min(flat) < 1.0 or max(rewards, default=1.0) - min(rewards, default=0.0) > 1e-9:
         return None
@@ -120,7 +123,7 @@ def constant_reward(rows: HistoryRows) -> str | None:
 
 
 def equal_rewards(rows: HistoryRows) -> str | None:
-    """Check whether nearly all groups of the last three steps have equal rewards, and these are low."""
+    """Return a finding if nearly all groups of the last three steps have equal, low rewards, otherwise `None`."""
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
     if not recent or near_the_top(rewards) or constant_reward(rows) or ruined(rows):
         return None
@@ -128,7 +131,7 @@ def equal_rewards(rows: HistoryRows) -> str | None:
 
 
 def solved(rows: HistoryRows) -> str | None:
-    """Check whether nearly all groups of the last three steps have equal rewards, and these are high."""
+    """Return a finding if nearly all groups of the last three steps have equal, high rewards, otherwise `None`."""
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
     if not recent or not near_the_top(rewards):
         return None
@@ -136,7 +139,7 @@ def solved(rows: HistoryRows) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #5a676cc8
 def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
-    """Check whether the reward has moved by no more than its noise over the last `window` steps."""
+    """Return a finding if the reward changed only by its noise in the last `window` steps, otherwise `None`."""
     values = metric_values(rows, "train/reward", window)
     if len(values) < window or fmean(flat_share(rows[-window:]) or [0.0]) > 0.75 or ruined(rows):
         return None
@@ -149,21 +152,21 @@ def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
     return f"Over the last {window} steps it went from {values[0]:.3g} to {values[-1]:.3g}, which is noise."
 
 
-def flat_reward_calm(rows: HistoryRows) -> str | None:
+def flat_reward_stable_gradient(rows: HistoryRows) -> str | None:
     """Return the finding of `flat_reward` if the gradient norm allows a higher learning rate."""
-    return flat_reward(rows) if has_calm_gradient(rows) else None
+    return flat_reward(rows) if has_stable_gradient(rows) else None
 
 
-def flat_reward_restless(rows: HistoryRows) -> str | None:
+def flat_reward_unstable_gradient(rows: HistoryRows) -> str | None:
     """Return the finding of `flat_reward` if the gradient norm does not allow a higher learning rate."""
-    return None if has_calm_gradient(rows) else flat_reward(rows)
+    return None if has_stable_gradient(rows) else flat_reward(rows)
 
 
 def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
-    """Check whether the reward rises slowly, and the gradient norm allows a higher learning rate."""
+    """Return a finding if the reward rises slowly and the gradient allows a higher learning rate, otherwise `None`."""
     values = metric_values(rows, "train/reward")
     noise = fmean(metric_values(rows, "train/reward_std_dev") or [0.0])
-    if len(values) < window or not has_calm_gradient(rows) or ruined(rows):
+    if len(values) < window or not has_stable_gradient(rows) or ruined(rows):
         return None
     slope, error = trend(values[-window:])
     rise = slope * (window - 1)
@@ -173,7 +176,7 @@ def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #17323a03
 def kl_blow_up(rows: HistoryRows) -> str | None:
-    """Check whether the KL divergence is large, and far above its usual value."""
+    """Return a finding if the KL divergence is large, and far above its usual value, otherwise `None`."""
     for name, limit in (("loss/kl_policy_ref", 1.0), ("offpolicy/kl_sampler", 0.1)):
         values = metric_values(rows, name)
         usual = median(values[:-1][-20:]) if len(values) > 3 else math.inf
@@ -183,7 +186,7 @@ def kl_blow_up(rows: HistoryRows) -> str | None:
 
 
 def drift(rows: HistoryRows) -> str | None:
-    """Check whether sampler and learner disagree about the logprobs of the sampled tokens."""
+    """Return a finding if sampler and learner disagree about the logprobs of the sampled tokens, otherwise `None`."""
     gaps = metric_values(rows, "offpolicy/logprob_diff_mean", 2)
     if len(gaps) < 2 or min(gaps) < 0.1:
         return None
@@ -191,7 +194,7 @@ def drift(rows: HistoryRows) -> str | None:
 
 
 def much_clipped(rows: HistoryRows) -> str | None:
-    """Check whether the loss clips the ratios of many tokens, which then have no gradient."""
+    """Return a finding if the loss clips the ratios of many tokens, which then have no gradient, otherwise `None`."""
     clipped = metric_values(rows, "loss/clipped_token_fraction", 2)
     if len(clipped) < 2 or min(clipped) < 0.3:
         return None
@@ -201,7 +204,7 @@ def much_clipped(rows: HistoryRows) -> str | None:
 
 
 def entropy_collapse(rows: HistoryRows) -> str | None:
-    """Check whether the entropy has nearly vanished, or most replies of a group begin with the same words."""
+    """Return a finding if the entropy has nearly vanished or most replies of a group begin alike, otherwise `None`."""
     values, alike = metric_values(rows, "loss/entropy"), metric_values(rows, "train/alike")
     if len(values) >= 5 and values[-1] <= min(0.2 * fmean(values[:3]), 0.1):
         return (
@@ -217,7 +220,7 @@ def entropy_collapse(rows: HistoryRows) -> str | None:
 
 
 def gradient_spike(rows: HistoryRows) -> str | None:
-    """Check whether the last gradient norm is ten times its usual value."""
+    """Return a finding if the last gradient norm is ten times its usual value, otherwise `None`."""
     values = metric_values(rows, "loss/grad_norm")
     usual = median(values[:-1][-20:]) if len(values) > 5 else math.inf
     if not usual or not values or values[-1] < 10 * usual:
@@ -226,7 +229,7 @@ def gradient_spike(rows: HistoryRows) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #6af62777
 def length_collapse(rows: HistoryRows) -> str | None:
-    """Check whether the replies have become much shorter."""
+    """Return a finding if the replies have become much shorter, otherwise `None`."""
     values = metric_values(rows, "train/completion_tokens")
     if len(values) < 6 or fmean(values[-3:]) > fmean(values[:3]) / 3:
         return None
@@ -234,21 +237,21 @@ def length_collapse(rows: HistoryRows) -> str | None:
 
 
 def truncation(rows: HistoryRows) -> str | None:
-    """Check whether many replies reach the token limit, but not nearly all of them."""
+    """Return a finding if many replies reach the token limit, but not nearly all of them, otherwise `None`."""
     values = metric_values(rows, "train/truncated", 3)
     is_frequent = len(values) == 3 and min(values) >= 0.3 and values[-1] < 0.8
     return f"{values[-1]:.0%} of the rollouts reached it." if is_frequent else None
 
 
 def mostly_truncated(rows: HistoryRows) -> str | None:
-    """Check whether nearly all replies reach the token limit."""
+    """Return a finding if nearly all replies reach the token limit, otherwise `None`."""
     values = metric_values(rows, "train/truncated", 3)
     is_frequent = len(values) == 3 and min(values) >= 0.3 and values[-1] >= 0.8
     return f"{values[-1]:.0%} of the rollouts reached it." if is_frequent else None
 
 
 def failures(rows: HistoryRows) -> str | None:
-    """Check whether many rollouts fail."""
+    """Return a finding if many rollouts fail, otherwise `None`."""
     values = metric_values(rows, "train/exception_rate", 2)
     is_frequent = len(values) == 2 and min(values) >= 0.25
     return f"{values[-1]:.0%} of the rollouts of the last step failed." if is_frequent else None
@@ -330,8 +333,8 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         "Nearly all replies reach the token limit",
         "Raise max_completion_tokens in the rollout's request, or ask for shorter answers.",
     ),
-    (flat_reward_calm, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
-    (flat_reward_restless, "The reward is flat", f"Try {_ANYTHING_ELSE}"),
+    (flat_reward_stable_gradient, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
+    (flat_reward_unstable_gradient, "The reward is flat", f"Try {_ANYTHING_ELSE}"),
     (
         slow_reward,
         "The reward rises slowly",

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ..core.aio import cancel_and_wait
 from ..rollouts.trajectories import TrajectoryGroup
-from .steps import TrainOptions, identical_share, roll_out_step, staleness, truncated_share
+from .steps import TrainOptions, identical_share, roll_out_step, staleness_metrics, truncated_share
 
 # %% ../../nbs/65_training/55_group_sources.ipynb #c8b42481
 class GroupSource(Protocol):
@@ -37,7 +37,7 @@ class GroupSource(Protocol):
         """Called after each step that was trained and logged."""
 
     async def finish(self) -> None:
-        """Complete other work after the last step. Not called after a stop."""
+        """Wait for background work, for example evaluations, after the last step. Not called after a stop."""
 
     def request_stop(self) -> None:
         """Wake up waiting tasks, because the run is about to stop. Thread-safe."""
@@ -89,7 +89,7 @@ class StepSource:
     def step_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the shares of truncated and identical replies, and their age if `max_staleness` is set."""
         groups = self.run.groups
-        ages = staleness(groups, self.run.step - 1) if self.plan.max_staleness else {}
+        ages = staleness_metrics(groups, self.run.step - 1) if self.plan.max_staleness else {}
         return truncated_share(groups) | identical_share(groups) | ages
 
     async def after_step(self) -> None:

@@ -106,7 +106,7 @@ def record_status(run: "Run") -> None:
 
 
 def send_heartbeats(run: "Run") -> None:
-    """Record the status on each `run.beat()`, and at least every `BEAT_S` seconds, until the run is over."""
+    """Record the status at each `run.request_heartbeat()`, at least every `BEAT_S` seconds, until the run is over."""
     while not run._over.is_set():
         record_status(run)
         run._beat.wait(BEAT_S)
@@ -174,7 +174,7 @@ class TrainingLoop:
                 run.show.close(run.status)
             finally:
                 run._over.set()
-                run.beat()
+                run.request_heartbeat()
                 del self.run  # without this cycle, a finished run is freed with its last reference
 
     async def main(self) -> None:
@@ -224,7 +224,7 @@ class TrainingLoop:
         run = self.run
         run.history.append(row)
         run.bus.emit(StepDone(step=run.step, metrics=row))
-        run.beat()
+        run.request_heartbeat()
         await self.until_stopped(run.source.after_step())
         if run.plan.on_step is not None:
             result = run.plan.on_step(run)
@@ -276,7 +276,7 @@ class TrainingLoop:
 class Run(RunView):
     """A training run that can be watched, paused, resumed and stopped. `await` it, or call `join()`.
 
-    `train` creates runs. The buttons can be called from any thread.
+    `train` creates runs. You can call `pause`, `resume` and `stop` from any thread.
 
     Parameters
     ----------
@@ -467,14 +467,15 @@ class Run(RunView):
 
     def interrupt(self, name: str) -> None:
         """Stop after the current step. On the second call, stop at once. `name` is the signal's name."""
-        if self.status == "stopping":
-            self.stop(wait=False)
+        is_stopping = self.status == "stopping"
+        if is_stopping:
+            print(f"{name}: stopping now.", flush=True)
         else:
-            print(f"{name}: stopping after the current step. Send the signal again to stop at once.")
-            self.stop(after_step=True, wait=False)
+            print(f"{name}: stopping after step {self.step + 1}. A second {name} stops the run at once.", flush=True)
+        self.stop(after_step=not is_stopping, wait=False)
 
     def join(self, timeout_s: float | None = None) -> "Run":
-        """Wait for the run in a script.
+        """Wait for the run in a script. An interrupt pauses the run, a second one stops it.
 
         Parameters
         ----------
@@ -518,10 +519,16 @@ class Run(RunView):
         return self.wait().__await__()
 
     def _pause_or_stop(self) -> None:
-        if self.transition(TRANSITIONS["pause"]):
-            print(f"Pausing after step {self.step + 1}. Call run.resume() to continue, or run.stop() to end the run.")
-        else:
+        if not self.transition(TRANSITIONS["pause"]):
             self.stop(wait=False)
+        elif hasattr(sys, "ps1"):  # a notebook or an interactive interpreter
+            print(f"Pausing after step {self.step + 1}. Call run.resume() to continue, or run.stop() to end the run.")
+        else:  # a script, which ends unless it handles the interrupt
+            atexit.unregister(report_unfinished_runs)
+            print(
+                f"Interrupted in step {self.step + 1}. If the program ends now, run it again to continue from the last "
+                "checkpoint."
+            )
 
     def _result(self) -> "Run":
         if self.error is not None:
@@ -546,12 +553,12 @@ class Run(RunView):
             before, self.status = self.status, table.get(self.status, self.status)
         if before in table:
             self.progress.set_status(self.status, self.step)
-        self.beat()
+        self.request_heartbeat()
         if self.status == "stopping":
             self.source.request_stop()
         return before in table
 
-    def beat(self) -> None:
+    def request_heartbeat(self) -> None:
         """Make the heartbeat thread write the status now."""
         self._beat.set()
 

@@ -1,4 +1,4 @@
-"""Supervised training from lists and files: learning rates per batch, chunks of a list, files that are read line by line
+"""Supervised fine-tuning from lists and files: one learning rate per batch, datasets in chunks, and files read line by line
 
 ## Guarantees
 

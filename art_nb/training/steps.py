@@ -12,7 +12,7 @@
 
 # %% auto #0
 __all__ = ['TRAIN_RANGES', 'TrainOptions', 'check_call', 'check_plan', 'endpoint_matcher', 'print_once', 'seed_faults',
-           'check_seed', 'roll_out_step', 'truncated_share', 'identical_share', 'staleness']
+           'check_seed', 'roll_out_step', 'truncated_share', 'identical_share', 'staleness_metrics']
 
 # %% ../../nbs/65_training/50_steps.ipynb #dbe0c1ca
 import inspect
@@ -229,7 +229,7 @@ def identical_share(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     return {"train/alike": sum(shares) / len(shares)} if shares else {}
 
 
-def staleness(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:
+def staleness_metrics(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:
     """Return the mean and maximum age in steps of the policies that sampled the replies, at `step`."""
     ages = [step - version for group in groups for t in group for version in policy_versions(t)]
     return {"train/staleness": sum(ages) / len(ages), "train/staleness_max": max(ages)} if ages else {}

@@ -180,15 +180,15 @@ class RolloutIndex:
         self._table = None
 
     def refresh(self) -> bool:  # True if anything is new
-        """Find steps, rows and judgements that were written since the last call."""
+        """Find steps, rows and judgments that were written since the last call."""
         with self._lock:
             before = self.version, len(self.waiting)
             steps = _waiting_of(self.store, self.rule) if self.store else []
             known = {*self.steps(), *self.lost}
             self.waiting = [step for step in steps if step[:2] not in known] + self.waiting
-            judgements = self._judgements()
+            judgments = self._judgments()
             for i, part in enumerate(self.parts):
-                if part.stamp() != part.initial_stamp or part.judgements != judgements.get(part.step, {}):
+                if part.stamp() != part.initial_stamp or part.judgments != judgments.get(part.step, {}):
                     self._replace(i)
             return before != (self.version, len(self.waiting))
 
@@ -201,37 +201,37 @@ class RolloutIndex:
             return
         if (len(new.table), len(new.names)) != (len(old.table), len(old.names)):
             # the file contains other rollouts: keep the old rows, because the viewer shows their numbers
-            old.initial_stamp, old.judgements = new.initial_stamp, self._judgements().get(old.step, {})
+            old.initial_stamp, old.judgments = new.initial_stamp, self._judgments().get(old.step, {})
             return
         new.first_group, new.table["id"], new.table["group"] = old.first_group, old.table["id"], old.table["group"]
         self.parts[i] = new
         self._mark(new)
         self._table, self._search, self.version = None, None, self.version + 1
 
-    def _judgements(self) -> dict[int, dict[str, list]]:
+    def _judgments(self) -> dict[int, dict[str, list]]:
         if self.store is None:
             return {}
         path = self.store.path / "judgements.jsonl"
         stamp = file_stamp(path)
         if stamp != self._journal[0]:
-            judgements: dict[int, dict[str, list]] = {}
+            judgments: dict[int, dict[str, list]] = {}
             with suppress(StoreError):  # rollouts are shown even if the journal is damaged
-                for judgement in Journal(path).read():
-                    judgements.setdefault(judgement.step, {}).setdefault(judgement.group, []).append(judgement)
-            self._journal = stamp, judgements
+                for judgment in Journal(path).read():
+                    judgments.setdefault(judgment.step, {}).setdefault(judgment.group, []).append(judgment)
+            self._journal = stamp, judgments
         return self._journal[1]
 
     def _mark(self, part: StepTable) -> None:
-        part.judgements = self._judgements().get(part.step, {})
-        if not part.judgements:
+        part.judgments = self._judgments().get(part.step, {})
+        if not part.judgments:
             return
         for i in range(len(part.names)):
             ref = GroupRef(part, part.first_group + i, part.first_position + i)
             finished = np.flatnonzero((part.table["group"] == ref.group) & (part.table["status"] == 0))
-            for index, judgement in current(part.judgements.get(ref.key, [])).items():
+            for index, judgment in current(part.judgments.get(ref.key, [])).items():
                 if index < len(finished):
-                    part.table["ruler"][finished[index]] = judgement.score
-                    part.table["flags"][finished[index]] |= FLAGS["overridden"] * (judgement.by == "human")
+                    part.table["ruler"][finished[index]] = judgment.score
+                    part.table["flags"][finished[index]] |= FLAGS["overridden"] * (judgment.by == "human")
 
     @property
     def table(self) -> np.ndarray:

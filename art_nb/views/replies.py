@@ -82,7 +82,7 @@ def page_reply(
 ) -> ViewReply:
     """Return the previews of some rows."""
     if len(ids) > MAX_PAGE_ROWS:
-        raise ValueError(f"Invalid ids: a page has at most {MAX_PAGE_ROWS} rows, not {len(ids)}.")
+        raise ValueError(f"Invalid `ids`: a page has at most {MAX_PAGE_ROWS} rows, not {len(ids)}.")
     requested: dict[int, tuple[Any, list[int]]] = {}
     for row in ids:
         ref = rows.locate(row)
@@ -132,10 +132,10 @@ def _journal_scores(store: RunStore | None, ref: RolloutRef) -> dict[str, Any]:
     scores = {"override": None, "judge_reward": None, "reason": ""}
     if store is None or not (store.path / "judgements.jsonl").exists():
         return scores
-    judgements = Journal(store.path).of(ref.key, ref.part.step)
-    judgements = [judgement for judgement in judgements if judgement.trajectory == ref.index]
-    judged = [judgement for judgement in judgements if judgement.by == "judge" and judgement.score is not None]
-    human = [judgement for judgement in judgements if judgement.by == "human"]
+    judgments = Journal(store.path).of(ref.key, ref.part.step)
+    judgments = [judgment for judgment in judgments if judgment.trajectory == ref.index]
+    judged = [judgment for judgment in judgments if judgment.by == "judge" and judgment.score is not None]
+    human = [judgment for judgment in judgments if judgment.by == "human"]
     if judged:
         scores["judge_reward"] = judged[-1].score
     if human and human[-1].score is not None:
@@ -199,7 +199,7 @@ def _shorten(message: dict[str, Any]) -> dict[str, Any]:
 def compare_reply(rows: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     """Return two to four trajectories, aligned at their shared messages."""
     if not 2 <= len(ids) <= 4:
-        raise ValueError(f"Invalid ids: you can compare two to four rollouts, not {len(ids)}.")
+        raise ValueError(f"Invalid `ids`: you can compare two to four rollouts, not {len(ids)}.")
     refs = [rows.locate(row) for row in ids]
     threads = [_messages(ref) for ref in refs]
     prefix = shared_count(threads)
@@ -232,7 +232,10 @@ def _scores(ref: RolloutRef) -> dict[str, float | None]:
 
 # %% ../../nbs/75_views/70_replies.ipynb #33a34160
 def step_diff_reply(rows: RolloutIndex, group: int) -> ViewReply:
-    """Return all steps at which the scenario of a group was rolled out."""
+    """Return reward statistics (mean, std, best, worst) of every group with the same scenario.
+
+    The groups are sorted by split and step. All steps are loaded first.
+    """
     while not rows.load(1.0):
         pass
     ref = rows.locate_group(group)

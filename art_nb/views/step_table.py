@@ -71,7 +71,7 @@ class StepTable:
     stamp: Callable[[], Any]  # returns a value that changes with the source
     initial_stamp: Any  # the stamp from before the source was read
     first_group: int = 0  # number of its first group in the index
-    judgements: Any = None  # judgements whose scores are in `table`
+    judgments: Any = None  # judgments whose scores are in `table`
 
 
 def _advantages(rewards: list[np.ndarray], scale: str | Callable, balance: float) -> np.ndarray:

@@ -125,7 +125,7 @@ export function createTokens(app) {
   /** Draw a turn that has become visible. */
   async function draw(body) {
     const turnView = turns.find((turn) => turn.body === body),
-      channel = ui.colour;
+      channel = ui.color;
     if (!turnView || turnView.channel === channel + ui.loss) return;
     turnView.channel = channel + ui.loss;
     if (!channel) {
@@ -135,7 +135,7 @@ export function createTokens(app) {
     try {
       const data = await load(turnView.id, turnView.turn);
       const push = channel === "push" ? await loadPush(turnView.id, turnView.turn) : null;
-      if (turnView.channel !== ui.colour + ui.loss || !turns.includes(turnView)) return;
+      if (turnView.channel !== ui.color + ui.loss || !turns.includes(turnView)) return;
       turnView.data = data;
       turnView.push = push;
       show(turnView, channel, data, push);
@@ -298,7 +298,7 @@ export function createTokens(app) {
       tip.hidden = true;
     },
     /** Update the colors of all visible tokens. */
-    recolour() {
+    recolor() {
       for (const { body } of turns) {
         observer.unobserve(body);
         observer.observe(body);

@@ -23,7 +23,7 @@ from art_nb.panels.rankings import (
     already_trained_notice,
     find_context,
     rank_order,
-    ranking_of_judgement,
+    ranking_of_judgment,
     scores_for_move,
 )
 from art_nb.rewards.journal import Journal, override
@@ -420,7 +420,7 @@ async def test_the_rule_of_the_run_makes_the_advantages(tmp_path):
 
 async def test_a_group_that_changed_while_the_judge_thought_is_not_confused(tmp_path):
     panel = await paneled(tmp_path)
-    said = ranking_of_judgement(await score_group(panel.group, Says(), cache=None), panel.group)
+    said = ranking_of_judgment(await score_group(panel.group, Says(), cache=None), panel.group)
     panel.group.trajectories.pop()
     with pytest.raises(JudgeError, match="changed"):
         panel.current_session.add(said)
@@ -554,5 +554,5 @@ async def test_several_groups_one_after_the_other(tmp_path):
 async def test_a_state_is_told_to_every_view(tmp_path):
     panel = await paneled(tmp_path)
     told = await Page(panel)("move", key=3, to=0)
-    panel._ticker.flush()
+    panel._sender.flush()
     assert panel.tick["version"] >= told["version"] - 1 and set(panel.tick) == {"version", "seq"}

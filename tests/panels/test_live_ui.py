@@ -36,7 +36,7 @@ def cell(script):
 def look(cell):
     """What the pulse of a shown cell does: read the run and send what is new."""
     cell.run.refresh()
-    cell.send_tick(cell.state())
+    cell.send_update(cell.state())
 
 
 def wait_for(page, text):
@@ -419,7 +419,7 @@ def test_a_thousand_steps_open_no_comm_and_keep_to_four_messages_a_second(page_w
     for n in range(1000):
         run.progress.rows.append({"step": n + 1, "train/reward": n / 1000, "train/reward_std_dev": 0.1})
         run.progress.step, run.progress.steps = n + 1, 2000
-        cell.send_tick(cell.state())
+        cell.send_update(cell.state())
         time.sleep(0.002)
     until(lambda: cell.tick["step"] == 1000)
     passed = time.monotonic() - start

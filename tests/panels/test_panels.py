@@ -18,7 +18,7 @@ from support.ui import WireComm, axe_faults
 
 from art_nb.core.types import ArtError
 from art_nb.panels import base as panels
-from art_nb.panels.base import MAX_TICK, Panel, Ticker, command, sendable
+from art_nb.panels.base import MAX_UPDATE_BYTES, Panel, ThrottledSender, command, sendable
 
 ROOT = Path(__file__).parents[2]
 JS = ROOT / "js"
@@ -133,7 +133,7 @@ def test_quick_threaded_and_async_commands_answer():
         ("close", {}),
         ("show", {}),
         ("__init__", {}),
-        ("_send_tick", {"tick": {}}),
+        ("_send_update", {"tick": {}}),
         ("send_state", {}),
         (7, {}),
         (None, {}),
@@ -204,9 +204,9 @@ def test_ticks_are_few_the_last_one_comes_and_none_is_missing():
     def flood(who):
         n = 0
         while time.monotonic() < end:
-            panel.send_tick({who: (n := n + 1)})
+            panel.send_update({who: (n := n + 1)})
             time.sleep(0.001)
-        panel.send_tick({who: -1})
+        panel.send_update({who: -1})
 
     threads = [threading.Thread(target=flood, args=(f"t{i}",)) for i in range(3)]
     for thread in threads:
@@ -236,7 +236,7 @@ def test_no_tick_is_lost_while_messages_are_taken_in():
     try:
         sys.setswitchinterval(1e-6)
         for n in counts:
-            panel._send_tick({"n": n})
+            panel._send_update({"n": n})
     finally:
         sys.setswitchinterval(interval)
         stop.set()
@@ -256,7 +256,7 @@ def test_a_closed_panel_says_nothing_more():
 
     panel, said, sending = Probe(), [], threading.Event()
     panel.comm = Slow()
-    thread = threading.Thread(target=panel.send_tick, args=({"n": 1},))
+    thread = threading.Thread(target=panel.send_update, args=({"n": 1},))
     thread.start()
     assert sending.wait(60)
     panel.close()
@@ -266,13 +266,13 @@ def test_a_closed_panel_says_nothing_more():
 
 def test_a_tick_is_small():
     panel = Probe()
-    with pytest.raises(ValueError, match=str(MAX_TICK)):
-        panel.send_tick({"text": "x" * MAX_TICK})
-    panel._ticker = Ticker(panel._send_tick, interval_s=3600)
-    panel.send_tick({"phase": "rollout"})
-    panel.send_tick({"a": "日" * 3000})  # counted as it is sent
-    panel.send_tick({"b": "日" * 3000})  # each is small, both merged are not
-    panel._ticker.flush()
+    with pytest.raises(ValueError, match=str(MAX_UPDATE_BYTES)):
+        panel.send_update({"text": "x" * MAX_UPDATE_BYTES})
+    panel._sender = ThrottledSender(panel._send_update, interval_s=3600)
+    panel.send_update({"phase": "rollout"})
+    panel.send_update({"a": "日" * 3000})  # counted as it is sent
+    panel.send_update({"b": "日" * 3000})  # each is small, both merged are not
+    panel._sender.flush()
     assert panel.tick == {"phase": "rollout", "seq": 1}
     assert "bytes of JSON, but the maximum is" in panel.last_error_text
 
@@ -494,11 +494,11 @@ def test_the_theme_follows_the_page(page_with):
 def test_a_theme_of_high_contrast_has_no_grey(page_with):
     page = page_with(Probe(), theme="dark")
     muted = "getComputedStyle(root.appendChild(h('span.muted', null, 'x'))).color"
-    colour = "getComputedStyle(root).color"
-    assert page.evaluate(muted) != page.evaluate(colour)
+    color = "getComputedStyle(root).color"
+    assert page.evaluate(muted) != page.evaluate(color)
     page.evaluate("void document.body.setAttribute('data-jp-theme-name', 'JupyterLab Dark High Contrast')")
     page.wait_for_function("document.querySelector('.art-contrast')")
-    assert page.evaluate(muted) == page.evaluate(colour)
+    assert page.evaluate(muted) == page.evaluate(color)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -17,7 +17,7 @@ from art_nb.views.index import RolloutIndex
 from art_nb.views.token_objective import objective_reply
 from art_nb.views.token_values import tokens_reply
 
-COLOUR = "[aria-label='Color tokens by']"
+COLOR = "[aria-label='Color tokens by']"
 
 
 @pytest.fixture
@@ -300,12 +300,12 @@ def test_the_same_scenario_at_two_steps(opened):
 # V5: tokens ----------------------------------------------------------------------------------------------------------
 
 
-def test_tokens_are_coloured_by_logprob(opened):
+def test_tokens_are_colored_by_logprob(opened):
     group = art.TrajectoryGroup(
         [Talk().add("user", "Say it.").say("sure unsure lost end", [-0.01, -2.4, -4.9, -7.0]).end(1.0)]
     )
     page = opened(group)
-    page.select_option(COLOUR, "logprob")
+    page.select_option(COLOR, "logprob")
     page.wait_for_selector("[data-k]")
     classes = page.locator("[data-k]").evaluate_all(
         "(all) => all.map((one) => one.className.replace('art-tk art-tk-', ''))"
@@ -316,7 +316,7 @@ def test_tokens_are_coloured_by_logprob(opened):
         "(all) => all.map((one) => { const s = getComputedStyle(one);"
         " return `${s.textDecorationLine} ${s.textDecorationStyle}`; })"
     )
-    assert len(set(patterns[1:])) == len(patterns[1:])  # each strength has a pattern of its own, not only a colour
+    assert len(set(patterns[1:])) == len(patterns[1:])  # each strength has a pattern of its own, not only a color
     assert "likely 0" in page.inner_text(".art-legend") and "−5 unlikely" in page.inner_text(".art-legend")
 
 
@@ -324,7 +324,7 @@ def test_the_numbers_stand_in_the_hover(opened):
     page = opened(steps())
     told, (_, *channels) = tokens_reply(page.panel.rows, 0, 1)
     values = {name: np.frombuffer(data, "<f2") for name, data in zip(told["channels"], channels)}
-    page.select_option(COLOUR, "advantage")
+    page.select_option(COLOR, "advantage")
     page.wait_for_selector("[data-turn='1'] [data-k]")
     page.locator("[data-turn='1'] [data-k='2']").hover()
     page.wait_for_selector(".art-tip:not([hidden])")
@@ -340,7 +340,7 @@ def test_the_numbers_stand_in_the_hover(opened):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_channel_of_a_recorded_run(opened, tmp_path, channel, theme):
     page = opened(recorded_run(tmp_path / "run"), theme=theme)
-    page.select_option(COLOUR, channel)
+    page.select_option(COLOR, channel)
     page.wait_for_selector("[data-k]")
     page.wait_for_timeout(150)
     kinds = set(
@@ -355,24 +355,24 @@ def test_every_channel_of_a_recorded_run(opened, tmp_path, channel, theme):
 
 def test_what_is_not_known_is_said(opened):
     page = opened(steps())
-    page.select_option(COLOUR, "entropy")
+    page.select_option(COLOR, "entropy")
     page.wait_for_selector(".art-note:has-text('not recorded')")
     bare = art.TrajectoryGroup(
         [art.Trajectory(messages_and_choices=[{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])]
     )
     other = opened(bare)
-    other.select_option(COLOUR, "logprob")
+    other.select_option(COLOR, "logprob")
     assert other.inner_text("[data-message='1'] .art-body") == "y"
 
 
-def test_t_goes_through_the_colours(opened):
+def test_t_goes_through_the_colors(opened):
     page = opened(steps())
     values = []
     for _ in range(3):
         press(page, "t")
-        values.append(page.input_value(COLOUR))
+        values.append(page.input_value(COLOR))
     press(page, "T")
-    assert (values, page.input_value(COLOUR)) == (["logprob", "entropy", "advantage"], "entropy")
+    assert (values, page.input_value(COLOR)) == (["logprob", "entropy", "advantage"], "entropy")
     press(page, "T", "T")
     page.wait_for_function("!document.querySelector('[data-k]')")
 
@@ -389,14 +389,14 @@ def test_four_thousand_tokens_are_colored_at_once(opened):
     page.evaluate("""new MutationObserver(() => {
       window.firstTokens ||= document.querySelectorAll('[data-k]').length; })
       .observe(document.body, { childList: true, subtree: true })""")
-    page.select_option(COLOUR, "logprob")
+    page.select_option(COLOR, "logprob")
     page.wait_for_function("document.querySelectorAll('[data-k]').length === 6000")
     assert page.evaluate("firstTokens") == 4000
 
 
 def test_tokens_by_arrow_keys(opened):
     page = opened(steps())
-    page.select_option(COLOUR, "logprob")
+    page.select_option(COLOR, "logprob")
     page.wait_for_selector("[data-k]")
     page.focus(".art-stream")
     for name in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
@@ -413,7 +413,7 @@ def test_tokens_by_arrow_keys(opened):
 
 def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
     page = opened(recorded_run(tmp_path / "run"))
-    page.select_option(COLOUR, "ratio")
+    page.select_option(COLOR, "ratio")
     page.wait_for_selector("[data-turn='1'] [data-k]")
     page.locator("[data-turn='1'] [data-k='1']").click()
     page.click("text=Loss lens")
@@ -447,7 +447,7 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
 
 def test_tokens_by_the_push_of_another_loss(opened, tmp_path):
     page = opened(recorded_run(tmp_path / "run"))
-    page.select_option(COLOUR, "push")
+    page.select_option(COLOR, "push")
     page.wait_for_selector(", ".join(f"[data-k].art-tk-{side}{level}" for side in "np" for level in range(1, 5)))
     page.select_option("[aria-label=Loss]", "gspo")
     page.wait_for_function("sent.some((one) => one.command === 'lens_tokens' && one.args.losses?.[0] === 'gspo')")
@@ -671,7 +671,7 @@ def test_a_reload_loses_nothing(opened):
     settled(page, "rollout 1")
     press(page, "j", "j")
     before = selected(page), current(page)
-    kept = {"id": 5, "turn": 1, "wide": True, "colour": "logprob"}
+    kept = {"id": 5, "turn": 1, "wide": True, "color": "logprob"}
     waits(page, lambda: kept.items() <= page.panel.ui.items())  # the state is written a moment later
     page.reload()
     page.wait_for_selector(".art-msg.art-is-current")
@@ -679,7 +679,13 @@ def test_a_reload_loses_nothing(opened):
     page.wait_for_selector("[data-k]")
     assert (selected(page), current(page)) == before
     assert not page.locator(".art-browser").is_visible()
-    assert page.input_value(COLOUR) == "logprob"
+    assert page.input_value(COLOR) == "logprob"
+
+
+def test_a_color_that_an_earlier_version_saved_is_read(opened):
+    panel = view(steps())
+    panel.ui = {"colour": "entropy"}
+    assert opened(panel).input_value(COLOR) == "entropy"
 
 
 def test_goto_before_the_page_is_there(opened):
@@ -776,16 +782,16 @@ def test_the_list_has_roles(opened):
     page.wait_for_function("document.querySelector('[aria-live]').textContent.includes('of')")
 
 
-def test_motion_and_forced_colours(opened):
+def test_motion_and_forced_colors(opened):
     page = opened(steps(), reduced_motion="reduce", forced_colors="active")
-    page.select_option(COLOUR, "advantage")
+    page.select_option(COLOR, "advantage")
     page.wait_for_selector("[data-k]")
     assert page.evaluate("getComputedStyle(document.querySelector('.art-button')).transitionDuration") in ("0s", "")
     line = page.evaluate(
         "getComputedStyle(document.querySelector('.art-tk-n4[data-k], .art-tk-n3[data-k], .art-tk-n2[data-k]'))"
         ".textDecorationStyle"
     )
-    assert line == "wavy"  # the pattern speaks where colours may not
+    assert line == "wavy"  # the pattern speaks where colors may not
 
 
 # hostile texts -------------------------------------------------------------------------------------------------------
@@ -825,11 +831,11 @@ def test_hostile_texts_stay_texts(opened, theme):
     for n in range(len(HOSTILE)):
         press(page, "e")
         if n in (1, 5):
-            page.select_option(COLOUR, "logprob")
+            page.select_option(COLOR, "logprob")
             page.wait_for_selector("[data-k]")
             page.locator("[data-k]").first.click()
         if n == 6:
-            page.select_option(COLOUR, "")
+            page.select_option(COLOR, "")
         found = set(page.evaluate("[...document.querySelectorAll('.art-host *')].map((one) => one.tagName)"))
         assert found <= allowed
         bad = page.evaluate("""[...document.querySelectorAll('.art-host *')]

@@ -146,7 +146,7 @@ def test_evaluations_stand_on_the_curve(root):
     assert [c.get_label() for c in (mine, others)] == ["a: reward, 95 %", "other: reward, 95 %"]
 
 
-def test_more_runs_than_colours(tmp_path):
+def test_more_runs_than_colors(tmp_path):
     for n in range(9):
         art.RunStore(tmp_path / f"{n}").append_history({"step": 1, "train/reward": n})
     assert len(lines(art.learning_curve(tmp_path))) == 9
@@ -171,8 +171,8 @@ def test_bars_with_their_intervals():
         assert list(segment) == pytest.approx(list(evaluation.ci95()))
     assert [t.get_text() for t in ax.get_xticklabels()] == ["a\nstep 1\nn=4", "a\nstep 5\nn=4", "b\nstep 5\nn=3"]
     assert ax.get_ylabel() == "reward, 95 %"
-    colours = [bar.get_facecolor() for bar in ax.patches]
-    assert (colours[0] == colours[1], colours[1] == colours[2]) == (True, False)
+    colors = [bar.get_facecolor() for bar in ax.patches]
+    assert (colors[0] == colors[1], colors[1] == colors[2]) == (True, False)
 
 
 def test_bars_of_another_metric():

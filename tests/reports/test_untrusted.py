@@ -131,7 +131,7 @@ def markup(notebook):
 
 
 def check_readable(areas, page):
-    """Every text, and what the panels say of a run and of a judgement, is there for the eye."""
+    """Every text, and what the panels say of a run and of a judgment, is there for the eye."""
     page.evaluate(ALL_OPEN)
     for message, text in zip(areas[FROZEN].locator("pre").all(), TEXTS, strict=True):
         expect(message).to_have_text(visible_text(text))

@@ -1,4 +1,4 @@
-"""The journal of judgements: overrides, agreement and preference pairs."""
+"""The journal of judgments: overrides, agreement and preference pairs."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from art_nb.rewards.journal import (
     preference_pairs,
     with_overrides,
 )
-from art_nb.rewards.judges import Judgement
+from art_nb.rewards.judges import Judgment
 from art_nb.rewards.ruler import ranks, ruler_score_group, score_group, with_scores
 from art_nb.rollouts.trajectories import TrajectoryGroup
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("error")]
 
 
 def human(i, score, **more):
-    return Judgement("g1", i, score, by="human", judge="human", **more)
+    return Judgment("g1", i, score, by="human", judge="human", **more)
 
 
 async def test_a_person_stands_above_the_judge(tmp_path):
@@ -57,14 +57,14 @@ def test_the_journal_reads_what_others_wrote(tmp_path):
 
 
 def test_agreement_is_counted():
-    rows = [Judgement("g1", i, s, judge="j") for i, s in enumerate([0.9, 0.6, 0.3])]
+    rows = [Judgment("g1", i, s, judge="j") for i, s in enumerate([0.9, 0.6, 0.3])]
     rows += [human(0, 0.2), human(1, 0.9), human(2, 0.1)]
     found = agreement(rows)
     assert (found.agree, found.disagree, found.tied) == (2, 1, 0)
     assert str(found) == "2 of 3 pairs ordered alike"
     assert [(d.pair, d.judge, d.human) for d in disagreements(rows)] == [((0, 1), (0.9, 0.6), (0.2, 0.9))]
     assert agreement(rows, judge="somebody else").pairs == 0
-    assert agreement([*rows, Judgement("g1", 0, 0.95, judge="k", step=1)]).pairs == 3
+    assert agreement([*rows, Judgment("g1", 0, 0.95, judge="k", step=1)]).pairs == 3
 
 
 def test_a_tie_of_one_rater_is_counted_as_such():
@@ -95,7 +95,7 @@ SAID = st.tuples(st.integers(0, 2), st.none() | st.floats(0, 1), st.sampled_from
 
 @given(st.lists(SAID, max_size=12))
 def test_what_counts_is_the_latest_of_the_person_else_of_the_judge(said):
-    rows = [Judgement("g", i, score, by=by) for i, score, by in said]
+    rows = [Judgment("g", i, score, by=by) for i, score, by in said]
     for i in range(3):
         humans = [s for j, s, by in said if j == i and by == "human"]
         scores = [s for j, s, by in said if j == i and by == "judge" and s is not None]

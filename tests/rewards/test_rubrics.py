@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from openai.types.chat.chat_completion import Choice
 from support.scripted_judge import ASK, parsed, saying, table
 
-from art_nb.rewards.rubrics import JudgeQuestion, conversation, flags, json_values, judge_messages, read_scores
+from art_nb.rewards.rubrics import JudgeQuestion, conversation, flags, json_values, judge_messages, parse_judge_scores
 from art_nb.rewards.ruler import ruler_score_group
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 
@@ -91,7 +91,7 @@ def test_no_text_leaves_its_trajectory(texts):
 @settings(max_examples=300)
 @given(st.text(st.sampled_from("{}[]\":,0129.-e \n\\tscoreidjaNn'“"), max_size=200) | st.text(), st.integers(1, 4))
 def test_reading_never_raises_and_never_invents(text, n):
-    reading = read_scores(text, n)
+    reading = parse_judge_scores(text, n)
     assert len(reading.verdicts) == n
     for verdict in reading.verdicts:
         assert (verdict.score is None and verdict.problem) or 0 <= verdict.score <= 1
@@ -107,7 +107,9 @@ SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 def test_a_good_answer_is_read_whatever_stands_around_it(scores, prose, chance):
     rows = json.loads(table(scores))["scores"]
     chance.shuffle(rows)
-    reading = read_scores(f"{prose}{json.dumps({'scores': rows}, indent=chance.choice([None, 2]))}{prose}", len(scores))
+    reading = parse_judge_scores(
+        f"{prose}{json.dumps({'scores': rows}, indent=chance.choice([None, 2]))}{prose}", len(scores)
+    )
     assert [v.score for v in reading.verdicts] == scores
     assert reading.faults == []
 
@@ -115,7 +117,7 @@ def test_a_good_answer_is_read_whatever_stands_around_it(scores, prose, chance):
 @settings(max_examples=100)
 @given(SCORES, st.integers(0, 400))
 def test_an_answer_cut_anywhere_gives_true_scores_or_none(scores, end):
-    reading = read_scores(table(scores)[:end], len(scores))
+    reading = parse_judge_scores(table(scores)[:end], len(scores))
     assert all(v.score in (None, score) for v, score in zip(reading.verdicts, scores, strict=True))
 
 

@@ -237,7 +237,7 @@ async def test_completions_are_captured(client, prompt, stream):
     if isinstance(prompt, str):  # the end token is not in the text that came back: two rows
         assert captured.completions_string_history().prompt == "1 + 1 =Hello, worldHel"
         assert captured.completions_string_history().sampled_spans == [(7, 19), (19, 22)]
-        with pytest.raises(ValueError, match="no token ids that continue"):
+        with pytest.raises(ValueError, match="no token IDs that continue"):
             captured.completions_token_history()
     else:
         assert captured.completions_token_history().prompt == [*longer, *b"Hel"]

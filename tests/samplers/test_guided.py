@@ -19,7 +19,7 @@ from art_nb.models.tiny import CHATML
 from art_nb.policy.lora import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.reply_stream import ReplyStream
-from art_nb.tokens.tool_calls import _MARKS, FORMATS, call_prefix, format_of, only_arguments
+from art_nb.tokens.tool_calls import _MARKS, FORMATS, call_prefix, detect_call_format, only_arguments
 
 TOOLS = [
     {
@@ -466,7 +466,7 @@ def test_a_whole_call_in_tags_at_the_last_token_is_one():
 @pytest.mark.parametrize("style", ["llama3_json", "mistral", "deepseek_v3", "qwen3_coder"])
 async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_model_dir, tmp_path, style):
     config = {"chat_template": f"{{# {_MARKS[style]} #}}{OFFER}{CHATML}"}
-    assert format_of(config["chat_template"]) == style
+    assert detect_call_format(config["chat_template"]) == style
     async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=config) as (model, _):
         answer = await ask(model, tools=REQUIRED[:1], tool_choice="required", max_tokens=90, n=8, seed=1)
         for choice in answer.choices:

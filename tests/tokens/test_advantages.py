@@ -327,7 +327,7 @@ dict_reply = {"role": "assistant", "content": "b2"}
         ([], {}, "no trajectories: 0 groups, 0 failed"),
         ([group([], exceptions=[ValueError("x")] * 3)], {}, "no trajectories: 1 groups, 3 failed"),
         ([group([1, 0], dict_reply), group([1, 0])], {}, "no choice: 4 trajectories"),
-        ([group([1, 0], choice(ids=()))], {}, "no token ids: the choices of 2"),
+        ([group([1, 0], choice(ids=()))], {}, "no token IDs: the choices of 2"),
         ([group([1, 0], choice(logprobs=False))], {}, "no logprobs: the choices of 2"),
         (
             [group([1, 1], choice()), group([0, 0, 0], choice())],

@@ -11,7 +11,7 @@ from support.tiny import one_by_one, spelling_tokenizer
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.tokens.chat import ChatFormat, TextStream
 from art_nb.tokens.reply_stream import CallStream, ReplyStream
-from art_nb.tokens.tool_calls import FORMATS, call_prefix, format_of
+from art_nb.tokens.tool_calls import FORMATS, call_prefix, detect_call_format
 
 TOOLS = [
     {
@@ -80,7 +80,9 @@ def sampled(chat, text):
 
 
 def test_a_template_shows_its_form():
-    assert {family: format_of(FAMILIES[family][0]) for family in FAMILIES} == {family: family for family in FAMILIES}
+    assert {family: detect_call_format(FAMILIES[family][0]) for family in FAMILIES} == {
+        family: family for family in FAMILIES
+    }
 
 
 @EVERY

@@ -71,8 +71,10 @@ HISTORIES = {
     "length_collapse": changed(healthy(), 4, train__completion_tokens=6),
     "truncation": changed(healthy(), 3, train__truncated=0.5),
     "mostly_truncated": changed(healthy(), 3, train__truncated=0.97),
-    "flat_reward_calm": changed(healthy(), 14, train__reward=flat),
-    "flat_reward_restless": changed(healthy(), 14, train__reward=flat, loss__grad_norm=lambda i: 0.4 * 2 ** (i / 3)),
+    "flat_reward_stable_gradient": changed(healthy(), 14, train__reward=flat),
+    "flat_reward_unstable_gradient": changed(
+        healthy(), 14, train__reward=flat, loss__grad_norm=lambda i: 0.4 * 2 ** (i / 3)
+    ),
     "slow_reward": changed(healthy(17), 17, train__reward=rising, train__reward_std_dev=0.2),
     "gradient_spike": changed(healthy(), 1, loss__grad_norm=30.0),
 }

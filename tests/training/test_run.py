@@ -3,8 +3,11 @@
 import asyncio
 import gc
 import math
+import os
 import random
+import signal
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -347,7 +350,8 @@ async def test_a_rollout_that_ignores_its_end_does_not_hold_up_the_stop(home):
         free.set()
 
 
-async def test_an_interrupted_cell_pauses_then_stops(home, capsys):
+async def test_an_interrupted_cell_pauses_then_stops(home, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)  # as in a notebook
     gate = Gate()
     run = train(home[0], gate, steps=5)
     cell = asyncio.create_task(run.wait())
@@ -388,6 +392,35 @@ def test_a_program_can_end_while_a_run_is_paused(tiny_model_dir, tmp_path):
     command = [warm_python(), "-c", PAUSED, str(tiny_model_dir), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "paused"), done.stderr
+
+
+JOINED = """
+import asyncio, sys
+import art_nb as art
+
+async def rollout(model, scenario):
+    print("rollout", flush=True)
+    await asyncio.sleep(600)
+
+model = art.TrainableModel(name="tiny", project="tests", base_model=sys.argv[1])
+asyncio.run(model.register(art.LocalBackend(path=sys.argv[2], verbose=False)))
+art.train(model, rollout, [1], steps=9, show=False).join()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a signal")
+def test_an_interrupted_script_says_how_to_continue(tiny_model_dir, tmp_path):
+    command = [sys.executable, "-c", JOINED, str(tiny_model_dir), str(tmp_path)]
+    process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.stdout.readline() != "rollout\n":
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGINT)
+    said, complaint = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in complaint
+    assert "Interrupted in step 1." in said
+    assert "run it again to continue from the last checkpoint" in said
+    assert "add run.join()" not in complaint
 
 
 # rollouts that fail

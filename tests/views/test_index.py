@@ -15,7 +15,7 @@ from support.conversations import make_conversation, say
 
 from art_nb.panels.viewer import view, write_override
 from art_nb.rewards.journal import Journal
-from art_nb.rewards.judges import Judgement
+from art_nb.rewards.judges import Judgment
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
 from art_nb.runs.store import RunStore
 from art_nb.views import replies
@@ -207,7 +207,7 @@ def test_a_step_that_was_written_anew(tmp_path):
     assert rows.refresh() is False  # other rollouts: what is on show stays
 
 
-def test_judgements_count_for_more_than_metrics(tmp_path):
+def test_judgments_count_for_more_than_metrics(tmp_path):
     store = RunStore(tmp_path)
     group = TrajectoryGroup(
         [thread("?", "x", metrics={"ruler_score": 0.2}) for _ in range(2)], metadata={"scenario_id": "s"}
@@ -218,8 +218,8 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
     said = {"group": "s", "step": 3, "trajectory": 1, "rubric": "r"}
     Journal(tmp_path).append(
         [
-            Judgement(**said, score=0.5, judge="j", by="judge"),
-            Judgement(**said, score=0.9, judge="me", by="human", reason="better"),
+            Judgment(**said, score=0.5, judge="j", by="judge"),
+            Judgment(**said, score=0.9, judge="me", by="human", reason="better"),
         ]
     )
     assert rows.refresh()
@@ -227,9 +227,9 @@ def test_judgements_count_for_more_than_metrics(tmp_path):
     assert select(rows, "overridden").tolist() == [1]
     told = replies.traj_reply(rows, 1)[0]["breakdown"]
     assert (told["override"], told["judge_reward"], told["reason"]) == (0.9, 0.5, "better")
-    said["step"] = 4  # a step that comes with its judgements leaves the older ones marked
+    said["step"] = 4  # a step that comes with its judgments leaves the older ones marked
     store.write_groups("train", 4, [group])
-    Journal(tmp_path).append([Judgement(**said, score=0.1, judge="j"), Judgement(**said | {"step": 3}, score=0.7)])
+    Journal(tmp_path).append([Judgment(**said, score=0.1, judge="j"), Judgment(**said | {"step": 3}, score=0.7)])
     rows.waiting.append(("train", 4, lambda: table_of_file(store, "train", 4)))
     rows.load(60)
     assert rows.refresh()
@@ -250,7 +250,7 @@ def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
     groups = [TrajectoryGroup([]), TrajectoryGroup([thread("?", "x", reward=1)], metadata={"scenario_id": "s"})]
     store = RunStore(tmp_path)
     store.write_groups("train", 1, groups)
-    Journal(tmp_path).append([Judgement("s", 0, 0.5, 1)])
+    Journal(tmp_path).append([Judgment("s", 0, 0.5, 1)])
     for rows in (load_all(groups), load_all(tmp_path)):
         assert select(rows, "scenario=s").tolist() == [0]
         assert find_row(rows, "train", rows.parts[0].step, 1, 0) == 0

@@ -371,9 +371,9 @@ def test_twins_have_no_tokens_of_their_own():
 
 
 def test_every_loss_and_correction_can_be_looked_at():
-    from art_nb.views.token_objective import SETUPS
+    from art_nb.views.token_objective import LOSS_SETUPS
 
-    assert set(SETUPS) == set(LOSSES)
+    assert set(LOSS_SETUPS) == set(LOSSES)
     assert set(MISMATCH) > {"none", "tis"}
 
 
