@@ -430,6 +430,7 @@ def plan_notes(
 ) -> dict[str, str]:
     """Return the remarks of the table."""
     copies = "one copy" if settings.shared or settings.sampler != "vllm" else "a copy for each engine"
+    copies += " and packed layouts" if settings.device == "cpu" else ""
     tokens, row = kv // kv_token_bytes(shape, settings.dtype.itemsize), rows[checkpointing]
     states = {True: "with checkpointing", False: "without checkpointing"}
     other = [f"; {row.total / 1e9:.2f} {states[key]}" for key, row in rows.items() if key != checkpointing]
