@@ -1,6 +1,7 @@
 """The memory plan: what fits on which card, and byte counts beside those of torch on the `meta` device."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from art_nb.policy.memory_plan import (
     weight_bytes,
 )
 
+ROOT = Path(__file__).parents[2]
 SHAPES = {name: model_shape(config(name), name) for name in CONFIGS}
 CARDS = {"T4": 14.7, "L4": 24, "A100 40": 40, "A100 80": 80, "H100": 80, "H200": 141}  # GiB
 ENGINES = {
@@ -68,6 +70,18 @@ def test_what_fits_on_which_card(dtype, engines):
     settings = MemorySettings(dtype=dtype, rank=16, max_running=16, max_model_len=4096, **ENGINES[engines])
     rows = ("".join(letter(shape, gib, settings) for gib in CARDS.values()) for shape in SHAPES.values())
     assert dict(zip(SHAPES, rows)) == dict(zip(SHAPES, TABLES[dtype][engines].split(), strict=True))
+
+
+def documented_table():
+    """The table of docs/gpu.md: embedded, vLLM, and vLLM with Unsloth in 4 bits."""
+    shown = [TWO_BYTES[name].split() for name in ("embedded", "vllm", "vllm and unsloth, 4 bits")]
+    lines = [["", *CARDS], ["---"] * (len(CARDS) + 1)]
+    lines += [[name, *map(" ".join, zip(*rows, strict=True))] for name, *rows in zip(CONFIGS, *shown, strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def test_the_documented_table_is_this_one():
+    assert documented_table() in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
 
 
 # bytes, beside those of torch
