@@ -182,6 +182,7 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     diagnosis = Diagnosis(checks)
     report = {"ok": diagnosis.ok, "checks": [asdict(check) for check in checks]}
     print(json.dumps(report, indent=1) if as_json else diagnosis)
-    if not as_json:
-        print(*(f"\n{plan}" for plan in plans.values() if not isinstance(plan, str)), sep="\n", end="")
+    for plan in plans.values():
+        if not (as_json or isinstance(plan, str)):
+            print(f"\n{plan}")
     return 0 if diagnosis.ok else 1

@@ -345,9 +345,10 @@ def plan_summary(plan: MemoryPlan) -> str:
     """Return a plan in one line."""
     parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in plan.parts.items())
     checkpointing = "with checkpointing" if plan.checkpointing else "without checkpointing"
+    batch = f", {plan.tokens_per_batch:,} tokens in a micro-batch" if plan.settings.device == "cuda" else ""
     return (
         f"Memory plan: {plan.needed / 1e9:.1f} of {plan.memory / 1e9:.1f} GB ({parts}); rows of at most "
-        f"{plan.max_model_len:,} tokens {checkpointing}, {plan.tokens_per_batch:,} tokens in a micro-batch."
+        f"{plan.max_model_len:,} tokens {checkpointing}{batch}."
     )
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #b0e0e8ab
@@ -433,13 +434,14 @@ def plan_notes(
     copies += " and packed layouts" if settings.device == "cpu" else ""
     tokens, row = kv // kv_token_bytes(shape, settings.dtype.itemsize), rows[checkpointing]
     states = {True: "with checkpointing", False: "without checkpointing"}
-    other = [f"; {row.total / 1e9:.2f} {states[key]}" for key, row in rows.items() if key != checkpointing]
+    order = sorted(rows, key=lambda key: key != checkpointing)
+    peaks = ", ".join(f"{rows[key].total / 1e9:.2f} {states[key]}" for key in order)
     both = f"a layer {row.layer / 1e9:.2f}, a chunk of logits {row.logits / 1e9:.2f}: the larger one counts"
     return {
         "weights": copies + (", 4 bits" if settings.load_in_4bit and settings.learner == "unsloth" else ""),
         "adapter and optimizer": f"rank {settings.rank}, AdamW in float32",
         "KV cache": f"{tokens:,} tokens, for at most {settings.max_running} conversations of at most {length:,}",
-        "activations": f"of a row of {length:,} tokens, {row.total / 1e9:.2f} {states[checkpointing]}{''.join(other)}",
+        "activations": f"kept for a row of {length:,} tokens; peak {peaks}",
         "working memory": both,
     }
 
