@@ -31,10 +31,12 @@ def _transformers(
     *,
     max_running: int = 64,
     max_model_len: int | None = None,
+    kv_bytes: int | None = None,
 ) -> Sampler:
     if engine_args:
         warn("engine_args", "engine_args are settings of vLLM. The embedded sampler ignores them.")
-    return TransformersSampler(policy, worker, max_running=max_running, max_model_len=max_model_len)
+    sizes = {} if kv_bytes is None else {"kv_bytes": kv_bytes, "prefix_bytes": kv_bytes // 2}
+    return TransformersSampler(policy, worker, max_running=max_running, max_model_len=max_model_len, **sizes)
 
 
 def _vllm(

@@ -24,6 +24,7 @@ import httpx
 from .deployment import deploy_model, no_s3, pull_from_s3, push_to_s3, without_bucket
 from .loading import LoadSettings, choose_engines_and_weights, describe_runtime, open_runtime
 from .options import StepOptions, runtime_key, step_config, with_step_options
+from .planning import describe_plan, planned_step_options
 from art_nb.backends.runtime import (
     ModelRuntime,
     delete_checkpoints,
@@ -134,8 +135,10 @@ class LocalBackend:
         The price of the machine per hour in US dollars. The default is no price, and no costs.
     bus : Bus, optional
         The bus to which events are emitted. The default is a new bus.
+    plan : bool
+        Whether to print the memory plan as a table. On CUDA, a line about it is always printed.
     verbose : bool
-        Whether to print the selected engines, and warnings.
+        Whether to print the selected engines, the memory plan, and warnings.
     """
 
     def __init__(
@@ -155,14 +158,14 @@ class LocalBackend:
         max_model_len: int | None = None,
         gpu_cost_per_hour_usd: float | None = None,
         bus: Bus | None = None,
+        plan: bool = False,
         verbose: bool = True,
     ):
         self.path = Path(path or ".art")
         engines = {"sampler": sampler, "learner": learner, "engine_args": engine_args, "init_args": init_args}
         limits = {"dtype": dtype, "max_running": max_running, "max_model_len": max_model_len}
-        self.settings = LoadSettings.of_profile(profile, device, **engines, **limits)
-        self.gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
-        self.bus, self.verbose = bus or Bus(), verbose
+        self.settings = LoadSettings.of_profile(profile, device, plan=plan, **engines, **limits)
+        self.bus, self.verbose, self.gpu_cost_per_hour_usd = bus or Bus(), verbose, gpu_cost_per_hour_usd
         self._runtimes: dict[str, ModelRuntime] = {}
         self._closed: set[str] = set()  # models that were registered when the backend was closed
         warn_about_arguments(self.bus, verbose, in_process, enable_expert_replay)
@@ -190,7 +193,7 @@ class LocalBackend:
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:
-            print(describe_runtime(runtime, engines))
+            print(*describe_plan(runtime.plan, table=self.settings.plan), describe_runtime(runtime, engines), sep="\n")
 
     async def unregister(self, model: Any) -> None:
         """Finish the requested steps of a model, close its endpoint and free its memory. The run directory is kept.
@@ -231,9 +234,9 @@ class LocalBackend:
         more : iterable of str
             Further valid names, which are suggested for misspelled ones.
         """
-        runtime = self.runtime(model)
+        runtime, options = self.runtime(model), with_step_options(model, options)
         with print_warnings(self.bus, self.verbose):
-            return step_config(with_step_options(model, options), self.bus, runtime.store, runtime.step, more)
+            return step_config(planned_step_options(runtime.plan, options), self.bus, runtime.store, runtime.step, more)
 
     def seed_limits(self, model: Any) -> str:
         """Return the reason why a seeded run may not be reproducible, or an empty string if it is.

@@ -29,6 +29,7 @@ from ..policy import adapter_files
 from ..policy.device import DeviceThread, if_full, retry_if_full
 from ..policy.adapters import adapter
 from ..policy.lora import Policy
+from ..policy.memory_plan import MemoryPlan
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.store import RunStore
 from ..samplers.base import LOWER, Sampler
@@ -93,6 +94,8 @@ class ModelRuntime:
         Whether to print warnings.
     gpu_cost_per_hour_usd : float, optional
         The price of the machine per hour, for the metric `costs/gpu`.
+    plan : MemoryPlan, optional
+        The memory plan. On CUDA, it determines the sizes of the engines.
     """
 
     name: str
@@ -107,6 +110,7 @@ class ModelRuntime:
     bus: Bus = field(default_factory=Bus)
     verbose: bool = True
     gpu_cost_per_hour_usd: float | None = None
+    plan: MemoryPlan | None = field(default=None, repr=False)
     step: int = 0
     endpoint: Endpoint = field(init=False, repr=False)
     closed: bool = field(default=False, init=False)  # also if a later registration of the run replaced it

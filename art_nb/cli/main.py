@@ -263,7 +263,14 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--no-browser", action="store_true", help="only print the path of the page"),
         ],
     ),
-    "doctor": (doctor, [option("--json", action="store_true", dest="as_json", help="print the report as JSON")]),
+    "doctor": (
+        doctor,
+        [
+            option("--json", action="store_true", dest="as_json", help="print the report as JSON"),
+            option("--model", metavar="NAME", help="base model whose memory is planned, for example Qwen/Qwen3-4B"),
+            option("--memory", type=float, metavar="GIB", help="plan for a CUDA device with this much memory"),
+        ],
+    ),
     "init": (init, [option("path", nargs="?", default="first-run.ipynb", help="file to write (%(default)s)")]),
     "migrate": (
         migrate,

@@ -275,6 +275,17 @@ def test_doctor():
     assert found["sampler"].split()[0] in shown.stdout
 
 
+def test_doctor_plans_the_memory_of_a_model(tiny_model_dir):
+    report = json.loads(call("doctor", "--json", "--model", str(tiny_model_dir), "--memory", "16").stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    for name in ("embedded", "vllm", "vllm, unsloth", "4-bit unsloth"):
+        assert checks[name]["verdict"] == "ok"
+        assert "of 17.2 GB" in checks[name]["finding"]
+    printed = call("doctor", "--model", str(tiny_model_dir)).stdout  # for the CPU
+    assert "KV cache                 2.15" in printed
+    assert "4-bit unsloth" not in printed
+
+
 def test_doctor_where_nothing_can_be_trained():
     without = MAIN.replace("import sys;", "import sys; sys.modules['torch'] = None;")
     done = call("doctor", "--json", code=[sys.executable, "-c", without])
