@@ -260,7 +260,6 @@ SHARED_NAMES = {
     "migrate": "a function and its command",
     "train": "a function, its command and its remote call",
     "view": "a function and its command",
-    "fork": "a function and its remote call",
     "delete_checkpoints": "functions of the runtime and the pipeline, and the remote call",
     "install": "called when a package is imported",
 }

@@ -48,7 +48,7 @@ def memory_settings(
         sampler=engines.sampler,
         learner=engines.learner,
         load_in_4bit=engines.learner == "unsloth" and bool(init_args.get("load_in_4bit")),
-        shared=on_cuda,
+        shared=False,  # vLLM loads its own copy of the weights
         max_running=max_running,
         max_model_len=max_model_len,
         kv_bytes=requested or default,

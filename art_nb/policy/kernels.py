@@ -106,7 +106,7 @@ class FrozenWeight:
     """A weight matrix W [out, in] that never changes. On a CPU, it is also stored in oneDNN's layout."""
 
     def __init__(self, weight: torch.Tensor):
-        self.weight, self.columns, self.packed = weight, None, None
+        self.weight, self.columns, self.packed = weight, weight[:, :0], None
 
     def append(self, columns: torch.Tensor) -> None:
         """Store columns [out, r] behind those of W in the packed copy, for `extended`."""
@@ -116,8 +116,8 @@ class FrozenWeight:
         """Return Wx + delta [T, out], rounded once. `x` is [T, in]. Gradients are not recorded."""
         if not packs(self.weight):
             return F.linear(x, self.weight) if delta is None else torch.addmm(delta, x, self.weight.T)
-        if self.columns is not None:
-            x = F.pad(x, (0, self.columns.shape[1]))
+        if n := self.columns.shape[1]:
+            x = F.pad(x, (0, n))
         product, packed = torch.ops.mkldnn._linear_pointwise, self._packed()
         if delta is None or len(x) == 1:  # a bias takes less time than a sum
             return product(x, packed, None if delta is None else delta[0], "none", [], "")
@@ -132,8 +132,8 @@ class FrozenWeight:
     def _packed(self) -> torch.Tensor:
         if self.packed is None:
             with torch.inference_mode(False), torch.no_grad():
-                matrix = self.weight if self.columns is None else torch.cat([self.weight, self.columns], 1)
-                self.packed = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), None)
+                matrix = torch.cat([self.weight.detach(), self.columns], 1)
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
         return self.packed
 
     def drop(self) -> None:

@@ -313,15 +313,17 @@ class Policy:
 
     def cast(self, weights: Mapping[str, torch.Tensor] | None = None) -> WorkingAdapter:
         """Return an adapter, by default the masters, in the dtype of the model. If it equals `working`, return that."""
-        pairs = {
-            layer: (layer.A, layer.B)
-            if weights is None
-            else [weights[f"{name}.lora_{k}.weight"].to(layer.A.device) for k in "AB"]
-            for name, layer in self.layers.items()
-        }
-        groups, scale = {layer.fused for layer in pairs}, self.alpha / self.rank
+        names = {layer: [f"{name}.lora_{k}.weight" for k in "AB"] for name, layer in self.layers.items()}
+
+        def matrices(layer: LoRALinear) -> tuple[torch.Tensor, torch.Tensor]:
+            if weights is None:
+                return layer.A, layer.B
+            A, B = (weights[name].to(layer.A.device) for name in names[layer])
+            return A, B
+
+        groups, scale = {layer.fused for layer in names}, self.alpha / self.rank
         with torch.no_grad():
-            adapter = {fused: LowRankProduct([pairs[l] for l in fused.layers], scale, self.dtype) for fused in groups}
+            adapter = {fused: LowRankProduct([*map(matrices, fused.layers)], scale, self.dtype) for fused in groups}
         equal = weights is not None and all(adapter[fused].equals(self.working[fused]) for fused in groups)
         return self.working if equal else adapter
 

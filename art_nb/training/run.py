@@ -468,10 +468,8 @@ class Run(RunView):
     def interrupt(self, name: str) -> None:
         """Stop after the current step. On the second call, stop at once. `name` is the signal's name."""
         is_stopping = self.status == "stopping"
-        if is_stopping:
-            print(f"{name}: stopping now.", flush=True)
-        else:
-            print(f"{name}: stopping after step {self.step + 1}. A second {name} stops the run at once.", flush=True)
+        later = f"stopping after step {self.step + 1}. A second {name} stops the run at once."
+        print(f"{name}: {'stopping now.' if is_stopping else later}", flush=True)
         self.stop(after_step=not is_stopping, wait=False)
 
     def join(self, timeout_s: float | None = None) -> "Run":

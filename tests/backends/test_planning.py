@@ -76,7 +76,7 @@ async def test_elsewhere_a_plan_that_does_not_fit_is_a_warning(model, tmp_path, 
 
 def test_vllm_gets_its_sizes_as_engine_arguments(model):
     plan = card(model, 10**10, Engines(sampler="vllm"))
-    assert plan.settings.shared
+    assert not plan.settings.shared
     assert planned_engine_args(plan, "vllm", {}) == {
         "kv_cache_memory_bytes": plan.kv_bytes,
         "max_num_batched_tokens": plan.prefill_tokens,

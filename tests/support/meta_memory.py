@@ -115,7 +115,7 @@ def measure_pass(name, tokens, *, keys=None, checkpointing=False, dtype=torch.bf
             return VarlenAttention.apply(q, *(t.index_select(0, selected) if keys else t for t in (k, v)))
 
         adapters = [master for layer in policy.layers.values() for master in (layer.A, layer.B)]
-        weights = [*model.parameters(), *model.buffers(), *(layer.base for layer in policy.layers.values())]
+        weights = [*model.parameters(), *model.buffers()]
         with MemoryTracker([*weights, *adapters, getattr(head, "weight", head), ids, selected]) as memory:
             hidden = policy.hidden(ids, ids, attend)
             stored, memory.peak = memory.now, memory.now
