@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEFAULT_KV_BYTES', 'memory_settings', 'plan_model', 'has_sizes', 'planned_engine_args', 'planned_limits',
-           'planned_step_options', 'describe_plan']
+           'describe_plan']
 
 # %% ../../nbs/50_backends/22_planning.ipynb #4dbaff8e
 from collections.abc import Mapping
@@ -96,13 +96,6 @@ def planned_limits(
         return {"max_model_len": max_model_len}
     limits = {"max_model_len": plan.max_model_len}
     return limits | {"kv_bytes": plan.kv_bytes} if sampler == "transformers" else limits
-
-
-def planned_step_options(plan: MemoryPlan | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a training step with the plan's `tokens_per_batch`, if they do not contain one."""
-    if plan is None or not has_sizes(plan) or options.get("tokens_per_batch") is not None:
-        return dict(options)
-    return {**options, "tokens_per_batch": plan.tokens_per_batch}
 
 # %% ../../nbs/50_backends/22_planning.ipynb #cc81f6ed
 def describe_plan(plan: MemoryPlan | None, table: bool) -> list[str]:

@@ -1,7 +1,5 @@
 """The memory plan at registration: what is printed, which sizes it changes, and when it refuses."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -43,7 +41,7 @@ async def test_on_a_cpu_nothing_changes_and_the_table_is_printed_on_request(tiny
 
 
 async def test_on_cuda_the_engines_get_the_sizes_of_the_plan(model, tmp_path, capsys, monkeypatch):
-    plan = replace(card(model, 4 * 10**9, max_model_len=128), tokens_per_batch=4096)
+    plan = card(model, 4 * 10**9, max_model_len=128)
     monkeypatch.setattr(loading, "plan_registered", lambda *_: plan)
     async with art.LocalBackend(path=tmp_path, device="cpu", sampler="transformers") as backend:
         await model.register(backend)
@@ -53,8 +51,6 @@ async def test_on_cuda_the_engines_get_the_sizes_of_the_plan(model, tmp_path, ca
         assert runtime.sampler.max_model_len == 128
         assert runtime.sampler._slots.max_bytes == plan.kv_bytes
         assert runtime.sampler._prefixes.max_bytes == plan.kv_bytes // 2
-        assert backend.check_options(model, {}).tokens_per_batch == 4096
-        assert backend.check_options(model, {"tokens_per_batch": 64}).tokens_per_batch == 64
 
 
 async def test_on_cuda_a_model_that_does_not_fit_is_refused_before_it_is_loaded(model, tmp_path, monkeypatch):
