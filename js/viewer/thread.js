@@ -204,22 +204,23 @@ export function thread(messages, options = {}) {
   return out;
 }
 
+/** Open or close a fold. The browser sends its own `toggle` event later, so the content is created here. */
+function setOpen(node, open) {
+  node.open = open;
+  node.dispatchEvent(new Event("toggle"));
+}
+
 /** Open or close every fold below a node. @param {Element} root @param {boolean} open */
 export function foldAll(root, open) {
-  for (const node of root.querySelectorAll("details")) node.open = open;
-  setTimeout(() => {
-    for (const more of root.querySelectorAll(`[data-more=${open ? "all" : "less"}]`)) more.click();
-  });
+  for (const node of root.querySelectorAll("details")) setOpen(node, open);
+  for (const more of root.querySelectorAll(`[data-more=${open ? "all" : "less"}]`)) more.click();
 }
 
 /** Open the elements that hide a text. @param {Element} root @param {string} query in lower case */
 export function reveal(root, query) {
   const isHiding = (node) => (FULL_TEXT.get(node) ?? "").toLowerCase().includes(query);
   for (const node of root.querySelectorAll("details"))
-    if (!node.open && isHiding(node)) {
-      node.open = true;
-      node.dispatchEvent(new Event("toggle"));
-    }
+    if (!node.open && isHiding(node)) setOpen(node, true);
   for (const node of root.querySelectorAll(".art-text"))
     if (isHiding(node)) node.querySelector("[data-more=all]")?.click();
 }

@@ -136,13 +136,18 @@ def test_ticks_move_the_picture_and_a_gap_heals(page_with, cell, script):
     page.wait_for_function("window.sent.filter(m => m.command === 'index').length >= 2")
     calm(page)
     page.wait_for_function("""() => document.querySelector('.art-wide').getAttribute('aria-label').includes(' now')""")
-    page.locator(".art-wide .u-over").hover(position={"x": 5, "y": 50})
-    steps = {"1"}
-    box = page.locator(".art-wide .u-over").bounding_box()
+    until(lambda: hovered_steps(page) == {str(n) for n in range(1, 23)})
+
+
+def hovered_steps(page):
+    """The steps that a pointer reads in the curve of the reward, from left to right."""
+    area = page.locator(".art-wide .u-over")
+    area.hover(position={"x": 5, "y": 50})
+    box, steps = area.bounding_box(), {"1"}
     for x in range(0, int(box["width"]), 5):
         page.mouse.move(box["x"] + x, box["y"] + 50)
         steps |= set(re.findall(r"step (\d+)", page.locator(".art-wide .art-curve-value").inner_text()))
-    assert steps == {str(n) for n in range(1, 23)}
+    return steps
 
 
 def test_phases_say_what_goes_on(page_with, cell, script):
