@@ -219,8 +219,7 @@ export function foldAll(root, open) {
 /** Open the elements that hide a text. @param {Element} root @param {string} query in lower case */
 export function reveal(root, query) {
   const isHiding = (node) => (FULL_TEXT.get(node) ?? "").toLowerCase().includes(query);
-  for (const node of root.querySelectorAll("details"))
-    if (!node.open && isHiding(node)) setOpen(node, true);
+  for (const node of root.querySelectorAll("details")) if (!node.open && isHiding(node)) setOpen(node, true);
   for (const node of root.querySelectorAll(".art-text"))
     if (isHiding(node)) node.querySelector("[data-more=all]")?.click();
 }
