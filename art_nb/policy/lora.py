@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WorkingAdapter', 'AdapterPart', 'NORMS', 'FUSED_LAYERS', 'TARGETS', 'AdapterParts', 'LoRALinear', 'FusedLinear',
-           'patch_modules', 'count_coverage', 'Policy', 'sequence_logprobs', 'coverage_note']
+           'patch_modules', 'wrap_layers', 'count_coverage', 'Policy', 'sequence_logprobs', 'coverage_note']
 
 # %% ../../nbs/30_policy/60_lora.ipynb #6834780f
 import math
@@ -14,6 +14,8 @@ from types import MethodType
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
@@ -39,6 +41,7 @@ class AdapterParts:
     """The adapters of the tokens in the current forward pass."""
 
     parts: Sequence[AdapterPart] = field(default_factory=list)
+    checkpointing: bool = False  # whether decoder layers are computed again in the backward pass
 
     def output(self, layer: "FusedLinear", x: torch.Tensor) -> torch.Tensor:
         """Return the output of a layer [T, out] for `x` [T, in], without gradients."""
@@ -199,6 +202,21 @@ def patch_modules(model: nn.Module) -> None:
             module.stack = FusedLinear(layers, [layer.weight for layer in layers], layers[0].fused.parts)
             module.forward = MethodType(forward, module)
 
+# %% ../../nbs/30_policy/60_lora.ipynb #c4ec0002
+def _decoder_layer(module, *args, **options):
+    """Forward method of a decoder layer."""
+    if not (module.parts.checkpointing and torch.is_grad_enabled()):
+        return module.layer_forward(*args, **options)
+    return checkpoint(module.layer_forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def wrap_layers(model: nn.Module, parts: AdapterParts) -> None:
+    """Replace the forward methods of decoder layers by one that uses `parts.checkpointing`."""
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.parts, module.layer_forward = parts, module.forward
+            module.forward = MethodType(_decoder_layer, module)
+
 # %% ../../nbs/30_policy/60_lora.ipynb #738625bd
 def count_coverage(model, targets: tuple[str, ...]) -> dict[str, int]:
     """Count the parameters of the decoder's matrices by layer name. The name "" counts those with an adapter."""
@@ -242,6 +260,9 @@ class Policy:
 
     Attributes
     ----------
+    checkpointing : bool
+        Whether the backward pass computes each decoder layer again. The forward pass then keeps only the inputs of
+        the layers. It takes effect if gradients are enabled.
     working : dict
         The trained adapter in the dtype of the model.
     layers : dict of LoRALinear
@@ -277,9 +298,19 @@ class Policy:
             )
         model.set_attn_implementation("art_nb")
         patch_modules(model)
+        wrap_layers(model, self._parts)
         self._head_product: FrozenWeight | None = None
         self.working: WorkingAdapter = {}
         self.cast_masters()
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether the backward pass computes each decoder layer again."""
+        return self._parts.checkpointing
+
+    @checkpointing.setter
+    def checkpointing(self, on: bool) -> None:
+        self._parts.checkpointing = on
 
     def _wrap(self, generator) -> Iterator[tuple[str, LoRALinear]]:
         for name, module in list(self.model.named_modules()):

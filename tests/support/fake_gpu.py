@@ -244,6 +244,8 @@ def install() -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(NAME)
+    # Activation checkpointing restores the autocast state in the backward pass, so torch asks for these dtypes.
+    getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: execute(func, args, kwargs), "PrivateUse1")
     _installed.append(library)
