@@ -263,6 +263,8 @@ class Policy:
     checkpointing : bool
         Whether the backward pass computes each decoder layer again. The forward pass then keeps only the inputs of
         the layers. It takes effect if gradients are enabled.
+    logit_chunk : int
+        Number of tokens whose logits are computed at the same time. A large number is faster on a GPU.
     working : dict
         The trained adapter in the dtype of the model.
     layers : dict of LoRALinear
@@ -301,6 +303,7 @@ class Policy:
         wrap_layers(model, self._parts)
         self._head_product: FrozenWeight | None = None
         self.working: WorkingAdapter = {}
+        self.logit_chunk = 128
         self.cast_masters()
 
     @property
@@ -403,6 +406,7 @@ class Policy:
                 target_N,
                 temperature / logit_scale(self.model.config),
                 with_entropy,
+                self.logit_chunk,
                 bias=self._head_bias(),
             )
         logp = (self.logits(hidden_N) / temperature).log_softmax(-1)
