@@ -425,8 +425,8 @@ class Policy:
 # %% ../../nbs/30_policy/60_lora.ipynb #d4e74e08
 def sequence_logprobs(policy: Policy, tokens: list[int], adapters: Sequence[AdapterPart] | None = None) -> torch.Tensor:
     """Return the logprobs [T-1] of the tokens of a sequence after the first one, without gradients."""
-    ids = torch.tensor(tokens, device=policy.device)
-    attend = tree_attention([Segment(0, len(ids), ids[:0])])
+    ids = torch.tensor(tokens)
+    attend, ids = tree_attention([Segment(0, len(ids), ids[:0])]), ids.to(policy.device)
     with torch.inference_mode():
         hidden = policy.hidden(ids, torch.arange(len(ids), device=ids.device), attend, adapters)
         return policy.logits(hidden[:-1]).log_softmax(-1).gather(-1, ids[1:, None])[:, 0]

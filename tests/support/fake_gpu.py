@@ -248,7 +248,10 @@ def install() -> None:
     getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: execute(func, args, kwargs), "PrivateUse1")
-    _installed.append(library)
+    # A GPU has a kernel for it. Without one, PyTorch computes it with several operations and temporary tensors.
+    kernels = torch.library.Library("aten", "IMPL")
+    kernels.impl("silu_backward", lambda *args: execute(aten.silu_backward.default, args, {}), "PrivateUse1")
+    _installed.extend([library, kernels])
     _device_constructors()  # torch caches its own functions here, which `torch.device` as a context replaces
     torch.tensor, torch.as_tensor, torch.inference_mode = tensor, as_tensor, NoGrad
 
