@@ -24,6 +24,7 @@ from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
     bf16_products,
+    has_wide_products,
     lora_product,
     rms_norm,
     rotate,
@@ -388,8 +389,8 @@ class Policy:
         """Return the fp32 logits [N, vocabulary] of hidden states."""
         head, bias, scale = self._head(), self._head_bias(), logit_scale(self.model.config)
         with bf16_products(hidden_N):
-            hidden_N = hidden_N.float()
-            logits = hidden_N @ head.weight.T if torch.is_grad_enabled() else head(hidden_N)
+            recorded = torch.is_grad_enabled()
+            logits = hidden_N.float() @ head.weight.float().T if recorded else head.wide(hidden_N)
         logits = logits if bias is None else logits + bias
         logits = logits if scale == 1 else logits * scale
         bound = getattr(self.model.config, "final_logit_softcapping", None)
@@ -415,7 +416,8 @@ class Policy:
     def _head(self) -> FrozenWeight:
         if self._head_product is None:
             with torch.inference_mode(False):  # the learner needs it for gradients, even if the sampler creates it
-                self._head_product = FrozenWeight(self.model.get_output_embeddings().weight.detach().float())
+                weight = self.model.get_output_embeddings().weight.detach()
+                self._head_product = FrozenWeight(weight if has_wide_products(weight) else weight.float())
         return self._head_product
 
     def _head_bias(self) -> torch.Tensor | None:

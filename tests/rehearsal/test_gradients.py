@@ -10,6 +10,7 @@ from support.gpu_parts import grouped_rows, learner_on
 from torch.nn.attention import varlen
 
 from art_nb.learners.base import StepConfig
+from art_nb.policy.kernels import has_wide_products, token_logprobs
 from art_nb.policy.packing import Segment, joined_attention, joined_segments, padded_attention
 
 FAMILIES = ("llama", "qwen3", "qwen3_window", "gemma3", "mistral", "qwen2")
@@ -90,6 +91,42 @@ def test_attention_without_masks_needs_one_transfer(monkeypatch):
         joined_segments(segments, torch.device(fake_gpu.NAME, 0))
     assert sum(isinstance(args[0], torch.device) for args in moved) == 1
     assert not waits
+
+
+def scored(device, dtype, head_dtype, scale):
+    """Return logprobs, entropies and their gradients for a large vocabulary, in fp32 on the CPU."""
+    numbers, (N, V, H) = torch.Generator().manual_seed(0), (9, 50_000, 64)
+    hidden = (torch.randn(N, H, generator=numbers) * scale).bfloat16().to(dtype).to(device).requires_grad_()
+    head = (torch.randn(V, H, generator=numbers) / 8).bfloat16().to(head_dtype).to(device)
+    targets = torch.arange(N)
+    targets[: N // 2] = (hidden.detach().cpu().float() @ head.cpu().float().T).argmax(-1)[: N // 2]
+    results = token_logprobs(hidden, head, targets.to(device), 0.8, chunk=4)
+    grads = [torch.autograd.grad(result.sum(), hidden, retain_graph=True)[0] for result in results]
+    return [t.detach().cpu().float() for t in (*results, *grads)]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 6.0], ids=["even", "usual", "certain"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_logprobs_of_a_head_in_half_precision_are_those_in_fp32(dtype, scale):
+    assert has_wide_products(torch.zeros(1, dtype=dtype, device=fake_gpu.NAME))
+    exact = scored("cpu", torch.float32, torch.float32, scale)
+    logprobs, entropies, *grads = scored(fake_gpu.NAME, dtype, dtype, scale)
+    torch.testing.assert_close(logprobs, exact[0], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(entropies, exact[1], atol=1e-4, rtol=1e-5)
+    for ours, theirs in zip(grads, exact[2:]):
+        assert float((ours - theirs).norm() / theirs.norm()) < (2e-3 if dtype == torch.float16 else 1e-2)
+
+
+def test_probabilities_that_float16_does_not_have_keep_their_gradient():
+    head = torch.zeros(400_000, 8, dtype=torch.float16)
+    head[0, 0], head[1:, 1] = 17.5, 1.0  # a token with 99% of the probability, and 2.5e-8 for each other one
+    hidden = torch.eye(8, dtype=torch.float16)[:1].to(fake_gpu.NAME).requires_grad_()
+    logprobs, _ = token_logprobs(hidden, head.to(fake_gpu.NAME), torch.zeros(1, dtype=torch.long).to(fake_gpu.NAME))
+    logprobs.sum().backward()
+    rest = -float(logprobs.detach().cpu().expm1())
+    assert 0.009 < rest < 0.011
+    expected = [17.5 * rest, -rest, *[0.0] * 6]
+    assert hidden.grad.cpu().flatten().tolist() == pytest.approx(expected, rel=0.1, abs=1e-6)  # a long sum on a CPU
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])

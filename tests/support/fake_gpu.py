@@ -177,7 +177,15 @@ def varlen_backward(
     return dq, dk.to(key.dtype), dv.to(value.dtype)
 
 
+def wide_mm(a, b, dtype):
+    """Multiply matrices in half precision and return the fp32 sums, as cuBLAS does."""
+    if dtype != torch.float32 or a.dtype != b.dtype or a.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("out_dtype must be float32, and both matrices in float16 or both in bfloat16.")
+    return a.float() @ b.float()
+
+
 EMULATED = {  # kernels that exist only for GPUs
+    torch.ops.aten.mm.dtype: wide_mm,
     torch.ops.torch_attn._varlen_attn.default: varlen_forward,
     torch.ops.torch_attn._varlen_attn_backward.default: varlen_backward,
 }
