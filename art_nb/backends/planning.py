@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from .engines import Engines
 from ..policy.architectures import check_config, read_config
 from ..policy.device import release_memory
+from ..policy.kernels import has_flash
 from ..policy.loading import chosen_dtype
 from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan, MemorySettings, free_memory, model_shape, plan_memory, plan_summary
@@ -40,9 +41,11 @@ def memory_settings(
     """Return the settings of the memory plan of a model."""
     lora, init_args, on_cuda = lora or {}, init_args or {}, device.type == "cuda"
     default = None if on_cuda or engines.sampler != "transformers" else DEFAULT_KV_BYTES
+    dtype = chosen_dtype(config, device, dtype)
+    has_masks = not has_flash(device, dtype) if torch.cuda.is_available() else dtype == torch.float32
     requested = (engine_args or {}).get("kv_cache_memory_bytes") if engines.sampler == "vllm" else None
     return MemorySettings(
-        dtype=chosen_dtype(config, device, dtype),
+        dtype=dtype,
         device=device.type,
         rank=lora.get("rank", 8),
         targets=lora.get("targets"),
@@ -50,6 +53,7 @@ def memory_settings(
         learner=engines.learner,
         load_in_4bit=engines.learner == "unsloth" and bool(init_args.get("load_in_4bit")),
         shared=False,  # vLLM loads its own copy of the weights
+        masks=on_cuda and engines.learner != "unsloth" and has_masks,
         max_running=max_running,
         max_model_len=max_model_len,
         kv_bytes=requested or default,

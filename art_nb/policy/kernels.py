@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FEW_TOKENS', 'NO_FLASH', 'SPARED', 'FACTOR_SCALE', 'bf16_products', 'has_wide_products', 'wide_product', 'rms_norm',
-           'rotate', 'FrozenWeight', 'packs', 'LowRankProduct', 'lora_product', 'attention', 'has_varlen',
+           'rotate', 'FrozenWeight', 'packs', 'LowRankProduct', 'lora_product', 'attention', 'has_flash', 'has_varlen',
            'varlen_attention', 'causal_bias', 'batch_by_size', 'IndexSelect', 'token_logprobs']
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #a69486b9
@@ -283,20 +283,22 @@ def attention(
 NO_FLASH = ("cpu", "meta", "mps", "xpu")  # types of devices without FlashAttention
 
 
-def has_varlen(q: torch.Tensor) -> bool:
-    """Return whether `varlen_attention` can compute with the queries `q` [S, heads, D]."""
-    size, device = q.shape[-1], q.device
-    if device.type in NO_FLASH or q.dtype not in (torch.float16, torch.bfloat16) or not _knows_windows():
+def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether `varlen_attention` can compute on a device in a dtype."""
+    if device.type in NO_FLASH or dtype not in (torch.float16, torch.bfloat16) or not _knows_windows():
         return False
-    if size % 8 or size > 256 or 192 < size <= 224:  # the last ones have a backward pass on few GPUs
-        return False
-    return device.type != "cuda" or _has_flash(device)
-
-
-def _has_flash(device: torch.device) -> bool:
-    """Return whether a CUDA device has FlashAttention."""
+    if device.type != "cuda":
+        return True
     available = torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
     return available and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def has_varlen(q: torch.Tensor) -> bool:
+    """Return whether `varlen_attention` can compute with the queries `q` [S, heads, D]."""
+    size = q.shape[-1]
+    if size % 8 or size > 256 or 192 < size <= 224:  # the last ones have a backward pass on few GPUs
+        return False
+    return has_flash(q.device, q.dtype)
 
 
 @lru_cache(maxsize=1)

@@ -121,3 +121,19 @@ def test_the_shape_of_the_adapter_counts(model):
     partly = card(model, 10**10, lora={"rank": 16, "targets": ("q_proj",)})
     adapters = [plan.parts["adapter and optimizer"] for plan in (small, large, partly)]
     assert adapters[1] == 2 * adapters[0] > adapters[0] > adapters[2]
+
+
+def test_masks_count_in_float32_and_on_gpus_without_flash_attention(model, monkeypatch):
+    without, with_masks = card(model, 10**10), card(model, 10**10, dtype=torch.float32)
+    assert not without.settings.masks
+    assert with_masks.settings.masks
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    for capability, masks in (((7, 5), True), ((8, 0), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        plan = card(model, 10**10, dtype=torch.float16)
+        assert plan.settings.masks == masks
+        assert not card(model, 10**10, Engines(sampler="vllm", learner="unsloth")).settings.masks
+    assert plan.parts["activations"] < with_masks.parts["activations"]

@@ -8,7 +8,7 @@ import torch
 from support.fake_weights import CONFIGS, GB, LiveBytes, fake_model, fake_tensors, rows_of
 
 from art_nb.learners.base import Learner
-from art_nb.policy import Policy
+from art_nb.policy import Policy, packing
 from art_nb.policy.memory_plan import activation_bytes, model_shape
 
 RANK = 16
@@ -100,3 +100,14 @@ def test_the_memory_plan_is_what_a_row_needs(case, checkpointing, report):
     report("GB of a training batch: planned and counted", f"{name:12} {case[1:]!s:20} {plan:7.2f} {peak:7.2f}")
     assert peak <= 1.03 * plan
     assert peak >= 0.9 * plan
+
+
+def test_the_memory_plan_counts_masks(monkeypatch, report):
+    monkeypatch.setattr(packing, "has_varlen", lambda q: False)
+    case = ("Qwen3-4B", 1, 0, 16_384)
+    with torch.device("cpu"):
+        shape = model_shape(CONFIGS[case[0]]())
+    plan = activation_bytes(shape, 2, 16_384, checkpointing=True, chunk=128, masks=True).total / GB
+    peak = measured.__wrapped__(*case, checkpointing=True)[1]
+    report("GB of a training batch: planned and counted", f"{case[0]:12} with masks           {plan:7.2f} {peak:7.2f}")
+    assert plan == pytest.approx(peak, rel=0.05)
