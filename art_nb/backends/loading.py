@@ -19,7 +19,7 @@ import torch
 
 from .engines import LEARNERS, SAMPLERS, Engines, choose_engines, sampler_for_model
 from .options import adam_options, chat_options, engine_options, init_options, lora_options, with_profile
-from .planning import plan_model, planned_engine_args, planned_limits
+from .planning import apply_plan, plan_model, planned_engine_args, planned_limits
 from .recovery import restore_newest_checkpoint, repair_history
 from .runtime import OPEN_RUNTIMES, ModelRuntime, close_when_open, print_warnings
 from ..core.events import Bus
@@ -183,6 +183,7 @@ def load_runtime(
         with LOADING:
             plan, lora = plan_registered(model, weights, engines, settings, bus), lora_options(model, bus)
             policy = load_policy(weights, device=settings.device, dtype=settings.torch_dtype(), **lora)
+            apply_plan(plan, policy)
             if "targets" not in lora and (note := coverage_note(policy)):
                 bus.warn_once(f"coverage of {model.name}", note)
             sampler = SAMPLERS[engines.sampler](

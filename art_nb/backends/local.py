@@ -24,7 +24,7 @@ import httpx
 from .deployment import deploy_model, no_s3, pull_from_s3, push_to_s3, without_bucket
 from .loading import LoadSettings, choose_engines_and_weights, describe_runtime, open_runtime
 from .options import StepOptions, runtime_key, step_config, with_step_options
-from .planning import describe_plan
+from .planning import describe_plan, planned_options
 from art_nb.backends.runtime import (
     ModelRuntime,
     delete_checkpoints,
@@ -236,7 +236,7 @@ class LocalBackend:
         """
         runtime, options = self.runtime(model), with_step_options(model, options)
         with print_warnings(self.bus, self.verbose):
-            return step_config(options, self.bus, runtime.store, runtime.step, more)
+            return step_config(planned_options(runtime.plan, options), self.bus, runtime.store, runtime.step, more)
 
     def seed_limits(self, model: Any) -> str:
         """Return the reason why a seeded run may not be reproducible, or an empty string if it is.
@@ -337,7 +337,7 @@ class LocalBackend:
         verbose: bool = False,
     ) -> LocalTrainResult:
         runtime = self.runtime(model)
-        return await runtime.worker.result(train_sft_step, runtime, trajectories, config)
+        return await runtime.worker.result(train_sft_step, runtime, trajectories, config, planned_options(runtime.plan))
 
     async def _get_step(self, model: Any) -> int:
         return self.runtime(model).step

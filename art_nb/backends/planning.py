@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DEFAULT_KV_BYTES', 'memory_settings', 'plan_model', 'has_sizes', 'planned_engine_args', 'planned_limits',
-           'describe_plan']
+           'planned_options', 'apply_plan', 'describe_plan']
 
 # %% ../../nbs/50_backends/22_planning.ipynb #4dbaff8e
 from collections.abc import Mapping
@@ -17,7 +17,9 @@ from transformers import PreTrainedConfig
 from .engines import Engines
 from ..policy.architectures import check_config, read_config
 from ..policy.device import release_memory
+from ..policy.kernels import has_flash
 from ..policy.loading import chosen_dtype
+from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan, MemorySettings, free_memory, model_shape, plan_memory, plan_summary
 
 # %% ../../nbs/50_backends/22_planning.ipynb #bb45b05b
@@ -39,9 +41,11 @@ def memory_settings(
     """Return the settings of the memory plan of a model."""
     lora, init_args, on_cuda = lora or {}, init_args or {}, device.type == "cuda"
     default = None if on_cuda or engines.sampler != "transformers" else DEFAULT_KV_BYTES
+    dtype = chosen_dtype(config, device, dtype)
+    has_masks = not has_flash(device, dtype) if torch.cuda.is_available() else dtype == torch.float32
     requested = (engine_args or {}).get("kv_cache_memory_bytes") if engines.sampler == "vllm" else None
     return MemorySettings(
-        dtype=chosen_dtype(config, device, dtype),
+        dtype=dtype,
         device=device.type,
         rank=lora.get("rank", 8),
         targets=lora.get("targets"),
@@ -49,6 +53,7 @@ def memory_settings(
         learner=engines.learner,
         load_in_4bit=engines.learner == "unsloth" and bool(init_args.get("load_in_4bit")),
         shared=False,  # vLLM loads its own copy of the weights
+        masks=on_cuda and engines.learner != "unsloth" and has_masks,
         max_running=max_running,
         max_model_len=max_model_len,
         kv_bytes=requested or default,
@@ -96,6 +101,24 @@ def planned_limits(
         return {"max_model_len": max_model_len}
     limits = {"max_model_len": plan.max_model_len}
     return limits | {"kv_bytes": plan.kv_bytes} if sampler == "transformers" else limits
+
+
+def planned_options(
+    plan: MemoryPlan | None,
+    options: Mapping[str, Any] | None = None,  # of the user; None as a value means: not given
+) -> dict[str, Any]:
+    """Return the options of a training step with the sizes of a plan, which options of the user override."""
+    options = dict(options or {})
+    if plan is None or not has_sizes(plan) or plan.settings.learner == "unsloth":
+        return options
+    given = options.get("tokens_per_batch")
+    return {**options, "tokens_per_batch": plan.tokens_per_batch if given is None else given}
+
+
+def apply_plan(plan: MemoryPlan | None, policy: Policy) -> None:
+    """Set how a policy computes gradients and logits."""
+    if plan is not None and has_sizes(plan):
+        policy.checkpointing, policy.logit_chunk = plan.checkpointing, plan.logit_chunk
 
 # %% ../../nbs/50_backends/22_planning.ipynb #cc81f6ed
 def describe_plan(plan: MemoryPlan | None, table: bool) -> list[str]:

@@ -13,7 +13,7 @@ __all__ = ['finish_step', 'match_temperature', 'count_greedy_replies', 'update_p
 
 # %% ../../nbs/50_backends/15_steps.ipynb #29304cbd
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -213,7 +213,10 @@ def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[Trajecto
 
 # %% ../../nbs/50_backends/15_steps.ipynb #aa871c9a
 def train_sft_step(
-    runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: TrainSFTConfig
+    runtime: ModelRuntime,
+    trajectories: Iterable[Trajectory],
+    config: TrainSFTConfig,
+    options: Mapping[str, int] | None = None,  # of `Learner.sft_step`
 ) -> LocalTrainResult:
     """Device thread: train one step of supervised fine-tuning on conversations."""
     start = time.perf_counter()
@@ -221,7 +224,7 @@ def train_sft_step(
     _begin_step(runtime)
     with if_full(TrainError, "The learner", "The adapter is unchanged: lower the batch_size."):
         batches, rates = sft_batches(runtime.chat, trajectories, config, runtime.learner.check_length)
-        batch_metrics = _train_batches(runtime, batches, rates)
+        batch_metrics = _train_batches(runtime, batches, rates, options or {})
     means = {name.replace("loss/train", "loss"): value for name, value in mean_metrics(batch_metrics).items()}
     metrics = {f"sft/{name.rpartition('/')[2]}": value for name, value in means.items()}
     metrics["sft/final_loss"] = batch_metrics[-1]["loss/train"]
@@ -240,13 +243,14 @@ def _train_batches(
     runtime: ModelRuntime,
     batches: Iterable[list],
     learning_rates: Sequence[float],  # of each batch
+    options: Mapping[str, int],
 ) -> list[dict[str, float]]:
     """Return the metrics of each batch."""
     learner, metrics = runtime.learner, []
 
     def train_batch(batch: list, rate: float) -> dict[str, float]:
         with restore_on_error(learner):
-            return learner.sft_step(batch, rate)
+            return learner.sft_step(batch, rate, **options)
 
     with restore_on_error(learner):
         learner.reset_optimizer()

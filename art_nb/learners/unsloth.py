@@ -37,9 +37,10 @@ def usable_unsloth() -> str:
 # %% ../../nbs/35_learners/50_unsloth.ipynb #54409612
 def padded_rows(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the tokens, the positions and the mask [B, T] of a batch, with one row per segment and its prefix."""
-    paths = [torch.cat([s.before, torch.arange(s.start, s.stop, device=s.before.device)]) for s in batch.segments]
-    rows = lambda values: pad_sequence([values[path] for path in paths], batch_first=True)
-    return rows(batch.tokens_S), rows(batch.positions_S), rows(torch.ones_like(batch.tokens_S))
+    paths = [torch.cat([s.before, torch.arange(s.start, s.stop)]) for s in batch.segments]
+    index = pad_sequence(paths, batch_first=True, padding_value=-1).to(batch.tokens_S.device)
+    mask, index = (index >= 0).long(), index.clamp(min=0)
+    return batch.tokens_S[index] * mask, batch.positions_S[index] * mask, mask
 
 
 def values_of_segments(segments: list[Segment], rows_BTH: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WorkingAdapter', 'AdapterPart', 'NORMS', 'FUSED_LAYERS', 'TARGETS', 'AdapterParts', 'LoRALinear', 'FusedLinear',
-           'patch_modules', 'count_coverage', 'Policy', 'sequence_logprobs', 'coverage_note']
+           'patch_modules', 'wrap_layers', 'count_coverage', 'Policy', 'sequence_logprobs', 'coverage_note']
 
 # %% ../../nbs/30_policy/60_lora.ipynb #6834780f
 import math
@@ -14,6 +14,8 @@ from types import MethodType
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
@@ -22,6 +24,7 @@ from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
     bf16_products,
+    has_wide_products,
     lora_product,
     rms_norm,
     rotate,
@@ -39,6 +42,7 @@ class AdapterParts:
     """The adapters of the tokens in the current forward pass."""
 
     parts: Sequence[AdapterPart] = field(default_factory=list)
+    checkpointing: bool = False  # whether decoder layers are computed again in the backward pass
 
     def output(self, layer: "FusedLinear", x: torch.Tensor) -> torch.Tensor:
         """Return the output of a layer [T, out] for `x` [T, in], without gradients."""
@@ -199,6 +203,21 @@ def patch_modules(model: nn.Module) -> None:
             module.stack = FusedLinear(layers, [layer.weight for layer in layers], layers[0].fused.parts)
             module.forward = MethodType(forward, module)
 
+# %% ../../nbs/30_policy/60_lora.ipynb #c4ec0002
+def _decoder_layer(module, *args, **options):
+    """Forward method of a decoder layer."""
+    if not (module.parts.checkpointing and torch.is_grad_enabled()):
+        return module.layer_forward(*args, **options)
+    return checkpoint(module.layer_forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def wrap_layers(model: nn.Module, parts: AdapterParts) -> None:
+    """Replace the forward methods of decoder layers by one that uses `parts.checkpointing`."""
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.parts, module.layer_forward = parts, module.forward
+            module.forward = MethodType(_decoder_layer, module)
+
 # %% ../../nbs/30_policy/60_lora.ipynb #738625bd
 def count_coverage(model, targets: tuple[str, ...]) -> dict[str, int]:
     """Count the parameters of the decoder's matrices by layer name. The name "" counts those with an adapter."""
@@ -242,6 +261,11 @@ class Policy:
 
     Attributes
     ----------
+    checkpointing : bool
+        Whether the backward pass computes each decoder layer again. The forward pass then keeps only the inputs of
+        the layers. It takes effect if gradients are enabled.
+    logit_chunk : int
+        Number of tokens whose logits are computed at the same time. A large number is faster on a GPU.
     working : dict
         The trained adapter in the dtype of the model.
     layers : dict of LoRALinear
@@ -277,9 +301,20 @@ class Policy:
             )
         model.set_attn_implementation("art_nb")
         patch_modules(model)
+        wrap_layers(model, self._parts)
         self._head_product: FrozenWeight | None = None
         self.working: WorkingAdapter = {}
+        self.logit_chunk = 128
         self.cast_masters()
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether the backward pass computes each decoder layer again."""
+        return self._parts.checkpointing
+
+    @checkpointing.setter
+    def checkpointing(self, on: bool) -> None:
+        self._parts.checkpointing = on
 
     def _wrap(self, generator) -> Iterator[tuple[str, LoRALinear]]:
         for name, module in list(self.model.named_modules()):
@@ -354,8 +389,8 @@ class Policy:
         """Return the fp32 logits [N, vocabulary] of hidden states."""
         head, bias, scale = self._head(), self._head_bias(), logit_scale(self.model.config)
         with bf16_products(hidden_N):
-            hidden_N = hidden_N.float()
-            logits = hidden_N @ head.weight.T if torch.is_grad_enabled() else head(hidden_N)
+            recorded = torch.is_grad_enabled()
+            logits = hidden_N.float() @ head.weight.float().T if recorded else head.wide(hidden_N)
         logits = logits if bias is None else logits + bias
         logits = logits if scale == 1 else logits * scale
         bound = getattr(self.model.config, "final_logit_softcapping", None)
@@ -372,6 +407,7 @@ class Policy:
                 target_N,
                 temperature / logit_scale(self.model.config),
                 with_entropy,
+                self.logit_chunk,
                 bias=self._head_bias(),
             )
         logp = (self.logits(hidden_N) / temperature).log_softmax(-1)
@@ -380,7 +416,8 @@ class Policy:
     def _head(self) -> FrozenWeight:
         if self._head_product is None:
             with torch.inference_mode(False):  # the learner needs it for gradients, even if the sampler creates it
-                self._head_product = FrozenWeight(self.model.get_output_embeddings().weight.detach().float())
+                weight = self.model.get_output_embeddings().weight.detach()
+                self._head_product = FrozenWeight(weight if has_wide_products(weight) else weight.float())
         return self._head_product
 
     def _head_bias(self) -> torch.Tensor | None:
@@ -390,8 +427,8 @@ class Policy:
 # %% ../../nbs/30_policy/60_lora.ipynb #d4e74e08
 def sequence_logprobs(policy: Policy, tokens: list[int], adapters: Sequence[AdapterPart] | None = None) -> torch.Tensor:
     """Return the logprobs [T-1] of the tokens of a sequence after the first one, without gradients."""
-    ids = torch.tensor(tokens, device=policy.device)
-    attend = tree_attention([Segment(0, len(ids), ids[:0])])
+    ids = torch.tensor(tokens)
+    attend, ids = tree_attention([Segment(0, len(ids), ids[:0])]), ids.to(policy.device)
     with torch.inference_mode():
         hidden = policy.hidden(ids, torch.arange(len(ids), device=ids.device), attend, adapters)
         return policy.logits(hidden[:-1]).log_softmax(-1).gather(-1, ids[1:, None])[:, 0]

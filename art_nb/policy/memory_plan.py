@@ -126,6 +126,8 @@ class MemorySettings:
         Whether Unsloth loads its weights in 4 bits.
     shared : bool
         Whether vLLM uses the weights of the policy, and Unsloth those of vLLM. Otherwise each engine has a copy.
+    masks : bool
+        Whether attention on a GPU needs masks, as in float32.
     max_running : int
         Largest number of conversations that are sampled concurrently.
     max_model_len : int, optional
@@ -142,6 +144,7 @@ class MemorySettings:
     learner: str = "peft"
     load_in_4bit: bool = False
     shared: bool = True
+    masks: bool = False
     max_running: int = 64
     max_model_len: int | None = None
     kv_bytes: int | None = None
@@ -241,16 +244,20 @@ def activation_bytes(
     checkpointing: bool = False,
     chunk: int = 512,  # as in `logit_bytes`
     device: str = "cuda",
+    masks: bool = False,  # as in `MemorySettings`
 ) -> Activations:
     """Return the bytes of a forward and backward pass over a micro-batch."""
     layer = layer_bytes(shape, size, tokens, keys or tokens, device)
     hidden, gradients = size * shape.hidden * tokens, 2 * size * shape.intermediate * tokens
     if device == "cpu":  # scores in fp32, before and after the softmax
         gradients += 2 * 4 * shape.heads * tokens * (keys or tokens)
-    logits = logit_bytes(shape, tokens, chunk)
+    logits, bias = logit_bytes(shape, tokens, chunk), 0
+    if masks:  # one for the queries of a key head in each layer, and one in fp32 for all layers
+        scores = tokens * (keys or tokens)
+        layer, bias = layer + size * shape.heads // shape.kv_heads * scores, 4 * scores
     if checkpointing:
-        return Activations(shape.layers * hidden, layer + gradients, logits + 2 * hidden)
-    return Activations(shape.layers * layer + 2 * hidden, gradients, logits)
+        return Activations(shape.layers * hidden + bias, layer + gradients, logits + 2 * hidden)
+    return Activations(shape.layers * layer + 2 * hidden + bias, gradients, logits)
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #56a6c97b
 KV_FACTORS = {"transformers": 2}  # memory of a sampler in units of its KV cache
@@ -389,6 +396,7 @@ def plan_for_length(shape: ModelShape, memory: int, settings: MemorySettings, le
     """Return the plan for conversations and rows of at most `length` tokens, also if it does not fit."""
     fixed, size = fixed_bytes(shape, memory, settings), settings.dtype.itemsize
     options: dict[str, Any] = {"chunk": logit_chunk(shape, memory, settings.device), "device": settings.device}
+    options["masks"] = settings.masks
     rows = {
         checkpointing: activation_bytes(shape, size, length, checkpointing=checkpointing, **options)
         for checkpointing in settings.checkpointing_choices
@@ -420,7 +428,7 @@ def plan_parts(fixed: dict[str, int], kv: int, row: Activations) -> dict[str, in
     variable = {"KV cache": kv, "activations": row.stored, "working memory": row.working}
     return dict([weights, adapter]) | variable | dict([libraries, reserve])
 
-
+# %% ../../nbs/30_policy/85_memory_plan.ipynb #7a41e030
 def plan_notes(
     shape: ModelShape,
     settings: MemorySettings,

@@ -1,12 +1,14 @@
 """The memory plan at registration: what is printed, which sizes it changes, and when it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import art_nb as art
 from art_nb.backends import loading, planning
 from art_nb.backends.engines import Engines
-from art_nb.backends.planning import plan_model, planned_engine_args, planned_limits
+from art_nb.backends.planning import plan_model, planned_engine_args, planned_limits, planned_options
 from art_nb.core.types import TrainError
 
 
@@ -35,6 +37,8 @@ async def test_on_a_cpu_nothing_changes_and_the_table_is_printed_on_request(tiny
             assert runtime.sampler._prefixes.max_bytes == 1 << 29
             assert runtime.sampler.max_model_len == 512
             assert backend.check_options(model, {}).tokens_per_batch == 1024
+            assert not runtime.policy.checkpointing
+            assert runtime.policy.logit_chunk == 128
     assert "KV cache" not in printed[0]
     assert "KV cache                 2.15" in printed[1]
     assert printed[1].splitlines()[-1].startswith("ttt: ")
@@ -51,6 +55,24 @@ async def test_on_cuda_the_engines_get_the_sizes_of_the_plan(model, tmp_path, ca
         assert runtime.sampler.max_model_len == 128
         assert runtime.sampler._slots.max_bytes == plan.kv_bytes
         assert runtime.sampler._prefixes.max_bytes == plan.kv_bytes // 2
+        assert runtime.policy.checkpointing == plan.checkpointing
+        assert runtime.policy.logit_chunk == plan.logit_chunk == 1024
+        assert backend.check_options(model, {}).tokens_per_batch == plan.tokens_per_batch == 16384
+        assert backend.check_options(model, {"tokens_per_batch": 64}).tokens_per_batch == 64
+
+
+async def test_on_cuda_a_plan_without_room_sets_checkpointing(model, tmp_path, monkeypatch):
+    plan = replace(card(model, 4 * 10**9), checkpointing=True, tokens_per_batch=48)
+    monkeypatch.setattr(loading, "plan_registered", lambda *_: plan)
+    async with art.LocalBackend(path=tmp_path, device="cpu", sampler="transformers", verbose=False) as backend:
+        await model.register(backend)
+        runtime, sizes = backend.runtime(model), []
+        assert runtime.policy.checkpointing
+        step = runtime.learner.sft_step
+        monkeypatch.setattr(runtime.learner, "sft_step", lambda *args, **kw: sizes.append(kw) or step(*args, **kw))
+        messages = [{"role": "user", "content": "A1"}, {"role": "assistant", "content": "B2"}]
+        await model.train_sft([art.Trajectory(messages_and_choices=messages)])
+        assert sizes == [{"tokens_per_batch": 48}]
 
 
 async def test_on_cuda_a_model_that_does_not_fit_is_refused_before_it_is_loaded(model, tmp_path, monkeypatch):
@@ -91,6 +113,7 @@ def test_4_bits_count_only_with_unsloth(model):
     assert plan.settings.load_in_4bit
     assert plan.checkpointing
     assert "4 bits" in str(plan)
+    assert planned_options(plan) == {}  # Unsloth pads rows
 
 
 def test_the_shape_of_the_adapter_counts(model):
@@ -98,3 +121,19 @@ def test_the_shape_of_the_adapter_counts(model):
     partly = card(model, 10**10, lora={"rank": 16, "targets": ("q_proj",)})
     adapters = [plan.parts["adapter and optimizer"] for plan in (small, large, partly)]
     assert adapters[1] == 2 * adapters[0] > adapters[0] > adapters[2]
+
+
+def test_masks_count_in_float32_and_on_gpus_without_flash_attention(model, monkeypatch):
+    without, with_masks = card(model, 10**10), card(model, 10**10, dtype=torch.float32)
+    assert not without.settings.masks
+    assert with_masks.settings.masks
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    for capability, masks in (((7, 5), True), ((8, 0), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        plan = card(model, 10**10, dtype=torch.float16)
+        assert plan.settings.masks == masks
+        assert not card(model, 10**10, Engines(sampler="vllm", learner="unsloth")).settings.masks
+    assert plan.parts["activations"] < with_masks.parts["activations"]

@@ -203,6 +203,20 @@ def test_order_padding_and_splits_change_nothing(family):
     assert worst(grads(made, alone), wanted) < CLOSE
 
 
+@families
+def test_checkpointing_changes_no_gradient(family):
+    made, rows, calls = learner(family), some_rows(4), []
+    layer = made.policy.model.model.layers[0]
+    layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    for options in ({}, {"kl_coef": 0.1}, {"tokens_per_batch": 96}):
+        made.policy.checkpointing = False
+        wanted, once = grads(made, rows, **options), len(calls)
+        made.policy.checkpointing = True
+        assert worst(grads(made, rows, **options), wanted) < CLOSE
+        assert len(calls) - once == once + sum(calls[:once])  # computed again in the backward pass
+        calls.clear()
+
+
 def masked(row):
     return replace(row, sampled=np.zeros(len(row.tokens), bool))
 

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from support import fake_gpu
@@ -9,15 +10,18 @@ from support.gpu_parts import grouped_rows, learner_on
 from torch.nn.attention import varlen
 
 from art_nb.learners.base import StepConfig
+from art_nb.policy.kernels import has_wide_products, token_logprobs
+from art_nb.policy.packing import Segment, joined_attention, joined_segments, padded_attention
 
 FAMILIES = ("llama", "qwen3", "qwen3_window", "gemma3", "mistral", "qwen2")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # relative to the gradient's norm
 CONFIG = StepConfig(learning_rate=1e-4, max_grad_norm=1e9, tokens_per_batch=128, entropy_coef=0.01)
 
 
-def gradient(device, family, dtype):
+def gradient(device, family, dtype, checkpointing=False):
     """Return the loss and the gradient of a step with several micro-batches, on the CPU in fp32."""
     learner, found = learner_on(device, family, dtype), []
+    learner.policy.checkpointing = checkpointing
 
     def keep(done, of, tokens):
         if done == of > 1:
@@ -43,11 +47,96 @@ def test_gradients_are_those_of_the_cpu(family, dtype, report):
     assert device_loss == pytest.approx(loss, rel=TOLERANCE[dtype], abs=TOLERANCE[dtype])
 
 
-def test_the_branch_of_a_gpu_is_taken(monkeypatch):
-    devices = set()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_checkpointing_changes_no_gradient(family):
+    (loss, stored), (same_loss, computed_again) = (
+        gradient(fake_gpu.NAME, family, torch.bfloat16, checkpointing) for checkpointing in (False, True)
+    )
+    assert loss == same_loss
+    assert torch.equal(stored, computed_again)
+
+
+SEGMENTS = {
+    "one": [(9, [])],
+    "several": [(5, []), (1, []), (12, [])],
+    "a tree": [(8, []), (3, [0, 1, 2, 3, 4]), (6, [0, 1, 2, 3, 4, 8]), (4, []), (1, [18, 19])],
+}
+
+
+def attended(prepare, device, dtype, made, window):
+    """Return the output and the gradients of an attention function, in fp32 on the CPU."""
+    ends, numbers = np.cumsum([size for size, _ in made]), torch.Generator().manual_seed(0)
+    segments = [Segment(int(end) - n, int(end), torch.tensor(path).long()) for end, (n, path) in zip(ends, made)]
+    draw = lambda heads: torch.randn(int(ends[-1]), heads, 16, generator=numbers).bfloat16().to(dtype).to(device)
+    q, k, v = (draw(heads).requires_grad_() for heads in (6, 2, 2))
+    out = prepare(segments, q.device)(q, k, v, 0.3, window)
+    out.backward(draw(6))
+    return [t.detach().cpu().float() for t in (out, q.grad, k.grad, v.grad)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 6, 100])
+@pytest.mark.parametrize("made", SEGMENTS)
+def test_attention_without_masks_is_that_with_masks(made, window):
+    exact = attended(padded_attention, "cpu", torch.float32, SEGMENTS[made], window)
+    results = attended(joined_attention, fake_gpu.NAME, torch.bfloat16, SEGMENTS[made], window)
+    for ours, theirs in zip(results, exact):
+        assert float((ours - theirs).norm()) <= 0.01 * float(exact[0].norm())
+
+
+def test_attention_without_masks_needs_one_transfer(monkeypatch):
+    moved, move = [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, *args, **kw: moved.append(args) or move(t, *args, **kw))
+    segments = [Segment(0, 8, torch.arange(0)), *(Segment(8 + i, 9 + i, torch.arange(5)) for i in range(40))]
+    with fake_gpu.counted_waits() as waits:
+        joined_segments(segments, torch.device(fake_gpu.NAME, 0))
+    assert sum(isinstance(args[0], torch.device) for args in moved) == 1
+    assert not waits
+
+
+def scored(device, dtype, head_dtype, scale):
+    """Return logprobs, entropies and their gradients for a large vocabulary, in fp32 on the CPU."""
+    numbers, (N, V, H) = torch.Generator().manual_seed(0), (9, 50_000, 64)
+    hidden = (torch.randn(N, H, generator=numbers) * scale).bfloat16().to(dtype).to(device).requires_grad_()
+    head = (torch.randn(V, H, generator=numbers) / 8).bfloat16().to(head_dtype).to(device)
+    targets = torch.arange(N)
+    targets[: N // 2] = (hidden.detach().cpu().float() @ head.cpu().float().T).argmax(-1)[: N // 2]
+    results = token_logprobs(hidden, head, targets.to(device), 0.8, chunk=4)
+    grads = [torch.autograd.grad(result.sum(), hidden, retain_graph=True)[0] for result in results]
+    return [t.detach().cpu().float() for t in (*results, *grads)]
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 6.0], ids=["even", "usual", "certain"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_logprobs_of_a_head_in_half_precision_are_those_in_fp32(dtype, scale):
+    assert has_wide_products(torch.zeros(1, dtype=dtype, device=fake_gpu.NAME))
+    exact = scored("cpu", torch.float32, torch.float32, scale)
+    logprobs, entropies, *grads = scored(fake_gpu.NAME, dtype, dtype, scale)
+    torch.testing.assert_close(logprobs, exact[0], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(entropies, exact[1], atol=1e-4, rtol=1e-5)
+    for ours, theirs in zip(grads, exact[2:]):
+        assert float((ours - theirs).norm() / theirs.norm()) < (2e-3 if dtype == torch.float16 else 1e-2)
+
+
+def test_probabilities_that_float16_does_not_have_keep_their_gradient():
+    head = torch.zeros(400_000, 8, dtype=torch.float16)
+    head[0, 0], head[1:, 1] = 17.5, 1.0  # a token with 99% of the probability, and 2.5e-8 for each other one
+    hidden = torch.eye(8, dtype=torch.float16)[:1].to(fake_gpu.NAME).requires_grad_()
+    logprobs, _ = token_logprobs(hidden, head.to(fake_gpu.NAME), torch.zeros(1, dtype=torch.long).to(fake_gpu.NAME))
+    logprobs.sum().backward()
+    rest = -float(logprobs.detach().cpu().expm1())
+    assert 0.009 < rest < 0.011
+    expected = [17.5 * rest, -rest, *[0.0] * 6]
+    assert hidden.grad.cpu().flatten().tolist() == pytest.approx(expected, rel=0.1, abs=1e-6)  # a long sum on a CPU
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+def test_the_branch_of_a_gpu_is_taken(monkeypatch, dtype):
+    taken = set()
     for module, name in ((torch.nn.functional, "scaled_dot_product_attention"), (varlen, "varlen_attn")):
         function = getattr(module, name)
-        recorded = lambda q, *args, function=function, **kw: devices.add(q.device.type) or function(q, *args, **kw)
+        recorded = lambda q, *args, function=function, name=name, **kw: (
+            taken.add((q.device.type, name)) or function(q, *args, **kw)
+        )
         monkeypatch.setattr(module, name, recorded)
-    gradient(fake_gpu.NAME, "llama", torch.bfloat16)
-    assert devices == {fake_gpu.NAME}
+    gradient(fake_gpu.NAME, "llama", dtype)
+    assert taken == {(fake_gpu.NAME, "scaled_dot_product_attention" if dtype == torch.float32 else "varlen_attn")}

@@ -177,7 +177,15 @@ def varlen_backward(
     return dq, dk.to(key.dtype), dv.to(value.dtype)
 
 
+def wide_mm(a, b, dtype):
+    """Multiply matrices in half precision and return the fp32 sums, as cuBLAS does."""
+    if dtype != torch.float32 or a.dtype != b.dtype or a.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("out_dtype must be float32, and both matrices in float16 or both in bfloat16.")
+    return a.float() @ b.float()
+
+
 EMULATED = {  # kernels that exist only for GPUs
+    torch.ops.aten.mm.dtype: wide_mm,
     torch.ops.torch_attn._varlen_attn.default: varlen_forward,
     torch.ops.torch_attn._varlen_attn_backward.default: varlen_backward,
 }
@@ -244,9 +252,14 @@ def install() -> None:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(NAME)
+    # Activation checkpointing restores the autocast state in the backward pass, so torch asks for these dtypes.
+    getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     library = torch.library.Library("_", "IMPL")
     library.fallback(lambda func, *args, **kwargs: execute(func, args, kwargs), "PrivateUse1")
-    _installed.append(library)
+    # A GPU has a kernel for it. Without one, PyTorch computes it with several operations and temporary tensors.
+    kernels = torch.library.Library("aten", "IMPL")
+    kernels.impl("silu_backward", lambda *args: execute(aten.silu_backward.default, args, {}), "PrivateUse1")
+    _installed.extend([library, kernels])
     _device_constructors()  # torch caches its own functions here, which `torch.device` as a context replaces
     torch.tensor, torch.as_tensor, torch.inference_mode = tensor, as_tensor, NoGrad
 
