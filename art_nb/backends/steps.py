@@ -43,7 +43,7 @@ def finish_step(
     start = time.perf_counter()
     give_memory_back()
     _warn_about_overflows(runtime, metrics)
-    retry_if_full(partial(runtime.publish, runtime.step + 1), runtime.sampler.release)
+    retry_if_full(partial(runtime.publish, runtime.step + 1), partial(runtime.on_sampler, runtime.sampler.release))
     sync_s = time.perf_counter() - start
     runtime.emit(AdapterServed(step=runtime.step, name=runtime.key(), seconds_s=sync_s, how=runtime.sampler.how))
     if save_checkpoint:
@@ -137,7 +137,7 @@ def update_policy(
         if config.kl_reference:
             reference = adapter_files.read_matching_adapter(Path(config.kl_reference), runtime.policy)
         run_steps = partial(optimizer_steps, runtime.learner, weighted_rows, config, progress, reference)
-        metrics = retry_if_full(run_steps, runtime.sampler.release)
+        metrics = retry_if_full(run_steps, runtime.make_room)
     learner_records.save_record(
         runtime.store, runtime.step + 1, runtime.learner.seen, rows, config_to_json(config), runtime.bus, weighted_rows
     )
@@ -197,7 +197,8 @@ def train_rl_step(
 def _begin_step(runtime: ModelRuntime) -> None:
     runtime.save()  # at most one step exists only in memory
     runtime.check_lock()
-    runtime.sampler.clear_caches()
+    if runtime.sampler_device is None:
+        runtime.sampler.clear_caches()
 
 
 def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup]) -> None:
@@ -252,7 +253,7 @@ def _train_batches(
         learner.reset_optimizer()
         for i, (batch, rate) in enumerate(zip(batches, learning_rates, strict=True)):
             runtime.worker.check()
-            metrics.append(retry_if_full(partial(train_batch, batch, rate), runtime.sampler.release))
+            metrics.append(retry_if_full(partial(train_batch, batch, rate), runtime.make_room))
             event = GradientStep(
                 step=runtime.step,
                 micro_batch=i + 1,
