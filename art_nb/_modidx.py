@@ -531,6 +531,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'art_nb/backends/steps.py'),
                                        'art_nb.backends.steps.match_temperature': ( '50_backends/steps.html#match_temperature',
                                                                                     'art_nb/backends/steps.py'),
+                                       'art_nb.backends.steps.memory_advice': ( '50_backends/steps.html#memory_advice',
+                                                                                'art_nb/backends/steps.py'),
                                        'art_nb.backends.steps.train_rl_step': ( '50_backends/steps.html#train_rl_step',
                                                                                 'art_nb/backends/steps.py'),
                                        'art_nb.backends.steps.train_sft_step': ( '50_backends/steps.html#train_sft_step',
