@@ -1,6 +1,7 @@
 """Memory on a GPU: what the plan gives to the engines, what 4 bits save, and the advice if memory is full."""
 
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -74,6 +75,7 @@ async def test_vllm_starts_with_the_sizes_of_the_plan(vllm, named, tmp_path, mon
     """Findings 10 and 22: the KV cache, the length of conversations, and more than 2,048 prompt tokens at once."""
     engines, model = Engines(sampler="vllm"), named()
     plan = plan_model(model.base_model, engines, CARD, memory=16 * 10**9, dtype=torch.bfloat16, max_model_len=128)
+    plan = replace(plan, kv_bytes=12_345_678, prefill_tokens=4096)  # other sizes than without a plan
     monkeypatch.setattr(loading, "plan_registered", lambda *_: (plan, plan))
     async with art.LocalBackend(path=tmp_path, device="cpu", sampler="vllm", verbose=False) as backend:
         await model.register(backend)
