@@ -2,7 +2,7 @@
 
 Modules:
 
-- `art_nb.backends.local`: `LocalBackend`: sampling and training in this process, on one device
+- `art_nb.backends.local`: `LocalBackend`: sampling and training in this process, on one device or two
 - `art_nb.backends.options`: Options of a model and of a training step, with the names of ART and of art_nb
 - `art_nb.backends.recovery`: Repair of a run directory after a crash: damaged checkpoints, missing history rows and undone steps
 - `art_nb.backends.remote_calls`: The calls of a remote training server: validation, execution and stored results

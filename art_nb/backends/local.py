@@ -1,4 +1,4 @@
-"""`LocalBackend`: sampling and training in this process, on one device
+"""`LocalBackend`: sampling and training in this process, on one device or two
 
 ## Guarantees
 
@@ -24,9 +24,10 @@ import httpx
 from .deployment import deploy_model, no_s3, pull_from_s3, push_to_s3, without_bucket
 from .loading import LoadSettings, choose_engines_and_weights, describe_runtime, open_runtime
 from .options import StepOptions, runtime_key, step_config, with_step_options
-from .planning import describe_plan, planned_options
+from .planning import planned_options
 from art_nb.backends.runtime import (
     ModelRuntime,
+    close_all,
     delete_checkpoints,
     export_checkpoint,
     fork_checkpoint,
@@ -103,7 +104,7 @@ def warn_about_arguments(bus: Bus, verbose: bool, in_process: bool, enable_exper
 
 # %% ../../nbs/50_backends/40_local.ipynb #ef746112
 class LocalBackend:
-    """Backend that samples and trains in this process, on one device.
+    """Backend that samples and trains in this process, on one device or two.
 
     Parameters
     ----------
@@ -125,6 +126,9 @@ class LocalBackend:
         Arguments with which Unsloth loads its model. A model's `_internal_config` adds to them.
     device : str, optional
         A torch device. The default is CUDA, else MPS, else the CPU.
+    sampler_device, learner_device : str, optional
+        Two devices, such as "cuda:0" and "cuda:1". Each has a copy of the base weights, and the model samples while it
+        is trained. The default is `device` for both.
     dtype : str, optional
         "bfloat16", "float16" or "float32". The default depends on the device.
     max_running : int, optional
@@ -139,6 +143,11 @@ class LocalBackend:
         Whether to print the memory plan as a table. On CUDA, a line about it is always printed.
     verbose : bool
         Whether to print the selected engines, the memory plan, and warnings.
+
+    Raises
+    ------
+    BackendMissing
+        If a device is not available.
     """
 
     def __init__(
@@ -153,6 +162,8 @@ class LocalBackend:
         engine_args: dict[str, Any] | None = None,
         init_args: dict[str, Any] | None = None,
         device: str | None = None,
+        sampler_device: str | None = None,
+        learner_device: str | None = None,
         dtype: str | None = None,
         max_running: int | None = None,
         max_model_len: int | None = None,
@@ -163,8 +174,9 @@ class LocalBackend:
     ):
         self.path = Path(path or ".art")
         engines = {"sampler": sampler, "learner": learner, "engine_args": engine_args, "init_args": init_args}
-        limits = {"dtype": dtype, "max_running": max_running, "max_model_len": max_model_len}
-        self.settings = LoadSettings.of_profile(profile, device, plan=plan, **engines, **limits)
+        limits = {"dtype": dtype, "max_running": max_running, "max_model_len": max_model_len, "plan": plan}
+        devices = {"sampler_device": sampler_device, "learner_device": learner_device}
+        self.settings = LoadSettings.of_profile(profile, device, **engines, **limits, **devices)
         self.bus, self.verbose, self.gpu_cost_per_hour_usd = bus or Bus(), verbose, gpu_cost_per_hour_usd
         self._runtimes: dict[str, ModelRuntime] = {}
         self._closed: set[str] = set()  # models that were registered when the backend was closed
@@ -193,7 +205,7 @@ class LocalBackend:
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:
-            print(*describe_plan(runtime.plan, table=self.settings.plan), describe_runtime(runtime, engines), sep="\n")
+            print(describe_runtime(runtime, engines, self.settings.plan))
 
     async def unregister(self, model: Any) -> None:
         """Finish the requested steps of a model, close its endpoint and free its memory. The run directory is kept.
@@ -437,10 +449,7 @@ class LocalBackend:
 
     def _close(self) -> None:
         self._closed |= self._runtimes.keys()
-        runtimes = [*self._runtimes.values()]
-        self._runtimes.clear()
-        for runtime in runtimes:
-            runtime.close()
+        close_all(self._runtimes)
 
     async def close(self) -> None:
         """Stop the endpoints and device threads of all models and free their memory."""

@@ -63,16 +63,17 @@ def runtime_key(model: Any) -> str:
 
 # %% ../../nbs/50_backends/20_options.ipynb #f50c1623
 ART_DEFAULTS = {"rollout_weight_update_mode": "step_lora", "rollout_weights_mode": "lora"}
-_ONE_DEVICE = (
-    "Sampler and learner share one device. Select it with CUDA_VISIBLE_DEVICES in the environment that starts Python."
+_DEVICES = (
+    "By default, the sampler and the learner share one device. For two devices, pass "
+    'LocalBackend(sampler_device="cuda:0", learner_device="cuda:1").'
 )
 ALTERNATIVES = {
     "vllm_runtime": "An external vLLM server would not get new weights. "
     'LocalBackend(sampler="vllm") runs vLLM in this process.',
     "rollout_weight_update_mode": "A reply is completed with the adapter with which it was started. "
     "With art.train(max_staleness=1), the model samples while it is trained.",
-    "trainer_gpu_ids": _ONE_DEVICE,
-    "inference_gpu_ids": _ONE_DEVICE,
+    "trainer_gpu_ids": _DEVICES,
+    "inference_gpu_ids": _DEVICES,
 }
 INIT_OPTIONS = ("max_seq_length", "load_in_4bit")  # keys of init_args that have an effect
 INTERNAL_OPTIONS = frozenset(  # keys of _internal_config that have an effect

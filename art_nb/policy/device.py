@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['FULL', 'T', 'keep_freed_memory', 'give_memory_back', 'out_of_memory', 'first_line', 'release_memory', 'retry_if_full',
-           'if_full', 'DeviceThread']
+           'if_full', 'DeviceThread', 'use_device']
 
 # %% ../../nbs/30_policy/40_device.ipynb #ff67ae07
 import asyncio
@@ -135,7 +135,6 @@ class DeviceThread:
         self._jobs, self._ready, self._closed = deque(), threading.Condition(), False
         self._idle_work: Callable[[], bool] = lambda: False
         self._awake, self._current, self._canceled = False, None, None
-        keep_freed_memory()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -275,3 +274,11 @@ class DeviceThread:
             future.set_exception(error)
         finally:
             self._current = self._canceled = None
+
+# %% ../../nbs/30_policy/40_device.ipynb #cad50004
+def use_device(device: torch.device) -> None:
+    """Prepare the calling thread for work on a device."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif device.index is not None:
+        torch.get_device_module(device).set_device(device)

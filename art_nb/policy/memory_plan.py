@@ -6,9 +6,10 @@
 __all__ = ['BYTES_4BIT', 'LOGIT_BYTES', 'KV_FACTORS', 'TYPICAL_TOKENS', 'FEWEST_TOKENS', 'LIBRARIES', 'GRAPHS', 'RESERVE',
            'BATCH_TOKENS', 'KEYS_PER_TOKEN', 'LONGEST', 'SHORTEST', 'ModelShape', 'model_shape', 'MemorySettings',
            'weight_bytes', 'adapter_bytes', 'layer_bytes', 'logit_bytes', 'Activations', 'activation_bytes',
-           'kv_token_bytes', 'kv_range', 'MemoryPlan', 'plan_title', 'plan_summary', 'logit_chunk', 'prefill_tokens',
-           'tokens_per_batch', 'fixed_bytes', 'plan_for_length', 'plan_parts', 'plan_notes', 'changes_that_fit',
-           'halves', 'planned_lengths', 'plan_memory', 'free_memory']
+           'kv_token_bytes', 'kv_range', 'MemoryPlan', 'plan_title', 'plan_summary', 'logit_chunk',
+           'prefill_token_bytes', 'prefill_tokens', 'working_bytes', 'tokens_per_batch', 'fixed_bytes',
+           'plan_for_length', 'plan_parts', 'plan_notes', 'changes_that_fit', 'halves', 'planned_lengths',
+           'plan_memory', 'free_memory']
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #3eac68aa
 from collections.abc import Iterator
@@ -120,8 +121,10 @@ class MemorySettings:
         Rank of the adapter.
     targets : tuple of str, optional
         Names of the linear layers with an adapter. The default is all of them.
-    sampler, learner : str
-        Names of the engines.
+    sampler, learner : str, optional
+        Names of the engines on the device. None: the engine has a device of its own.
+    place : str
+        Name of the device in messages, such as "cuda:1". The default is `device`.
     load_in_4bit : bool
         Whether Unsloth loads its weights in 4 bits.
     shared : bool
@@ -140,8 +143,9 @@ class MemorySettings:
     device: str = "cuda"
     rank: int = 8
     targets: tuple[str, ...] | None = None
-    sampler: str = "transformers"
-    learner: str = "peft"
+    sampler: str | None = "transformers"
+    learner: str | None = "peft"
+    place: str = ""
     load_in_4bit: bool = False
     shared: bool = True
     masks: bool = False
@@ -152,7 +156,7 @@ class MemorySettings:
     @property
     def checkpointing_choices(self) -> tuple[bool, ...]:
         """Values of `checkpointing` in the order of preference. Unsloth always recomputes on a GPU."""
-        if self.device == "cpu":
+        if self.device == "cpu" or self.learner is None:
             return (False,)
         return (True,) if self.learner == "unsloth" else (False, True)
 
@@ -176,13 +180,15 @@ def weight_bytes(shape: ModelShape, settings: MemorySettings) -> int:
 
 
 def adapter_bytes(shape: ModelShape, settings: MemorySettings) -> int:
-    """Return the bytes of the adapter, its gradients, its optimizer and its copies."""
+    """Return the bytes of the adapter, its copies and, for a learner, its gradients and its optimizer."""
     size, chosen = settings.dtype.itemsize, settings.targets
     width = sum(inputs + outputs for name, inputs, outputs in shape.linears if chosen is None or name in chosen)
     master, gradient, moments, served = 4, 4, 8, 4 + size
     undo = master + moments  # restores the adapter and the optimizer if a step fails
     in_unsloth = master if settings.learner == "unsloth" else 0
-    each = master + gradient + moments + undo + size + 2 * served + in_unsloth
+    trained = 0 if settings.learner is None else gradient + moments + undo + in_unsloth
+    copies = 1 if settings.sampler is None else 2  # a learner alone makes one copy, for the device of the sampler
+    each = master + size + trained + copies * served
     return shape.layers * settings.rank * width * each
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #2e4797e3
@@ -260,7 +266,7 @@ def activation_bytes(
     return Activations(shape.layers * layer + 2 * hidden + bias, gradients, logits)
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #56a6c97b
-KV_FACTORS = {"transformers": 2}  # memory of a sampler in units of its KV cache
+KV_FACTORS: dict[str | None, int] = {"transformers": 2}  # memory of a sampler in units of its KV cache
 TYPICAL_TOKENS, FEWEST_TOKENS = 2048, 256  # of a conversation, if memory is large or small
 
 
@@ -270,7 +276,9 @@ def kv_token_bytes(shape: ModelShape, size: int) -> int:
 
 
 def kv_range(shape: ModelShape, settings: MemorySettings, length: int) -> tuple[int, int]:
-    """Return the smallest and the largest useful size of the KV cache in bytes."""
+    """Return the smallest and the largest useful size of the KV cache in bytes. Without a sampler, both are 0."""
+    if settings.sampler is None:
+        return 0, 0
     if settings.kv_bytes is not None:
         return settings.kv_bytes, settings.kv_bytes
     fewest = max(length + 128, settings.max_running * min(length, FEWEST_TOKENS))
@@ -345,17 +353,20 @@ class MemoryPlan:
 def plan_title(plan: MemoryPlan) -> str:
     """Return the model, its dtype and its engines as text."""
     settings, dtype = plan.settings, str(plan.settings.dtype).removeprefix("torch.")
-    return f"{plan.shape.name} in {dtype}, {settings.sampler} and {settings.learner}"
+    engines = " and ".join(filter(None, (settings.sampler, settings.learner)))
+    return f"{plan.shape.name} in {dtype}, {engines}" + (f", on {settings.place}" if settings.place else "")
 
 
 def plan_summary(plan: MemoryPlan) -> str:
     """Return a plan in one line."""
     parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in plan.parts.items())
+    settings, most = plan.settings, f"of at most {plan.max_model_len:,} tokens"
     checkpointing = "with checkpointing" if plan.checkpointing else "without checkpointing"
-    batch = f", {plan.tokens_per_batch:,} tokens in a micro-batch" if plan.settings.device == "cuda" else ""
+    batch = f", {plan.tokens_per_batch:,} tokens in a micro-batch" if settings.device == "cuda" else ""
+    limits = f"conversations {most}" if settings.learner is None else f"rows {most} {checkpointing}{batch}"
     return (
-        f"Memory plan: {plan.needed / 1e9:.1f} of {plan.memory / 1e9:.1f} GB ({parts}); rows of at most "
-        f"{plan.max_model_len:,} tokens {checkpointing}{batch}."
+        f"Memory plan{f' of {settings.place}' if settings.place else ''}: {plan.needed / 1e9:.1f} of "
+        f"{plan.memory / 1e9:.1f} GB ({parts}); {limits}."
     )
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #b0e0e8ab
@@ -368,11 +379,30 @@ def logit_chunk(shape: ModelShape, memory: int, device: str) -> int:
     return next((n for n in sizes if LOGIT_BYTES * shape.vocabulary * n <= memory / 50), 128)
 
 
-def prefill_tokens(shape: ModelShape, size: int, room: int) -> int:
-    """Return how many prompt tokens the sampler computes at once in the memory of the learner's activations."""
+def prefill_token_bytes(shape: ModelShape, size: int) -> int:
+    """Return the bytes that the sampler needs for each prompt token that it computes at the same time."""
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    token = size * (4 * shape.hidden + query + 2 * key + 4 * shape.intermediate)
+    return size * (4 * shape.hidden + query + 2 * key + 4 * shape.intermediate)
+
+
+def prefill_tokens(shape: ModelShape, size: int, room: int) -> int:
+    """Return how many prompt tokens the sampler computes at once in `room` bytes."""
+    token = prefill_token_bytes(shape, size)
     return next((n for n in (8192, 4096) if n * token <= room), 2048)
+
+# %% ../../nbs/30_policy/85_memory_plan.ipynb #cad50040
+def working_bytes(
+    shape: ModelShape, memory: int, settings: MemorySettings, length: int, **options: Any
+) -> Activations:  # `options` are those of `activation_bytes`
+    """Return the bytes that the engines need while they compute. The sampler uses the memory of the learner's rows.
+
+    Without a learner, the prompts get at most 2% of the memory, and every running conversation has its logits.
+    """
+    size = settings.dtype.itemsize
+    if settings.learner is not None:
+        return activation_bytes(shape, size, length, **options)
+    prompts = prefill_tokens(shape, size, memory // 50) * prefill_token_bytes(shape, size)
+    return Activations(0, prompts, LOGIT_BYTES * shape.vocabulary * settings.max_running)
 
 
 def tokens_per_batch(shape: ModelShape, size: int, room: int, **options: Any) -> int:
@@ -398,7 +428,7 @@ def plan_for_length(shape: ModelShape, memory: int, settings: MemorySettings, le
     options: dict[str, Any] = {"chunk": logit_chunk(shape, memory, settings.device), "device": settings.device}
     options["masks"] = settings.masks
     rows = {
-        checkpointing: activation_bytes(shape, size, length, checkpointing=checkpointing, **options)
+        checkpointing: working_bytes(shape, memory, settings, length, checkpointing=checkpointing, **options)
         for checkpointing in settings.checkpointing_choices
     }
     factor, (smallest, largest) = KV_FACTORS.get(settings.sampler, 1), kv_range(shape, settings, length)
@@ -421,7 +451,7 @@ def plan_for_length(shape: ModelShape, memory: int, settings: MemorySettings, le
         prefill_tokens=prefill_tokens(shape, size, row.total),
     )
 
-
+# %% ../../nbs/30_policy/85_memory_plan.ipynb #cad50041
 def plan_parts(fixed: dict[str, int], kv: int, row: Activations) -> dict[str, int]:
     """Return the parts of a plan in the order of the table."""
     weights, adapter, libraries, reserve = fixed.items()
@@ -441,17 +471,24 @@ def plan_notes(
     copies = "one copy" if settings.shared or settings.sampler != "vllm" else "a copy for each engine"
     copies += " and packed layouts" if settings.device == "cpu" else ""
     tokens, row = kv // kv_token_bytes(shape, settings.dtype.itemsize), rows[checkpointing]
+    sampler_notes = {
+        "adapter and optimizer": f"rank {settings.rank}",
+        "KV cache": f"{tokens:,} tokens, for at most {settings.max_running} conversations of at most {length:,}",
+        "activations": "",
+        "working memory": f"prompts {row.layer / 1e9:.2f}, logits {row.logits / 1e9:.2f}: the larger one counts",
+    }
     states = {True: "with checkpointing", False: "without checkpointing"}
     order = sorted(rows, key=lambda key: key != checkpointing)
     peaks = ", ".join(f"{rows[key].total / 1e9:.2f} {states[key]}" for key in order)
     both = f"a layer {row.layer / 1e9:.2f}, a chunk of logits {row.logits / 1e9:.2f}: the larger one counts"
-    return {
-        "weights": copies + (", 4 bits" if settings.load_in_4bit and settings.learner == "unsloth" else ""),
+    learner_notes = {
         "adapter and optimizer": f"rank {settings.rank}, AdamW in float32",
-        "KV cache": f"{tokens:,} tokens, for at most {settings.max_running} conversations of at most {length:,}",
         "activations": f"kept for a row of {length:,} tokens; peak {peaks}",
         "working memory": both,
     }
+    copies += ", 4 bits" if settings.load_in_4bit and settings.learner == "unsloth" else ""
+    notes = ({} if settings.sampler is None else sampler_notes) | ({} if settings.learner is None else learner_notes)
+    return {"weights": copies} | notes
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #a0793bd4
 def changes_that_fit(plan: MemoryPlan) -> list[str]:
@@ -462,7 +499,8 @@ def changes_that_fit(plan: MemoryPlan) -> list[str]:
     tries = [(f"max_model_len={n}", replace(settings, max_model_len=n)) for n in halves(plan.max_model_len, 512)]
     tries += [(f"max_running={n}", replace(settings, max_running=n)) for n in halves(settings.max_running, 4)]
     tries += [('sampler="transformers"', embedded)] if settings.sampler == "vllm" else []
-    if settings.device == "cuda" and settings.dtype != torch.float16:  # GPUs without bfloat16 have no usable vLLM
+    together = settings.sampler is not None and settings.learner is not None  # on one device
+    if together and settings.device == "cuda" and settings.dtype != torch.float16:  # without bfloat16, no usable vLLM
         tries += [('sampler="vllm", learner="unsloth" and init_args={"load_in_4bit": True}', four_bits)]
     fitting: dict[str, str] = {}
     for text, changed in tries:

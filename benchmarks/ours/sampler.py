@@ -11,7 +11,7 @@ from talk import serve
 from art_nb.learners.base import Learner
 from art_nb.learners.checkpoints import save_checkpoint
 from art_nb.policy.adapters import adapter
-from art_nb.policy.device import DeviceThread
+from art_nb.policy.device import DeviceThread, use_device
 from art_nb.policy.loading import load_policy
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
@@ -26,7 +26,9 @@ def setup(model: str, adapter_path: str) -> dict:
         for layer in policy.layers.values():
             layer.B.normal_(0, 1e-3, generator=torch.Generator().manual_seed(0))
     save_checkpoint(Path(adapter_path), Learner(policy), step=0, base_model=model)
-    HELD["sampler"] = TransformersSampler(policy, DeviceThread())
+    worker = DeviceThread()
+    worker.call(use_device, policy.device)
+    HELD["sampler"] = TransformersSampler(policy, worker)
     HELD["sampler"].load("bench", adapter(policy))
     return {"threads": torch.get_num_threads(), "dtype": str(policy.dtype)}
 

@@ -74,7 +74,7 @@ def test_versions_found_and_wanted_are_named(packages, package, said):
     [
         ({"vllm_runtime": {"mode": "external", "server_url": "http://gpu:8000"}}, 'LocalBackend(sampler="vllm")'),
         ({"rollout_weight_update_mode": "in_flight_lora"}, "max_staleness"),
-        ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "CUDA_VISIBLE_DEVICES"),
+        ({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, "sampler_device"),
         ({"rollout_weight_update_mode": "step_lora", "tinker_args": None}, None),
     ],
     ids=lambda case: "",

@@ -46,7 +46,7 @@ async def test_on_a_cpu_nothing_changes_and_the_table_is_printed_on_request(tiny
 
 async def test_on_cuda_the_engines_get_the_sizes_of_the_plan(model, tmp_path, capsys, monkeypatch):
     plan = card(model, 4 * 10**9, max_model_len=128)
-    monkeypatch.setattr(loading, "plan_registered", lambda *_: plan)
+    monkeypatch.setattr(loading, "plan_registered", lambda *_: (plan, plan))
     async with art.LocalBackend(path=tmp_path, device="cpu", sampler="transformers") as backend:
         await model.register(backend)
         runtime = backend.runtime(model)

@@ -1,5 +1,7 @@
 """The fake GPU refuses what a GPU refuses, counts what makes the host wait, and computes what a GPU computes."""
 
+import threading
+
 import pytest
 import torch
 from support import fake_gpu
@@ -7,9 +9,9 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def on_device(*shape, dtype=torch.float32):
-    """Return random numbers on the device."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype).to(fake_gpu.NAME)
+def on_device(*shape, dtype=torch.float32, device=fake_gpu.NAME):
+    """Return random numbers on a device."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype).to(device)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,53 @@ def on_device(*shape, dtype=torch.float32):
 def test_mixed_devices_are_refused(mix):
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         mix(on_device(3, 4), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x, other: x + other,
+        lambda x, other: x + other.sum(),  # a GPU can read a single number of the CPU, but not of another GPU
+        lambda x, other: x @ other.T,
+        lambda x, other: torch.cat([x, other]),
+        lambda x, other: x[other[0].long()],
+        lambda x, other: x.index_put_((torch.tensor([0]),), other[:1]),
+        lambda x, other: x.add_(other),
+    ],
+)
+def test_two_gpus_are_two_devices(mix):
+    x, other = on_device(3, 4), on_device(3, 4, device=f"{fake_gpu.NAME}:1")
+    with pytest.raises(RuntimeError, match="found at least two devices, fakegpu:0 and fakegpu:1!"):
+        mix(x, other)
+
+
+def test_a_tensor_is_copied_to_another_gpu_and_stays_there():
+    with fake_gpu.counted_waits() as waits:
+        x = on_device(3, 4)
+        copy = x.to("fakegpu:1")
+        copy += copy @ copy.T @ copy
+        same = x.clone().copy_(copy)
+    assert [t.device.index for t in (x, copy, same)] == [0, 1, 0]
+    assert not torch.equal(x, same)
+    assert torch.equal(same, copy.to(x.device))
+    assert copy.new_tensor([1.0]).device == torch.zeros_like(copy).device == copy.device
+    assert not waits  # copies between GPUs do not wait
+
+
+def test_a_name_without_an_index_is_the_current_device_of_the_thread():
+    devices = []
+
+    def allocate():
+        devices.append(torch.zeros(1, device=fake_gpu.NAME).device.index)
+        torch.get_device_module(fake_gpu.NAME).set_device(torch.device(fake_gpu.NAME, 1))
+        devices.append(torch.zeros(1, device=fake_gpu.NAME).device.index)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    assert [*devices, torch.zeros(1, device=fake_gpu.NAME).device.index] == [0, 1, 0]
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.zeros(1, device="fakegpu:2")
 
 
 @pytest.mark.parametrize(

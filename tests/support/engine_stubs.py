@@ -174,7 +174,7 @@ class LLMEngine:
         return cls(args)
 
     def __init__(self, args):
-        self.model_config = args.create_model_config()
+        self.model_config, self.arguments = args.create_model_config(), args
         self.model_executor, self.engine_core = Executor(), SimpleNamespace(_finalizer=Finalizer())
         OPEN.append(self.model_executor)
         self.workspace, self.requests, self.steps = object(), {}, []

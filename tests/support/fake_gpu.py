@@ -1,10 +1,15 @@
-"""A device that computes on the CPU and behaves like a GPU: it refuses mixed devices and counts synchronizations.
+"""Devices that compute on the CPU and behave like GPUs: they refuse mixed devices and count synchronizations.
 
-`install()` registers the device `fakegpu` with PyTorch. It changes functions of torch for the whole process, so it must
-be called before art_nb is imported, and only in a process of its own. The tests in tests/rehearsal do this.
+`install()` registers the device type `fakegpu` with PyTorch. It changes functions of torch for the whole process, so it
+must be called before art_nb is imported, and only in a process of its own. The tests in tests/rehearsal do this.
+
+There are two devices: `fakegpu:0` and `fakegpu:1`. As on a GPU, a name without an index is the current device of the
+thread. PyTorch's autograd engine knows only the first device of a backend that is written in Python. Therefore, only
+`fakegpu:0` can compute gradients.
 """
 
 import sys
+import threading
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +19,13 @@ import torch.nn.attention.varlen  # registers the operations of `EMULATED`
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 NAME = "fakegpu"
+COUNT = 2  # devices
 LIBRARY = str(Path(__file__).parents[2] / "art_nb") + "/"
 WAITS: Counter[str] = Counter()  # host synchronizations, by "file:line" of art_nb
 PASSES: Counter[str] = Counter()  # calls of the device's operations, by operation
 make_tensor, view_as_tensor = torch.tensor, torch.as_tensor  # torch's own functions, which `install` replaces
 _installed: list[torch.library.Library] = []
+_thread = threading.local()
 
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default, aten._local_scalar_dense.default}  # may see two devices
@@ -35,20 +42,39 @@ DATA_DEPENDENT = {  # the size or the Python value of the result depends on numb
 }
 
 
+def current_device() -> int:
+    """Return the index of the device that this thread uses for names without an index."""
+    return getattr(_thread, "index", 0)
+
+
+def set_device(device) -> None:
+    """Set the current device of this thread."""
+    device = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
+    _thread.index = index_of(device)
+
+
+def index_of(device: torch.device) -> int:
+    """Return the index of a device. Raise `RuntimeError` if there is no such device."""
+    index = current_device() if device.index is None else device.index
+    if index >= COUNT:
+        raise RuntimeError(f"invalid device ordinal: {device} of {COUNT} devices")
+    return index
+
+
 class FakeGPUTensor(torch.Tensor):
-    """A tensor of the device. `values` is the CPU tensor with its contents."""
+    """A tensor of a device. `values` is the CPU tensor with its contents."""
 
     values: torch.Tensor
 
     @staticmethod
-    def __new__(cls, values: torch.Tensor):
+    def __new__(cls, values: torch.Tensor, index: int = 0):
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             values.shape,
             strides=values.stride(),
             storage_offset=values.storage_offset(),
             dtype=values.dtype,
-            device=torch.device(NAME, 0),
+            device=torch.device(NAME, index),
         )
         made.values = values
         return made
@@ -65,7 +91,7 @@ class FakeGPUTensor(torch.Tensor):
 
     def new_tensor(self, data, *, dtype=None, **options):
         """Return a tensor on this device. The C++ function would bypass Python."""
-        return tensor(data, dtype=dtype or self.dtype, device=NAME, **options)
+        return tensor(data, dtype=dtype or self.dtype, device=self.device, **options)
 
     def tolist(self):
         """Return the numbers, after a synchronization."""
@@ -93,26 +119,29 @@ def caller() -> str:
 
 
 def on_device(value) -> bool:
-    """Return whether a value is a tensor of the device."""
+    """Return whether a value is a tensor of one of the devices."""
     return isinstance(value, FakeGPUTensor)
 
 
-def foreign(tensors) -> list[torch.Tensor]:
-    """Return the tensors of another device that a GPU's kernels cannot read. They can read single numbers."""
-    return [t for t in tensors if not on_device(t) and t.dim()]
+def foreign(tensors, here: torch.device) -> list[torch.Tensor]:
+    """Return the tensors that kernels of `here` cannot read. They can read single numbers of the CPU."""
+    return [t for t in tensors if (t.device != here if on_device(t) else t.dim())]
 
 
 def check_devices(func, args, tensors) -> None:
     """Raise `RuntimeError` if a GPU would refuse the devices of an operation."""
     if func in COPIES or not any(map(on_device, tensors)):
         return
-    strangers = foreign(tensors)
+    here = next(t.device for t in tensors if on_device(t))
+    strangers = foreign(tensors, here)
     if func in INDEXING and on_device(args[0]):  # CPU indices into a tensor of the device are permitted
-        strangers = foreign(t for t in args[2:3] if isinstance(t, torch.Tensor))
+        indices = [t for t in args[1] if on_device(t)]
+        strangers = foreign([*indices, *(t for t in args[2:3] if isinstance(t, torch.Tensor))], here)
     if strangers:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! "
-            f"({func} called by {caller()}, shapes {[tuple(t.shape) for t in tensors]})"
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{here} and {strangers[0].device}! ({func} called by {caller()}, "
+            f"shapes {[tuple(t.shape) for t in tensors]})"
         )
 
 
@@ -192,7 +221,7 @@ EMULATED = {  # kernels that exist only for GPUs
 
 
 def execute(func, args, kwargs):
-    """Run an operation on the CPU. Return tensors of the device if it would have run there."""
+    """Run an operation on the CPU. Return tensors of the device on which it would have run."""
     leaves, spec = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     here = [t for t in tensors if on_device(t)]
@@ -212,9 +241,11 @@ def execute(func, args, kwargs):
     if (target.type != NAME) if target is not None else not here:
         return result
     if func is aten._to_copy.default and result is plain_args[0]:
-        result = result.clone()  # from the CPU to the device is always a copy
-    wrappers = {id(t.values): t for t in here}  # an in-place operation returns its argument
-    return tree_map_only(torch.Tensor, lambda t: wrappers[id(t)] if id(t) in wrappers else FakeGPUTensor(t), result)
+        result = result.clone()  # from another device is always a copy
+    index = here[0].device.index if target is None else index_of(target)
+    wrappers = {id(t.values): t for t in here if t.device.index == index}  # an in-place operation returns its argument
+    wrap = lambda t: wrappers[id(t)] if id(t) in wrappers else FakeGPUTensor(t, index)
+    return tree_map_only(torch.Tensor, wrap, result)
 
 
 def tensor(data, *, device=None, **options):
@@ -222,7 +253,7 @@ def tensor(data, *, device=None, **options):
     if device is None or torch.device(device).type != NAME:
         return make_tensor(data, device=device, **options)
     requires_grad = options.pop("requires_grad", False)
-    return make_tensor(data, **options).to(NAME).requires_grad_(requires_grad)
+    return make_tensor(data, **options).to(device).requires_grad_(requires_grad)
 
 
 def as_tensor(data, *, device=None, **options):
@@ -243,15 +274,17 @@ class NoGrad(torch.no_grad):
 
 
 def install() -> None:
-    """Register the device with PyTorch and replace the functions that would bypass Python."""
+    """Register the devices with PyTorch and replace the functions that would bypass Python."""
     if _installed:
         return
     if "art_nb.policy.loading" in sys.modules:
         raise RuntimeError("The fake GPU must be installed before art_nb is imported: run `make rehearse`.")
     from torch.utils._device import _device_constructors
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+    from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-    _setup_privateuseone_for_python_backend(NAME)
+    module = _DummyBackendModule()
+    vars(module).update(current_device=current_device, set_device=set_device, device_count=lambda: COUNT)
+    _setup_privateuseone_for_python_backend(NAME, module)
     # Activation checkpointing restores the autocast state in the backward pass, so torch asks for these dtypes.
     getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     library = torch.library.Library("_", "IMPL")
