@@ -27,7 +27,11 @@ CLASSES = {  # names that a class must have: fields, attributes, methods
     V1 + "engine/core_client.py:InprocClient": "engine_core _finalizer",
     V1 + "engine/core.py:EngineCore": "model_executor",
     V1 + "executor/abstract.py:Executor": "shutdown",
-    V1 + "worker/gpu_worker.py:Worker": "reload_weights",
+    V1 + "worker/gpu_worker.py:Worker": "reload_weights model_runner",
+    "vllm/lora/worker_manager.py:WorkerLoRAManager": "_adapter_manager",
+    "vllm/lora/model_manager.py:LoRAModelManager": "model",
+    "vllm/model_executor/models/utils.py:WeightsMapper": "get_rename_mapper",
+    V1 + "worker/lora_model_runner_mixin.py:LoRAModelRunnerMixin": "lora_manager",
 }
 CALLS = {  # parameters that a function must have; those before "*" in this order
     V1 + "engine/llm_engine.py:LLMEngine.from_engine_args": "engine_args",
@@ -35,7 +39,10 @@ CALLS = {  # parameters that a function must have; those before "*" in this orde
     V1 + "engine/llm_engine.py:LLMEngine.step": "",
     V1 + "engine/llm_engine.py:LLMEngine.abort_request": "request_ids",
     V1 + "engine/llm_engine.py:LLMEngine.reset_prefix_cache": "",
-    V1 + "engine/llm_engine.py:LLMEngine.collective_rpc": "method * kwargs",
+    V1 + "engine/llm_engine.py:LLMEngine.collective_rpc": "method * args kwargs",
+    "vllm/lora/lora_model.py:LoRAModel.from_lora_tensors": "lora_model_id tensors peft_helper * device weights_mapper",
+    "vllm/lora/peft_helper.py:PEFTHelper.from_dict": "config_dict",
+    "vllm/lora/model_manager.py:LRUCacheLoRAModelManager.add_adapter": "lora",
     V1 + "engine/llm_engine.py:LLMEngine.remove_lora": "lora_id",
     V1 + "worker/gpu_model_runner.py:GPUModelRunner.reload_weights": "* weights_iterator",
     V1 + "worker/gpu/model_runner.py:GPUModelRunner.reload_weights": "* weights_iterator",
@@ -66,6 +73,7 @@ DIFFERENCES = {
     "0.26.0": {
         "InprocClient has no _finalizer",  # `shut_down` checks for it
         "GPUModelRunner.reload_weights takes any arguments",
+        "WeightsMapper has no get_rename_mapper",
     }
 }
 

@@ -95,7 +95,11 @@ async def test_a_canceled_reply_is_aborted(model, vllm):
 
 async def test_each_training_step_is_sampled_with_its_own_adapter(model, vllm):
     """More versions than vLLM keeps. On the fake GPU, each is a LoRA request, and the oldest ones are removed."""
-    choices = [await ask(model, seed) for seed in range(6)]
+    choices = []
+    for seed in range(6):
+        vllm.REPLY = [30 + seed, *TOKENS[1:]]  # equal replies would have no gradient
+        choices.append(await ask(model, seed))
+    vllm.REPLY = TOKENS
     for step in range(1, 11):
         result = await model.backend().train(model, groups_of(choices), learning_rate=1e-3)
         assert result.step == step
@@ -106,9 +110,14 @@ async def test_each_training_step_is_sampled_with_its_own_adapter(model, vllm):
         assert engine.adapters == [None] * len(engine.adapters)
         return
     numbers = [None if lora is None else lora.lora_int_id for lora in engine.adapters]
-    assert len({*numbers[:6]}) == 1  # the untrained adapter
+    assert {*numbers[:6]} == {None}  # the untrained adapter is the base model
     assert len({*numbers[5:16]}) == 11
     assert len(engine.removed) >= 3
+    assert not engine.resets  # each version keeps its part of the prefix cache
+    latest = engine.worker.registered[numbers[15]]
+    assert latest.config["lora_alpha"] == latest.config["r"]
+    B = [t for name, t in latest.tensors.items() if ".lora_B." in name]
+    assert all(t.device.type == fake_gpu.NAME for t in B)
     assert not {*engine.removed} & {*numbers[14:]}
 
 

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import threading
-from pathlib import Path
 
 import numpy as np
 import openai
@@ -169,11 +168,70 @@ async def test_more_versions_than_are_kept(tiny_model_dir):
         reply = await said(sampler, [1, 40, 41], key, max_tokens=3, seed=1, ignore_eos=True)
         near = exact(policy, [1, 40, 41], reply, versions[key])
         np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
-    kept = Path(sampler._mode.files.name)
-    assert len(list(kept.iterdir())) <= KEPT_ADAPTERS
+    numbers = {record.lora_int_id for record in sampler._mode.known.values()}
+    assert len(numbers) == KEPT_ADAPTERS
+    assert sampler._engine.engine_core.list_loras() == numbers  # vLLM holds the same versions
     worker.call(sampler.close)
     worker.close()
-    assert not kept.exists()
+
+
+async def test_more_versions_at_once_than_are_kept(tiny_model_dir):
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=16, way="swapped")
+    versions = {f"ttt@{i}": shaken(policy, i) for i in range(KEPT_ADAPTERS + 3)}
+    for key, weights in versions.items():
+        sampler.load(key, weights)
+    replies = await asyncio.gather(
+        *(said(sampler, [1, 40, 41], key, max_tokens=5, seed=1, ignore_eos=True) for key in versions)
+    )
+    for key, reply in zip(versions, replies, strict=True):
+        near = exact(policy, [1, 40, 41], reply, versions[key])
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
+async def test_each_version_keeps_its_prefix_cache(tiny_model_dir):
+    """An update of the adapter invalidates nothing of the other versions."""
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped")
+    prompt = [1, 40, 41, 42] * 100
+    hits = {}
+    for key, seed in (("ttt@1", 1), ("ttt@2", 2), ("ttt@1", None), ("ttt@2", None)):
+        if seed is not None:
+            sampler.load(key, shaken(policy, seed))
+            sampler.clear_caches()  # as before each training step
+        before = sampler.stats()["cached_tokens"]
+        await said(sampler, prompt, key, max_tokens=2, ignore_eos=True)
+        hits[key] = sampler.stats()["cached_tokens"] - before
+        assert (hits[key] > 200) == (seed is None)
+    worker.call(sampler.close)
+    worker.close()
+
+
+async def test_an_untrained_adapter_is_the_base_model(made):
+    policy, sampler = made
+    sampler.load("ttt@0", adapter(policy))
+    prompt = [1, 60, 61, 62] * 100
+    await said(sampler, prompt, None, max_tokens=2, ignore_eos=True)
+    before = sampler.stats()["cached_tokens"]
+    reply = await said(sampler, prompt, "ttt@0", max_tokens=2, seed=1, ignore_eos=True)
+    assert sampler.stats()["cached_tokens"] - before > 200
+    np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=NEAR)
+
+
+async def test_a_prefix_cache_in_use_is_not_taken_for_cleared(tiny_model_dir, monkeypatch):
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="merged")
+    sampler.load("ttt@1", weights := shaken(policy, 1))
+    with monkeypatch.context() as held:
+        held.setattr(sampler._engine, "reset_prefix_cache", lambda: False)
+        with pytest.raises(ServeError, match="did not clear its prefix cache"):
+            await said(sampler, [1, 2, 3], "ttt@1", max_tokens=4)
+    reply = await said(sampler, [1, 2, 3], "ttt@1", max_tokens=4, ignore_eos=True)  # merged and cleared again
+    np.testing.assert_allclose([s.logprob for s in reply], exact(policy, [1, 2, 3], reply, weights), atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
 
 
 async def test_a_broken_step_fails_the_requests_at_hand_and_no_others(tiny_model_dir, monkeypatch):

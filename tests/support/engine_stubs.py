@@ -141,11 +141,22 @@ class LoRARequest:
     lora_int_id: int
     lora_path: str
 """,
+    "vllm/lora/peft_helper.py": """
+class PEFTHelper(dict):
+    from_dict = classmethod(lambda cls, config: cls(config))
+""",
+    "vllm/lora/lora_model.py": """
+class LoRAModel:
+    @classmethod
+    def from_lora_tensors(cls, lora_model_id, tensors, peft_helper, device="cuda", dtype=None, weights_mapper=None):
+        adapter = cls()
+        adapter.id, adapter.tensors, adapter.config, adapter.device = lora_model_id, tensors, peft_helper, device
+        return adapter
+""",
     "vllm/v1/worker/workspace.py": """
 _manager = None         # the scratch memory of the engine that runs: of the whole process, as in vLLM
 """,
     "vllm/v1/engine/llm_engine.py": '''
-import pathlib
 import vllm
 from types import SimpleNamespace
 from vllm.v1.worker import workspace
@@ -164,6 +175,19 @@ class Finalizer:
         return self
 
 
+class Worker:
+    """The worker of an engine, with its manager of adapters."""
+
+    def __init__(self, args):
+        self.args, self.registered, self.model = args, {}, SimpleNamespace()
+        manager = SimpleNamespace(_adapter_manager=self)
+        self.model_runner = SimpleNamespace(lora_manager=manager)
+
+    def add_adapter(self, adapter):
+        assert adapter.id not in self.registered and len(self.registered) < self.args.max_cpu_loras
+        self.registered[adapter.id] = adapter
+
+
 class LLMEngine:
     """Answers each request with the same tokens."""
 
@@ -178,15 +202,15 @@ class LLMEngine:
         self.model_executor, self.engine_core = Executor(), SimpleNamespace(_finalizer=Finalizer())
         OPEN.append(self.model_executor)
         self.workspace, self.requests, self.steps = object(), {}, []
-        self.adapters, self.removed, self.aborted = [], [], []
+        self.adapters, self.removed, self.aborted, self.resets = [], [], [], 0
+        self.worker = Worker(args)
         workspace._manager = self.workspace
 
     def add_request(self, name, prompt, params, lora_request=None):
         if "add" in vllm.FAIL:
             raise vllm.FAIL["add"]
         if lora_request is not None:
-            assert lora_request.lora_int_id not in self.removed
-            assert (pathlib.Path(lora_request.lora_path) / "adapter_model.safetensors").exists()
+            assert lora_request.lora_int_id in self.worker.registered
         self.adapters.append(lora_request)
         self.requests[name] = vllm.REPLY[: params.max_tokens]
 
@@ -212,11 +236,15 @@ class LLMEngine:
 
     def remove_lora(self, number):
         self.removed.append(number)
+        del self.worker.registered[number]
 
     def reset_prefix_cache(self):
-        return True
+        self.resets += 1
+        return not self.requests and not vllm.FAIL.get("reset")
 
-    def collective_rpc(self, method, kwargs):
+    def collective_rpc(self, method, args=(), kwargs=None):
+        if callable(method):
+            return [method(self.worker, *args)]
         for _ in kwargs["weights_iterator"]:
             pass
 ''',
