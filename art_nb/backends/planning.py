@@ -19,6 +19,7 @@ from ..policy.architectures import check_config, read_config
 from ..policy.device import release_memory
 from ..policy.loading import chosen_dtype
 from ..policy.memory_plan import MemoryPlan, MemorySettings, free_memory, model_shape, plan_memory, plan_summary
+from ..samplers.vllm import shares_weights
 
 # %% ../../nbs/50_backends/22_planning.ipynb #bb45b05b
 DEFAULT_KV_BYTES = 1 << 30  # of the embedded sampler
@@ -48,7 +49,8 @@ def memory_settings(
         sampler=engines.sampler,
         learner=engines.learner,
         load_in_4bit=engines.learner == "unsloth" and bool(init_args.get("load_in_4bit")),
-        shared=False,  # vLLM loads its own copy of the weights
+        shared=shares_weights(device, "swapped", engine_args or {}),
+        own_learner=True,  # Unsloth loads its own copy
         max_running=max_running,
         max_model_len=max_model_len,
         kv_bytes=requested or default,

@@ -7,7 +7,7 @@ __all__ = ['IN_PROCESS', 'SETTINGS', 'RESERVED_ENGINE_ARGS', 'RESETS', 'KEPT_ADA
            'STEPPING', 'FORMS', 'vllm_version', 'load_vllm', 'usable_vllm', 'kv_bytes', 'known_args', 'is_trained',
            'clear_prefix_cache', 'MergedAdapter', 'add_adapter', 'SwappedAdapters', 'root_cause', 'dtype_name',
            'translate_errors', 'model_settings', 'check_architecture', 'check_model', 'Workspace', 'shut_down',
-           'NamedRequest', 'vllm_params', 'VLLMSampler']
+           'NamedRequest', 'vllm_params', 'shares_weights', 'engine_settings', 'with_user_args', 'VLLMSampler']
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a004
 import logging
@@ -17,8 +17,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -40,6 +40,7 @@ from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
 from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
+from .shared_weights import LOAD_FORMAT, sharing, unshared
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a006
 def vllm_version() -> str:
@@ -90,6 +91,7 @@ RESERVED_ENGINE_ARGS = (
     "dtype",
     "enable_lora",
     "max_lora_rank",
+    "lora_target_modules",
     "gpu_memory_utilization",
 )
 
@@ -206,8 +208,9 @@ class SwappedAdapters:
     @staticmethod
     def settings(policy: Policy) -> dict:
         """Return the engine arguments: the rank rounded up to one that vLLM supports, and two adapters per batch."""
-        rank = max(8, 1 << (policy.rank - 1).bit_length())
-        return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 2, "max_cpu_loras": KEPT_ADAPTERS}
+        rank, targets = max(8, 1 << (policy.rank - 1).bit_length()), [*policy.targets]
+        sizes = {"max_lora_rank": rank, "max_loras": 2, "max_cpu_loras": KEPT_ADAPTERS}
+        return {"enable_lora": True, "lora_target_modules": targets} | sizes
 
     def __init__(self, engine, policy: Policy):
         self.engine, self.policy, self.numbers = engine, policy, count(1)
@@ -419,6 +422,37 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
         seed=seed,
     )
 
+# %% ../../nbs/40_samplers/20_vllm.ipynb #5d0e7c11
+def shares_weights(device: torch.device, how: str, engine_args: Mapping[str, Any]) -> bool:
+    """Return whether vLLM uses the weights of the policy by default."""
+    return device.type != "cpu" and how == "swapped" and "load_format" not in engine_args
+
+
+def engine_settings(policy: Policy, max_model_len: int) -> dict[str, Any]:
+    """Return the engine arguments that depend on the device and on the kind of the checkpoint."""
+    settings: dict[str, Any] = {
+        "enable_prefix_caching": True,
+        "gpu_memory_utilization": 0.01,  # checked before the start, and then not used
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if policy.prefix != "model.":  # a text model in a checkpoint with other parts
+        settings["language_model_only"] = True
+    if policy.device.type != "cpu":
+        return settings | {"hf_overrides": {"head_dtype": "float32"}}
+    return settings | {
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,  # on a CPU, replies of a chunked prompt do not repeat with a seed
+        "max_num_batched_tokens": max(max_model_len, 2048),
+    }
+
+
+def with_user_args(settings: dict[str, Any], engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with the engine arguments of the user. Entries of `hf_overrides` are combined."""
+    ours, theirs = settings.get("hf_overrides"), engine_args.get("hf_overrides")
+    both = {"hf_overrides": ours | theirs} if isinstance(ours, dict) and isinstance(theirs, dict) else {}
+    return settings | dict(engine_args) | both
+
 # %% ../../nbs/40_samplers/20_vllm.ipynb #cd54f102
 class VLLMSampler(QueuedSampler[NamedRequest]):
     """Sampler that runs vLLM's engine in this process, on the worker's thread.
@@ -437,8 +471,16 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         Maximum number of requests that run at the same time.
     way : str
         "merged" or "swapped". The default is "merged" on a CPU and "swapped" elsewhere.
+    shared : bool, optional
+        Whether vLLM uses the weights of the policy instead of a copy of its own. This needs swapped adapters. By
+        default, it does so unless the device is a CPU or `engine_args` has a `load_format`.
     engine_args : dict, optional
         Engine arguments of vLLM.
+
+    Attributes
+    ----------
+    unshared : list of str
+        Names of vLLM's parameters that are copies although the weights are shared.
 
     Raises
     ------
@@ -448,6 +490,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         If memory is too small for the KV cache.
     TypeError
         If vLLM has no engine argument of a given name.
+    ValueError
+        If weights into which adapters are merged are to be shared.
     """
 
     request = NamedRequest
@@ -466,45 +510,42 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         max_model_len: int | None = None,
         max_running: int = 64,
         way: str = "",
+        shared: bool | None = None,
         engine_args: dict | None = None,
     ):
         vllm_version()
-        super().__init__(policy, worker, max_model_len, max_running)
         self.how, self._workspace = way or ("merged" if policy.device.type == "cpu" else "swapped"), Workspace()
-        mode = ADAPTER_MODES[self.how]
-        self._engine: Any = self._start(directory, mode.settings(policy) | (engine_args or {}))
+        mode, engine_args = ADAPTER_MODES[self.how], engine_args or {}
+        self.shared = shares_weights(policy.device, self.how, engine_args) if shared is None else shared
+        if self.shared and self.how == "merged":
+            raise ValueError('Merging an adapter changes the weights, so they cannot be shared: pass way="swapped".')
+        super().__init__(policy, worker, max_model_len, max_running)
+        self._engine: Any = self._start(directory, mode.settings(policy) | engine_args)
         self._mode = mode(self._engine, policy)
         self._names, self._requests = count(), {}
 
     def _start(self, directory: str | Path, engine_args: dict):
         vllm, policy = load_vllm(), self.policy
-        defaults = {}
-        if policy.device.type == "cpu":
-            defaults = {
-                "enforce_eager": True,
-                "enable_chunked_prefill": False,  # on a CPU, replies of a chunked prompt do not repeat with a seed
-                "max_num_batched_tokens": max(self.max_model_len, 2048),
-            }
-        defaults |= {
-            "enable_prefix_caching": True,
-            "kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running),
-            "gpu_memory_utilization": 0.01,  # checked before the start, and then not used
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-        }
+        kv_cache = {"kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running)}
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
-        with self._workspace.in_use(), preserve_global_state(), translate_errors(**settings):
+        with ExitStack() as context:
+            for part in (self._workspace.in_use(), preserve_global_state(), translate_errors(**settings)):
+                context.enter_context(part)
+            if self.shared:
+                context.enter_context(sharing(policy))
+                kv_cache["load_format"] = LOAD_FORMAT
             arguments = vllm.EngineArgs(
                 **model_settings(directory, policy.dtype, self.max_model_len),
                 max_num_seqs=self.max_running,
-                **defaults | engine_args,
+                **with_user_args(engine_settings(policy, self.max_model_len) | kv_cache, engine_args),
             )
             engine = import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
-        try:
-            check_architecture(engine.model_config.architecture, policy.architecture)
-        except BackendMissing:
-            shut_down(engine)
-            raise
+            try:
+                check_architecture(engine.model_config.architecture, policy.architecture)
+                self.unshared = engine.apply_model(partial(unshared, policy))[0] if self.shared else []
+            except BackendMissing:
+                shut_down(engine)
+                raise
         return engine
 
     def _iterate(self) -> bool:

@@ -11,6 +11,7 @@ from support.gpu_parts import groups_of, reply
 
 import art_nb as art
 from art_nb.core.types import BackendMissing, ServeError
+from art_nb.samplers.shared_weights import frozen_weights
 
 TOKENS = [40, 41, 42, 2]  # the last one ends a reply
 
@@ -25,7 +26,7 @@ def vllm(tmp_path, monkeypatch):
     write_package(site, "vllm", "0.32.0", VLLM, ("torch>=2",))
     import vllm
 
-    vllm.REPLY, vllm.LAG = TOKENS, 1
+    vllm.REPLY, vllm.LAG, vllm.DEVICE = TOKENS, 1, fake_gpu.NAME
     yield vllm
     for name in [m for m in sys.modules if m.partition(".")[0] == "vllm"]:
         del sys.modules[name]
@@ -66,6 +67,19 @@ async def test_async_scheduling_loses_no_token(model):
     assert (short.token_ids, short.finish_reason) == (TOKENS[:2], "length")
     top = (await ask(model, top_logprobs=2)).logprobs.content[0].top_logprobs
     assert [entry.logprob for entry in top] == [-1.0, -2.0]
+
+
+async def test_vllm_shares_our_weights_except_on_a_cpu(model):
+    sampler = sampler_of(model)
+    shared = sampler.policy.device.type != "cpu"
+    assert (sampler.shared, sampler.unshared) == (shared, [])
+    args = engine_of(model).worker.args
+    assert args.load_format == ("art_nb" if shared else "auto")
+    assert args.hf_overrides == ({"head_dtype": "float32"} if shared else None)
+    if shared:
+        parameters = engine_of(model).worker.model.parameters()
+        ours = sum(tensor.numel() for tensor in frozen_weights(sampler.policy).values())
+        assert sum(parameter.numel() for parameter in parameters) == ours
 
 
 async def test_tokens_of_an_aborted_request_are_ignored(model, vllm):

@@ -73,6 +73,12 @@ import json, pathlib
 FAIL = {}
 REPLY = [2]
 LAG = 0
+DEVICE = "cpu"
+
+
+def empty(shape, dtype):
+    import torch
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
 
 
 @dataclass
@@ -94,7 +100,11 @@ class EngineArgs:
     max_lora_rank: int = 8
     max_loras: int = 1
     max_cpu_loras: int = 1
+    lora_target_modules: list | None = None
     kv_cache_dtype: str = "auto"
+    load_format: str = "auto"
+    language_model_only: bool = False
+    hf_overrides: dict | None = None
 
     def create_model_config(self):
         if "config" in FAIL:
@@ -131,6 +141,26 @@ class RequestOutputKind:
 class StructuredOutputsParams(dict):
     pass
 """,
+    "vllm/model_executor/model_loader/__init__.py": """
+LOADERS = {}
+
+
+def register_model_loader(load_format):
+    return lambda loader: LOADERS.setdefault(load_format, loader)
+
+
+class BaseModelLoader:
+    def __init__(self, load_config):
+        self.load_config = load_config
+
+    def create_model(self, vllm_config, model_config, prefix=""):
+        return vllm_config.model_class(vllm_config)
+
+    def load_model(self, vllm_config, model_config, prefix=""):
+        model = self.create_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        self.load_weights(model, model_config)
+        return model
+""",
     "vllm/lora/request.py": """
 from dataclasses import dataclass
 
@@ -157,8 +187,12 @@ class LoRAModel:
 _manager = None         # the scratch memory of the engine that runs: of the whole process, as in vLLM
 """,
     "vllm/v1/engine/llm_engine.py": '''
+import json, pathlib
+import torch
 import vllm
 from types import SimpleNamespace
+from torch import nn
+from vllm.model_executor.model_loader import LOADERS
 from vllm.v1.worker import workspace
 
 OPEN = []
@@ -175,11 +209,53 @@ class Finalizer:
         return self
 
 
+STACKED = {"q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v")}
+STACKED |= {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}
+
+
+class Model(nn.Module):
+    """The parameters of vLLM's Llama, in the memory of the CPU unless a loader of art_nb replaces them."""
+
+    def __init__(self, args):
+        super().__init__()
+        config = json.loads((pathlib.Path(args.model) / "config.json").read_text())
+        hidden, wide, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+        head = config.get("head_dim") or hidden // heads
+        rows = heads + 2 * config["num_key_value_heads"]
+        vocabulary, dtype = config["vocab_size"], getattr(torch, args.dtype)
+        shapes = {"model.embed_tokens": (vocabulary, hidden), "model.norm": (hidden,)}
+        if not config["tie_word_embeddings"]:
+            shapes["lm_head"] = (vocabulary, hidden)
+        for i in range(config["num_hidden_layers"]):
+            layer = f"model.layers.{i}."
+            shapes |= {layer + "self_attn.qkv_proj": (rows * head, hidden), layer + "input_layernorm": (hidden,)}
+            shapes |= {layer + "self_attn.o_proj": (hidden, heads * head), layer + "mlp.down_proj": (hidden, wide)}
+            shapes |= {layer + "mlp.gate_up_proj": (2 * wide, hidden), layer + "post_attention_layernorm": (hidden,)}
+        for name, shape in shapes.items():
+            owner = self
+            for part in name.split("."):
+                if part not in dict(owner.named_children()):
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter("weight", nn.Parameter(vllm.empty(shape, dtype), requires_grad=False))
+
+    def load_weights(self, weights):
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            owner, _, leaf = name.removesuffix(".weight").rpartition(".")
+            stacked, *place = STACKED.get(leaf, (leaf,))
+            parameter = parameters[f"{owner}.{stacked}.weight".lstrip(".")]
+            parameter.weight_loader(parameter, tensor, *place)
+
+
 class Worker:
     """The worker of an engine, with its manager of adapters."""
 
     def __init__(self, args):
-        self.args, self.registered, self.model = args, {}, SimpleNamespace()
+        self.args, self.registered, self.model = args, {}, None
+        if args.load_format != "auto":
+            config = SimpleNamespace(**vars(args), model_class=Model)
+            self.model = LOADERS[args.load_format](None).load_model(config, None)
         manager = SimpleNamespace(_adapter_manager=self)
         self.model_runner = SimpleNamespace(lora_manager=manager)
 
@@ -241,6 +317,9 @@ class LLMEngine:
     def reset_prefix_cache(self):
         self.resets += 1
         return not self.requests and not vllm.FAIL.get("reset")
+
+    def apply_model(self, func):
+        return [func(self.worker.model)]
 
     def collective_rpc(self, method, args=(), kwargs=None):
         if callable(method):
