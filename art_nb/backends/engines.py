@@ -52,9 +52,13 @@ def _vllm(
     max_model_len: int | None = None,
 ) -> Sampler:
     engine_args = known_args(engine_args, warn)
-    return VLLMSampler(
+    sampler = VLLMSampler(
         policy, worker, directory, max_model_len=max_model_len, max_running=max_running, engine_args=engine_args
     )
+    if sampler.unshared:
+        names = f"{len(sampler.unshared)} of vLLM's parameters, the first is {sampler.unshared[0]}"
+        warn("unshared weights", f"vLLM has copied weights that the memory plan counts once: {names}.")
+    return sampler
 
 
 def _peft(policy: Policy, directory: str | Path, max_model_len: int, init_args: dict, warn: Callable) -> Learner:

@@ -21,6 +21,7 @@ from ..policy.kernels import has_flash
 from ..policy.loading import chosen_dtype
 from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan, MemorySettings, free_memory, model_shape, plan_memory, plan_summary
+from ..samplers.vllm import shares_weights
 
 # %% ../../nbs/50_backends/22_planning.ipynb #bb45b05b
 DEFAULT_KV_BYTES = 1 << 30  # of the embedded sampler
@@ -54,7 +55,8 @@ def memory_settings(
         learner=None if part == "sampler" else engines.learner,
         place=str(device) if part else "",
         load_in_4bit=engines.learner == "unsloth" and bool(init_args.get("load_in_4bit")),
-        shared=False,  # vLLM loads its own copy of the weights
+        shared=shares_weights(device, "swapped", engine_args or {}),
+        own_learner=True,  # Unsloth loads its own copy
         masks=on_cuda and engines.learner != "unsloth" and has_masks,
         max_running=max_running,
         max_model_len=max_model_len,

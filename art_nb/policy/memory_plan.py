@@ -131,6 +131,8 @@ class MemorySettings:
         Whether vLLM uses the weights of the policy, and Unsloth those of vLLM. Otherwise each engine has a copy.
     masks : bool
         Whether attention on a GPU needs masks, as in float32.
+    own_learner : bool
+        Whether Unsloth has a copy of its own although vLLM uses the weights of the policy.
     max_running : int
         Largest number of conversations that are sampled concurrently.
     max_model_len : int, optional
@@ -149,6 +151,7 @@ class MemorySettings:
     load_in_4bit: bool = False
     shared: bool = True
     masks: bool = False
+    own_learner: bool = False
     max_running: int = 64
     max_model_len: int | None = None
     kv_bytes: int | None = None
@@ -171,7 +174,7 @@ def weight_bytes(shape: ModelShape, settings: MemorySettings) -> int:
     if settings.load_in_4bit:
         trained = (shape.parameters - shape.linear_parameters) * size + int(shape.linear_parameters * BYTES_4BIT)
     has_vllm, has_unsloth = settings.sampler == "vllm", settings.learner == "unsloth"
-    if settings.shared and has_vllm and has_unsloth:
+    if settings.shared and has_vllm and has_unsloth and not settings.own_learner:
         return trained
     total = full + (full if has_vllm and not settings.shared else 0) + (trained if has_unsloth else 0)
     if settings.device == "cpu":  # the packed layout, and the fp32 head in both layouts
@@ -469,6 +472,8 @@ def plan_notes(
 ) -> dict[str, str]:
     """Return the remarks of the table."""
     copies = "one copy" if settings.shared or settings.sampler != "vllm" else "a copy for each engine"
+    if settings.shared and settings.own_learner and settings.learner == "unsloth":
+        copies += ", and one of Unsloth"
     copies += " and packed layouts" if settings.device == "cpu" else ""
     tokens, row = kv // kv_token_bytes(shape, settings.dtype.itemsize), rows[checkpointing]
     sampler_notes = {

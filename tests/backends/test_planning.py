@@ -94,7 +94,13 @@ async def test_elsewhere_a_plan_that_does_not_fit_is_a_warning(model, tmp_path, 
 
 def test_vllm_gets_its_sizes_as_engine_arguments(model):
     plan = card(model, 10**10, Engines(sampler="vllm"))
-    assert not plan.settings.shared
+    assert plan.settings.shared
+    assert plan.parts["weights"] == card(model, 10**10).parts["weights"]  # one copy for both engines
+    unsloth = card(model, 10**10, Engines(sampler="vllm", learner="unsloth"))
+    assert unsloth.parts["weights"] == 2 * plan.parts["weights"]  # Unsloth has its own
+    assert "one copy, and one of Unsloth" in str(unsloth)
+    copied = card(model, 10**10, Engines(sampler="vllm"), engine_args={"load_format": "auto"})
+    assert copied.parts["weights"] == 2 * plan.parts["weights"]
     assert planned_engine_args(plan, "vllm", {}) == {
         "kv_cache_memory_bytes": plan.kv_bytes,
         "max_num_batched_tokens": plan.prefill_tokens,

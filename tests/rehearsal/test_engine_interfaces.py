@@ -22,12 +22,17 @@ CLASSES = {  # names that a class must have: fields, attributes, methods
     "vllm/outputs.py:RequestOutput": "request_id outputs finished num_cached_tokens",
     "vllm/outputs.py:CompletionOutput": "token_ids logprobs finish_reason",
     "vllm/logprobs.py:Logprob": "logprob",
+    "vllm/model_executor/layers/vocab_parallel_embedding.py:VocabParallelEmbedding": "org_vocab_size",
     "vllm/lora/request.py:LoRARequest": "lora_name lora_int_id lora_path",
     V1 + "engine/llm_engine.py:LLMEngine": "model_config engine_core model_executor",
     V1 + "engine/core_client.py:InprocClient": "engine_core _finalizer",
     V1 + "engine/core.py:EngineCore": "model_executor",
     V1 + "executor/abstract.py:Executor": "shutdown",
-    V1 + "worker/gpu_worker.py:Worker": "reload_weights",
+    V1 + "worker/gpu_worker.py:Worker": "reload_weights model_runner",
+    "vllm/lora/worker_manager.py:WorkerLoRAManager": "_adapter_manager",
+    "vllm/lora/model_manager.py:LoRAModelManager": "model",
+    "vllm/model_executor/models/utils.py:WeightsMapper": "get_rename_mapper",
+    V1 + "worker/lora_model_runner_mixin.py:LoRAModelRunnerMixin": "lora_manager",
 }
 CALLS = {  # parameters that a function must have; those before "*" in this order
     V1 + "engine/llm_engine.py:LLMEngine.from_engine_args": "engine_args",
@@ -35,8 +40,18 @@ CALLS = {  # parameters that a function must have; those before "*" in this orde
     V1 + "engine/llm_engine.py:LLMEngine.step": "",
     V1 + "engine/llm_engine.py:LLMEngine.abort_request": "request_ids",
     V1 + "engine/llm_engine.py:LLMEngine.reset_prefix_cache": "",
-    V1 + "engine/llm_engine.py:LLMEngine.collective_rpc": "method * kwargs",
+    V1 + "engine/llm_engine.py:LLMEngine.collective_rpc": "method * args kwargs",
+    "vllm/lora/lora_model.py:LoRAModel.from_lora_tensors": "lora_model_id tensors peft_helper * device weights_mapper",
+    "vllm/lora/peft_helper.py:PEFTHelper.from_dict": "config_dict",
+    "vllm/lora/model_manager.py:LRUCacheLoRAModelManager.add_adapter": "lora",
     V1 + "engine/llm_engine.py:LLMEngine.remove_lora": "lora_id",
+    V1 + "engine/llm_engine.py:LLMEngine.apply_model": "func",
+    "vllm/model_executor/model_loader/__init__.py:register_model_loader": "load_format",
+    "vllm/model_executor/model_loader/base_loader.py:BaseModelLoader.__init__": "load_config",
+    "vllm/model_executor/model_loader/base_loader.py:BaseModelLoader.download_model": "model_config",
+    "vllm/model_executor/model_loader/base_loader.py:BaseModelLoader.create_model": "* vllm_config model_config prefix",
+    "vllm/model_executor/model_loader/base_loader.py:BaseModelLoader.load_weights": "model model_config",
+    "vllm/model_executor/model_loader/base_loader.py:BaseModelLoader.load_model": "* vllm_config model_config prefix",
     V1 + "worker/gpu_model_runner.py:GPUModelRunner.reload_weights": "* weights_iterator",
     V1 + "worker/gpu/model_runner.py:GPUModelRunner.reload_weights": "* weights_iterator",
 }
@@ -44,6 +59,9 @@ TEXTS = {  # words that one of the files must contain, in any case
     **{word: ("vllm/envs.py",) for word in (vllm.IN_PROCESS | vllm.SETTINGS)},
     **{word: ("vllm/__init__.py",) for word in ("EngineArgs", "SamplingParams")},
     "_manager": (V1 + "worker/workspace.py",),
+    "shard_id": ("vllm/model_executor/models/utils.py",),
+    "weight_loader": ("vllm/model_executor/models/utils.py",),
+    "head_dtype": ("vllm/config/model.py",),
     "processed_logprobs": ("vllm/config/model.py",),
     "kv cache is needed": (V1 + "core/kv_cache_utils.py", V1 + "core/kv_cache_planning.py"),
     "cache blocks. ": (V1 + "core/kv_cache_utils.py", V1 + "core/kv_cache_planning.py"),
@@ -66,6 +84,8 @@ DIFFERENCES = {
     "0.26.0": {
         "InprocClient has no _finalizer",  # `shut_down` checks for it
         "GPUModelRunner.reload_weights takes any arguments",
+        "WeightsMapper has no get_rename_mapper",
+        "BaseModelLoader.create_model does not exist",
     }
 }
 
@@ -97,8 +117,9 @@ def engine_attributes() -> set[str]:
     return {node.attr for node in nodes if owner(node) in ("engine", "_engine", "LLMEngine")}
 
 
-ENGINE_ARGS = keywords(vllm, "EngineArgs") | literal_keys(vllm, {"model_settings", "settings", "_start"})
-ENGINE_ARGS = (ENGINE_ARGS | {*vllm.RESERVED_ENGINE_ARGS}) - {"rank"}  # of `translate_errors`
+WRITTEN = literal_keys(vllm, {"model_settings", "settings", "engine_settings", "_start"})
+ENGINE_ARGS = keywords(vllm, "EngineArgs") | WRITTEN
+ENGINE_ARGS = (ENGINE_ARGS | {*vllm.RESERVED_ENGINE_ARGS}) - {"rank", "head_dtype"}  # these are no engine arguments
 CLASSES["vllm/engine/arg_utils.py:EngineArgs"] += " " + " ".join(ENGINE_ARGS)
 CLASSES["vllm/sampling_params.py:SamplingParams"] += " " + " ".join(keywords(vllm, "SamplingParams"))
 

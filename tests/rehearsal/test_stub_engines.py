@@ -11,6 +11,7 @@ from support.gpu_parts import groups_of, reply
 
 import art_nb as art
 from art_nb.core.types import BackendMissing, ServeError
+from art_nb.samplers.shared_weights import frozen_weights
 
 TOKENS = [40, 41, 42, 2]  # the last one ends a reply
 
@@ -25,7 +26,7 @@ def vllm(tmp_path, monkeypatch):
     write_package(site, "vllm", "0.32.0", VLLM, ("torch>=2",))
     import vllm
 
-    vllm.REPLY, vllm.LAG = TOKENS, 1
+    vllm.REPLY, vllm.LAG, vllm.DEVICE = TOKENS, 1, fake_gpu.NAME
     yield vllm
     for name in [m for m in sys.modules if m.partition(".")[0] == "vllm"]:
         del sys.modules[name]
@@ -68,6 +69,19 @@ async def test_async_scheduling_loses_no_token(model):
     assert [entry.logprob for entry in top] == [-1.0, -2.0]
 
 
+async def test_vllm_shares_our_weights_except_on_a_cpu(model):
+    sampler = sampler_of(model)
+    shared = sampler.policy.device.type != "cpu"
+    assert (sampler.shared, sampler.unshared) == (shared, [])
+    args = engine_of(model).worker.args
+    assert args.load_format == ("art_nb" if shared else "auto")
+    assert args.hf_overrides == ({"head_dtype": "float32"} if shared else None)
+    if shared:
+        parameters = engine_of(model).worker.model.parameters()
+        ours = sum(tensor.numel() for tensor in frozen_weights(sampler.policy).values())
+        assert sum(parameter.numel() for parameter in parameters) == ours
+
+
 async def test_tokens_of_an_aborted_request_are_ignored(model, vllm):
     vllm.REPLY = [*TOKENS[:3] * 20, 2]
     text = sampler_of(model).tokenizer.decode([TOKENS[1]])
@@ -95,7 +109,11 @@ async def test_a_canceled_reply_is_aborted(model, vllm):
 
 async def test_each_training_step_is_sampled_with_its_own_adapter(model, vllm):
     """More versions than vLLM keeps. On the fake GPU, each is a LoRA request, and the oldest ones are removed."""
-    choices = [await ask(model, seed) for seed in range(6)]
+    choices = []
+    for seed in range(6):
+        vllm.REPLY = [30 + seed, *TOKENS[1:]]  # equal replies would have no gradient
+        choices.append(await ask(model, seed))
+    vllm.REPLY = TOKENS
     for step in range(1, 11):
         result = await model.backend().train(model, groups_of(choices), learning_rate=1e-3)
         assert result.step == step
@@ -106,9 +124,14 @@ async def test_each_training_step_is_sampled_with_its_own_adapter(model, vllm):
         assert engine.adapters == [None] * len(engine.adapters)
         return
     numbers = [None if lora is None else lora.lora_int_id for lora in engine.adapters]
-    assert len({*numbers[:6]}) == 1  # the untrained adapter
+    assert {*numbers[:6]} == {None}  # the untrained adapter is the base model
     assert len({*numbers[5:16]}) == 11
     assert len(engine.removed) >= 3
+    assert not engine.resets  # each version keeps its part of the prefix cache
+    latest = engine.worker.registered[numbers[15]]
+    assert latest.config["lora_alpha"] == latest.config["r"]
+    B = [t for name, t in latest.tensors.items() if ".lora_B." in name]
+    assert all(t.device.type == fake_gpu.NAME for t in B)
     assert not {*engine.removed} & {*numbers[14:]}
 
 

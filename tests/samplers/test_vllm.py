@@ -6,7 +6,7 @@ import json
 import random
 import re
 import threading
-from pathlib import Path
+from importlib.util import find_spec
 
 import numpy as np
 import openai
@@ -17,7 +17,9 @@ pytest.importorskip("vllm")
 import torch
 from support.registered import QUESTION
 from transformers import (
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -34,10 +36,12 @@ from art_nb.policy import adapter_files
 from art_nb.policy.adapters import adapter, load_adapter
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import load_policy
-from art_nb.policy.lora import sequence_logprobs
+from art_nb.policy.lora import TARGETS, sequence_logprobs
 from art_nb.samplers.base import SamplingParams
+from art_nb.samplers.shared_weights import frozen_weights
 from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
 
+NEEDS_TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM's model needs torchvision")
 NEAR = 0.05  # nats, of two programs that compute in bf16
 SHAPE = dict(
     vocab_size=320,
@@ -169,11 +173,70 @@ async def test_more_versions_than_are_kept(tiny_model_dir):
         reply = await said(sampler, [1, 40, 41], key, max_tokens=3, seed=1, ignore_eos=True)
         near = exact(policy, [1, 40, 41], reply, versions[key])
         np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
-    kept = Path(sampler._mode.files.name)
-    assert len(list(kept.iterdir())) <= KEPT_ADAPTERS
+    numbers = {record.lora_int_id for record in sampler._mode.known.values()}
+    assert len(numbers) == KEPT_ADAPTERS
+    assert sampler._engine.engine_core.list_loras() == numbers  # vLLM holds the same versions
     worker.call(sampler.close)
     worker.close()
-    assert not kept.exists()
+
+
+async def test_more_versions_at_once_than_are_kept(tiny_model_dir):
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=16, way="swapped")
+    versions = {f"ttt@{i}": shaken(policy, i) for i in range(KEPT_ADAPTERS + 3)}
+    for key, weights in versions.items():
+        sampler.load(key, weights)
+    replies = await asyncio.gather(
+        *(said(sampler, [1, 40, 41], key, max_tokens=5, seed=1, ignore_eos=True) for key in versions)
+    )
+    for key, reply in zip(versions, replies, strict=True):
+        near = exact(policy, [1, 40, 41], reply, versions[key])
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
+async def test_each_version_keeps_its_prefix_cache(tiny_model_dir):
+    """An update of the adapter invalidates nothing of the other versions."""
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped")
+    prompt = [1, 40, 41, 42] * 100
+    hits = {}
+    for key, seed in (("ttt@1", 1), ("ttt@2", 2), ("ttt@1", None), ("ttt@2", None)):
+        if seed is not None:
+            sampler.load(key, shaken(policy, seed))
+            sampler.clear_caches()  # as before each training step
+        before = sampler.stats()["cached_tokens"]
+        await said(sampler, prompt, key, max_tokens=2, ignore_eos=True)
+        hits[key] = sampler.stats()["cached_tokens"] - before
+        assert (hits[key] > 200) == (seed is None)
+    worker.call(sampler.close)
+    worker.close()
+
+
+async def test_an_untrained_adapter_is_the_base_model(made):
+    policy, sampler = made
+    sampler.load("ttt@0", adapter(policy))
+    prompt = [1, 60, 61, 62] * 100
+    await said(sampler, prompt, None, max_tokens=2, ignore_eos=True)
+    before = sampler.stats()["cached_tokens"]
+    reply = await said(sampler, prompt, "ttt@0", max_tokens=2, seed=1, ignore_eos=True)
+    assert sampler.stats()["cached_tokens"] - before > 200
+    np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=NEAR)
+
+
+async def test_a_prefix_cache_in_use_is_not_taken_for_cleared(tiny_model_dir, monkeypatch):
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="merged")
+    sampler.load("ttt@1", weights := shaken(policy, 1))
+    with monkeypatch.context() as held:
+        held.setattr(sampler._engine, "reset_prefix_cache", lambda: False)
+        with pytest.raises(ServeError, match="did not clear its prefix cache"):
+            await said(sampler, [1, 2, 3], "ttt@1", max_tokens=4)
+    reply = await said(sampler, [1, 2, 3], "ttt@1", max_tokens=4, ignore_eos=True)  # merged and cleared again
+    np.testing.assert_allclose([s.logprob for s in reply], exact(policy, [1, 2, 3], reply, weights), atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
 
 
 async def test_a_broken_step_fails_the_requests_at_hand_and_no_others(tiny_model_dir, monkeypatch):
@@ -218,15 +281,116 @@ def gemma3():
     )
 
 
-@pytest.mark.parametrize("family", [qwen2, qwen3, gemma3], ids=lambda family: family.__name__)
-async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
+def gemma3_with_images():
+    """A text model in a checkpoint with a vision tower."""
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14, "vision_use_head": False}
+    text = SHAPE | {"num_hidden_layers": 2, "head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32}
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=True)
+    )
+
+
+def save_family(family, where):
+    """Save a random model whose norms and biases are not those of a new one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         plain = family().float()
         for name, p in plain.named_parameters():
             p.data += torch.randn_like(p) * (0.3 if "norm" in name else 0.05)
-    plain.save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    plain.save_pretrained(where)
+    tiny_tokenizer().save_pretrained(where)
+
+
+def addresses(model):
+    """Return the address, the size and the shape of each parameter."""
+    return {name: (p.data_ptr(), p.numel() * p.itemsize, tuple(p.shape)) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        (qwen2, TARGETS),
+        (qwen3, TARGETS),
+        (gemma3, TARGETS),
+        pytest.param(gemma3_with_images, TARGETS, marks=NEEDS_TORCHVISION),
+        (qwen2, ("q_proj", "v_proj", "down_proj")),  # the policy has not joined its projections
+    ],
+    ids=["qwen2", "qwen3", "gemma3", "gemma3_with_images", "separate"],
+)
+async def test_vllm_computes_with_our_tensors(family, targets, tmp_path):
+    """No parameter of vLLM has memory of its own, and adapters run next to them."""
+    save_family(family, tmp_path)
+    policy, worker = load_policy(tmp_path, targets=targets), DeviceThread()
+    prompt = [1, 40, 41, 42] * 6
+    expected = sequence_logprobs(policy, prompt)
+    sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4, way="swapped", shared=True)
+    assert sampler.unshared == []
+    ours = {t.data_ptr(): (name, t) for name, t in frozen_weights(policy).items()}
+    theirs = sampler._engine.apply_model(addresses)[0]
+    covered = 0
+    for name, (address, size, _) in theirs.items():
+        first, _ = ours[address]  # an address of a tensor of ours, for joined parameters of the first one
+        assert first.rpartition(".")[2] == name.rpartition(".")[2]
+        covered += size
+    assert covered == sum(t.numel() * t.itemsize for _, t in ours.values())  # all of them, and nothing else
+    assert torch.equal(sequence_logprobs(policy, prompt), expected)  # the policy computes the same as before
+    sampler.load("ttt@1", weights := shaken(policy, 1))
+    for key in (None, "ttt@1"):
+        reply = await said(sampler, prompt, key, max_tokens=12, seed=1, ignore_eos=True)
+        near = exact(policy, prompt, reply, weights if key else None)
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=2 * NEAR)
+    worker.call(sampler.close)
+    assert torch.equal(sequence_logprobs(policy, prompt), expected)  # also after vLLM has shut down
+    worker.close()
+
+
+async def test_a_change_of_our_tensor_is_a_change_of_vllm(tiny_model_dir):
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped", shared=True)
+    with torch.no_grad():
+        for tensor in frozen_weights(policy).values():
+            tensor.mul_(1.1)
+    policy.unpack()
+    policy._head_product = None
+    prompt = [1, 40, 41, 42] * 6
+    reply = await said(sampler, prompt, max_tokens=8, seed=1, ignore_eos=True)
+    np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
+def test_merging_needs_weights_of_its_own(tiny_model_dir):
+    policy, worker = load_policy(tiny_model_dir), DeviceThread()
+    with pytest.raises(ValueError, match="cannot be shared"):
+        worker.call(VLLMSampler, policy, worker, tiny_model_dir, way="merged", shared=True)
+    worker.close()
+
+
+async def test_fp32_logits_are_nearer_to_the_learner(smollm2_dir):
+    """The logits of vLLM's head in fp32, as on CUDA, and in the dtype of the model."""
+    policy, worker = load_policy(smollm2_dir, dtype=torch.bfloat16), DeviceThread()
+    prompt, drift = policy.tokenizer("The capital of France is")["input_ids"], {}
+    for dtype in ("model", "float32"):
+        overrides = {"engine_args": {"hf_overrides": {"head_dtype": dtype}}, "max_model_len": 256}
+        sampler = worker.call(VLLMSampler, policy, worker, smollm2_dir, max_running=4, **overrides)
+        replies = await asyncio.gather(
+            *(said(sampler, prompt, max_tokens=24, seed=i, ignore_eos=True, temperature=1.0) for i in range(4))
+        )
+        errors = [
+            abs(np.array([s.logprob for s in reply]) - worker.call(exact, policy, prompt, reply).numpy())
+            for reply in replies
+        ]
+        drift[dtype] = float(np.mean(errors))
+        worker.call(sampler.close)
+    worker.close()
+    print(f"mean difference to the policy: {drift}")
+    assert drift["float32"] < NEAR
+
+
+@pytest.mark.parametrize("family", [qwen2, qwen3, gemma3], ids=lambda family: family.__name__)
+async def test_each_family_is_sampled_as_it_is_trained(family, tmp_path):
+    save_family(family, tmp_path)
     policy, worker = load_policy(tmp_path), DeviceThread()
     sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4)
     sampler.load("ttt@1", weights := shaken(policy, 1))

@@ -73,6 +73,12 @@ import json, pathlib
 FAIL = {}
 REPLY = [2]
 LAG = 0
+DEVICE = "cpu"
+
+
+def empty(shape, dtype):
+    import torch
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
 
 
 @dataclass
@@ -94,7 +100,11 @@ class EngineArgs:
     max_lora_rank: int = 8
     max_loras: int = 1
     max_cpu_loras: int = 1
+    lora_target_modules: list | None = None
     kv_cache_dtype: str = "auto"
+    load_format: str = "auto"
+    language_model_only: bool = False
+    hf_overrides: dict | None = None
 
     def create_model_config(self):
         if "config" in FAIL:
@@ -131,6 +141,26 @@ class RequestOutputKind:
 class StructuredOutputsParams(dict):
     pass
 """,
+    "vllm/model_executor/model_loader/__init__.py": """
+LOADERS = {}
+
+
+def register_model_loader(load_format):
+    return lambda loader: LOADERS.setdefault(load_format, loader)
+
+
+class BaseModelLoader:
+    def __init__(self, load_config):
+        self.load_config = load_config
+
+    def create_model(self, vllm_config, model_config, prefix=""):
+        return vllm_config.model_class(vllm_config)
+
+    def load_model(self, vllm_config, model_config, prefix=""):
+        model = self.create_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        self.load_weights(model, model_config)
+        return model
+""",
     "vllm/lora/request.py": """
 from dataclasses import dataclass
 
@@ -141,13 +171,28 @@ class LoRARequest:
     lora_int_id: int
     lora_path: str
 """,
+    "vllm/lora/peft_helper.py": """
+class PEFTHelper(dict):
+    from_dict = classmethod(lambda cls, config: cls(config))
+""",
+    "vllm/lora/lora_model.py": """
+class LoRAModel:
+    @classmethod
+    def from_lora_tensors(cls, lora_model_id, tensors, peft_helper, device="cuda", dtype=None, weights_mapper=None):
+        adapter = cls()
+        adapter.id, adapter.tensors, adapter.config, adapter.device = lora_model_id, tensors, peft_helper, device
+        return adapter
+""",
     "vllm/v1/worker/workspace.py": """
 _manager = None         # the scratch memory of the engine that runs: of the whole process, as in vLLM
 """,
     "vllm/v1/engine/llm_engine.py": '''
-import pathlib
+import json, pathlib
+import torch
 import vllm
 from types import SimpleNamespace
+from torch import nn
+from vllm.model_executor.model_loader import LOADERS
 from vllm.v1.worker import workspace
 
 OPEN = []
@@ -164,6 +209,61 @@ class Finalizer:
         return self
 
 
+STACKED = {"q_proj": ("qkv_proj", "q"), "k_proj": ("qkv_proj", "k"), "v_proj": ("qkv_proj", "v")}
+STACKED |= {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}
+
+
+class Model(nn.Module):
+    """The parameters of vLLM's Llama, in the memory of the CPU unless a loader of art_nb replaces them."""
+
+    def __init__(self, args):
+        super().__init__()
+        config = json.loads((pathlib.Path(args.model) / "config.json").read_text())
+        hidden, wide, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+        head = config.get("head_dim") or hidden // heads
+        rows = heads + 2 * config["num_key_value_heads"]
+        vocabulary, dtype = config["vocab_size"], getattr(torch, args.dtype)
+        shapes = {"model.embed_tokens": (vocabulary, hidden), "model.norm": (hidden,)}
+        if not config["tie_word_embeddings"]:
+            shapes["lm_head"] = (vocabulary, hidden)
+        for i in range(config["num_hidden_layers"]):
+            layer = f"model.layers.{i}."
+            shapes |= {layer + "self_attn.qkv_proj": (rows * head, hidden), layer + "input_layernorm": (hidden,)}
+            shapes |= {layer + "self_attn.o_proj": (hidden, heads * head), layer + "mlp.down_proj": (hidden, wide)}
+            shapes |= {layer + "mlp.gate_up_proj": (2 * wide, hidden), layer + "post_attention_layernorm": (hidden,)}
+        for name, shape in shapes.items():
+            owner = self
+            for part in name.split("."):
+                if part not in dict(owner.named_children()):
+                    owner.add_module(part, nn.Module())
+                owner = owner.get_submodule(part)
+            owner.register_parameter("weight", nn.Parameter(vllm.empty(shape, dtype), requires_grad=False))
+
+    def load_weights(self, weights):
+        parameters = dict(self.named_parameters())
+        for name, tensor in weights:
+            owner, _, leaf = name.removesuffix(".weight").rpartition(".")
+            stacked, *place = STACKED.get(leaf, (leaf,))
+            parameter = parameters[f"{owner}.{stacked}.weight".lstrip(".")]
+            parameter.weight_loader(parameter, tensor, *place)
+
+
+class Worker:
+    """The worker of an engine, with its manager of adapters."""
+
+    def __init__(self, args):
+        self.args, self.registered, self.model = args, {}, None
+        if args.load_format != "auto":
+            config = SimpleNamespace(**vars(args), model_class=Model)
+            self.model = LOADERS[args.load_format](None).load_model(config, None)
+        manager = SimpleNamespace(_adapter_manager=self)
+        self.model_runner = SimpleNamespace(lora_manager=manager)
+
+    def add_adapter(self, adapter):
+        assert adapter.id not in self.registered and len(self.registered) < self.args.max_cpu_loras
+        self.registered[adapter.id] = adapter
+
+
 class LLMEngine:
     """Answers each request with the same tokens."""
 
@@ -178,15 +278,15 @@ class LLMEngine:
         self.model_executor, self.engine_core = Executor(), SimpleNamespace(_finalizer=Finalizer())
         OPEN.append(self.model_executor)
         self.workspace, self.requests, self.steps = object(), {}, []
-        self.adapters, self.removed, self.aborted = [], [], []
+        self.adapters, self.removed, self.aborted, self.resets = [], [], [], 0
+        self.worker = Worker(args)
         workspace._manager = self.workspace
 
     def add_request(self, name, prompt, params, lora_request=None):
         if "add" in vllm.FAIL:
             raise vllm.FAIL["add"]
         if lora_request is not None:
-            assert lora_request.lora_int_id not in self.removed
-            assert (pathlib.Path(lora_request.lora_path) / "adapter_model.safetensors").exists()
+            assert lora_request.lora_int_id in self.worker.registered
         self.adapters.append(lora_request)
         self.requests[name] = vllm.REPLY[: params.max_tokens]
 
@@ -212,11 +312,18 @@ class LLMEngine:
 
     def remove_lora(self, number):
         self.removed.append(number)
+        del self.worker.registered[number]
 
     def reset_prefix_cache(self):
-        return True
+        self.resets += 1
+        return not self.requests and not vllm.FAIL.get("reset")
 
-    def collective_rpc(self, method, kwargs):
+    def apply_model(self, func):
+        return [func(self.worker.model)]
+
+    def collective_rpc(self, method, args=(), kwargs=None):
+        if callable(method):
+            return [method(self.worker, *args)]
         for _ in kwargs["weights_iterator"]:
             pass
 ''',

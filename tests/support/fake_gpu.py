@@ -93,6 +93,24 @@ class FakeGPUTensor(torch.Tensor):
         """Return a tensor on this device. The C++ function would bypass Python."""
         return tensor(data, dtype=dtype or self.dtype, device=self.device, **options)
 
+    @property
+    def data(self):
+        """The tensor without its history."""
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other):
+        torch.Tensor.data.__set__(self, other)
+        self.values = other.values
+
+    def data_ptr(self):
+        """Return the address of the contents. The wrapper has none."""
+        return self.values.data_ptr()
+
+    def untyped_storage(self):
+        """Return the storage of the contents."""
+        return self.values.untyped_storage()
+
     def tolist(self):
         """Return the numbers, after a synchronization."""
         WAITS[caller()] += 1
