@@ -90,9 +90,9 @@ def _model(store: RunStore) -> Html:
     return details("model", table(["", ""], lines)) if lines else Html("")
 
 
-def notable_steps(rows: RolloutIndex, split: str = "train") -> list[tuple[str, int]]:
+def notable_steps(index: RolloutIndex, split: str = "train") -> list[tuple[str, int]]:
     """Return the first step, a middle step and the newest step, newest first."""
-    steps = sorted({step for step in rows.steps() if step[0] == split}, key=lambda step: step[1])
+    steps = sorted({step for step in index.steps() if step[0] == split}, key=lambda step: step[1])
     return [steps[i] for i in dict.fromkeys((len(steps) - 1, len(steps) // 2, 0))] if steps else []
 
 # %% ../../nbs/80_reports/40_report.ipynb #fadf1dd8
@@ -126,27 +126,27 @@ def report(
     StoreError
         If the file would have more than 10 MB.
     """
-    rows = load_all(run)
-    sections = [(f"step {step}", representative_groups(rows, (split, step))) for split, step in notable_steps(rows)]
+    index = load_all(run)
+    sections = [(f"step {step}", representative_groups(index, (split, step))) for split, step in notable_steps(index)]
     if groups is not None:
         sections = [("selected groups", dict.fromkeys(map(int, groups), "selected"))]
-    store = rows.store
+    store = index.store
     about = (
         [steps_table(store, DetailLevel(0, 0, 0, 1000)), curves(store), _warnings_html(store), _model(store)]
         if store
         else []
     )
     facts = facts_line(
-        f"{len(rows):,} rollouts",
-        f"{rows.groups:,} groups",
-        f"{len(rows.steps())} steps",
+        f"{len(index):,} rollouts",
+        f"{index.groups:,} groups",
+        f"{len(index.steps())} steps",
         f"written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        lost_line(rows),
+        lost_line(index),
     )
 
     def make(level: DetailLevel) -> str:
-        parts = [Html(tag("h2", name) + groups_html(rows, selected, level)) for name, selected in sections if selected]
-        return page(rows.title, facts, tag("p", note) if note else "", *about, *parts)
+        parts = [Html(tag("h2", name) + groups_html(index, selected, level)) for name, selected in sections if selected]
+        return page(index.title, facts, tag("p", note) if note else "", *about, *parts)
 
     return _write_page(file, make)
 
@@ -154,13 +154,13 @@ def report(
 RunView.report = report
 
 # %% ../../nbs/80_reports/40_report.ipynb #c6585739
-def _rollouts_table(rows: RolloutIndex, selected: set[int], max_rows: int) -> Html:
+def _rollouts_table(index: RolloutIndex, selected: set[int], max_rows: int) -> Html:
     lines = []
-    for record in rows.table[:max_rows]:
+    for record in index.table[:max_rows]:
         row = int(record["id"])
-        name = tag("a", link(rows, row), href=f"#r{row}") if row in selected else link(rows, row)
+        name = tag("a", link(index, row), href=f"#r{row}") if row in selected else link(index, row)
         lines.append([name, *metrics_of(record)])
-    caption = f"{len(rows):,} rollouts" + (f", the first {max_rows:,} of them" if len(rows) > max_rows else "")
+    caption = f"{len(index):,} rollouts" + (f", the first {max_rows:,} of them" if len(index) > max_rows else "")
     return table(["rollout", *METRICS], lines, caption)
 
 

@@ -394,7 +394,7 @@ def test_a_finished_group_opens_in_the_viewer(page_with, home):
     page = page_with(cell)
     page.locator(".art-group").last.click()
     page.wait_for_selector(".art-group.art-open")
-    assert cell.opened.rows.title
+    assert cell.opened.rollout_index.title
     group = art.TrajectoryGroup(cell.opened.what)
     assert sorted(t.reward for t in group) in [sorted(t.reward for t in one) for one in run.groups]
     page.locator(".art-panel").focus()

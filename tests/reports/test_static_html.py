@@ -312,8 +312,8 @@ def test_a_report_is_complete(tmp_path):
     assert "the reward is flat" in text
     assert "for you" in text
     assert "answer 4.1" in report(store, tmp_path / "r.html", groups=[1]).read_text()
-    rows = load_all(store)
-    text = export(rows, [4, 4], tmp_path / "one.html").read_text()
+    index = load_all(store)
+    text = export(index, [4, 4], tmp_path / "one.html").read_text()
     assert text.count("<section") == 1
     assert text.count('href="#r4"') == 1
     assert "answer 4.1" in text

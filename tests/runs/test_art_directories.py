@@ -104,9 +104,9 @@ def test_a_run_of_arts_opens_in_the_viewer(arts):
     assert trajectory.metrics == {"won": 1.0, "moves": 3.0}
     assert (trajectory.logs, trajectory.tools) == (["ein Zug: ü"], [TOOL])
     assert trajectory.metadata == {"scenario_id": "s1", "seed": 7, "easy": True}
-    rows = load_all(path)
-    assert sorted(rows.table["reward"].tolist()) == sorted(REWARDS * 3)
-    assert len(select(rows, "won=1 and step=2")) == 2
+    index = load_all(path)
+    assert sorted(index.table["reward"].tolist()) == sorted(REWARDS * 3)
+    assert len(select(index, "won=1 and step=2")) == 2
     assert "日本" in art.view(path).html()
 
 
