@@ -24,7 +24,7 @@ from IPython.display import HTML, display
 from ..core.machine import machine_memory
 from ..core.types import ServeError, StoreError
 from .base import Panel, command, static, display_mode
-from .live_state import COLUMNS, failure_card, group_entries, groups_by_id, curve_points, live_state
+from .live_state import CURVE_COLUMNS, failure_card, group_entries, groups_by_id, curve_points, live_state
 from .viewer import RolloutViewer
 from ..reports.html import WRAP, escaped
 from ..reports.static_html import static_run
@@ -224,7 +224,7 @@ class LiveCell(Panel):
         in_memory = available_groups(self.run)
         with self.progress.lock:
             return {
-                "columns": COLUMNS,
+                "columns": CURVE_COLUMNS,
                 "rows": curve_points(self.progress.rows, from_row),
                 "total": len(self.progress.rows),
                 "groups": group_entries(self.progress, in_memory, last=60),

@@ -201,7 +201,7 @@ def step_of(store: RunStore, group: TrajectoryGroup) -> int | None:  # None if t
     if name:
         for event in store.events():
             if isinstance(event, GroupDone) and event.group == name:
-                return event.step + 1
+                return event.step
     text = _conversation_text(group)
     for step in store.steps("train")[::-1][:100]:
         if any(_conversation_text(stored) == text for stored in store.read_groups("train", step)):

@@ -246,7 +246,7 @@ async def test_a_group_of_a_run_knows_its_step_and_journal(tmp_path):
 async def test_a_group_still_waiting_for_its_step_may_change(tmp_path):
     store = art.RunStore(tmp_path)
     store.write_groups("train", 1, [answers("x", "y", group_id="old")])
-    store.append_event(GroupDone(run="r", group="fresh", step=1, rewards=[0.0, 0.0]))
+    store.append_event(GroupDone(run="r", group="fresh", step=2, rewards=[0.0, 0.0]))
     group = answers("a", "b", group_id="fresh")
     home = find_context(group, store)
     assert home.step == 2 and not already_trained_notice(group, home)

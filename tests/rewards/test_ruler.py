@@ -208,7 +208,7 @@ async def test_journal_has_a_line_for_each(judge, tmp_path):
         pending(["a", "b", "c"]),
         pbar_desc=None,
         bus=bus,
-        step=5,
+        step=6,
         after_each=lambda g: ruler_score_group(g, address(judge), FAST, cache=None, journal=journal, seed=9),
     )
     rows = journal.read()

@@ -581,7 +581,7 @@ async def test_batches_bear_their_own_share_of_failures_and_name_their_step():
     groups = [TrajectoryGroup([make(), crash()]) for _ in range(4)]
     batches = trajectory_group_batches(groups, batch_size=2, max_batch_exceptions=2, skip_batches=1, bus=bus, **QUIET)
     assert [len(b) async for b in batches] == [2]
-    assert steps == [1, 1]
+    assert steps == [2, 2]
     with pytest.raises(ValueError, match="boom"):
         async for _ in trajectory_group_batches([TrajectoryGroup([crash()])], batch_size=1, **QUIET):
             pass
