@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from ..core.types import StoreError, TrainError
 from ..models.gguf import check_complete
 from art_nb.policy.architectures import (
-    ADVICE,
+    SUPPORTED_MODELS_ADVICE,
     KEY_MAPPING,
     OTHER_PARTS,
     WRAPPED_PREFIX,
@@ -200,14 +200,15 @@ def checked_policy(model, tokenizer, **options) -> Policy:
         if out_of_memory(error):
             raise
         raise TrainError(
-            f"{name} cannot be trained here: it does not run with art_nb's attention ({error_line(error)}). {ADVICE}"
+            f"{name} cannot be trained here: it does not run with art_nb's attention ({error_line(error)}). "
+            f"{SUPPORTED_MODELS_ADVICE}"
         ) from error
     for path, logprobs in paths.items():
         error = float((logprobs - expected).square().mean().sqrt() / expected.std())
         if not error <= TOLERANCE[policy.dtype]:  # also if it is NaN
             raise TrainError(
                 f"{name} has a part that art_nb does not compute: the {path} computes other probabilities "
-                f"than transformers (relative difference {error:.2g}). {ADVICE}"
+                f"than transformers (relative difference {error:.2g}). {SUPPORTED_MODELS_ADVICE}"
             )
     return policy
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
-from .architectures import ADVICE, logit_scale
+from .architectures import SUPPORTED_MODELS_ADVICE, logit_scale
 from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
@@ -162,7 +162,8 @@ def _attend(
     """Attention function for layers that run with the code of transformers."""
     if softcap is not None or s_aux is not None:
         raise TrainError(
-            "This model has capped attention scores or attention sinks, which art_nb does not compute. " + ADVICE
+            "This model has capped attention scores or attention sinks, which art_nb does not compute. "
+            + SUPPORTED_MODELS_ADVICE
         )
     scale = module.head_dim**-0.5 if scaling is None else scaling
     flat = (t[0].transpose(0, 1) for t in (query, key, value))

@@ -11,7 +11,7 @@ from art_nb.core.events import Failed, Warned
 from art_nb.panels.live_cell import static_form
 from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible_text
 from art_nb.reports.html import table as html_table
-from art_nb.reports.report import MAX_BYTES, export, report
+from art_nb.reports.report import MAX_REPORT_BYTES, export, report
 from art_nb.reports.static_html import curves, describe_curve, static_html, static_run
 from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
@@ -323,7 +323,7 @@ def test_a_report_stays_below_its_limit(tmp_path):
     long = [say("<" * 200_000) for _ in range(30)]
     big = TrajectoryGroup([Trajectory(messages_and_choices=long, reward=i) for i in range(8)])
     path = report(open_rollouts([big] * 3), tmp_path / "big.html", groups=[0, 1, 2])
-    assert path.stat().st_size <= MAX_BYTES
+    assert path.stat().st_size <= MAX_REPORT_BYTES
     with pytest.raises(ValueError, match="at most 200"):
         export(open_rollouts([Trajectory() for _ in range(300)]), range(201), tmp_path / "x.html")
 

@@ -19,7 +19,7 @@ from art_nb.models.tiny import CHATML
 from art_nb.policy.lora import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.reply_stream import ReplyStream
-from art_nb.tokens.tool_calls import _MARKS, FORMATS, call_prefix, detect_call_format, only_arguments
+from art_nb.tokens.tool_calls import _MARKS, CALL_FORMATS, call_prefix, detect_call_format, only_arguments
 
 TOOLS = [
     {
@@ -258,13 +258,13 @@ def test_what_a_grammar_permits_its_schema_permits():
     assert values > 100
 
 
-SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].after_arguments
+SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), CALL_FORMATS["hermes"].after_arguments
 
 
 def held(parameters, form="hermes"):
     """The grammar of a call of `play`."""
     tools = [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
-    return forced_call(FORMATS[form], tools, "play", SPELLER)
+    return forced_call(CALL_FORMATS[form], tools, "play", SPELLER)
 
 
 def permits(parameters, arguments):
@@ -426,7 +426,7 @@ def test_parts_of_a_schema_that_add_properties_to_each_other_stay_open():
 
 @pytest.mark.parametrize("style", ["hermes", "deepseek_v3", "llama3_json", "mistral"])
 def test_the_closing_text_in_a_string_does_not_end_the_call(style):
-    form = FORMATS[style]
+    form = CALL_FORMATS[style]
     value = f"see {form.closing or form.after_arguments} and {form.after_arguments}"
     schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
     text, ended = walk(CallGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
@@ -444,9 +444,9 @@ def test_the_closing_text_in_a_string_does_not_end_the_call(style):
 
 @pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
 def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
-    text = call_prefix(FORMATS[style], "play")
+    text = call_prefix(CALL_FORMATS[style], "play")
     for cut in (False, True):
-        stream = ReplyStream(FORMATS[style])
+        stream = ReplyStream(CALL_FORMATS[style])
         stream.add(text)
         if cut:
             stream.truncate()
@@ -456,8 +456,8 @@ def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
 
 
 def test_a_whole_call_in_tags_at_the_last_token_is_one():
-    stream = ReplyStream(FORMATS["qwen3_coder"])
-    stream.add(call_prefix(FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
+    stream = ReplyStream(CALL_FORMATS["qwen3_coder"])
+    stream.add(call_prefix(CALL_FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
     stream.truncate()
     stream.add("", last=True)
     assert [call["function"]["name"] for call in stream.calls] == ["play"]
