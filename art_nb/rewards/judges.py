@@ -68,7 +68,15 @@ class PythonRule:
         self.name = self.name or f"rule {getattr(self.rule, '__name__', type(self.rule).__name__)}"
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Call the function for each trajectory."""
+        """Call the function for each trajectory.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         return JudgeReply([await self._verdict(trajectory) for trajectory in question.trajectories])
 
     async def _verdict(self, trajectory: Trajectory) -> Verdict:
@@ -199,7 +207,13 @@ class JudgeCache:
         self._entries, self._read_size = {}, -1  # bytes of the file that were read
 
     def get(self, key: str) -> JudgeReply | None:
-        """Return a reply, or None. The file is read again if it has grown."""
+        """Return a reply, or None. The file is read again if it has grown.
+
+        Parameters
+        ----------
+        key : str
+            Result of `judge_cache_key`.
+        """
         with self._lock:
             size = self.path.stat().st_size if self.path.exists() else 0
             if key not in self._entries and size != self._read_size:
@@ -214,7 +228,19 @@ class JudgeCache:
             return None
 
     def put(self, key: str, judge: str, reply: JudgeReply, settings: str = "") -> None:
-        """Add a reply."""
+        """Add a reply.
+
+        Parameters
+        ----------
+        key : str
+            Result of `judge_cache_key`.
+        judge : str
+            Name of the judge.
+        reply : JudgeReply
+            Its reply.
+        settings : str
+            Parameters of the request, on which the reply depends.
+        """
         row = {
             "key": key,
             "judge": judge,
@@ -268,7 +294,15 @@ class CachedJudge:
         return self.inner.name
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Answer from the cache if possible, at no cost."""
+        """Answer from the cache if possible, at no cost.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         settings = getattr(self.inner, "settings", "")  # custom judges can have none
         key = judge_cache_key(self.name, settings, question, repeat)
         cached = await asyncio.to_thread(self.cache.get, key)
@@ -294,7 +328,15 @@ class ReplayJudge:
         self.name, self.settings = matches[0] if matches else (self.name, "")
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Return the recorded answer. Raise `JudgeError` if there is none."""
+        """Return the recorded answer. Raise `JudgeError` if there is none.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         key = judge_cache_key(self.name, self.settings, question, repeat)
         recorded = await asyncio.to_thread(self.cache.get, key)
         if recorded is None:
