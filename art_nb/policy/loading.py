@@ -113,7 +113,7 @@ PROBE_TOKENS, PROBE_WINDOW = 12, 4  # the rows must be longer than the window
 
 
 def probe_rows(model, tokenizer) -> list[list[int]]:
-    """Return two rows of token ids with the same length and a common prefix."""
+    """Return two rows of token IDs with the same length and a common prefix."""
     ids = tokenizer(PROBE)["input_ids"][:PROBE_TOKENS]
     vocabulary = model.get_input_embeddings().num_embeddings
     if max(ids) >= vocabulary:
