@@ -122,7 +122,7 @@ def test_a_closed_package_gets_no_module(package):
 
 
 @pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if number(n)[0] < PACKAGES["views"]], ids=identifier)
-def test_training_knows_no_panel(notebook):
+def test_training_imports_no_panel(notebook):
     """Not even as text, as in `import_module("art_nb.panels.viewer")`."""
     for source in exported_cells(notebook):
         texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]

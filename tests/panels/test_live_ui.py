@@ -145,7 +145,7 @@ def test_ticks_move_the_picture_and_a_gap_heals(page_with, cell, script):
     assert steps == {str(n) for n in range(1, 23)}
 
 
-def test_phases_say_what_goes_on(page_with, cell, script):
+def test_phases_are_displayed(page_with, cell, script):
     page = page_with(cell)
     on = lambda: page.locator(".art-phase.art-on").get_attribute("data-phase")
     script.rollouts()
@@ -165,7 +165,7 @@ def test_a_silent_run_is_said_to_be_silent(page_with, tmp_path):
     wait_for(page, r"No event for \d+ s, phase rollouts")
 
 
-def test_a_view_that_hears_nothing_says_so(page_with, cell):
+def test_a_view_without_updates_reports_it(page_with, cell):
     page = page_with(cell)
     wait_for(page, "running")
     page.evaluate("() => { const old = Date.now; Date.now = () => old() + 20000; }")
@@ -173,7 +173,7 @@ def test_a_view_that_hears_nothing_says_so(page_with, cell):
     wait_for(page, "shows the run again")
 
 
-def test_a_dead_run_says_where_it_goes_on(page_with, script):
+def test_a_dead_run_shows_where_it_resumes(page_with, script):
     record = json.loads((script.store.path / "run.json").read_text())
     (script.store.path / "run.json").write_text(json.dumps(record | {"pid": 2**22 + 1}))
     page = page_with(LiveCell(Run.attach(script.store.path)))
@@ -181,7 +181,7 @@ def test_a_dead_run_says_where_it_goes_on(page_with, script):
     assert page.locator(".art-live-buttons button:visible").all_inner_texts() == ["Freeze", "?"]
 
 
-def test_a_failure_tells_what_went_before_and_what_to_change(page_with, script):
+def test_a_failure_shows_the_events_before_it_and_advice(page_with, script):
     script.rollouts(groups=1)
     script.fail("OutOfMemoryError: CUDA out of memory <img src=x onerror='window.__pwned=1'>")
     cell = LiveCell(Run.attach(script.store.path))

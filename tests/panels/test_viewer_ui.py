@@ -708,7 +708,7 @@ def test_a_damaged_step_is_said_and_the_others_are_there(opened, tmp_path):
     page.wait_for_selector(".art-row-step:has-text('Step 3')")
 
 
-def test_a_run_that_goes_on_is_read_further(opened, tmp_path):
+def test_new_steps_of_an_active_run_are_read(opened, tmp_path):
     store = recorded_run(tmp_path / "run")
     page = opened(store)
     store.write_groups("train", 4, [games(7, 2)])

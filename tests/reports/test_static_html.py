@@ -245,7 +245,7 @@ def test_nothing_to_show():
     assert "failed: ValueError: &lt;x&gt;" in broke
 
 
-def test_without_matplotlib_the_words_stay(monkeypatch, tmp_path):
+def test_without_matplotlib_the_text_is_shown(monkeypatch, tmp_path):
     import sys
 
     store = RunStore(tmp_path)

@@ -123,7 +123,7 @@ def test_its_checkpoint_means_here_what_it_means_there(arts, tiny_model_dir):
     assert not torch.allclose(ours, before, atol=1e-2)
 
 
-async def test_a_run_of_arts_goes_on(arts, tiny_model_dir):
+async def test_a_run_of_art_resumes(arts, tiny_model_dir):
     model = art.TrainableModel(name="agent", project="p", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=arts, verbose=False) as backend:
         await model.register(backend)

@@ -65,7 +65,7 @@ async def ask(model, **options):
     )
 
 
-async def test_words_are_said_again_in_the_students_tokens(home):
+async def test_the_reply_of_the_teacher_is_sampled_in_the_students_tokens(home):
     model, backend = home
     guided_choice, tool_choice, tools = get_guided_completion_params(teacher(content="the move is B2, not b2"))
     assert (tool_choice, tools) == (None, None)
@@ -340,7 +340,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_is_answered_within_seconds(name):
+def test_a_hostile_schema_is_processed_in_seconds(name):
     started = time.process_time()
     try:
         call = held(HOSTILE[name])
@@ -455,7 +455,7 @@ def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
     assert stream.content == text.strip() or stream.content == text
 
 
-def test_a_whole_call_in_tags_at_the_last_token_is_one():
+def test_a_call_that_is_complete_at_the_last_token_is_a_call():
     stream = ReplyStream(CALL_FORMATS["qwen3_coder"])
     stream.add(call_prefix(CALL_FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
     stream.truncate()
@@ -464,7 +464,7 @@ def test_a_whole_call_in_tags_at_the_last_token_is_one():
 
 
 @pytest.mark.parametrize("style", ["llama3_json", "mistral", "deepseek_v3", "qwen3_coder"])
-async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_model_dir, tmp_path, style):
+async def test_the_format_of_the_model_is_used_or_the_missing_call_is_reported(tiny_model_dir, tmp_path, style):
     config = {"chat_template": f"{{# {_MARKS[style]} #}}{OFFER}{CHATML}"}
     assert detect_call_format(config["chat_template"]) == style
     async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=config) as (model, _):
@@ -482,7 +482,7 @@ async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_
             assert "tool_calls" in [choice.finish_reason for choice in answer.choices]
 
 
-async def test_the_students_own_words_become_likelier(home):
+async def test_replies_of_the_student_become_more_likely(home):
     model, backend = home
     guided, _, _ = get_guided_completion_params(teacher(content="B2"))
     taught = (await ask(model, extra_body={"guided_choice": guided})).choices[0]

@@ -106,7 +106,7 @@ def test_calls_over_several_turns_keep_every_id(family):
 
 
 @EVERY
-def test_what_is_no_call_stays_text_and_goes_on(family):
+def test_text_that_is_no_call_stays_text_in_later_turns(family):
     chat, messages = chat_of(family), [{"role": "user", "content": "go"}]
     broken = FAMILIES[family][3].replace('"b2"', "b2")
     prompt = chat.prompt_ids(messages, TOOLS)
@@ -195,7 +195,7 @@ def test_plain_text_is_passed_on_as_it_is(words, name):
     assert CallStream(CALL_FORMATS[name]).add(words, last=True) == ((words, []) if words else ("", []))
 
 
-def test_a_tag_that_comes_as_one_token_is_no_text():
+def test_a_tag_that_is_one_token_is_no_text():
     """Llama's tag is a token of its own: it arrives before the call."""
     stream = CallStream(CALL_FORMATS["llama3_json"])
     assert stream.add("<|python_tag|>") == ("", [])
@@ -230,7 +230,7 @@ CHATML = (
 )
 
 
-def test_a_template_without_tools_is_told_of_them_in_words():
+def test_a_template_without_tools_gets_them_as_text():
     said = []
     chat = ChatFormat(
         spelling_tokenizer(["<|im_start|>", "<|im_end|>"], "<|im_end|>", CHATML),

@@ -173,7 +173,7 @@ def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
     assert index.locate(9999).group == 1249
 
 
-def test_rows_of_a_run_that_goes_on(tmp_path):
+def test_rows_of_an_active_run(tmp_path):
     store, live = RunStore(tmp_path), [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])]
     store.write_groups("train", 1, live)
     index = load_all(tmp_path)

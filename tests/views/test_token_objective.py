@@ -338,7 +338,7 @@ def test_a_torn_record_is_none(tmp_path, content):
     assert read_record(store, 1) is None
 
 
-async def test_training_goes_on_where_no_record_can_be_written(tiny_model_dir, tmp_path):
+async def test_training_continues_if_no_record_can_be_written(tiny_model_dir, tmp_path):
     from art_nb.core.events import Warned
 
     model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
