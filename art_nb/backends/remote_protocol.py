@@ -28,6 +28,7 @@ from typing import Annotated, Any, BinaryIO, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
+from ..core.files import commit_directory, json_lines
 from ..core.jsonable import param_of, plain
 from ..core.machine import temporary_path
 from art_nb.core.types import (
@@ -131,7 +132,7 @@ def unpack(file: BinaryIO, target: Path) -> None:
 def move_into_place(source: Path, target: Path) -> None:
     """Move a directory of files to `target`. If `target` exists, replace the files with the same names in it."""
     if not target.exists():
-        os.replace(source, target)
+        commit_directory(source, target)
         return
     for path in source.iterdir():
         os.replace(path, target / path.name)
@@ -139,7 +140,7 @@ def move_into_place(source: Path, target: Path) -> None:
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #7afc5485
 def group_lines(groups: Iterable[TrajectoryGroup]) -> bytes:
     """Return groups as lines of JSON with their token data. `read_jsonl` reads them."""
-    return b"".join(json.dumps(_group_to_json(group)).encode() + b"\n" for group in groups)
+    return json_lines(map(_group_to_json, groups))
 
 
 def _group_to_json(group: TrajectoryGroup) -> dict[str, Any]:

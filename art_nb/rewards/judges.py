@@ -8,7 +8,6 @@ __all__ = ['PROMPT_VERSION', 'JUDGE_NAMES', 'Judgment', 'group_id', 'PythonRule'
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #3a67301b
 import asyncio
-import hashlib
 import json
 import re
 import threading
@@ -23,6 +22,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ..core.files import DAMAGED, append_lines, read_lines
+from ..core.jsonable import text_digest
 from ..core.types import JudgeError, suggest_name
 from ..models.model import Model
 from .llm_judges import Judge, JudgeReply, endpoint_judge, litellm_judge, local_judge, model_judge
@@ -276,8 +276,7 @@ def judge_cache_key(
     repeat: int,
 ) -> str:
     """Return the key of an answer in the cache."""
-    parts = json.dumps([PROMPT_VERSION, judge, settings, question.digest(), repeat])
-    return hashlib.sha256(parts.encode("utf-8", "backslashreplace")).hexdigest()
+    return text_digest(json.dumps([PROMPT_VERSION, judge, settings, question.digest(), repeat]))
 
 
 @dataclass(slots=True)
