@@ -178,7 +178,8 @@ def to_json(
     event: Event,  # any event of this module
 ) -> dict[str, Any]:  # can be passed to `json.dumps`
     """Return the JSON form of an event."""
-    data = {"event": type(event).__name__} | {f.name: plain(getattr(event, f.name)) for f in fields(event)}
+    data: dict[str, Any] = {"event": type(event).__name__}
+    data |= {f.name: plain(getattr(event, f.name)) for f in fields(event)}
     return data | {"step": data["step"] - 1} if isinstance(event, EVENTS_DURING_STEP) else data
 
 
