@@ -162,5 +162,5 @@ def _attach_to_kernel() -> None:
         _EXTENSIONS["training.run"].append("panels.live_cell")
 
 
-_import_paths.install(__name__)
+_import_paths.install_import_paths(__name__)
 _attach_to_kernel()

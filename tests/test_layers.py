@@ -122,7 +122,7 @@ def test_a_closed_package_gets_no_module(package):
 
 
 @pytest.mark.parametrize("notebook", [n for n in NOTEBOOKS if number(n)[0] < PACKAGES["views"]], ids=identifier)
-def test_training_knows_no_panel(notebook):
+def test_training_imports_no_panel(notebook):
     """Not even as text, as in `import_module("art_nb.panels.viewer")`."""
     for source in exported_cells(notebook):
         texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
@@ -255,22 +255,28 @@ SHARED_NAMES = {
     "TrainSFTConfig": "ART has a model and a typed dictionary of this name",
     "LOG": "the logger of a module",
     "RequestT": "a type variable",
-    "ADVICE": "appended to the errors of a module",
     "doctor": "a function and its command",
     "migrate": "a function and its command",
     "train": "a function, its command and its remote call",
     "view": "a function and its command",
     "delete_checkpoints": "functions of the runtime and the pipeline, and the remote call",
-    "install": "called when a package is imported",
 }
+
+
+def defined_names(node):
+    """Return the names that a statement of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    parts = [part for target in targets for part in getattr(target, "elts", [target])]
+    return [part.id for part in parts if isinstance(part, ast.Name)]
 
 
 def test_a_public_name_has_one_meaning():
     places = {}
     for notebook in NOTEBOOKS:
         for node in (node for source in exported_cells(notebook) for node in ast.parse(source).body):
-            targets = node.targets if isinstance(node, ast.Assign) else [node]
-            for name in (getattr(target, "name", getattr(target, "id", "_")) for target in targets):
+            for name in defined_names(node):
                 if not name.startswith("_"):
                     places.setdefault(name, set()).add(module(notebook))
     assert {name for name, modules in places.items() if len(modules) > 1} == {*SHARED_NAMES}

@@ -38,7 +38,7 @@ def test_everything_is_in_it(wheel):
     assert not ours - wheel.keys()
 
 
-def test_it_says_what_settings_say(wheel):
+def test_the_metadata_equals_settings_ini(wheel):
     ini = ConfigParser(delimiters=["="])
     ini.read(ROOT / "settings.ini", encoding="utf-8")
     facts, said = ini["DEFAULT"], metadata(wheel, "METADATA")

@@ -32,7 +32,7 @@ from .deployment import without_bucket
 from .options import BackendOptions, checked_options, runtime_key
 from art_nb.backends.remote_protocol import (
     KEY_NAME,
-    MAX_BYTES,
+    MAX_ARCHIVE_BYTES,
     MAX_CALL_BYTES,
     STEP_HEADER,
     encode_call,
@@ -108,9 +108,9 @@ async def receive_checkpoint(reply: httpx.Response, store: RunStore, local_path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=target.parent) as file:
             async for piece in reply.aiter_bytes():
-                if file.tell() + len(piece) > MAX_BYTES:
+                if file.tell() + len(piece) > MAX_ARCHIVE_BYTES:
                     raise ServeError(
-                        f"The server sent more than {MAX_BYTES:,} bytes as a checkpoint. No files were kept. "
+                        f"The server sent more than {MAX_ARCHIVE_BYTES:,} bytes as a checkpoint. No files were kept. "
                         "Check the server, then pull again.",
                         status=502,
                     )

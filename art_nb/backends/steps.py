@@ -138,7 +138,8 @@ def update_policy(
 
     def progress(micro_batch: int, micro_batches: int, tokens: int) -> None:
         runtime.worker.check()
-        event = GradientStep(step=runtime.step, micro_batch=micro_batch, micro_batches=micro_batches, tokens=tokens)
+        step = runtime.step + 1
+        event = GradientStep(step=step, micro_batch=micro_batch, micro_batches=micro_batches, tokens=tokens)
         runtime.emit(event)
 
     with if_full(TrainError, "The learner", memory_advice(weighted_rows, config)):
@@ -177,7 +178,7 @@ def train_rl_step(
     report = signal_report(
         groups,
         rows,
-        step=runtime.step,
+        step=runtime.step + 1,
         max_length=config.max_length,
         truncated=config.truncated,
         allow_missing_logprobs=config.allow_missing_logprobs,
@@ -268,7 +269,7 @@ def _train_batches(
             runtime.worker.check()
             metrics.append(retry_if_full(partial(train_batch, batch, rate), runtime.make_room))
             event = GradientStep(
-                step=runtime.step,
+                step=runtime.step + 1,
                 micro_batch=i + 1,
                 micro_batches=len(learning_rates),
                 tokens=int(metrics[-1]["data/step_trained_tokens"]),

@@ -11,8 +11,8 @@
 # %% auto #0
 __all__ = ['DAMAGED', 'MAX_FILE_BYTES', 'MAX_DEPTH', 'MAX_UNPACKED_BYTES', 'Writer', 'ReaderT', 'describe_damage', 'reading',
            'open_file', 'read_file', 'parse_json', 'read_json', 'parse_yaml', 'load_arrays', 'open_parquet',
-           'WriteError', 'atomic_write', 'flush_names', 'flush_files', 'write_error', 'append_lines', 'read_lines',
-           'file_stamp', 'cached_by_file', 'JsonLinesTail']
+           'WriteError', 'atomic_write', 'flush_names', 'write_error', 'flush_files', 'commit_directory', 'json_lines',
+           'append_lines', 'read_lines', 'file_stamp', 'cached_by_file', 'JsonLinesTail']
 
 # %% ../../nbs/00_core/70_files.ipynb #dee1e91c
 import errno
@@ -286,13 +286,6 @@ def flush_names(directory: Path) -> None:
             os.close(handle)
 
 
-def flush_files(directory: Path) -> None:
-    """Flush every file of a directory to disk, so that the directory can be renamed safely."""
-    for path in directory.iterdir():
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
-
-
 def write_error(
     error: OSError,
     path: Path,
@@ -309,6 +302,34 @@ def write_error(
         "The existing file was not changed."
     )
 
+# %% ../../nbs/00_core/70_files.ipynb #d1c0a002
+def flush_files(directory: Path) -> None:
+    """Flush every file of a directory to disk, so that the directory can be renamed safely."""
+    for path in directory.iterdir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+
+
+def commit_directory(temporary: Path, directory: Path) -> None:
+    """Flush every file of `temporary` to disk and rename it to `directory`, which an `OSError` leaves unchanged."""
+    flush_files(temporary)
+    old = temporary_path(directory, "old")
+    if directory.exists():
+        os.replace(directory, old)
+    try:
+        os.replace(temporary, directory)
+    except OSError:
+        if old.exists():
+            os.replace(old, directory)
+        raise
+    flush_names(directory.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+# %% ../../nbs/00_core/70_files.ipynb #d1c0a005
+def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return rows of JSON types as a file of JSON lines."""
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
 # %% ../../nbs/00_core/70_files.ipynb #1ea5d5e6
 _append_lock = threading.Lock()
 
@@ -319,7 +340,7 @@ def append_lines(
     sync: bool = True,  # wait until they are on disk
 ) -> None:
     """Append rows to a file of JSON lines. An incomplete last line is removed first."""
-    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    lines = json_lines(rows)
     with _append_lock:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

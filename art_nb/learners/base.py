@@ -284,7 +284,15 @@ class Learner:
         return self.policy.parameters()
 
     def check_length(self, length: int, what: str = "A row") -> None:
-        """Raise `TrainError` if a row is too long. This learner has no limit."""
+        """Raise `TrainError` if a row is too long. This learner has no limit.
+
+        Parameters
+        ----------
+        length : int
+            Length of the row in tokens.
+        what : str
+            Subject of the message, for example "A row".
+        """
 
     def activate_adapter(self) -> None:
         """Prepare the trained adapter for a step. This learner computes with the policy's own."""
@@ -295,7 +303,13 @@ class Learner:
 
     @contextmanager
     def reference_model(self, weights: Adapter | None = None) -> Iterator[None]:
-        """Compute `logprobs` with another adapter inside the context, or without an adapter."""
+        """Compute `logprobs` with another adapter inside the context, or without an adapter.
+
+        Parameters
+        ----------
+        weights : dict of Tensor, optional
+            The adapter. None is the base model.
+        """
         self.adapters = [(None if weights is None else self.policy.cast(weights), None)]
         try:
             yield
@@ -305,13 +319,35 @@ class Learner:
     def logprobs(
         self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logprob and the entropy [N] of each trained token of a batch."""
+        """Return the logprob and the entropy [N] of each trained token of a batch.
+
+        Parameters
+        ----------
+        batch : Batch
+            A micro-batch on the device of the policy.
+        temperature : float
+            Sampling temperature by which the logits are divided.
+        with_entropy : bool
+            Whether the entropy has a gradient.
+        """
         attend = tree_attention(batch.segments)
         hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, attend, self.adapters)
         return self.policy.scores(hidden[batch.predict_N], batch.target_N, temperature, with_entropy=with_entropy)
 
     def tensors(self, batch: Batch, temperature: float, reference_N=None, *, with_entropy: bool = True) -> TokenTensors:
-        """Return the inputs of a loss function for a batch."""
+        """Return the inputs of a loss function for a batch.
+
+        Parameters
+        ----------
+        batch : Batch
+            A micro-batch on the device of the policy.
+        temperature : float
+            Sampling temperature by which the logits are divided.
+        reference_N : Tensor, optional
+            Logprobs [N] of the reference model.
+        with_entropy : bool
+            Whether the entropy has a gradient.
+        """
         logprobs_N, entropy_N = self.logprobs(batch, temperature, with_entropy=with_entropy)
         return TokenTensors(
             logprobs_E=logprobs_N[batch.node_E],
@@ -324,18 +360,47 @@ class Learner:
         )
 
     def batches(self, rows: Sequence[WeightedRow], config: StepConfig) -> list[Batch]:
-        """Return the micro-batches of a step on the policy's device."""
+        """Return the micro-batches of a step on the policy's device.
+
+        Parameters
+        ----------
+        rows : sequence of WeightedRow
+            Rows from `step_rows`.
+        config : StepConfig
+            Options of the step.
+        """
         return self.packed(rows, config.tokens_per_batch, self.shares and config.share_prefixes)
 
     def packed(self, rows: Sequence[WeightedRow], tokens_per_batch: int, share: bool) -> list[Batch]:
-        """Return micro-batches on the policy's device. Raise `TrainError` if a row is too long."""
+        """Return micro-batches on the policy's device. Raise `TrainError` if a row is too long.
+
+        Parameters
+        ----------
+        rows : sequence of WeightedRow
+            Rows to pack.
+        tokens_per_batch : int
+            Maximum number of tokens of a micro-batch. A longer row gets its own.
+        share : bool
+            Whether common prefixes of rows are computed once.
+        """
         self.check_length(max((len(row.tokens) for row in rows), default=0))
         return [b.to(self.policy.device) for b in micro_batches(rows, tokens_per_batch, share)]
 
     def scored(
         self, batches: Sequence[Batch], temperature: float, between: ProgressFn = no_progress
     ) -> list[torch.Tensor]:
-        """Return the logprobs [N] of each batch under the current weights, without gradient."""
+        """Return the logprobs [N] of each batch under the current weights, without gradient.
+
+        Parameters
+        ----------
+        batches : sequence of Batch
+            Micro-batches from `batches`.
+        temperature : float
+            Sampling temperature by which the logits are divided.
+        between : callable
+            Function `(done, of, tokens)` that is called after each micro-batch. It can raise an exception to
+            cancel.
+        """
         logprobs = []
         for batch in batches:
             with torch.no_grad():
@@ -350,7 +415,20 @@ class Learner:
         between: ProgressFn = no_progress,
         weights: Adapter | None = None,
     ) -> list[torch.Tensor]:
-        """Return the logprobs [N] of each batch under the reference model."""
+        """Return the logprobs [N] of each batch under the reference model.
+
+        Parameters
+        ----------
+        batches : sequence of Batch
+            Micro-batches from `batches`.
+        temperature : float
+            Sampling temperature by which the logits are divided.
+        between : callable
+            Function `(done, of, tokens)` that is called after each micro-batch. It can raise an exception to
+            cancel.
+        weights : dict of Tensor, optional
+            Adapter of the reference model. None is the base model.
+        """
         with self.reference_model(weights):
             return self.scored(batches, temperature, between)
 
@@ -359,9 +437,22 @@ class Learner:
         rows: Sequence[WeightedRow],
         config: StepConfig,
         between: ProgressFn = no_progress,
-        weights: Adapter | None = None,  # of the reference model; None: the base model
+        weights: Adapter | None = None,
     ) -> dict[str, float]:
-        """Take an optimizer step and return its metrics. An exception from `between` leaves the adapter unchanged."""
+        """Take an optimizer step and return its metrics. An exception from `between` leaves the adapter unchanged.
+
+        Parameters
+        ----------
+        rows : sequence of WeightedRow
+            Rows from `step_rows`.
+        config : StepConfig
+            Options of the step.
+        between : callable
+            Function `(done, of, tokens)` that is called after each micro-batch. It can raise an exception to
+            cancel.
+        weights : dict of Tensor, optional
+            Adapter of the reference model. None is the base model.
+        """
         rows = [row for row in rows if row.sampled[1:].any()]
         batches = self.batches(rows, config)
         if not batches:
@@ -394,7 +485,19 @@ class Learner:
         max_grad_norm: float = 1.0,
         tokens_per_batch: int = 1024,
     ) -> dict[str, float]:
-        """Take one supervised optimizer step over the sampled tokens of `rows` and return its metrics."""
+        """Take one supervised optimizer step over the sampled tokens of `rows` and return its metrics.
+
+        Parameters
+        ----------
+        rows : sequence of WeightedRow
+            Rows to train. Only their sampled tokens count.
+        learning_rate : float
+            Learning rate of the step.
+        max_grad_norm : float
+            Norm to which the gradients are clipped.
+        tokens_per_batch : int
+            Maximum number of tokens of a micro-batch.
+        """
         self.activate_adapter()
         total, loss = sum(int(row.sampled[1:].sum()) for row in rows), 0.0
         if not total:
@@ -407,12 +510,30 @@ class Learner:
         return self.update(learning_rate, max_grad_norm, 0.0) | {"loss/train": loss, "data/step_trained_tokens": total}
 
     def backward(self, loss: torch.Tensor, tokens: int) -> None:
-        """Accumulate gradients. In float16, scale the loss to the sum over tokens, which `update` divides out again."""
+        """Accumulate gradients. In float16, scale the loss to the sum over tokens, which `update` divides out again.
+
+        Parameters
+        ----------
+        loss : Tensor
+            Loss of a micro-batch.
+        tokens : int
+            Number of trained tokens of the whole step.
+        """
         self.loss_factor = tokens * self.loss_scale if self.policy.dtype == torch.float16 else 1
         (loss * self.loss_factor).backward()
 
     def update(self, learning_rate: float, max_grad_norm: float, weight_decay: float) -> dict[str, float]:
-        """Clip the gradients and update the adapter. Skip the step if the gradients overflow float16."""
+        """Clip the gradients and update the adapter. Skip the step if the gradients overflow float16.
+
+        Parameters
+        ----------
+        learning_rate : float
+            Learning rate of the step.
+        max_grad_norm : float
+            Norm to which the gradients are clipped.
+        weight_decay : float
+            Weight decay of AdamW.
+        """
         for parameter in self.parameters() if self.loss_factor != 1 else ():
             if parameter.grad is not None:
                 parameter.grad.div_(self.loss_factor)
@@ -446,7 +567,13 @@ class Learner:
         return state | {"rng": torch.get_rng_state(), "steps": torch.tensor(self.steps)}
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore the state that `state` has returned."""
+        """Restore the state that `state` has returned.
+
+        Parameters
+        ----------
+        tensors : dict of Tensor
+            Result of `state`.
+        """
         load_optimizer_tensors(self.optimizer, tensors)
         torch.set_rng_state(tensors["rng"])
         self.steps = int(tensors["steps"])

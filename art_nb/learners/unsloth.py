@@ -110,7 +110,15 @@ class UnslothLearner(Learner):
         super().__init__(policy)
 
     def check_length(self, length: int, what: str = "A row") -> None:
-        """Raise `TrainError` for a row that Unsloth would truncate."""
+        """Raise `TrainError` for a row that Unsloth would truncate.
+
+        Parameters
+        ----------
+        length : int
+            Length of the row in tokens.
+        what : str
+            Subject of the message, for example "A row".
+        """
         if length > self.max_seq_length:
             raise TrainError(
                 f"{what} has {length:,} tokens, and Unsloth truncates rows to max_seq_length="
@@ -136,7 +144,13 @@ class UnslothLearner(Learner):
 
     @contextmanager
     def reference_model(self, weights: Adapter | None = None) -> Iterator[None]:
-        """Compute `logprobs` with another adapter inside the context, or without an adapter."""
+        """Compute `logprobs` with another adapter inside the context, or without an adapter.
+
+        Parameters
+        ----------
+        weights : dict of Tensor, optional
+            The adapter. None is the base model.
+        """
         if weights is None:
             with self.model.disable_adapter():
                 yield
@@ -152,7 +166,17 @@ class UnslothLearner(Learner):
     def logprobs(
         self, batch: Batch, temperature: float = 1.0, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logprob and the entropy [N] of each trained token of a batch."""
+        """Return the logprob and the entropy [N] of each trained token of a batch.
+
+        Parameters
+        ----------
+        batch : Batch
+            A micro-batch on the device of the policy.
+        temperature : float
+            Sampling temperature by which the logits are divided.
+        with_entropy : bool
+            Whether the entropy has a gradient.
+        """
         tokens_BT, positions_BT, mask_BT = padded_rows(batch)
         inner = self.model.base_model.model.model
         if not inner.training:

@@ -485,8 +485,8 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         LoRA settings, for example `{"rank": 16}`.
     _internal_config : dict, optional
         ART's `InternalModelConfig`.
-
-    Other parameters are those of `Model`.
+    **fields
+        The parameters of `Model`.
     """
 
     trainable: bool = True

@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from ..core.files import flush_files
+from ..core.files import commit_directory
 from ..core.types import BackendMissing, StoreError, install_hint
 from .gguf import convert_gguf
 
@@ -224,8 +224,7 @@ def build_once(
                 shutil.rmtree(stale, ignore_errors=True)
             fresh.mkdir()
             make(fresh)
-            flush_files(fresh)
-            os.replace(fresh, target)
+            commit_directory(fresh, target)
     return target
 
 # %% ../../nbs/15_models/10_weights.ipynb #bf9a3fdd

@@ -373,6 +373,25 @@ def _session_of(person: Person, key: str, question: JudgeQuestion) -> JudgingSes
     group = TrajectoryGroup(question.trajectories, metadata={"scenario_id": f"question {key}"})
     return JudgingSession(group, JudgingContext(Journal(Path(".art"))), question.rubric, blind=True, deliver=deliver)
 
+# %% ../../nbs/85_panels/60_judging_panel.ipynb #a9d60001
+async def _call_judge(panel: JudgingPanel, rubric: str, repeats: int, raise_errors: bool) -> None:
+    calls = (add_ranking(each, panel.judges[0], rubric, repeats, panel.seed, panel.cache) for each in panel.sessions)
+    rankings = await asyncio.gather(*calls)
+    if raise_errors and rankings and all(ranking.failure for ranking in rankings):
+        raise JudgeError(rankings[0].failure)
+
+
+def _has_front_end() -> bool:
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def _display(panel: JudgingPanel, show: bool) -> JudgingPanel:
+    if show and _has_front_end():
+        panel.show()
+    elif show:
+        print(panel)
+    return panel
+
 # %% ../../nbs/85_panels/60_judging_panel.ipynb #170e66be
 async def judge(
     group: TrajectoryGroup | Sequence[TrajectoryGroup] | Person,
@@ -447,22 +466,3 @@ async def judge(
     if judge is not None and not isinstance(judge, Person):
         await _call_judge(panel, rubric, repeats, raise_errors=not (show and _has_front_end()))
     return _display(panel, show)
-
-
-async def _call_judge(panel: JudgingPanel, rubric: str, repeats: int, raise_errors: bool) -> None:
-    calls = (add_ranking(each, panel.judges[0], rubric, repeats, panel.seed, panel.cache) for each in panel.sessions)
-    rankings = await asyncio.gather(*calls)
-    if raise_errors and rankings and all(ranking.failure for ranking in rankings):
-        raise JudgeError(rankings[0].failure)
-
-
-def _has_front_end() -> bool:
-    return getattr(get_ipython(), "kernel", None) is not None
-
-
-def _display(panel: JudgingPanel, show: bool) -> JudgingPanel:
-    if show and _has_front_end():
-        panel.show()
-    elif show:
-        print(panel)
-    return panel

@@ -24,9 +24,9 @@ from IPython.display import HTML, display
 from ..core.machine import machine_memory
 from ..core.types import ServeError, StoreError
 from .base import Panel, command, static, display_mode
-from .live_state import COLUMNS, failure_card, group_entries, groups_by_id, curve_points, live_state
+from .live_state import CURVE_COLUMNS, failure_card, group_entries, groups_by_id, curve_points, live_state
 from .viewer import RolloutViewer
-from ..reports.html import WRAP, escaped
+from ..reports.html import WRAP, Html, escaped, tag
 from ..reports.static_html import static_run
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.diagnostics import diagnose
@@ -84,25 +84,24 @@ def failure_html(p: Progress) -> str:  # "" if the run did not fail
     card = failure_card(p, 5000)
     if card is None:
         return ""
-    before = "".join(f"<li>{escaped(line)}</li>" for line in card["before"])
-    return (
-        f"<div><b>Failed</b> in {escaped(card['where'])}: {escaped(card['message'])}</div>"
-        f"<div>What to try: {escaped(card['remedy'])}</div>"
-        f"<details><summary>The last events, and the traceback</summary><ul>{before}</ul>"
-        f"<pre>{escaped(card['traceback'])}</pre></details>"
-    )
+    before = tag("ul", *(tag("li", line) for line in card["before"]))
+    title = tag("summary", "The last events, and the traceback")
+    failed = tag("div", tag("b", "Failed"), f" in {card['where']}: {card['message']}")
+    advice = tag("div", f"What to try: {card['remedy']}")
+    return failed + advice + tag("details", title, before, tag("pre", card["traceback"]))
 
 
 def static_form(run: RunView) -> str:
     """Return a run as HTML that needs no script and no kernel."""
     p = run.progress
     if p.status not in FINAL_STATES:
-        return f"<div style='{WRAP}'>{as_html(p)}<div>The run was still active when this output was saved.</div></div>"
-    warnings = "".join(
-        f"<div>⚠ <b>{diagnosis.title}.</b> {escaped(diagnosis.finding)} {escaped(diagnosis.advice)}</div>"
+        note = tag("div", "The run was still active when this output was saved.")
+        return tag("div", Html(as_html(p)), note, style=WRAP)
+    warnings = [
+        tag("div", "⚠ ", tag("b", f"{diagnosis.title}."), f" {diagnosis.finding} {diagnosis.advice}")
         for diagnosis in diagnose(p.rows)
-    )
-    return f"<div style='{WRAP}'>{failure_html(p)}{static_run(run)}{warnings}</div>"
+    ]
+    return tag("div", Html(failure_html(p)), Html(static_run(run)), *warnings, style=WRAP)
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #458e2ad6
 PING_TIMEOUT_S = 0.6
@@ -224,7 +223,7 @@ class LiveCell(Panel):
         in_memory = available_groups(self.run)
         with self.progress.lock:
             return {
-                "columns": COLUMNS,
+                "columns": CURVE_COLUMNS,
                 "rows": curve_points(self.progress.rows, from_row),
                 "total": len(self.progress.rows),
                 "groups": group_entries(self.progress, in_memory, last=60),

@@ -9,7 +9,6 @@ __all__ = ['Scores', 'MIN_SCORE_GAP', 'MAX_SCORE_STEP', 'rank_order', 'scores_fo
            'already_trained_notice', 'apply_scores', 'write_rewards']
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #85a121e6
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..core.events import GroupDone
-from ..core.jsonable import finite_or_none
+from ..core.jsonable import finite_or_none, text_digest
 from ..rewards.journal import Current, Journal, with_overrides
 from ..rewards.judges import Judgment, group_id
 from ..rewards.rubrics import Verdict, conversation, rubric_id
@@ -201,7 +200,7 @@ def step_of(store: RunStore, group: TrajectoryGroup) -> int | None:  # None if t
     if name:
         for event in store.events():
             if isinstance(event, GroupDone) and event.group == name:
-                return event.step + 1
+                return event.step
     text = _conversation_text(group)
     for step in store.steps("train")[::-1][:100]:
         if any(_conversation_text(stored) == text for stored in store.read_groups("train", step)):
@@ -239,7 +238,7 @@ def _assign_group_id(group: TrajectoryGroup, step: int | None) -> None:
     if group.metadata.get("group_id") or (step is not None and group_id(group)):
         return
     text = group_id(group) + _conversation_text(group)
-    group.metadata["group_id"] = "g-" + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+    group.metadata["group_id"] = "g-" + text_digest(text)[:12]
 
 
 def already_trained_notice(

@@ -55,23 +55,23 @@ def reply_command(
 
     @wraps(reply)
     def method(viewer: "RolloutViewer", *args: Any, **kwargs: Any) -> Any:
-        return reply(viewer.rows, *args, **kwargs)
+        return reply(viewer.rollout_index, *args, **kwargs)
 
     index_parameter = next(iter(inspect.signature(reply).parameters))
     method.__annotations__ = reply.__annotations__ | {index_parameter: Any}  # it receives the panel
     return command(thread=True)(_raises_view_error(method))
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #b24f9841
-def write_override(rows: RolloutIndex, row: int, score: float, reason: str) -> dict:
+def write_override(index: RolloutIndex, row: int, score: float, reason: str) -> dict:
     """Write a person's score into the journal of the run. Return the new number of rows."""
-    if rows.store is None:
+    if index.store is None:
         raise ViewError("These rollouts are not in a run directory. Call art.judge(group) to score them.")
     if not 0 <= score <= 1:
         raise ViewError(f"Invalid score {score}: a score is between 0 and 1.")
-    ref = rows.locate(row)
-    Journal(rows.store.path).append(override(ref.key, {ref.index: score}, reason, ref.part.step))
-    rows.refresh()
-    return {"rows": len(rows)}
+    ref = index.locate(row)
+    Journal(index.store.path).append(override(ref.key, {ref.index: score}, reason, ref.part.step))
+    index.refresh()
+    return {"rows": len(index)}
 
 
 _write_lock = Lock()  # an unused name stays unused until its file is written
@@ -98,7 +98,7 @@ class RolloutViewer(Panel):
         **traits: Any,
     ):
         self.what = list(what) if isinstance(what, Iterator) else what  # it is read again for the static form
-        self.rows = open_rollouts(self.what)
+        self.rollout_index = open_rollouts(self.what)
         self._jump_numbers = count(1)
         super().__init__(key=f"viewer-{what if isinstance(what, str | Path) else id(what)}", **traits)
 
@@ -114,25 +114,25 @@ class RolloutViewer(Panel):
         turn: int | None = None,
     ) -> None:
         """Show a rollout and one of its turns in the page."""
-        row, turn_of_link = (link, None) if isinstance(link, int) else resolve(self.rows, link)
+        row, turn_of_link = (link, None) if isinstance(link, int) else resolve(self.rollout_index, link)
         place = {"id": row, "turn": turn_of_link if turn is None else turn}
         self.ui = self.ui | place | {"ids": []}
         self._set_trait("jump", place | {"seq": next(self._jump_numbers)})
 
     def refresh(self) -> None:
         """Load new steps of the run."""
-        if self.rows.refresh():
-            self.send_update({"rows": len(self.rows)})
+        if self.rollout_index.refresh():
+            self.send_update({"rows": len(self.rollout_index)})
 
     @command(thread=True)
     def index(self, from_row: int = 0, columns: list[str] | None = None) -> Any:
         """Return the index from a row on."""
-        return index_reply(self.rows, from_row, columns)
+        return index_reply(self.rollout_index, from_row, columns)
 
     @command
     def page(self, ids: list[int]) -> Any:
         """Return previews of rows."""
-        return page_reply(self.rows, ids)
+        return page_reply(self.rollout_index, ids)
 
     select = reply_command(select_reply)
     search = reply_command(search_reply)
@@ -148,7 +148,7 @@ class RolloutViewer(Panel):
         """Return the terms of the objective for one token."""
         from art_nb.views.token_objective import objective_reply  # imports torch
 
-        return objective_reply(self.rows, id, turn, token, losses)
+        return objective_reply(self.rollout_index, id, turn, token, losses)
 
     @command(thread=True)
     @_raises_view_error
@@ -156,13 +156,13 @@ class RolloutViewer(Panel):
         """Return the effect of each loss on the tokens of a turn."""
         from art_nb.views.token_objective import objective_tokens_reply
 
-        return objective_tokens_reply(self.rows, id, turn, losses)
+        return objective_tokens_reply(self.rollout_index, id, turn, losses)
 
     @command(thread=True)
     @_raises_view_error
     def override(self, id: int, score: float, reason: str = "") -> dict:
         """Write a person's score into the journal."""
-        reply = write_override(self.rows, id, score, reason)
+        reply = write_override(self.rollout_index, id, score, reason)
         self.send_update(reply)
         return reply
 
@@ -172,7 +172,7 @@ class RolloutViewer(Panel):
         """Write selected rollouts into one HTML file in the working directory."""
         from art_nb.reports.report import export
 
-        return {"path": write_new("rollouts", ".html", partial(export, self.rows, ids)).name}
+        return {"path": write_new("rollouts", ".html", partial(export, self.rollout_index, ids)).name}
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #bd6eac3f
 def view(what: Any) -> RolloutViewer:

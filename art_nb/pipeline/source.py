@@ -183,7 +183,7 @@ class PipelineSource:
             self.clock.waited_s += time.perf_counter() - start
 
     def _next_step(self) -> int:
-        return self.run.step + self.is_learning
+        return self.run.step + 1 + self.is_learning
 
     def has_more(self) -> bool:
         """Return whether there may be another step."""

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from ..core.types import BackendMissing, StoreError, TrainError
 from ..models.gguf import check_complete
 from art_nb.policy.architectures import (
-    ADVICE,
+    SUPPORTED_MODELS_ADVICE,
     KEY_MAPPING,
     OTHER_PARTS,
     WRAPPED_PREFIX,
@@ -141,7 +141,7 @@ PROBE_TOKENS, PROBE_WINDOW = 12, 4  # the rows must be longer than the window
 
 
 def probe_rows(model, tokenizer) -> list[list[int]]:
-    """Return two rows of token ids with the same length and a common prefix."""
+    """Return two rows of token IDs with the same length and a common prefix."""
     ids = tokenizer(PROBE)["input_ids"][:PROBE_TOKENS]
     vocabulary = model.get_input_embeddings().num_embeddings
     if max(ids) >= vocabulary:
@@ -228,14 +228,15 @@ def checked_policy(model, tokenizer, **options) -> Policy:
         if out_of_memory(error):
             raise
         raise TrainError(
-            f"{name} cannot be trained here: it does not run with art_nb's attention ({error_line(error)}). {ADVICE}"
+            f"{name} cannot be trained here: it does not run with art_nb's attention ({error_line(error)}). "
+            f"{SUPPORTED_MODELS_ADVICE}"
         ) from error
     for path, logprobs in paths.items():
         error = float((logprobs - expected).square().mean().sqrt() / expected.std())
         if not error <= TOLERANCE[policy.dtype]:  # also if it is NaN
             raise TrainError(
                 f"{name} has a part that art_nb does not compute: the {path} computes other probabilities "
-                f"than transformers (relative difference {error:.2g}). {ADVICE}"
+                f"than transformers (relative difference {error:.2g}). {SUPPORTED_MODELS_ADVICE}"
             )
     return policy
 

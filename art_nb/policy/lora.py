@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
-from .architectures import ADVICE, logit_scale
+from .architectures import SUPPORTED_MODELS_ADVICE, logit_scale
 from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
@@ -166,7 +166,8 @@ def _attend(
     """Attention function for layers that run with the code of transformers."""
     if softcap is not None or s_aux is not None:
         raise TrainError(
-            "This model has capped attention scores or attention sinks, which art_nb does not compute. " + ADVICE
+            "This model has capped attention scores or attention sinks, which art_nb does not compute. "
+            + SUPPORTED_MODELS_ADVICE
         )
     scale = module.head_dim**-0.5 if scaling is None else scaling
     flat = (t[0].transpose(0, 1) for t in (query, key, value))
@@ -329,7 +330,13 @@ class Policy:
         return sorted(self.targets if self.prefix == "model." else self.layers)
 
     def outer_name(self, name: str) -> str:
-        """Return the name of a tensor of `model` in the whole checkpoint."""
+        """Return the name of a tensor of `model` in the whole checkpoint.
+
+        Parameters
+        ----------
+        name : str
+            Name of a tensor of `model`.
+        """
         return self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
 
     @property
@@ -347,7 +354,13 @@ class Policy:
         return [p for layer in self.layers.values() for p in (layer.A, layer.B)]
 
     def cast(self, weights: Mapping[str, torch.Tensor] | None = None) -> WorkingAdapter:
-        """Return an adapter, by default the masters, in the dtype of the model. If it equals `working`, return that."""
+        """Return an adapter, by default the masters, in the dtype of the model. If it equals `working`, return that.
+
+        Parameters
+        ----------
+        weights : dict of Tensor, optional
+            Adapter in the names of PEFT. Default: the masters.
+        """
         names = {layer: [f"{name}.lora_{k}.weight" for k in "AB"] for name, layer in self.layers.items()}
 
         def matrices(layer: LoRALinear) -> tuple[torch.Tensor, torch.Tensor]:
@@ -379,14 +392,29 @@ class Policy:
     ) -> torch.Tensor:
         """Return the last hidden states [S, hidden] of flat tokens.
 
-        `attend` is the attention function. `adapters` are the adapters of the tokens, by default the trained one.
+        Parameters
+        ----------
+        tokens_S : Tensor
+            Token IDs [S].
+        positions_S : Tensor
+            Position of each token [S] in its sequence.
+        attend : callable
+            Attention function.
+        adapters : sequence of AdapterPart, optional
+            Adapters of the tokens. Default: the trained adapter for all tokens.
         """
         self._parts.parts = adapters or [(self.working, None)]
         out = self.model.model(input_ids=tokens_S[None], position_ids=positions_S[None], use_cache=False, attend=attend)
         return out.last_hidden_state[0]
 
     def logits(self, hidden_N) -> torch.Tensor:
-        """Return the fp32 logits [N, vocabulary] of hidden states."""
+        """Return the fp32 logits [N, vocabulary] of hidden states.
+
+        Parameters
+        ----------
+        hidden_N : Tensor
+            Hidden states [N, hidden] from `hidden`.
+        """
         head, bias, scale = self._head(), self._head_bias(), logit_scale(self.model.config)
         with bf16_products(hidden_N):
             recorded = torch.is_grad_enabled()
@@ -399,7 +427,19 @@ class Policy:
     def scores(
         self, hidden_N, target_N, temperature: float = 1.0, *, with_entropy: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logprob of each target and the entropy [N], which has a gradient if `with_entropy` is set."""
+        """Return the logprob of each target and the entropy, both [N].
+
+        Parameters
+        ----------
+        hidden_N : Tensor
+            Hidden states [N, hidden] from `hidden`.
+        target_N : Tensor
+            ID of the target token at each position [N].
+        temperature : float
+            Sampling temperature by which the logits are divided.
+        with_entropy : bool
+            Whether the entropy has a gradient.
+        """
         if getattr(self.model.config, "final_logit_softcapping", None) is None:
             return token_logprobs(
                 hidden_N,

@@ -316,7 +316,7 @@ class MemoryPlan:
     checkpointing : bool
         Whether the learner recomputes decoder layers in the backward pass.
     tokens_per_batch : int
-        Tokens of a micro-batch. A longer row is a micro-batch of its own.
+        Tokens of a micro-batch. A longer row gets its own micro-batch.
     logit_chunk : int
         Number of tokens whose logits are computed at the same time.
     prefill_tokens : int

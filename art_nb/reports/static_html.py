@@ -85,9 +85,9 @@ def metrics_of(record: np.void) -> list[float | int]:
     return [record[name].item() for name in METRICS]
 
 
-def headline(rows: RolloutIndex, row: int) -> str:
+def headline(index: RolloutIndex, row: int) -> str:
     """Return the position, scores and flags of a rollout in one line."""
-    ref = rows.locate(row)
+    ref = index.locate(row)
     record = ref.values
     names = [name.replace("_", " ") for name, bit in FLAGS.items() if record["flags"] & bit and name != "exception"]
     numbers = {name: float(record[name]) for name in ("reward", "advantage", "ruler")}
@@ -113,7 +113,7 @@ def _grid(rows: Sequence[Sequence[str]]) -> str:
 
 
 def rollout_html(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     row: int,
     level: DetailLevel,
     skip: int = 0,  # messages at the beginning that are shown elsewhere
@@ -122,7 +122,7 @@ def rollout_html(
 
     The first `skip` messages are omitted.
     """
-    rollout = rows.locate(row).trajectory
+    rollout = index.locate(row).trajectory
     if isinstance(rollout, PydanticException):
         summary = f"failed: {rollout.type}: {one_line(rollout.message, 120)}"
         return details(summary, _pre(rollout.traceback or rollout.message, level))
@@ -130,24 +130,24 @@ def rollout_html(
     return Html("".join([*_details(rollout, level), *shared, messages_html(conversation_of(rollout)[skip:], level)]))
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #240e6205
-def _has_steps(rows: RolloutIndex) -> bool:
-    return rows.store is not None or any(part.step for part in rows.parts)  # groups in memory have no step
+def _has_steps(index: RolloutIndex) -> bool:
+    return index.store is not None or any(part.step for part in index.parts)  # groups in memory have no step
 
 
 def _finished_rewards(records: np.ndarray) -> np.ndarray:
     return records["reward"][records["status"] == 0]
 
 
-def group_line(rows: RolloutIndex, group: int) -> str:
+def group_line(index: RolloutIndex, group: int) -> str:
     """Return the scenario, the rewards and the failures of a group in one line."""
-    ref = rows.locate_group(group)
+    ref = index.locate_group(group)
     records = ref.rows
     rewards = _finished_rewards(records)
     failed = int((records["status"] == 1).sum())
     is_flat = len(records) and records["flags"][0] & FLAGS["zero_variance"]
     facts = [
         one_line(ref.name or f"group {ref.position}"),
-        f"step {ref.part.step}" if _has_steps(rows) else "",
+        f"step {ref.part.step}" if _has_steps(index) else "",
         f"{len(rewards)} rollouts",
         f"reward {rewards.mean():.3g} ± {rewards.std():.3g}" if len(rewards) else "no finished rollout",
         "all rewards equal: nothing to learn here" if is_flat else "",
@@ -156,33 +156,33 @@ def group_line(rows: RolloutIndex, group: int) -> str:
     return " · ".join(filter(None, facts))
 
 
-def lost_line(rows: RolloutIndex) -> str:
+def lost_line(index: RolloutIndex) -> str:
     """Return which steps could not be read, and why."""
     return "; ".join(
         f"step {step} of {split} could not be read: {one_line(reason, 200)}"
-        for (split, step), reason in [*rows.lost.items()][:5]
+        for (split, step), reason in [*index.lost.items()][:5]
     )
 
 
-def _shared_messages(rows: RolloutIndex, ids: Sequence[int]) -> list[dict[str, Any]]:
-    rollouts = [rows.locate(row).trajectory for row in ids]
+def _shared_messages(index: RolloutIndex, ids: Sequence[int]) -> list[dict[str, Any]]:
+    rollouts = [index.locate(row).trajectory for row in ids]
     threads = [conversation_of(rollout) for rollout in rollouts if isinstance(rollout, Trajectory)]
     return threads[0][: shared_count(threads)] if threads else []
 
 
-def group_html(rows: RolloutIndex, group: int, level: DetailLevel) -> Html:
+def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
     """Return a group as HTML: its scores, the shared messages, and the rest of each rollout."""
-    records = rows.locate_group(group).rows
+    records = index.locate_group(group).rows
     total = len(records)
     ids = records["id"][np.argsort(-np.nan_to_num(records["reward"], nan=-np.inf), kind="stable")].tolist()
-    selected, shared = _evenly_spaced(ids, level.rollouts), _shared_messages(rows, ids[:32])
+    selected, shared = _evenly_spaced(ids, level.rollouts), _shared_messages(index, ids[:32])
     lines = [[int(record["idx_in_group"]), *metrics_of(record)] for record in records[: level.lines]]
     parts = [table(["rollout", *METRICS], lines)]
     if total > level.lines:
         parts.append(tag("p", tag("i", f"{total - level.lines} more rollouts")))
     if shared:
         parts.append(details(f"what they share: {len(shared)} messages", messages_html(shared, level)))
-    parts += [details(headline(rows, row), rollout_html(rows, row, level, len(shared))) for row in selected]
+    parts += [details(headline(index, row), rollout_html(index, row, level, len(shared))) for row in selected]
     if len(selected) < total:
         parts.append(tag("p", tag("i", f"shown in full: {len(selected)} of {total}")))
     return Html("".join(parts))
@@ -195,27 +195,27 @@ def _evenly_spaced(values: Sequence[int], count: int) -> list[int]:
 # %% ../../nbs/80_reports/30_static_html.ipynb #28eeabb2
 def static_trajectory(trajectory: Trajectory, limit: int = LIMIT) -> Html:
     """Return one trajectory as static HTML."""
-    rows = load_all(trajectory)
-    title = tag("div", tag("b", "Trajectory"), f" · {headline(rows, 0).partition(' · ')[2]}")
-    return fit_to_bytes(lambda level: tag("div", title, rollout_html(rows, 0, level), style=WRAP), limit)
+    index = load_all(trajectory)
+    title = tag("div", tag("b", "Trajectory"), f" · {headline(index, 0).partition(' · ')[2]}")
+    return fit_to_bytes(lambda level: tag("div", title, rollout_html(index, 0, level), style=WRAP), limit)
 
 
 def static_group(group: TrajectoryGroup, limit: int = LIMIT) -> Html:
     """Return a group as static HTML."""
-    rows = load_all(group)
-    if not len(rows):
+    index = load_all(group)
+    if not len(index):
         return tag("div", tag("b", "Group"), " · no rollouts")
-    title = tag("div", tag("b", "Group"), f" · {group_line(rows, 0)}")
-    return fit_to_bytes(lambda level: tag("div", title, group_html(rows, 0, level), style=WRAP), limit)
+    title = tag("div", tag("b", "Group"), f" · {group_line(index, 0)}")
+    return fit_to_bytes(lambda level: tag("div", title, group_html(index, 0, level), style=WRAP), limit)
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #18d26c50
 def representative_groups(
-    rows: RolloutIndex, step: tuple[str, int] | None = None
+    index: RolloutIndex, step: tuple[str, int] | None = None
 ) -> dict[int, str]:  # by group, why it was selected
     """Return the best, the worst and the most varied group of a step, or of all steps."""
-    parts = [part for part in rows.parts if step in (None, (part.split, part.step))]
+    parts = [part for part in index.parts if step in (None, (part.split, part.step))]
     groups = [group for part in parts for group in np.unique(part.table["group"]).tolist()]
-    rewards = {group: _finished_rewards(rows.locate_group(group).rows) for group in groups}
+    rewards = {group: _finished_rewards(index.locate_group(group).rows) for group in groups}
     rewards = {group: values for group, values in rewards.items() if len(values) and np.isfinite(values).all()}
     selected: dict[int, str] = {}
     for reason, key in (
@@ -229,38 +229,38 @@ def representative_groups(
     return selected
 
 
-def groups_html(rows: RolloutIndex, selected: dict[int, str], level: DetailLevel) -> Html:
+def groups_html(index: RolloutIndex, selected: dict[int, str], level: DetailLevel) -> Html:
     """Return groups as collapsed sections."""
     return Html(
         "".join(
-            details(f"{reason}: {group_line(rows, group)}", group_html(rows, group, level))
+            details(f"{reason}: {group_line(index, group)}", group_html(index, group, level))
             for group, reason in selected.items()
         )
     )
 
 
-def _groups_table(rows: RolloutIndex, level: DetailLevel) -> Html:
+def _groups_table(index: RolloutIndex, level: DetailLevel) -> Html:
     lines = []
-    for group in range(min(rows.groups, level.lines)):
-        ref = rows.locate_group(group)
+    for group in range(min(index.groups, level.lines)):
+        ref = index.locate_group(group)
         records = ref.rows
         rewards = _finished_rewards(records).astype(float)
         scores = (float(rewards.mean()), float(rewards.std())) if len(rewards) else (np.nan, np.nan)
         lines.append([ref.part.step, one_line(ref.name or f"group {group}"), len(records), *scores])
-    skip = 0 if _has_steps(rows) else 1
+    skip = 0 if _has_steps(index) else 1
     return table(
         ["step", "scenario", "rollouts", "mean reward", "std"][skip:],
         [line[skip:] for line in lines],
-        f"{rows.groups} groups" + (f", the first {level.lines} of them" if rows.groups > level.lines else ""),
+        f"{index.groups} groups" + (f", the first {level.lines} of them" if index.groups > level.lines else ""),
     )
 
 
 def static_groups(groups: Any, limit: int = LIMIT) -> Html:
     """Return a list of groups, steps of groups, or files of other programs as static HTML."""
-    rows = load_all(groups)
-    title, selected = facts_line(rows.title, f"{len(rows)} rollouts", lost_line(rows)), representative_groups(rows)
+    index = load_all(groups)
+    title, selected = facts_line(index.title, f"{len(index)} rollouts", lost_line(index)), representative_groups(index)
     return fit_to_bytes(
-        lambda level: tag("div", title, _groups_table(rows, level), groups_html(rows, selected, level), style=WRAP),
+        lambda level: tag("div", title, _groups_table(index, level), groups_html(index, selected, level), style=WRAP),
         limit,
     )
 
@@ -339,20 +339,20 @@ def static_run(
     limit: int = LIMIT,
 ) -> Html:
     """Return a run as static HTML: its steps, its curves, and representative groups of the newest step."""
-    rows = open_rollouts(run)
-    if rows.store is None:
+    index = open_rollouts(run)
+    if index.store is None:
         return static_groups(run, limit)
-    while not rows.load(0) and not any(part.split == "train" for part in rows.parts):
+    while not index.load(0) and not any(part.split == "train" for part in index.parts):
         pass
-    newest = next((part for part in rows.parts if part.split == "train"), next(iter(rows.parts), None))
+    newest = next((part for part in index.parts if part.split == "train"), next(iter(index.parts), None))
     selected, heading = {}, ""
-    if newest is not None and (selected := representative_groups(rows, (newest.split, newest.step))):
+    if newest is not None and (selected := representative_groups(index, (newest.split, newest.step))):
         heading = f"groups of step {newest.step}" + ("" if newest.split == "train" else f" ({newest.split})")
-    images, store = curves(rows.store), rows.store
+    images, store = curves(index.store), index.store
     state = f"{run.status} at {step_count(run.step, run.progress.steps)}" if isinstance(run, RunView) else ""
     title = [
-        tag("div", tag("b", rows.title), f" · {_about(store)}" if _about(store) else ""),
-        facts_line(state, note, lost_line(rows)),
+        tag("div", tag("b", index.title), f" · {_about(store)}" if _about(store) else ""),
+        facts_line(state, note, lost_line(index)),
     ]
     hint = tag("p", tag("code", f'art_nb.view("{store.path}")'), " opens it again")
     return fit_to_bytes(
@@ -362,7 +362,7 @@ def static_run(
             steps_table(store, level),
             images,
             tag("div", heading),
-            groups_html(rows, selected, level),
+            groups_html(index, selected, level),
             hint,
             style=WRAP,
         ),

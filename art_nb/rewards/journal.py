@@ -12,7 +12,6 @@ __all__ = ['Current', 'Scored', 'Pick', 'current', 'Journal', 'override', 'with_
            'Disagreement', 'disagreements', 'every_pair', 'best_against_worst', 'preference_pairs', 'write_pairs']
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #07c71798
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import combinations
@@ -22,7 +21,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..core.events import fits
-from ..core.files import append_lines, atomic_write, read_lines
+from ..core.files import append_lines, atomic_write, json_lines, read_lines
 from ..core.jsonable import plain
 from .judges import Judgment, group_id
 from .rubrics import conversation, rubric_id, shared_prefix
@@ -300,5 +299,5 @@ def _pair(better: Scored, worse: Scored, group: str) -> dict[str, Any]:
 
 def write_pairs(path: str | Path, pairs: Iterable[Mapping[str, Any]]) -> Path:
     """Write preference pairs as JSON lines."""
-    atomic_write(path, b"".join(json.dumps(plain(pair)).encode() + b"\n" for pair in pairs))
+    atomic_write(path, json_lines(map(plain, pairs)))
     return Path(path)

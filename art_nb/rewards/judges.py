@@ -8,7 +8,6 @@ __all__ = ['PROMPT_VERSION', 'JUDGE_NAMES', 'Judgment', 'group_id', 'PythonRule'
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #3a67301b
 import asyncio
-import hashlib
 import json
 import re
 import threading
@@ -23,6 +22,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ..core.files import DAMAGED, append_lines, read_lines
+from ..core.jsonable import text_digest
 from ..core.types import JudgeError, suggest_name
 from ..models.model import Model
 from .llm_judges import Judge, JudgeReply, endpoint_judge, litellm_judge, local_judge, model_judge
@@ -68,7 +68,15 @@ class PythonRule:
         self.name = self.name or f"rule {getattr(self.rule, '__name__', type(self.rule).__name__)}"
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Call the function for each trajectory."""
+        """Call the function for each trajectory.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         return JudgeReply([await self._verdict(trajectory) for trajectory in question.trajectories])
 
     async def _verdict(self, trajectory: Trajectory) -> Verdict:
@@ -199,7 +207,13 @@ class JudgeCache:
         self._entries, self._read_size = {}, -1  # bytes of the file that were read
 
     def get(self, key: str) -> JudgeReply | None:
-        """Return a reply, or None. The file is read again if it has grown."""
+        """Return a reply, or None. The file is read again if it has grown.
+
+        Parameters
+        ----------
+        key : str
+            Result of `judge_cache_key`.
+        """
         with self._lock:
             size = self.path.stat().st_size if self.path.exists() else 0
             if key not in self._entries and size != self._read_size:
@@ -214,7 +228,19 @@ class JudgeCache:
             return None
 
     def put(self, key: str, judge: str, reply: JudgeReply, settings: str = "") -> None:
-        """Add a reply."""
+        """Add a reply.
+
+        Parameters
+        ----------
+        key : str
+            Result of `judge_cache_key`.
+        judge : str
+            Name of the judge.
+        reply : JudgeReply
+            Its reply.
+        settings : str
+            Parameters of the request, on which the reply depends.
+        """
         row = {
             "key": key,
             "judge": judge,
@@ -250,8 +276,7 @@ def judge_cache_key(
     repeat: int,
 ) -> str:
     """Return the key of an answer in the cache."""
-    parts = json.dumps([PROMPT_VERSION, judge, settings, question.digest(), repeat])
-    return hashlib.sha256(parts.encode("utf-8", "backslashreplace")).hexdigest()
+    return text_digest(json.dumps([PROMPT_VERSION, judge, settings, question.digest(), repeat]))
 
 
 @dataclass(slots=True)
@@ -268,7 +293,15 @@ class CachedJudge:
         return self.inner.name
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Answer from the cache if possible, at no cost."""
+        """Answer from the cache if possible, at no cost.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         settings = getattr(self.inner, "settings", "")  # custom judges can have none
         key = judge_cache_key(self.name, settings, question, repeat)
         cached = await asyncio.to_thread(self.cache.get, key)
@@ -294,7 +327,15 @@ class ReplayJudge:
         self.name, self.settings = matches[0] if matches else (self.name, "")
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Return the recorded answer. Raise `JudgeError` if there is none."""
+        """Return the recorded answer. Raise `JudgeError` if there is none.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         key = judge_cache_key(self.name, self.settings, question, repeat)
         recorded = await asyncio.to_thread(self.cache.get, key)
         if recorded is None:

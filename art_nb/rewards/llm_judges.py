@@ -129,7 +129,15 @@ class ListwiseJudge:
     lasting: bool = True
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Score the trajectories of a question side by side."""
+        """Score the trajectories of a question side by side.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         return await ask_until_complete(self.complete, question, self.attempts)
 
 # %% ../../nbs/20_rewards/10_llm_judges.ipynb #07156be7
@@ -399,7 +407,15 @@ class PointwiseJudge:
     settings: str = "{}"
 
     async def judge(self, question: JudgeQuestion, repeat: int = 0) -> JudgeReply:
-        """Grade each trajectory of a question."""
+        """Grade each trajectory of a question.
+
+        Parameters
+        ----------
+        question : JudgeQuestion
+            The trajectories to score, and the rubric.
+        repeat : int
+            Number of the repetition, from 0.
+        """
         replies = await asyncio.gather(*(self.complete(grading_prompt(question, t)) for t in question.trajectories))
         return JudgeReply(
             [expected_grade(reply.top) for reply in replies],

@@ -15,7 +15,6 @@ __all__ = ['DEFAULT_RUBRIC', 'SYSTEM', 'REPAIRS', 'INJECTION_PATTERNS', 'rubric_
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #ca9aaed7
 import ast
-import hashlib
 import json
 import math
 import re
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.jsonable import plain, utf8_text
+from ..core.jsonable import plain, text_digest, utf8_text
 from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #689b6fd3
@@ -37,7 +36,7 @@ DEFAULT_RUBRIC = """\
 
 def rubric_id(rubric: str) -> str:  # twelve hexadecimal digits
     """Return the ID of a rubric, a hash of its text."""
-    return hashlib.sha256(rubric.strip().encode("utf-8", "backslashreplace")).hexdigest()[:12]
+    return text_digest(rubric.strip())[:12]
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #06668890
 def conversation(
@@ -72,7 +71,7 @@ class JudgeQuestion:
     def digest(self) -> str:
         """Return a hash of everything that the answer can depend on."""
         parts = [[conversation(t), plain(t.tools)] for t in self.trajectories]
-        return hashlib.sha256(_dump([self.rubric, parts]).encode()).hexdigest()
+        return text_digest(_dump([self.rubric, parts]))
 
 
 def shared_prefix(

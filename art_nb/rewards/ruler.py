@@ -368,7 +368,7 @@ def judgments_of(
 # %% ../../nbs/20_rewards/30_ruler.ipynb #004d402f
 def _gathering() -> tuple[Bus | None, int]:
     gather = gathering.get()
-    return (None, 0) if gather is None else (gather.bus, gather.step + bool(gather.bus))  # the step that is made next
+    return (None, 0) if gather is None or gather.bus is None else (gather.bus, gather.step)
 
 
 def _warn(bus: Bus | None, group: str, message: str) -> None:

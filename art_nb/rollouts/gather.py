@@ -132,7 +132,7 @@ class GatherProgress:
     max_exceptions: int | float = 0
     timeout_s: float | None = None
     bus: Bus | None = None
-    step: int = 0
+    step: int = 1  # the training step that the rollouts are for
     show: Callable[["GatherProgress", int], None] = lambda gather, ended: None  # called when `ended` rollouts finish
     means: Means = field(default_factory=Means)
     failures: int = 0
@@ -272,7 +272,7 @@ async def gather_trajectories(
     max_exceptions: int | float = 0,
     timeout_s: float | None = None,
     bus: Bus | None = None,
-    step: int = 0,
+    step: int = 1,
 ) -> list[Any]:
     """Run rollouts concurrently.
 
@@ -291,7 +291,7 @@ async def gather_trajectories(
     bus : Bus, optional
         Receives an event at the start and end of each rollout.
     step : int
-        Training step that is written to the events.
+        Training step that the rollouts are for. It is written to the events.
 
     Returns
     -------
@@ -390,7 +390,7 @@ async def gather_trajectory_groups(
     after_each: AfterEach | None = None,
     timeout_s: float | None = None,
     bus: Bus | None = None,
-    step: int = 0,
+    step: int = 1,
 ) -> list[TrajectoryGroup]:
     """Run groups of rollouts concurrently.
 
@@ -414,7 +414,7 @@ async def gather_trajectory_groups(
     bus : Bus, optional
         Receives an event for each rollout and each group.
     step : int
-        Training step that is written to the events.
+        Training step that the rollouts are for. It is written to the events.
 
     Returns
     -------
@@ -467,7 +467,7 @@ async def trajectory_group_batches(
     pbar_desc : str, optional
         Label of the progress bar. `None` shows no bar.
     after_each, timeout_s, bus : optional
-        As in `gather_trajectory_groups`. The step in the events is the number of the batch.
+        As in `gather_trajectory_groups`. The step in the events is the number of the batch, starting at 1.
 
     Returns
     -------
@@ -476,7 +476,7 @@ async def trajectory_group_batches(
     """
     source, total = iter(groups), math.ceil(len(groups) / batch_size) if isinstance(groups, Sized) else None
     _discard_groups(islice(source, skip_batches * batch_size))
-    batches = enumerate(iter(lambda: list(islice(source, batch_size)), []), skip_batches)
+    batches = enumerate(iter(lambda: list(islice(source, batch_size)), []), skip_batches + 1)
     options = {"max_exceptions": max_batch_exceptions, "after_each": after_each, "timeout_s": timeout_s, "bus": bus}
     jobs = (gather_trajectory_groups(batch, pbar_desc=None, step=step, **options) for step, batch in batches)
     async with aclosing(in_order(jobs, max_concurrent_batches)) as finished:

@@ -12,13 +12,14 @@
 __all__ = ['Item', 'DatasetBatch', 'iterate_dataset', 'shuffled_order', 'scenarios_of_step', 'scenario_metadata']
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #d45f1cce
-import hashlib
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
+
+from ..core.jsonable import text_digest
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #f835ad73
 Item = TypeVar("Item")
@@ -121,5 +122,5 @@ def _repr_id(scenario: Any) -> str:
     text = repr(scenario)
     if len(text) <= _ID_CHARS:
         return text
-    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    digest = text_digest(text)[:8]
     return f"{text[: _ID_CHARS - 1 - len(digest)]}…{digest}"

@@ -104,15 +104,39 @@ class Sampler(Protocol):
     def generate(
         self, prompt_ids: list[int], params: SamplingParams, adapter: str | None
     ) -> AsyncGenerator[SampledToken, None]:
-        """Stream the sampled tokens. Closing the iterator cancels the request."""
+        """Stream the sampled tokens. Closing the iterator cancels the request.
+
+        Parameters
+        ----------
+        prompt_ids : list of int
+            Token IDs of the whole prompt.
+        params : SamplingParams
+            Options of the request.
+        adapter : str or None
+            Key of a loaded adapter. None is the base model.
+        """
         ...
 
     def load(self, key: str, weights: Adapter) -> str:
-        """Make an adapter available under `key`. Return the tag of its weights."""
+        """Make an adapter available under `key`. Return the tag of its weights.
+
+        Parameters
+        ----------
+        key : str
+            Name of the adapter in requests.
+        weights : dict of Tensor
+            Tensors of the adapter in the names of PEFT.
+        """
         ...
 
     def unload(self, key: str) -> None:
-        """Remove an adapter."""
+        """Remove an adapter.
+
+        Parameters
+        ----------
+        key : str
+            Name of the adapter in requests.
+        """
 
     def loaded(self) -> list[str]:
         """Return the keys of all loaded adapters."""
@@ -217,7 +241,19 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 class QueuedSampler(Generic[RequestT]):
-    """Base class of samplers that run on the worker's thread. Subclasses set `request` and implement one iteration."""
+    """Base class of samplers that run on the worker's thread. Subclasses set `request` and implement one iteration.
+
+    Parameters
+    ----------
+    policy : Policy
+        Policy whose adapters are served.
+    worker : DeviceThread
+        Thread that owns the policy.
+    max_model_len : int or None
+        Maximum number of tokens of a prompt and its reply. None is the model's context length.
+    max_running : int
+        Maximum number of requests that run at the same time.
+    """
 
     request: type[RequestT]
     guides: frozenset[str] = frozenset()
@@ -258,12 +294,19 @@ class QueuedSampler(Generic[RequestT]):
         raise NotImplementedError
 
     async def generate(
-        self,
-        prompt_ids: list[int],  # ids of the whole prompt
-        params: SamplingParams,
-        adapter: str | None = None,  # a loaded key; None is the base model
+        self, prompt_ids: list[int], params: SamplingParams, adapter: str | None = None
     ) -> AsyncGenerator[SampledToken, None]:
-        """Stream the sampled tokens. Raise `ServeError` before the first token if the request is invalid."""
+        """Stream the sampled tokens. Raise `ServeError` before the first token if the request is invalid.
+
+        Parameters
+        ----------
+        prompt_ids : list of int
+            Token IDs of the whole prompt.
+        params : SamplingParams
+            Options of the request.
+        adapter : str or None
+            Key of a loaded adapter. None is the base model.
+        """
         tag, weights = self._check(prompt_ids, adapter)
         request = self.request(list(prompt_ids), params, tag, weights, TextStream(self.tokenizer, stop=params.stop))
         self._waiting.append(request)
@@ -307,7 +350,15 @@ class QueuedSampler(Generic[RequestT]):
         return ServeError("The backend was closed: create a new backend and register the model with it.", status=503)
 
     def load(self, key: str, weights: Adapter) -> str:
-        """Make an adapter available under `key`. Return the tag of its weights."""
+        """Make an adapter available under `key`. Return the tag of its weights.
+
+        Parameters
+        ----------
+        key : str
+            Name of the adapter in requests.
+        weights : dict of Tensor
+            Tensors of the adapter in the names of PEFT.
+        """
         if self._closed:
             raise self._closed_error()
         if mismatch := adapter_mismatch(self.policy, weights):
@@ -321,7 +372,13 @@ class QueuedSampler(Generic[RequestT]):
         return {name: tensor.float() for name, tensor in weights.items()}
 
     def unload(self, key: str) -> None:
-        """Remove an adapter."""
+        """Remove an adapter.
+
+        Parameters
+        ----------
+        key : str
+            Name of the adapter in requests.
+        """
         self._adapters.pop(key, None)
 
     def loaded(self) -> list[str]:

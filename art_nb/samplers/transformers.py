@@ -65,7 +65,7 @@ def sample_tokens(
     params: Sequence[SamplingParams],
     noise_BN: torch.Tensor,  # exponential numbers, `noise_size(V)` for each row
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sampled ids [B], their logprobs [B], and the logits after temperature and restrictions [B, V]."""
+    """Return sampled IDs [B], their logprobs [B], and the logits after temperature and restrictions [B, V]."""
     device = logits_BV.device
     greedy = torch.tensor([p.temperature == 0 for p in params], device=device)
     temperature = torch.tensor([p.temperature or 1.0 for p in params], dtype=torch.float32, device=device)

@@ -543,7 +543,7 @@ def signal_report(
     groups_rows : sequence of sequences of TokenRow, optional
         Rows of each group, if they exist already.
     step : int
-        Number of the step.
+        Number of the training step; 0 if it is unknown.
     max_length : int, optional
         Longest row that the learner accepts, in tokens. Default: no limit.
     truncated : {"keep", "mask", "drop"} or callable

@@ -36,7 +36,7 @@ from .deadlines import DeadlineRunner
 from .reply_stream import ReplyStream
 from art_nb.tokens.tool_calls import (
     CALL_MARK,
-    FORMATS,
+    CALL_FORMATS,
     call_format,
     call_prefix,
     detect_call_format,
@@ -363,7 +363,7 @@ class ChatFormat:
         template_format = detect_call_format(template) if self._shows_tools else "hermes"
         self.calls = call_format(tool_call_parser or template_format, tokenizer)
         self._run, self._text_arguments, self._one_call = DeadlineRunner(), False, False
-        if self._shows_tools and self._shows_calls and tool_call_parser in {None, *FORMATS}:
+        if self._shows_tools and self._shows_calls and tool_call_parser in {None, *CALL_FORMATS}:
             self._choose_call_format(tool_call_parser)
         elif self._shows_calls and not _can_render_calls(self, 1):
             self._text_arguments = True  # no effect if the template renders no calls at all
@@ -379,13 +379,13 @@ class ChatFormat:
 
     def _choose_call_format(self, parser: str | None) -> None:
         """Choose the call format, the type of arguments and the number of calls that the template can read back."""
-        names = [parser] if parser else sorted(FORMATS, key=lambda name: FORMATS[name] is not self.calls)
+        names = [parser] if parser else sorted(CALL_FORMATS, key=lambda name: CALL_FORMATS[name] is not self.calls)
         for name, self._text_arguments in product(names, (False, True)):
-            self.calls = FORMATS[name]
+            self.calls = CALL_FORMATS[name]
             if _reads_back(self, 1):
                 self._one_call = not _reads_back(self, 2)
                 return
-        self.calls, self._text_arguments = FORMATS[names[0]], False
+        self.calls, self._text_arguments = CALL_FORMATS[names[0]], False
         self._warn(
             "tool calls are not read",
             "A tool call that this model's chat template prints could not be parsed again "

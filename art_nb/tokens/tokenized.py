@@ -83,7 +83,13 @@ class TokenizedHistory:
     top_k: Any = None
 
     def tensorize(self, *, device: Any = None) -> Self:
-        """Return this record with tensors on `device`. Raise `BackendMissing` if torch is not installed."""
+        """Return this record with tensors on `device`. Raise `BackendMissing` if torch is not installed.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Device of the tensors. Default: the CPU.
+        """
         try:
             import torch
         except ImportError as error:
@@ -159,7 +165,13 @@ class TokenizedMultiHistoryTrajectory(_Rewarded):
     histories: list[TokenizedHistory]
 
     def tensorize(self, *, device: Any = None) -> Self:
-        """Return this record with tensors on `device`."""
+        """Return this record with tensors on `device`.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Device of the tensors. Default: the CPU.
+        """
         return replace(self, histories=[history.tensorize(device=device) for history in self.histories])
 
     def first_occurrence_masks(self, *, where: TokenFlag | None = None) -> list[list[bool]]:
@@ -192,7 +204,13 @@ class TokenizedTrajectoryGroup:
     metadata = property(lambda self: self.trajectory_group.metadata)
 
     def tensorize(self, *, device: Any = None) -> Self:
-        """Return this record with tensors on `device`."""
+        """Return this record with tensors on `device`.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Device of the tensors. Default: the CPU.
+        """
         return replace(self, trajectories=[trajectory.tensorize(device=device) for trajectory in self.trajectories])
 
 # %% ../../nbs/25_tokens/60_tokenized.ipynb #b7f6a1a5

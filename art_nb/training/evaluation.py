@@ -235,7 +235,7 @@ async def evaluate(
     evaluation.ci95()  # raises if the metric is missing or is not a proportion
     return evaluation
 
-
+# %% ../../nbs/65_training/70_evaluation.ipynb #e7a10002
 class EvaluationOptions(TypedDict, total=False):
     """Keyword arguments of `evaluate`, without `step`."""
 

@@ -34,8 +34,8 @@ from art_nb.core.events import (
     SignalReport,
     StepDone,
     Warned,
-    to_json,
 )
+from ..core.jsonable import plain
 from .heartbeat import FINAL_STATES
 
 # %% ../../nbs/65_training/30_progress.ipynb #67965128
@@ -129,7 +129,7 @@ class Progress:
         """Return whether an event concerns a rollout of a later step."""
         if isinstance(event, Judged):
             return any(event.group == other.group for other in self.early)
-        return isinstance(event, (RolloutStarted, RolloutDone, GroupDone)) and event.step > self.step
+        return isinstance(event, (RolloutStarted, RolloutDone, GroupDone)) and event.step > self.step + 1
 
     def add_time(self, now: float) -> None:
         """Add the time up to `now` to the current phase."""
@@ -287,9 +287,9 @@ EVENT_FIELDS = ("step", "rollout", "group", "micro_batch", "micro_batches", "rew
 
 def event_line(event: Event) -> str:
     """Return an event as one line."""
-    data = to_json(event)
-    fields = [f"{name}={str(data[name])[:80]}" for name in EVENT_FIELDS if data.get(name) not in (None, "")]
-    return " ".join([data["event"], *fields])
+    values = {name: plain(getattr(event, name, None)) for name in EVENT_FIELDS}
+    fields = [f"{name}={str(value)[:80]}" for name, value in values.items() if value not in (None, "")]
+    return " ".join([type(event).__name__, *fields])
 
 # %% ../../nbs/65_training/30_progress.ipynb #9d85637e
 def step_count(step: int, steps: int) -> str:

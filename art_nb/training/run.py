@@ -466,7 +466,13 @@ class Run(RunView):
                 self._thread.join(1.0)  # with a timeout, because a rollout may ignore its cancellation
 
     def interrupt(self, name: str) -> None:
-        """Stop after the current step. On the second call, stop at once. `name` is the signal's name."""
+        """Stop after the current step. On the second call, stop at once.
+
+        Parameters
+        ----------
+        name : str
+            Name of the signal, for the message.
+        """
         is_stopping = self.status == "stopping"
         later = f"stopping after step {self.step + 1}. A second {name} stops the run at once."
         print(f"{name}: {'stopping now.' if is_stopping else later}", flush=True)

@@ -179,9 +179,13 @@ def _start_rollout(rollout: Callable, model, scenario) -> Awaitable[Trajectory]:
 
 
 async def roll_out_step(
-    model, plan: TrainOptions, step: int, bus=None, after_each: Callable | None = None
+    model,
+    plan: TrainOptions,
+    step: int,  # number of finished steps
+    bus=None,
+    after_each: Callable | None = None,
 ) -> list[TrajectoryGroup]:
-    """Run all rollouts of a step and return its groups. If the plan has a seed, each request contains a seed."""
+    """Run all rollouts of the next step and return its groups. If the plan has a seed, each request contains a seed."""
     scenarios = scenarios_of_step(plan.scenarios, step, plan.groups_per_step, plan.seed or 0)
     groups = (
         TrajectoryGroup(
@@ -201,7 +205,7 @@ async def roll_out_step(
             timeout_s=plan.timeout_s,
             after_each=after_each or plan.after_each,
             bus=bus,
-            step=step,
+            step=step + 1,
         )
     if seeds and bus is not None and (reason := seed_faults(seeds, finished)):
         print_once(bus, reason)

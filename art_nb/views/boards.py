@@ -180,11 +180,22 @@ Renderer: TypeAlias = Callable[[Trajectory], list[Frame] | None]
 RENDERERS: dict[str, Renderer] = {"text grid": text_grid, "2048": game_2048, "tic-tac-toe": tic_tac_toe}
 
 
-def register_board(
-    fn: Renderer,  # returns frames {"ply", "rows": cells as text, "last": [row, column], "caption"}, or None
-    name: str | None = None,  # the name of `fn` if it is None
-) -> Renderer:  # `fn`, so that you can use `register_board` as a decorator
-    """Register a function that returns the frames of another game."""
+def register_board(fn: Renderer, name: str | None = None) -> Renderer:
+    """Register a function that returns the frames of another game.
+
+    Parameters
+    ----------
+    fn : callable
+        Function that receives a `Trajectory` and returns a list of frames, or None if it is another game. A frame
+        is a dict `{"ply", "rows": cells as text, "last": [row, column], "caption"}`.
+    name : str, optional
+        Name of the game. A game with the same name is replaced. Default: the name of `fn`.
+
+    Returns
+    -------
+    callable
+        `fn`, so that you can use `register_board` as a decorator.
+    """
     name = name or fn.__name__
     RENDERERS.pop(name, None)
     RENDERERS[name] = fn

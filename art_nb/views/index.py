@@ -275,9 +275,9 @@ def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
     return i, number - starts[i]
 
 # %% ../../nbs/75_views/30_index.ipynb #cfaf733f
-def base_model_of(rows: RolloutIndex) -> str:  # "" if the rollouts do not come from a run
+def base_model_of(index: RolloutIndex) -> str:  # "" if the rollouts do not come from a run
     """Return the base model of a run."""
-    return str(rows.store.read_model().get("base_model") or "") if rows.store else ""
+    return str(index.store.read_model().get("base_model") or "") if index.store else ""
 
 # %% ../../nbs/75_views/30_index.ipynb #d2fefcf6
 CHUNK_ROLLOUTS = 1000  # rollouts in a piece of a step
@@ -348,7 +348,7 @@ def _of_list(items: Sequence[Any]) -> RolloutIndex:
 
 # %% ../../nbs/75_views/30_index.ipynb #a154a75a
 SOURCES: dict[type, Callable[[Any], RolloutIndex]] = {
-    RolloutIndex: lambda rows: rows,
+    RolloutIndex: lambda index: index,
     RunView: lambda run: _of_store(run.store, run.name, run.advantage_rule),
     Model: lambda model: _of_store(model.store, model.name),
     RunStore: _of_store,
@@ -391,18 +391,18 @@ def open_rollouts(x: Any) -> RolloutIndex:
 
 def load_all(x: Any) -> RolloutIndex:
     """Return an index with all steps loaded."""
-    rows = open_rollouts(x)
-    while not rows.load(10.0):
+    index = open_rollouts(x)
+    while not index.load(10.0):
         pass
-    return rows
+    return index
 
 # %% ../../nbs/75_views/30_index.ipynb #9f9b5127
 def column(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     name: str,  # a field of the filter language, or a metric
 ) -> np.ndarray:
     """Return a column of the loaded rows. Raise KeyError if there is no such field or metric."""
-    table = rows.table
+    table = index.table
     field = {"index": "idx_in_group"}.get(name, name)
     if field in COLUMN_NAMES:
         return table[field]
@@ -412,10 +412,10 @@ def column(
         return properties[name]()
     texts = {"split": lambda part: [part.split] * len(part.table), "scenario": _scenarios}
     if name in texts:
-        return np.array([text for part in rows.parts for text in texts[name](part)], dtype=object)
-    if not any(name in row for part in rows.parts for row in part.metrics):
+        return np.array([text for part in index.parts for text in texts[name](part)], dtype=object)
+    if not any(name in row for part in index.parts for row in part.metrics):
         raise KeyError(name)
-    return np.array([row.get(name, np.nan) for part in rows.parts for row in part.metrics], dtype=np.float64)
+    return np.array([row.get(name, np.nan) for part in index.parts for row in part.metrics], dtype=np.float64)
 
 
 def _scenarios(part: StepTable) -> list[str]:
@@ -423,7 +423,7 @@ def _scenarios(part: StepTable) -> list[str]:
 
 # %% ../../nbs/75_views/30_index.ipynb #63981e08
 def select(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     where: str = "",  # filter
     sort: str = "",  # sort keys
     preset: str = "",  # a name in PRESETS; the sort keys have priority
@@ -431,8 +431,8 @@ def select(
     """Return the rows that match a filter, in order."""
     if preset and preset not in PRESETS:
         raise ValueError(f"Invalid preset: there is no preset {preset!r}. Use one of {', '.join(PRESETS)}.")
-    with rows._lock:  # another thread may load steps
-        table, lookup = rows.table, lambda name: column(rows, name)
+    with index._lock:  # another thread may load steps
+        table, lookup = index.table, lambda name: column(index, name)
         order = _PRESETS.get(preset, lambda table: np.arange(len(table)))(table)
         if sort:
             order = order[order_of(sort, lambda name: lookup(name)[order], len(table))]
@@ -447,32 +447,32 @@ _PRESETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 # %% ../../nbs/75_views/30_index.ipynb #0ecc437d
 def search(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     words: str,
-    number: int = 0,  # of the search; the search stops if `rows.newest_search` is higher
+    number: int = 0,  # of the search; the search stops if `index.newest_search` is higher
 ) -> np.ndarray | None:  # row numbers in order, uint32; None if a newer search started
     """Return the rows whose text contains the words, ignoring case."""
-    rows.newest_search = max(rows.newest_search, number)
+    index.newest_search = max(index.newest_search, number)
     words = words.lower()
-    cached = rows._search
-    if cached is not None and cached[:3] == (words, len(rows), rows.version) and not rows.waiting:
+    cached = index._search
+    if cached is not None and cached[:3] == (words, len(index), index.version) and not index.waiting:
         return cached[3]
     matches = [np.zeros(0, np.uint32)]
     i = 0
-    while i < len(rows.parts) or not rows.load(0) or i < len(rows.parts):
-        part = rows.parts[i]
+    while i < len(index.parts) or not index.load(0) or i < len(index.parts):
+        part = index.parts[i]
         matches.append(part.table["id"][part.matches(words)])
         i += 1
-        if rows.newest_search > number:
+        if index.newest_search > number:
             return None
     ids = np.concatenate(matches).astype(np.uint32)
-    rows._search = words, len(rows), rows.version, ids
+    index._search = words, len(index), index.version, ids
     return ids
 
 # %% ../../nbs/75_views/30_index.ipynb #b85269fe
-def link(rows: RolloutIndex, row: int, turn: int | None = None) -> str:
+def link(index: RolloutIndex, row: int, turn: int | None = None) -> str:
     """Return the link to a row."""
-    return link_to(rows.title, rows.locate(row), turn)
+    return link_to(index.title, index.locate(row), turn)
 
 
 def link_to(title: str, ref: RolloutRef, turn: int | None = None) -> str:
@@ -481,22 +481,22 @@ def link_to(title: str, ref: RolloutRef, turn: int | None = None) -> str:
     return path if turn is None else f"{path}/{turn}"
 
 
-def find_row(rows: RolloutIndex, split: str, step: int, group: int, index: int) -> int:
+def find_row(index: RolloutIndex, split: str, step: int, group: int, rollout: int) -> int:
     """Return the row of a rollout by the position of its group in the step. Load steps if needed."""
     while True:
-        for part in rows.parts:
+        for part in index.parts:
             i = group - part.first_position
             if (part.split, part.step) == (split, step) and 0 <= i < len(part.names):
                 members = part.table[part.table["group"] == part.first_group + i]
-                if 0 <= index < len(members):
-                    return int(members["id"][index])
-        if (split, step) not in [waiting[:2] for waiting in rows.waiting]:
-            raise ValueError(f"Invalid link: there is no rollout {index} of group {group} at step {step} of {split}.")
-        rows.load(0)
+                if 0 <= rollout < len(members):
+                    return int(members["id"][rollout])
+        if (split, step) not in [waiting[:2] for waiting in index.waiting]:
+            raise ValueError(f"Invalid link: there is no rollout {rollout} of group {group} at step {step} of {split}.")
+        index.load(0)
 
 
 def resolve(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     text: str,  # result of `link`
 ) -> tuple[int, int | None]:  # row and turn
     """Return the row and the turn that a link names."""
@@ -505,5 +505,5 @@ def resolve(
     count = next((i for i, word in enumerate(reversed(words)) if not word.isdecimal()), len(words))
     if count not in (3, 4) or count >= len(words):
         raise ValueError(f"Invalid link {text!r}: expected run/split/step/group/trajectory, optionally with /turn.")
-    step, group, index, *turn = reversed(numbers[:count])
-    return find_row(rows, words[-count - 1], step, group, index), turn[0] if turn else None
+    step, group, rollout, *turn = reversed(numbers[:count])
+    return find_row(index, words[-count - 1], step, group, rollout), turn[0] if turn else None

@@ -25,44 +25,44 @@ from .step_table import COLUMN_NAMES, COLUMNS, FLAGS, STATUS
 
 # %% ../../nbs/75_views/70_replies.ipynb #3555b946
 def index_reply(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     from_row: int = 0,
     columns: Sequence[str] | None = None,  # None: all columns
 ) -> ViewReply:
     """Return the rows from `from_row` on. Load more steps if there are none."""
-    if from_row >= len(rows):
-        rows.load()
-    version, done = rows.version, not rows.waiting  # read before the table, so that later changes are requested again
-    table, names = rows.table[from_row:], list(columns or COLUMN_NAMES)
+    if from_row >= len(index):
+        index.load()
+    version, done = index.version, not index.waiting  # read before the table, so that later changes are requested again
+    table, names = index.table[from_row:], list(columns or COLUMN_NAMES)
     unknown = sorted(set(names) - set(COLUMN_NAMES))
     if unknown:
         raise ValueError(f"Invalid columns: there is no column {', '.join(unknown)}. Use {', '.join(COLUMN_NAMES)}.")
     if from_row < 0:
         raise ValueError(f"Invalid from_row={from_row}: there is no row below 0.")
     reply = {
-        "title": utf8_text(rows.title),
+        "title": utf8_text(index.title),
         "version": version,
         "from_row": from_row,
         "rows": len(table),
         "total": from_row + len(table),
         "done": done,
         "flags": FLAGS,
-        "lost": [f"step {step} of {split}: {utf8_text(why, 200)}" for (split, step), why in [*rows.lost.items()][:5]],
+        "lost": [f"step {step} of {split}: {utf8_text(why, 200)}" for (split, step), why in [*index.lost.items()][:5]],
         "columns": [[name, COLUMNS[name].str[1:]] for name in names],
-        "groups": _groups(rows, _first_group(rows, from_row)),
+        "groups": _groups(index, _first_group(index, from_row)),
     }
     return reply, [np.ascontiguousarray(table[name]).tobytes() for name in names]
 
 
-def _first_group(rows: RolloutIndex, from_row: int) -> int:
+def _first_group(index: RolloutIndex, from_row: int) -> int:
     if from_row == 0:
         return 0
-    return rows.locate(from_row).group if from_row < len(rows) else rows.groups
+    return index.locate(from_row).group if from_row < len(index) else index.groups
 
 
-def _groups(rows: RolloutIndex, first: int) -> dict[str, Any]:
+def _groups(index: RolloutIndex, first: int) -> dict[str, Any]:
     groups: dict[str, Any] = {"from": first, "names": [], "steps": [], "splits": [], "sizes": []}
-    for part in rows.parts:
+    for part in index.parts:
         skip = max(0, first - part.first_group)
         if skip < len(part.names):
             sizes = np.bincount(part.table["group"] - part.first_group, minlength=len(part.names))[skip:].tolist()
@@ -77,7 +77,7 @@ MAX_PAGE_ROWS = 200
 
 
 def page_reply(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     ids: Sequence[int],  # at most 200
 ) -> ViewReply:
     """Return the previews of some rows."""
@@ -85,7 +85,7 @@ def page_reply(
         raise ValueError(f"Invalid `ids`: a page has at most {MAX_PAGE_ROWS} rows, not {len(ids)}.")
     requested: dict[int, tuple[Any, list[int]]] = {}
     for row in ids:
-        ref = rows.locate(row)
+        ref = index.locate(row)
         requested.setdefault(id(ref.part), (ref.part, []))[1].append(ref.offset)
     previews = {}
     for part, offsets in requested.values():
@@ -95,15 +95,15 @@ def page_reply(
     return {"rows": [previews[row] for row in ids]}, []
 
 
-def select_reply(rows: RolloutIndex, where: str = "", sort: str = "", preset: str = "") -> ViewReply:
+def select_reply(index: RolloutIndex, where: str = "", sort: str = "", preset: str = "") -> ViewReply:
     """Return the rows that match a filter, in order."""
-    ids = select(rows, where, sort, preset)
-    return {"total": len(rows), "shown": len(ids)}, [ids.astype("<u4").tobytes()]
+    ids = select(index, where, sort, preset)
+    return {"total": len(index), "shown": len(ids)}, [ids.astype("<u4").tobytes()]
 
 
-def search_reply(rows: RolloutIndex, query: str, after_id: int = -1, limit: int = 200, number: int = 0) -> ViewReply:
+def search_reply(index: RolloutIndex, query: str, after_id: int = -1, limit: int = 200, number: int = 0) -> ViewReply:
     """Return a page of the rows whose text contains some words."""
-    ids = search(rows, query, number) if query else np.zeros(0, np.uint32)
+    ids = search(index, query, number) if query else np.zeros(0, np.uint32)
     if ids is None:
         return {"total": 0, "shown": 0, "more": False, "cancelled": True}, [b""]
     later = ids[ids.astype(np.int64) > after_id]
@@ -143,10 +143,10 @@ def _journal_scores(store: RunStore | None, ref: RolloutRef) -> dict[str, Any]:
     return scores
 
 # %% ../../nbs/75_views/70_replies.ipynb #7a19ff6b
-def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
+def traj_reply(index: RolloutIndex, id: int, part: int = 0) -> ViewReply:
     """Return a part of a trajectory."""
-    ref = rows.locate(id)
-    reply, trajectory = _address(rows.title, ref), ref.trajectory
+    ref = index.locate(id)
+    reply, trajectory = _address(index.title, ref), ref.trajectory
     if isinstance(trajectory, PydanticException):
         error = {
             "type": utf8_text(trajectory.type, 200),
@@ -172,7 +172,7 @@ def traj_reply(rows: RolloutIndex, id: int, part: int = 0) -> ViewReply:
         "error": None,
         "tools": None if trajectory.tools is None else as_json(trajectory.tools, MAX_PIECE_CHARS),
         "logs": utf8_text("\n".join(trajectory.logs), 2 * MAX_PIECE_CHARS),
-        "breakdown": breakdown(rows.store, ref, trajectory),
+        "breakdown": breakdown(index.store, ref, trajectory),
     }, []
 
 
@@ -196,18 +196,18 @@ def _shorten(message: dict[str, Any]) -> dict[str, Any]:
     return message | {key: utf8_text(text, MAX_COMPARED_CHARS) for key, text in texts.items()}
 
 
-def compare_reply(rows: RolloutIndex, ids: Sequence[int]) -> ViewReply:
+def compare_reply(index: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     """Return two to four trajectories, aligned at their shared messages."""
     if not 2 <= len(ids) <= 4:
         raise ValueError(f"Invalid `ids`: you can compare two to four rollouts, not {len(ids)}.")
-    refs = [rows.locate(row) for row in ids]
+    refs = [index.locate(row) for row in ids]
     threads = [_messages(ref) for ref in refs]
     prefix = shared_count(threads)
     rests = [thread[prefix:] for thread in threads]
     cut = shared_units(rests)
     lengths = [len(m.get(key, "")) for thread in threads for m in thread for key in ("content", "thinking")]
     items = [
-        _address(rows.title, ref) | _scores(ref) | {"messages": [*map(_shorten, rest)], "cut": cut}
+        _address(index.title, ref) | _scores(ref) | {"messages": [*map(_shorten, rest)], "cut": cut}
         for ref, rest in zip(refs, rests, strict=True)
     ]
     return {
@@ -231,15 +231,15 @@ def _scores(ref: RolloutRef) -> dict[str, float | None]:
     return {name: finite_or_none(float(ref.values[name])) for name in ("reward", "advantage", "ruler")}
 
 # %% ../../nbs/75_views/70_replies.ipynb #33a34160
-def step_diff_reply(rows: RolloutIndex, group: int) -> ViewReply:
+def step_diff_reply(index: RolloutIndex, group: int) -> ViewReply:
     """Return reward statistics (mean, std, best, worst) of every group with the same scenario.
 
     The groups are sorted by split and step. All steps are loaded first.
     """
-    while not rows.load(1.0):
+    while not index.load(1.0):
         pass
-    ref = rows.locate_group(group)
-    refs = [other for n in range(rows.groups) if (other := rows.locate_group(n)).name == ref.name]
+    ref = index.locate_group(group)
+    refs = [other for n in range(index.groups) if (other := index.locate_group(n)).name == ref.name]
     if not ref.name:
         opening = _opening(ref)
         refs = [other for other in refs if _opening(other) == opening]
@@ -268,8 +268,8 @@ def _group_scores(ref: GroupRef) -> dict[str, Any]:
     }
 
 # %% ../../nbs/75_views/70_replies.ipynb #6fe81cd8
-def board_reply(rows: RolloutIndex, id: int) -> ViewReply:
+def board_reply(index: RolloutIndex, id: int) -> ViewReply:
     """Return the game boards of a trajectory."""
-    trajectory = rows.locate(id).trajectory
+    trajectory = index.locate(id).trajectory
     name, frames, error = board_of(trajectory) if isinstance(trajectory, Trajectory) else (None, [], "")
     return {"renderer": name and utf8_text(name), "frames": json_safe(frames), "error": utf8_text(error)}, []

@@ -73,12 +73,14 @@ class StepContext:
     tokens: Sequence[TrajectoryTokens] = ()  # of the trajectories of the group
 
 
-def step_context(rows: RolloutIndex, ref: GroupRef, group: TrajectoryGroup) -> StepContext:
+def step_context(index: RolloutIndex, ref: GroupRef, group: TrajectoryGroup) -> StepContext:
     """Return the step of a group. Raise TrainError if the group was not trained."""
-    record = cached_record(rows.store, ref.part.step, ref.part.split)
+    record = cached_record(index.store, ref.part.step, ref.part.split)
     tokens = _group_tokens(group) if record is not None else []
     if record is not None and any(span is not None for span in row_spans(record, ref.position, _rows_of(tokens))):
-        return StepContext(record, ref.position, _step_rewards(rows, ref.part.split, ref.part.step), True, None, tokens)
+        return StepContext(
+            record, ref.position, _step_rewards(index, ref.part.split, ref.part.step), True, None, tokens
+        )
     rewards = np.array([t.reward for t in group], np.float64)
     if not np.isfinite(rewards).all():
         raise TrainError("This group is not trained, because it has a reward that is not a number.")
@@ -87,7 +89,7 @@ def step_context(rows: RolloutIndex, ref: GroupRef, group: TrajectoryGroup) -> S
         "ratio is 1. The group is treated as the whole step."
     )
     tokens = tokens or _group_tokens(group)
-    return StepContext(_assumed_record(rewards, _rows_of(tokens), rows.rule), 0, [rewards], False, assumption, tokens)
+    return StepContext(_assumed_record(rewards, _rows_of(tokens), index.rule), 0, [rewards], False, assumption, tokens)
 
 
 def _group_tokens(group: TrajectoryGroup) -> list[TrajectoryTokens]:
@@ -103,8 +105,8 @@ def _rows_of(tokens: Sequence[TrajectoryTokens]) -> list[TokenRow]:
     return [row for trajectory in tokens for row in trajectory.rows]
 
 
-def _step_rewards(rows: RolloutIndex, split: str, step: int) -> list[np.ndarray]:
-    parts = sorted((p for p in rows.parts if (p.split, p.step) == (split, step)), key=lambda part: part.first_position)
+def _step_rewards(index: RolloutIndex, split: str, step: int) -> list[np.ndarray]:
+    parts = sorted((p for p in index.parts if (p.split, p.step) == (split, step)), key=lambda part: part.first_position)
     rewards = []
     for part in parts:
         finished = part.table[part.table["status"] == 0]
@@ -268,17 +270,17 @@ def entries_of(
     return np.zeros(0, np.int64) if span is None else np.concatenate([np.zeros(0, np.int64), *entries])[span]
 
 
-def _read_tokens(rows: RolloutIndex, row: int, turn: int) -> tuple[StepContext, np.ndarray, list[str]]:
-    ref = rows.locate(row)
+def _read_tokens(index: RolloutIndex, row: int, turn: int) -> tuple[StepContext, np.ndarray, list[str]]:
+    ref = index.locate(row)
     _, choice = read_reply(ref, turn)
-    context = step_context(rows, ref, ref.read_group())
+    context = step_context(index, ref, ref.read_group())
     entries = entries_of(context, ref.index, turn)
     if not len(entries):
         raise TrainError(
             "This reply is not trained: it has no token IDs, it was sampled at temperature 0, or it is trained as part "
             "of an earlier history."
         )
-    return context, entries, token_texts(choice, base_model_of(rows)) or []
+    return context, entries, token_texts(choice, base_model_of(index)) or []
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #cb599fea
 def _is_clipped(replay: Replay, ratio: float, advantage: float, band: tuple[float, float]) -> bool:
@@ -335,7 +337,7 @@ def _regularization_terms(replay: Replay, e: int) -> list[tuple[str, str, float]
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #beb7e7f1
 def objective_reply(
-    rows: RolloutIndex, id: int, turn: int, token: int, losses: Sequence[str] | None = None
+    index: RolloutIndex, id: int, turn: int, token: int, losses: Sequence[str] | None = None
 ) -> ViewReply:
     """Return the terms of one token's objective under the trainer's loss and other losses."""
     reply: dict[str, Any] = {
@@ -349,7 +351,7 @@ def objective_reply(
         "why": None,
     }
     try:
-        context, entries, texts = _read_tokens(rows, id, turn)
+        context, entries, texts = _read_tokens(index, id, turn)
         if not 0 <= token < len(entries):
             raise ValueError(f"Invalid token={token}: there is no token {token}. This reply has {len(entries)} tokens.")
         text = texts[token] if token < len(texts) else ""
@@ -383,11 +385,11 @@ def _loss_fields(replay: Replay, context: StepContext, e: int) -> dict[str, Any]
     }
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #e01255da
-def objective_tokens_reply(rows: RolloutIndex, id: int, turn: int, losses: Sequence[str] | None = None) -> ViewReply:
+def objective_tokens_reply(index: RolloutIndex, id: int, turn: int, losses: Sequence[str] | None = None) -> ViewReply:
     """Return the gradient of each token of a reply under several losses."""
     reply = {"id": id, "turn": turn, "n": 0, "losses": [], "scale": [], "recorded": False, "assumed": None, "why": None}
     try:
-        context, entries, _ = _read_tokens(rows, id, turn)
+        context, entries, _ = _read_tokens(index, id, turn)
         results = replays(context, losses)
     except (TrainError, TokenError) as error:
         return reply | {"why": str(error)}, []

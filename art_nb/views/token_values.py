@@ -40,7 +40,7 @@ def _logprobs(choice: Choice) -> np.ndarray:
 
 # %% ../../nbs/75_views/50_token_values.ipynb #5179c5a8
 def token_values(
-    rows: RolloutIndex,
+    index: RolloutIndex,
     ref: RolloutRef,
     trajectory: Trajectory,  # of the reference
     turn: int,  # number of the reply
@@ -53,7 +53,7 @@ def token_values(
     span = tokens.spans.get(turn)
     if span is None or span.start == span.stop or tokens.error:
         return values, _never_trained_reason(span, tokens.error)
-    record = cached_record(rows.store, ref.part.step, ref.part.split)
+    record = cached_record(index.store, ref.part.step, ref.part.split)
     learner = {name: column[span] for name, column in learner_tokens(record, ref.position, tokens.rows).items()}
     trained = np.isfinite(learner["new"])
     if not trained.any():
@@ -93,14 +93,14 @@ def read_reply(ref: RolloutRef, turn: int) -> tuple[Trajectory, Choice]:
     return trajectory, replies[turn]
 
 
-def tokens_reply(rows: RolloutIndex, id: int, turn: int, channels: Sequence[str] | None = None) -> ViewReply:
+def tokens_reply(index: RolloutIndex, id: int, turn: int, channels: Sequence[str] | None = None) -> ViewReply:
     """Return the tokens of a reply and their values."""
-    ref, base_model = rows.locate(id), base_model_of(rows)
+    ref, base_model = index.locate(id), base_model_of(index)
     trajectory, choice = read_reply(ref, turn)
     unknown = sorted(set(channels or ()) - set(CHANNELS))
     if unknown:
         raise ValueError(f"Invalid channels: there is no channel {', '.join(unknown)}. Use {', '.join(CHANNELS)}.")
-    values, mask_why = token_values(rows, ref, trajectory, turn)
+    values, mask_why = token_values(index, ref, trajectory, turn)
     texts = token_texts(choice, base_model) or [f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()]
     values = {
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from art_nb.backends.remote_protocol import MAX_FILES, tar_pieces, unpack
+from art_nb.backends.remote_protocol import MAX_ARCHIVE_FILES, tar_pieces, unpack
 from art_nb.core.types import ServeError
 
 HEADER = json.dumps({"x": {"dtype": "U8", "shape": [500], "data_offsets": [0, 500]}}).encode()
@@ -157,8 +157,8 @@ def test_what_is_sent_is_accepted(tmp_path):
 
 
 def test_the_largest_number_of_files(tmp_path):
-    more = MAX_FILES - len(CHECKPOINT)
+    more = MAX_ARCHIVE_FILES - len(CHECKPOINT)
     unpack(io.BytesIO(archive(*(member(f"f{n}") for n in range(more)))), tmp_path / "full")
-    assert len(everything(tmp_path / "full")) == MAX_FILES
+    assert len(everything(tmp_path / "full")) == MAX_ARCHIVE_FILES
     with pytest.raises(ServeError, match="more than 100 files"):
         unpack(io.BytesIO(archive(*(member(f"f{n}") for n in range(more + 1)))), tmp_path / "over")

@@ -180,7 +180,7 @@ async def test_options_without_an_effect_are_announced_once(named, local):
     ]
 
 
-async def test_what_a_model_asks_for_in_vain_is_said_once(named, tmp_path, capsys):
+async def test_options_without_effect_are_reported_once(named, tmp_path, capsys):
     asked = {
         "trainer_args": {"optim": "sgd"},
         "init_args": {"fast_inference": True},
@@ -263,7 +263,7 @@ async def test_a_name_that_does_not_exist_is_told(named, local, options):
 # serving
 
 
-async def test_every_step_and_the_base_model_answer_while_training_goes_on(named, local, tiny_model_dir):
+async def test_all_steps_and_the_base_model_reply_during_training(named, local, tiny_model_dir):
     model = named()
     await model.register(local)
     for step in range(2):
@@ -398,7 +398,7 @@ async def test_any_error_of_the_disk_is_borne(named, local, monkeypatch):
 # registering
 
 
-async def test_registering_twice_goes_on_where_the_first_ended(named, local):
+async def test_a_second_registration_resumes_the_run(named, local):
     model = named()
     before = threads()
     await model.register(local)
@@ -521,7 +521,7 @@ async def test_an_adapter_of_another_shape_is_refused_and_nothing_is_left_behind
     await ask(model)
 
 
-async def test_a_fork_goes_on_as_its_source_would_have(named, local):
+async def test_a_fork_trains_like_its_source(named, local):
     source, fork, early = named("source"), named("fork"), named("early")
     await source.register(local)
     group = await a_group(source)
@@ -670,7 +670,7 @@ async def test_a_prompted_model_can_be_registered_and_logged(local):
     assert asked.store.history()[-1]["val/reward"] == 1.0
 
 
-async def test_a_stranger_is_told_to_register(named, local):
+async def test_an_unregistered_model_is_an_error_that_names_register(named, local):
     for call in (local.train(named(), []), local._get_step(named())):
         with pytest.raises(ServeError, match="register"):
             await call

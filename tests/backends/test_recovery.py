@@ -93,7 +93,7 @@ async def test_a_damaged_newest_checkpoint_is_moved_aside_and_said(tmp_path, tin
     assert store.steps("train") == [1, 2]
 
 
-async def test_if_all_checkpoints_are_damaged_nothing_is_begun_anew(tmp_path, tiny_model_dir):
+async def test_if_all_checkpoints_are_damaged_no_new_run_starts(tmp_path, tiny_model_dir):
     async with at_home(tiny_model_dir, tmp_path) as (model, _):
         pass
     facts = model.store.checkpoint_dir(0) / "training.json"

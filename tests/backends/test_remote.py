@@ -200,7 +200,7 @@ async def test_what_the_server_does_not_know_is_logged_here(named, server, tmp_p
         assert [row["val/accuracy"] for row in one.store.history()] == [0.5]
 
 
-async def test_settings_of_the_endpoint_are_heeded_there(named, far):
+async def test_settings_of_the_endpoint_apply_on_the_server(named, far):
     model = named()
     await model.register(far)
     with pytest.raises(art.ArtError, match="'abacus'"):  # whether or not vLLM is there, which knows more of them
@@ -373,7 +373,7 @@ async def test_a_call_whose_sender_has_hung_up_is_not_begun(server, named, far):
     assert (await far.train(model, [group])).step == 1
 
 
-async def test_what_two_calls_tell_at_once_is_written_by_one_side(tmp_path):
+async def test_events_of_two_concurrent_calls_are_written_once(tmp_path):
     async with art.Backend(path=tmp_path, verbose=False) as backend:
         store = SharedStore(tmp_path / "run", backend.bus)
         backend.bus.subscribe(lambda event: time.sleep(0.001))
@@ -477,7 +477,7 @@ async def test_tokens_that_the_model_does_not_know_are_refused(named, far):
 # keys
 
 
-async def test_a_wrong_key_opens_nothing(server, named, far, tmp_path):
+async def test_a_wrong_key_is_rejected(server, named, far, tmp_path):
     model, other = named(), named("other")
     for one in (model, other):
         await one.register(far)
@@ -496,7 +496,7 @@ async def test_a_wrong_key_opens_nothing(server, named, far, tmp_path):
     assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 401
 
 
-def test_the_key_is_told_nowhere(tmp_path, tiny_model_dir, named):
+def test_the_key_is_never_displayed(tmp_path, tiny_model_dir, named):
     server = Server(tmp_path / "far", key="a-key-that-somebody-chose")
 
     async def use():
@@ -721,7 +721,7 @@ async def test_something_else_at_the_address(named, tmp_path):
 # lines that are cut, and ends
 
 
-async def test_a_cut_line_is_mended(server, named, tmp_path):
+async def test_a_truncated_line_is_repaired(server, named, tmp_path):
     async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=60) as backend:
         model, steps = named(), heard(backend, GradientStep)
         await model.register(backend)
@@ -737,7 +737,7 @@ async def test_a_cut_line_is_mended(server, named, tmp_path):
         assert await model.get_step() == 1
 
 
-async def test_a_call_that_was_given_up_for_lost_is_found_again(server, named, tmp_path):
+async def test_a_lost_call_is_found_again(server, named, tmp_path):
     async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=0) as backend:
         model, steps = named(), heard(backend, GradientStep)
         await model.register(backend)
@@ -755,7 +755,7 @@ async def test_a_call_that_was_given_up_for_lost_is_found_again(server, named, t
         assert (await backend.train(model, [group], **LONG)).step == 2
 
 
-async def test_a_question_whose_answer_was_lost_is_asked_anew(server, named, far, tmp_path):
+async def test_a_request_with_a_lost_reply_is_sent_again(server, named, far, tmp_path):
     async with Line(server.port) as line, server.client(tmp_path, base_url=line.url, patience_s=0) as backend:
         mine, yours = named(), named()
         await mine.register(backend)

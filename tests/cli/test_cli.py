@@ -159,7 +159,7 @@ def test_the_starter_learns(tmp_path, smollm2_dir):
 # train
 
 
-def test_train_goes_on_where_it_ended(script, tiny_model_dir):
+def test_train_resumes(script, tiny_model_dir):
     options = ["--base-model", tiny_model_dir, "--learning-rate", "1e-2", *SMALL]
     first = call("train", script, "--steps", 1, *options, folder=script.parent)
     assert first.returncode == 0, first.stderr

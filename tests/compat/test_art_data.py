@@ -78,7 +78,7 @@ def test_the_loops_of_both_generations():
 
 
 @pytest.mark.parametrize("initial_step", [0, 1, 2, 3, 5, 6, 99])
-def test_a_run_goes_on_where_it_ended(initial_step):
+def test_a_run_resumes(initial_step):
     options = {"groups_per_step": 2, "num_epochs": 2, "use_tqdm": False}
     whole = list(iterate_dataset("abcde", **options))
     assert list(iterate_dataset("abcde", initial_step=initial_step, **options)) == whole[initial_step:]
@@ -265,7 +265,7 @@ def test_schedules():
 
 
 @pytest.mark.parametrize("initial_step", range(9))
-def test_chunks_go_on_at_any_batch(initial_step):
+def test_chunks_resume_at_any_batch(initial_step):
     talks = [talk(str(i)) for i in range(7)]
     options = {
         "chunk_size": 3,

@@ -17,7 +17,7 @@ from art_nb.types import ArtError, BackendMissing, LocalServingUnavailableError,
 from support.warm import warm_python
 
 import art_nb as art
-from art_nb.compat.import_paths import MOVED, PATHS, sources, whole_modules
+from art_nb.compat.import_paths import ART_PATHS, MOVED, sources, whole_modules
 from art_nb.models.model import Model, TrainableModel
 
 LINES = [
@@ -89,7 +89,7 @@ def test_a_line_of_a_script_of_art_runs(line):
     assert all(value is not None for value in names.values())
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ART_PATHS)
 def test_every_name_of_the_table_is_there(path):
     module = importlib.import_module(f"art_nb.{path}")
     assert module.__name__ == f"art_nb.{path}"

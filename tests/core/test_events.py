@@ -98,7 +98,7 @@ def test_an_event_emitted_by_a_subscriber_waits_its_turn():
     assert heard == [0, 1, 2, 3]
 
 
-def test_subscribers_may_come_and_go_while_events_are_delivered():
+def test_subscribers_can_change_while_events_are_delivered():
     bus, heard = Bus(), []
     stops = []
 

@@ -43,7 +43,7 @@ def pair(tiny_model_dir):
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["common prefixes", "rows alone"])
-def test_every_token_stands_at_its_own_place(pair, share):
+def test_each_token_has_its_position(pair, share):
     batches = micro_batches(rows(), 256, share)
     for learner in pair:
         learner.policy.cast_masters()

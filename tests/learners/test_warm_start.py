@@ -79,7 +79,7 @@ async def test_the_first_step_is_pefts_model(place, local, tiny_model_dir):
     assert str(tiny_model_dir) in local.runtime(model).names()  # the model without any adapter
 
 
-async def test_training_goes_on_and_is_resumed(place, tmp_path):
+async def test_training_continues_and_resumes(place, tmp_path):
     model = begun(place)
     async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
         await model.register(backend)

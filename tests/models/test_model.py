@@ -96,7 +96,7 @@ async def test_the_client_reaches_the_backend_in_this_process(model, backend):
     assert model.litellm_completion_params(3)["model"] == "hosted_vllm/ttt@3"
 
 
-def test_what_litellm_is_told_is_whole(model):
+def test_the_parameters_for_litellm_are_complete(model):
     there = {"base_url": "http://there/v1", "api_key": "k", "temperature": 1}
     judge = Model(
         name="judge",

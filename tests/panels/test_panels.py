@@ -197,7 +197,7 @@ def test_what_json_cannot_hold_is_mended():
 # ticks ---------------------------------------------------------------------------------------------------------------
 
 
-def test_ticks_are_few_the_last_one_comes_and_none_is_missing():
+def test_updates_are_throttled_and_the_last_update_is_sent():
     panel, end = Probe(), time.monotonic() + 1.1
     panel.comm = Ear()
 

@@ -322,7 +322,7 @@ def test_tokens_are_colored_by_logprob(opened):
 
 def test_the_numbers_stand_in_the_hover(opened):
     page = opened(steps())
-    told, (_, *channels) = tokens_reply(page.panel.rows, 0, 1)
+    told, (_, *channels) = tokens_reply(page.panel.rollout_index, 0, 1)
     values = {name: np.frombuffer(data, "<f2") for name, data in zip(told["channels"], channels)}
     page.select_option(COLOR, "advantage")
     page.wait_for_selector("[data-turn='1'] [data-k]")
@@ -418,7 +418,7 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
     page.locator("[data-turn='1'] [data-k='1']").click()
     page.click("text=Loss lens")
     page.wait_for_selector(".art-terms")
-    told, _ = objective_reply(page.panel.rows, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
+    told, _ = objective_reply(page.panel.rollout_index, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
     heads = [
         head.removesuffix("used in training").strip()
         for head in page.locator(".art-terms thead th").all_inner_texts()[1:]
@@ -484,7 +484,7 @@ def test_expand_and_collapse_all(opened):
 
 def test_a_reward_is_broken_down(opened):
     page = opened(games(0, 3))
-    one = page.panel.rows.locate(0).trajectory
+    one = page.panel.rollout_index.locate(0).trajectory
     parts = {
         row.locator("th").inner_text(): float(row.locator("td").last.inner_text().replace("−", "-"))
         for row in page.locator(".art-parts tr").all()
@@ -494,7 +494,7 @@ def test_a_reward_is_broken_down(opened):
     assert "✓ The parts add up to the reward." in page.inner_text(".art-reward-card")
     assert "advantage" in page.inner_text(".art-reward-card")
     one.metrics["reward/form"] = 0.3
-    page.panel.rows.refresh()
+    page.panel.rollout_index.refresh()
     press(page, "J", "K")
     page.wait_for_selector("text=The parts do not add up to the reward.")
 
@@ -609,7 +609,7 @@ def test_o_overrides_the_score(opened, tmp_path):
         (0.25, "human", "a lucky guess", 3, 0)
     ]
     page.wait_for_selector(".art-row-rollout .art-badge:has-text('human')")
-    assert page.panel.rows.locate(0).trajectory.reward == 0.6  # what was trained stays as it was
+    assert page.panel.rollout_index.locate(0).trajectory.reward == 0.6  # what was trained stays as it was
 
 
 def test_what_is_read_stays_open_while_more_is_loaded(opened, tmp_path, monkeypatch):
@@ -708,7 +708,7 @@ def test_a_damaged_step_is_said_and_the_others_are_there(opened, tmp_path):
     page.wait_for_selector(".art-row-step:has-text('Step 3')")
 
 
-def test_a_run_that_goes_on_is_read_further(opened, tmp_path):
+def test_new_steps_of_an_active_run_are_read(opened, tmp_path):
     store = recorded_run(tmp_path / "run")
     page = opened(store)
     store.write_groups("train", 4, [games(7, 2)])

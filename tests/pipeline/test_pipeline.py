@@ -111,7 +111,7 @@ async def test_the_store_shows_it_as_any_run(home):
     assert {g.metadata["group_id"] for g in run.groups} <= ids
 
 
-async def test_groups_of_the_users_own_making_are_told_too(home):
+async def test_finished_groups_of_the_user_also_emit_events(home):
     async def whole(model, scenario, config):
         return art.TrajectoryGroup(await asyncio.gather(*(say(model, scenario["q"], config) for _ in range(2))))
 
@@ -146,7 +146,7 @@ async def test_scenarios_may_be_any_iterable(home, kind):
     assert run.step == 2
 
 
-async def test_max_steps_are_of_this_call_and_it_goes_on(home):
+async def test_max_steps_counts_the_steps_of_a_call_and_the_next_call_resumes(home):
     first = await pipeline(home, scenarios=range(100), max_steps=2).train()
     second = await pipeline(home, scenarios=range(100), max_steps=1).train()
     assert (first.step, second.step, second.plan.steps) == (2, 3, 3)
@@ -486,7 +486,7 @@ def references(model, last):
     return [next(step for step in range(last) if path == str(model.store.checkpoint_dir(step))) for path in found]
 
 
-async def test_a_reference_step_of_the_users_own_is_heeded_and_stays(home):
+async def test_a_reference_step_of_the_user_is_used_and_not_deleted(home):
     run = await pipeline(
         home,
         scenarios=range(100),
@@ -609,7 +609,7 @@ async def test_it_can_be_paused_from_another_thread(home):
     assert (await work).status == "stopped"
 
 
-async def test_a_start_button_says_how_it_goes_on(home):
+async def test_a_start_button_shows_how_the_run_resumes(home):
     run = await pipeline(home, max_steps=1).train()
     with pytest.raises(TrainError, match="await trainer.train"):
         run.start()
@@ -709,7 +709,7 @@ def test_a_signal_stops_at_the_next_safe_point(nursery, tiny_model_dir, tmp_path
 @pytest.mark.parametrize(
     ("word", "times"), [("RolloutStarted", 9), ("GradientStep", 2), ("CheckpointSaved", 3), ("StepDone", 2)]
 )
-async def test_it_goes_on_after_a_kill(nursery, tiny_model_dir, tmp_path, word, times):
+async def test_it_resumes_after_a_kill(nursery, tiny_model_dir, tmp_path, word, times):
     life = nursery.live(the_pipeline(tmp_path, tiny_model_dir, 12), word, times)
     assert life.status == signal.SIGKILL
     store = art.open_run(tmp_path / "crash" / "models" / "tiny")

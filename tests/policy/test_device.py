@@ -86,7 +86,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of the address space is Linux's")
-def test_a_sampler_without_memory_releases_its_caches_and_goes_on(tiny_model_dir):
+def test_a_sampler_without_memory_releases_its_caches_and_continues(tiny_model_dir):
     """Before, 64 replies failed with 500 although 512 MB of cached prefixes could be released."""
     done = subprocess.run(
         [sys.executable, "-c", TIGHT, tiny_model_dir],

@@ -153,7 +153,7 @@ def test_gradients_that_are_never_finite_are_an_error(dtype, steps, words):
 
 
 @pytest.mark.parametrize("how", ["train", "sft"])
-async def test_a_run_in_float16_goes_on_after_an_overflow(tiny_model_dir, tmp_path, how):
+async def test_a_run_in_float16_continues_after_an_overflow(tiny_model_dir, tmp_path, how):
     """Before, one overflow ended the run with a TrainError."""
     model = art.TrainableModel(name="t4", project="p", base_model=str(tiny_model_dir))
     asked = [{"role": "user", "content": "A1"}]

@@ -309,7 +309,7 @@ def test_a_policy_over_a_given_model_keeps_the_forwards_of_its_classes(monkeypat
 # coverage, precision
 
 
-def test_an_adapter_on_part_of_the_layers_says_so():
+def test_an_adapter_on_part_of_the_layers_is_reported():
     experts = MixtralConfig(num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, **SHAPE)
     note = coverage_note(checked_policy(MixtralForCausalLM(experts).float(), tokenizer()))
     assert re.match(

@@ -11,7 +11,7 @@ from art_nb.core.events import Failed, Warned
 from art_nb.panels.live_cell import static_form
 from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible_text
 from art_nb.reports.html import table as html_table
-from art_nb.reports.report import MAX_BYTES, export, report
+from art_nb.reports.report import MAX_REPORT_BYTES, export, report
 from art_nb.reports.static_html import curves, describe_curve, static_html, static_run
 from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
@@ -245,7 +245,7 @@ def test_nothing_to_show():
     assert "failed: ValueError: &lt;x&gt;" in broke
 
 
-def test_without_matplotlib_the_words_stay(monkeypatch, tmp_path):
+def test_without_matplotlib_the_text_is_shown(monkeypatch, tmp_path):
     import sys
 
     store = RunStore(tmp_path)
@@ -312,8 +312,8 @@ def test_a_report_is_complete(tmp_path):
     assert "the reward is flat" in text
     assert "for you" in text
     assert "answer 4.1" in report(store, tmp_path / "r.html", groups=[1]).read_text()
-    rows = load_all(store)
-    text = export(rows, [4, 4], tmp_path / "one.html").read_text()
+    index = load_all(store)
+    text = export(index, [4, 4], tmp_path / "one.html").read_text()
     assert text.count("<section") == 1
     assert text.count('href="#r4"') == 1
     assert "answer 4.1" in text
@@ -323,7 +323,7 @@ def test_a_report_stays_below_its_limit(tmp_path):
     long = [say("<" * 200_000) for _ in range(30)]
     big = TrajectoryGroup([Trajectory(messages_and_choices=long, reward=i) for i in range(8)])
     path = report(open_rollouts([big] * 3), tmp_path / "big.html", groups=[0, 1, 2])
-    assert path.stat().st_size <= MAX_BYTES
+    assert path.stat().st_size <= MAX_REPORT_BYTES
     with pytest.raises(ValueError, match="at most 200"):
         export(open_rollouts([Trajectory() for _ in range(300)]), range(201), tmp_path / "x.html")
 

@@ -108,7 +108,7 @@ async def test_the_same_question_is_asked_once(judge, tmp_path):
     assert KEY not in cache.read_text()
 
 
-async def test_a_bad_answer_is_not_kept(judge, tmp_path):
+async def test_an_invalid_reply_is_not_cached(judge, tmp_path):
     judge.script, cache = says("no", "no", "no", table(GOOD)), tmp_path / "cache.jsonl"
     with pytest.raises(JudgeError):
         await score_group(animals(), address(judge), params=FAST, cache=cache)
@@ -130,7 +130,7 @@ async def test_a_cache_survives_a_torn_line_and_another_process(judge, tmp_path)
     assert len(judge.asked) == 2
 
 
-def test_two_tapes_on_one_file(tmp_path):
+def test_two_caches_with_the_same_file(tmp_path):
     mine, theirs = JudgeCache(tmp_path / "t.jsonl"), JudgeCache(tmp_path / "t.jsonl")
     mine.put("a", "j", JudgeReply([Verdict(0.5)]))
     assert theirs.get("a").verdicts == [Verdict(0.5)]

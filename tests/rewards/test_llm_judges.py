@@ -206,14 +206,14 @@ async def test_what_cannot_be_read_is_unscored_and_never_zero(judge, answer):
     assert len(judge.asked) == 3
 
 
-async def test_a_broken_answer_is_asked_again(judge):
+async def test_a_malformed_reply_is_requested_again(judge):
     judge.script = says("{{{", table(GOOD))
     result = await scored(judge)
     assert result.scores() == GOOD
     assert (result.calls, result.tokens) == (2, 240)
 
 
-async def test_an_answer_cut_off_keeps_what_is_whole(judge):
+async def test_a_truncated_reply_keeps_its_complete_scores(judge):
     judge.script = says(table(GOOD)[:-40])
     assert (await scored(judge)).scores() == [0.2, 0.9, None]
 
@@ -302,7 +302,7 @@ async def test_a_litellm_judge_that_refuses(judge):
     assert KEY not in str(caught.value)
 
 
-async def test_without_litellm_openais_own_language_is_spoken(judge, monkeypatch):
+async def test_without_litellm_requests_use_the_openai_client(judge, monkeypatch):
     monkeypatch.setitem(sys.modules, "litellm", None)
     judge.script = [(429, "busy"), *says(well)]
     params = {"api_base": judge.url, "api_key": KEY}

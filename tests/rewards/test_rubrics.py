@@ -104,7 +104,7 @@ SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 @settings(max_examples=150)
 @given(SCORES, st.text(st.characters(exclude_characters="{}[]<>"), max_size=40), st.randoms())
-def test_a_good_answer_is_read_whatever_stands_around_it(scores, prose, chance):
+def test_a_valid_reply_is_parsed_with_any_text_around_it(scores, prose, chance):
     rows = json.loads(table(scores))["scores"]
     chance.shuffle(rows)
     reading = parse_judge_scores(
@@ -116,7 +116,7 @@ def test_a_good_answer_is_read_whatever_stands_around_it(scores, prose, chance):
 
 @settings(max_examples=100)
 @given(SCORES, st.integers(0, 400))
-def test_an_answer_cut_anywhere_gives_true_scores_or_none(scores, end):
+def test_a_reply_truncated_anywhere_has_correct_scores_or_none(scores, end):
     reading = parse_judge_scores(table(scores)[:end], len(scores))
     assert all(v.score in (None, score) for v, score in zip(reading.verdicts, scores, strict=True))
 

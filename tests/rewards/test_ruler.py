@@ -95,7 +95,7 @@ async def test_one_or_identical_trajectories_get_an_absolute_score(judge):
     assert (await scored(judge, TrajectoryGroup([saying("cat")]))).scores() == [0.7]
 
 
-async def test_an_empty_group_asks_nobody():
+async def test_an_empty_group_sends_no_request():
     group = TrajectoryGroup([ValueError("all failed")])
     assert await ruler_score_group(group, "openai/o3") is group
     assert await ruler([], "openai/o3") == []
@@ -181,7 +181,7 @@ async def test_after_each_judges_every_group(judge):
     assert all(event.tokens == 120 and event.judge == address(judge) for event in heard)
 
 
-async def test_a_group_that_cannot_be_judged_is_dropped_loudly(judge):
+async def test_a_group_that_cannot_be_judged_is_dropped_with_a_warning(judge):
     judge.script, bus, heard = says("no"), Bus(), []
     bus.subscribe(heard.append, Warned)
     hook = lambda g: ruler_score_group(g, address(judge), FAST, cache=None, swallow_exceptions=True)
@@ -208,7 +208,7 @@ async def test_journal_has_a_line_for_each(judge, tmp_path):
         pending(["a", "b", "c"]),
         pbar_desc=None,
         bus=bus,
-        step=5,
+        step=6,
         after_each=lambda g: ruler_score_group(g, address(judge), FAST, cache=None, journal=journal, seed=9),
     )
     rows = journal.read()

@@ -410,7 +410,7 @@ def test_calls_told_in_pieces_are_joined_whatever_number_they_begin_with(fixed, 
     assert all(call.keys() == {"id", "type", "function"} for call in calls)
 
 
-def test_a_call_without_a_number_is_one_of_its_own(fixed):
+def test_a_call_without_an_index_is_a_separate_call(fixed):
     pieces = [told_call(None, cell) for cell in ("A1", "B2")]
     url = fixed(*map(chunk, pieces), chunk({}, finish_reason="tool_calls")) + "/chat/completions"
     with art.Trajectory() as captured:
@@ -757,7 +757,7 @@ async def test_conversations_that_extend_another_merge(client):
     assert sum(row.sampled.sum() for row in trajectory_rows(t)) == 5 * 13  # each is a sample of its own
 
 
-async def test_a_copy_made_on_the_way_stays_as_it_is(client):
+async def test_a_copy_made_during_capture_does_not_change(client):
     with art.Trajectory() as t:
         first = await client.chat.completions.create(messages=[GO], **SEEDED)
         early = [t.model_copy(), t.model_copy(deep=True)]
@@ -1088,7 +1088,7 @@ async def registered(tiny_model_dir, path, *names):
         yield backend, models
 
 
-async def test_a_captured_group_trains_like_one_made_by_hand(tiny_model_dir, tmp_path):
+async def test_a_captured_group_trains_like_an_explicit_group(tiny_model_dir, tmp_path):
     async with registered(tiny_model_dir, tmp_path, "captured", "handmade") as (backend, (model, other)):
         made = []
 

@@ -431,7 +431,7 @@ async def test_the_bar_counts_every_rollout_once(bars):
     assert (bars[1].n, bars[1].total, bars[1].desc) == (2, 2, "val")
 
 
-async def test_events_tell_the_whole_story():
+async def test_events_describe_each_rollout_and_group():
     bus, heard, inside = Bus(run="r"), [], {}
     bus.subscribe(heard.append)
 
@@ -575,13 +575,13 @@ async def test_leaving_the_batches_early_stops_the_rest():
     assert (sleep.started, sleep.cancelled) == (2, 2)
 
 
-async def test_batches_bear_their_own_share_of_failures_and_name_their_step():
+async def test_each_batch_has_its_failure_limit_and_its_step_number():
     bus, steps = Bus(), []
     bus.subscribe(lambda event: steps.append(event.step), GroupDone)
     groups = [TrajectoryGroup([make(), crash()]) for _ in range(4)]
     batches = trajectory_group_batches(groups, batch_size=2, max_batch_exceptions=2, skip_batches=1, bus=bus, **QUIET)
     assert [len(b) async for b in batches] == [2]
-    assert steps == [1, 1]
+    assert steps == [2, 2]
     with pytest.raises(ValueError, match="boom"):
         async for _ in trajectory_group_batches([TrajectoryGroup([crash()])], batch_size=1, **QUIET):
             pass
@@ -616,7 +616,7 @@ async def test_retry_calls_again_and_tells(exceptions):
     assert asyncio.iscoroutinefunction(later)
 
 
-async def test_retry_gives_up_and_lets_other_errors_through():
+async def test_retry_raises_the_last_error_and_all_other_errors():
     calls = []
 
     @retry(max_attempts=2, delay=0, exceptions=KeyError)
@@ -644,7 +644,7 @@ def test_retry_pauses_grow(monkeypatch):
     assert pauses_s == [0.01, 0.02, 0.04]
 
 
-async def test_limit_concurrency_holds_for_each_key_and_lets_go_on_failure():
+async def test_limit_concurrency_applies_to_each_key_and_releases_on_failure():
     running, peak = {}, {}
 
     @limit_concurrency(2, derive_key=lambda key, fail=False: key)

@@ -104,9 +104,9 @@ def test_a_run_of_arts_opens_in_the_viewer(arts):
     assert trajectory.metrics == {"won": 1.0, "moves": 3.0}
     assert (trajectory.logs, trajectory.tools) == (["ein Zug: ü"], [TOOL])
     assert trajectory.metadata == {"scenario_id": "s1", "seed": 7, "easy": True}
-    rows = load_all(path)
-    assert sorted(rows.table["reward"].tolist()) == sorted(REWARDS * 3)
-    assert len(select(rows, "won=1 and step=2")) == 2
+    index = load_all(path)
+    assert sorted(index.table["reward"].tolist()) == sorted(REWARDS * 3)
+    assert len(select(index, "won=1 and step=2")) == 2
     assert "日本" in art.view(path).html()
 
 
@@ -123,7 +123,7 @@ def test_its_checkpoint_means_here_what_it_means_there(arts, tiny_model_dir):
     assert not torch.allclose(ours, before, atol=1e-2)
 
 
-async def test_a_run_of_arts_goes_on(arts, tiny_model_dir):
+async def test_a_run_of_art_resumes(arts, tiny_model_dir):
     model = art.TrainableModel(name="agent", project="p", base_model=str(tiny_model_dir))
     async with art.LocalBackend(path=arts, verbose=False) as backend:
         await model.register(backend)

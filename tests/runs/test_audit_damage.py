@@ -138,9 +138,9 @@ def test_one_flipped_byte_in_the_tokens_hides_nothing(tmp_path):
     tokens.write_bytes(whole[:4] + b"\xc6" + whole[5:])
     for place in (4, whole.index(b"PK\x01\x02") + 6):
         tokens.write_bytes(whole[:place] + b"\xc6" + whole[place + 1 :])
-        rows = load_all(store.path)
-        assert sorted(rows.steps()) == [("train", 1), ("train", 2), ("train", 3)]
-        assert not rows.lost
+        index = load_all(store.path)
+        assert sorted(index.steps()) == [("train", 1), ("train", 2), ("train", 3)]
+        assert not index.lost
         assert len(store.read_groups("train", 2)[0]) == 4
         report(store.path, tmp_path / "report.html")
 
@@ -193,8 +193,8 @@ def test_any_file_may_be_anything(tmp_path, name, content):
     ):
         with suppress(StoreError):
             what()
-    rows = load_all(store.path)
-    assert {("train", 1), ("train", 3)} <= {*rows.steps()}
+    index = load_all(store.path)
+    assert {("train", 1), ("train", 3)} <= {*index.steps()}
 
 
 def test_records_of_wrong_types_are_skipped(tmp_path):

@@ -121,12 +121,12 @@ def state_of(folder):
 
 
 def view(folder):
-    rows = load_all(folder)
-    for number in range(rows.groups):
-        ref = rows.locate_group(number)
+    index = load_all(folder)
+    for number in range(index.groups):
+        ref = index.locate_group(number)
         ref.read_group()
         str(ref.key)
-    return rows.refresh()
+    return index.refresh()
 
 
 def journal(folder):

@@ -63,7 +63,7 @@ MOMENTS = [
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_run_goes_on_from_its_last_finished_step(nursery, tmp_path, tiny_model_dir):
+def test_a_killed_run_resumes_from_its_last_finished_step(nursery, tmp_path, tiny_model_dir):
     rng, job = random.Random(0), the_job("train", "run", tmp_path, tiny_model_dir, steps=10**6)
     store, reached, mid_save = art.RunStore(tmp_path / "crash" / "models" / "run"), 0, 0
     lasting = nursery.live(job | {"name": "timed", "steps": 3}).lasting()

@@ -77,7 +77,7 @@ def test_a_number_that_another_process_has_by_now_is_not_the_owner(tmp_path, hol
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, b'{"pid": "x"}'])
-def test_a_damaged_lock_counts_as_one_that_gives_no_sign(tmp_path, damaged):
+def test_a_damaged_lock_counts_as_stale(tmp_path, damaged):
     (tmp_path / LOCK_NAME).write_bytes(damaged)
     acquire_lock(tmp_path, silent, patience_s=0.05).release()
 
@@ -113,7 +113,7 @@ def _child(path, pipe):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_neither_shares_nor_gives_back_the_lock(tmp_path):
+def test_a_forked_child_neither_shares_nor_releases_the_lock(tmp_path):
     lock = acquire_lock(tmp_path, silent)
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=_child, args=(tmp_path, theirs))

@@ -181,7 +181,7 @@ def test_many_threads_add_and_nothing_is_lost():
     assert len(builder.state_dict()["unique_scenario_ids"]) == 500
 
 
-async def test_tasks_beside_one_another_add_to_their_own_context(model):
+async def test_concurrent_tasks_have_separate_contexts(model):
     async def spends(context, usd):
         with model.metrics_builder(context).activate_context():
             await asyncio.sleep(0)
@@ -237,7 +237,7 @@ def test_an_answer_is_priced_by_its_shape(response, usd):
     assert builder.take()["costs/train/judge/x"] == pytest.approx(usd)
 
 
-def test_own_prices_and_extractors_go_first():
+def test_prices_and_extractors_of_the_user_have_priority():
     builder = MetricsBuilder("train")
     builder.register_model_pricing("openai/gpt-4.1", prompt_per_million=1, completion_per_million=1)
     told = {"provider": "OpenAI", "model_name": "openai/gpt-4.1"}
@@ -278,7 +278,7 @@ def test_what_a_cache_holds_has_prices_of_its_own(prices, response, usd):
     assert builder.add_response_cost("a", response, provider="me", model_name="mine") == pytest.approx(usd)
 
 
-def test_what_nobody_can_price_is_said():
+def test_an_unknown_price_is_reported():
     builder = MetricsBuilder("train")
     with pytest.raises(ValueError, match="register_model_pricing|Register one"):
         builder.add_response_cost("a", MILLION, provider="openai", model_name="nobody/knows")
@@ -382,7 +382,7 @@ async def test_a_tracked_openai_client(judge_url):
 # a model's rows
 
 
-async def test_rows_hold_step_and_sum_and_a_restart_goes_on(model):
+async def test_rows_have_step_values_and_sums_that_continue_after_a_restart(model):
     model.overwrite_state({"position": 3})
     await model.log([group(0, 1, metadata={"scenario_id": "a"})], split="train", metrics={"costs/gpu": 1}, step=1)
     model.merge_state({"epoch": 1})

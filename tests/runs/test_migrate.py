@@ -67,7 +67,7 @@ def test_a_run_takes_the_form_of_today(tmp_path, ending):
     assert migrate(tmp_path).files == migrate(tmp_path).checkpoints == 0
 
 
-def test_what_cannot_be_told_apart_stays(tmp_path):
+def test_ambiguous_files_are_not_moved(tmp_path):
     run = older(tmp_path / "run", [1, 2, 3, 4])
     RunStore(run).write_groups("train", 1, [TrajectoryGroup([Trajectory(reward=9.0)])])
     folder = run / "trajectories/train"
@@ -138,7 +138,7 @@ async def test_a_registered_run_has_its_checkpoints_in_one_place(tmp_path, tiny_
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.25])
-def test_killed_at_any_moment_it_goes_on(tmp_path, delay_s):
+def test_a_killed_migration_resumes(tmp_path, delay_s):
     run = older(tmp_path / "run", range(60))
     before = held(run)
     code = f"from art_nb.runs.migrate import migrate; print('ready', flush=True); migrate({str(run)!r})"

@@ -37,19 +37,19 @@ def trl_file(folder, step, mode=None, **more):
 def test_trl(tmp_path):
     for step in (2, 10):
         trl_file(tmp_path, step, notes=["a", None, "b", "c"], length=[1, 2, 3, 4])
-    rows = load_all(tmp_path)
-    assert index_reply(rows)[0]["done"]
-    assert rows.table["step"].tolist() == [10] * 4 + [2] * 4
-    assert rows.table["reward"].tolist() == [1.5, 0.5, 1.0, 0.25] * 2
-    assert rows.table["advantage"].tolist() == pytest.approx([0.7, -0.7] * 4)  # the trainer's own
-    told = traj_reply(rows, 3)[0]
+    index = load_all(tmp_path)
+    assert index_reply(index)[0]["done"]
+    assert index.table["step"].tolist() == [10] * 4 + [2] * 4
+    assert index.table["reward"].tolist() == [1.5, 0.5, 1.0, 0.25] * 2
+    assert index.table["advantage"].tolist() == pytest.approx([0.7, -0.7] * 4)  # the trainer's own
+    told = traj_reply(index, 3)[0]
     assert told["breakdown"]["parts"] == [["reward/format_reward", 0.25]]
     assert told["breakdown"]["sums"]
     assert told["metrics"]["length"] == 4
     assert json.loads(told["metadata"])["notes"] == "c"
     assert "weights" in json.loads(told["metadata"])["reward"]
     assert [m["role"] for m in told["messages"]] == ["user", "assistant"]
-    assert select(rows, "step=2 and reward/format_reward>0.3").tolist() == [4, 5]
+    assert select(index, "step=2 and reward/format_reward>0.3").tolist() == [4, 5]
 
 
 def test_trl_by_mode_and_with_messages(tmp_path):
@@ -82,13 +82,13 @@ def test_verl(tmp_path, with_gts):
         ]
         text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines)
         (tmp_path / f"{step}.jsonl").write_text(text + "\n")
-    rows = load_all(tmp_path)
-    assert rows.table["step"].tolist() == [7, 7, 7, 1, 1, 1]
-    assert rows.table["group"].tolist() == [0, 0, 1, 2, 2, 3]
-    assert rows.table["reward"].tolist() == [1, 0, -1] * 2
-    assert rows.locate(1).trajectory.messages()[1]["content"] == "é🙂"
-    assert select(rows, "acc and step=1").tolist() == [3]
-    assert json.loads(traj_reply(rows, 0)[0]["metadata"]).get("gts") == ("4" if with_gts else None)
+    index = load_all(tmp_path)
+    assert index.table["step"].tolist() == [7, 7, 7, 1, 1, 1]
+    assert index.table["group"].tolist() == [0, 0, 1, 2, 2, 3]
+    assert index.table["reward"].tolist() == [1, 0, -1] * 2
+    assert index.locate(1).trajectory.messages()[1]["content"] == "é🙂"
+    assert select(index, "acc and step=1").tolist() == [3]
+    assert json.loads(traj_reply(index, 0)[0]["metadata"]).get("gts") == ("4" if with_gts else None)
 
 
 def verifiers_line(example, reward, **more):
@@ -127,17 +127,17 @@ def test_verifiers(tmp_path):
     ]
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"example_id": 3, "torn')
     (tmp_path / "metadata.json").write_text("{}")
-    rows = load_all(tmp_path)
-    assert rows.table["group"].tolist() == [0, 0, 1, 1, 1]
-    assert rows.table["status"].tolist() == [0, 0, 0, 0, 1]
-    assert rows.table["tools"].tolist() == [1, 1, 1, 1, 0]
-    assert rows.table["turns"].tolist() == [2, 2, 2, 2, 0]
-    assert select(rows, "truncated").tolist() == [2]
-    assert math.isnan(rows.table["reward"][3])
-    assert rows.locate(4).trajectory.type == "ToolError"
-    assert rows.locate(0).trajectory.metrics == {"correct": 1.0, "num_turns": 2.0}
-    assert rows.locate(1).trajectory.metadata["info"] == {"a": 1}
-    assert [m["role"] for m in traj_reply(rows, 0)[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
+    index = load_all(tmp_path)
+    assert index.table["group"].tolist() == [0, 0, 1, 1, 1]
+    assert index.table["status"].tolist() == [0, 0, 0, 0, 1]
+    assert index.table["tools"].tolist() == [1, 1, 1, 1, 0]
+    assert index.table["turns"].tolist() == [2, 2, 2, 2, 0]
+    assert select(index, "truncated").tolist() == [2]
+    assert math.isnan(index.table["reward"][3])
+    assert index.locate(4).trajectory.type == "ToolError"
+    assert index.locate(0).trajectory.metrics == {"correct": 1.0, "num_turns": 2.0}
+    assert index.locate(1).trajectory.metadata["info"] == {"a": 1}
+    assert [m["role"] for m in traj_reply(index, 0)[0]["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_a_run_of_ours(tmp_path):

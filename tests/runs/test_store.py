@@ -350,7 +350,7 @@ def test_opening_what_is_no_run(tmp_path):
             open_run(path)
 
 
-def test_logprobs_that_nobody_asked_for_are_stored(tmp_path):
+def test_logprobs_that_were_not_requested_are_stored(tmp_path):
     message = {"role": "assistant", "content": "hi"}
     data = {"finish_reason": "stop", "index": 0, "message": message, "logprobs": None}
     extras = [

@@ -244,7 +244,7 @@ def closed():
         ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "W&B does not accept rows of a"),
     ],
 )
-def test_a_failure_of_it_is_said_once_and_the_history_goes_on(script, tmp_path, closed, env, why):
+def test_a_failure_of_the_tracker_is_reported_once_and_the_history_is_still_written(script, tmp_path, closed, env, why):
     done = script(FAILING, WANDB_MODE="online", WANDB_BASE_URL=closed, **env)
     [said] = ast.literal_eval(done.stdout.splitlines()[-1])
     assert why in said
@@ -269,7 +269,7 @@ async def test_who_names_it_is_told_what_to_install(without_wandb, tmp_path):
     assert len(kept(tmp_path)) == 1
 
 
-def test_who_only_has_a_key_goes_on_and_is_told_once(without_wandb, tmp_path, recwarn):
+def test_a_missing_package_with_a_key_is_reported_once_and_training_continues(without_wandb, tmp_path, recwarn):
     model = without_wandb()
     for step in range(2):
         asyncio.run(model.log(metrics={"x": 1}, step=step))

@@ -19,7 +19,7 @@ from art_nb.models.tiny import CHATML
 from art_nb.policy.lora import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.reply_stream import ReplyStream
-from art_nb.tokens.tool_calls import _MARKS, FORMATS, call_prefix, detect_call_format, only_arguments
+from art_nb.tokens.tool_calls import _MARKS, CALL_FORMATS, call_prefix, detect_call_format, only_arguments
 
 TOOLS = [
     {
@@ -65,7 +65,7 @@ async def ask(model, **options):
     )
 
 
-async def test_words_are_said_again_in_the_students_tokens(home):
+async def test_the_reply_of_the_teacher_is_sampled_in_the_students_tokens(home):
     model, backend = home
     guided_choice, tool_choice, tools = get_guided_completion_params(teacher(content="the move is B2, not b2"))
     assert (tool_choice, tools) == (None, None)
@@ -258,13 +258,13 @@ def test_what_a_grammar_permits_its_schema_permits():
     assert values > 100
 
 
-SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), FORMATS["hermes"].after_arguments
+SPELLER, END = spelling_tokenizer(["<|im_end|>"], "<|im_end|>", ""), CALL_FORMATS["hermes"].after_arguments
 
 
 def held(parameters, form="hermes"):
     """The grammar of a call of `play`."""
     tools = [{"type": "function", "function": {"name": "play", "parameters": parameters}}]
-    return forced_call(FORMATS[form], tools, "play", SPELLER)
+    return forced_call(CALL_FORMATS[form], tools, "play", SPELLER)
 
 
 def permits(parameters, arguments):
@@ -340,7 +340,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_is_answered_within_seconds(name):
+def test_a_hostile_schema_is_processed_in_seconds(name):
     started = time.process_time()
     try:
         call = held(HOSTILE[name])
@@ -426,7 +426,7 @@ def test_parts_of_a_schema_that_add_properties_to_each_other_stay_open():
 
 @pytest.mark.parametrize("style", ["hermes", "deepseek_v3", "llama3_json", "mistral"])
 def test_the_closing_text_in_a_string_does_not_end_the_call(style):
-    form = FORMATS[style]
+    form = CALL_FORMATS[style]
     value = f"see {form.closing or form.after_arguments} and {form.after_arguments}"
     schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
     text, ended = walk(CallGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
@@ -444,9 +444,9 @@ def test_the_closing_text_in_a_string_does_not_end_the_call(style):
 
 @pytest.mark.parametrize("style", ["qwen3_coder", "glm45"])
 def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
-    text = call_prefix(FORMATS[style], "play")
+    text = call_prefix(CALL_FORMATS[style], "play")
     for cut in (False, True):
-        stream = ReplyStream(FORMATS[style])
+        stream = ReplyStream(CALL_FORMATS[style])
         stream.add(text)
         if cut:
             stream.truncate()
@@ -455,16 +455,16 @@ def test_a_call_in_tags_that_max_tokens_ends_is_none(style):
     assert stream.content == text.strip() or stream.content == text
 
 
-def test_a_whole_call_in_tags_at_the_last_token_is_one():
-    stream = ReplyStream(FORMATS["qwen3_coder"])
-    stream.add(call_prefix(FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
+def test_a_call_that_is_complete_at_the_last_token_is_a_call():
+    stream = ReplyStream(CALL_FORMATS["qwen3_coder"])
+    stream.add(call_prefix(CALL_FORMATS["qwen3_coder"], "play") + "</function>\n</tool_call>")
     stream.truncate()
     stream.add("", last=True)
     assert [call["function"]["name"] for call in stream.calls] == ["play"]
 
 
 @pytest.mark.parametrize("style", ["llama3_json", "mistral", "deepseek_v3", "qwen3_coder"])
-async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_model_dir, tmp_path, style):
+async def test_the_format_of_the_model_is_used_or_the_missing_call_is_reported(tiny_model_dir, tmp_path, style):
     config = {"chat_template": f"{{# {_MARKS[style]} #}}{OFFER}{CHATML}"}
     assert detect_call_format(config["chat_template"]) == style
     async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=config) as (model, _):
@@ -482,7 +482,7 @@ async def test_the_format_of_the_model_is_kept_or_the_missing_call_is_said(tiny_
             assert "tool_calls" in [choice.finish_reason for choice in answer.choices]
 
 
-async def test_the_students_own_words_become_likelier(home):
+async def test_replies_of_the_student_become_more_likely(home):
     model, backend = home
     guided, _, _ = get_guided_completion_params(teacher(content="B2"))
     taught = (await ask(model, extra_body={"guided_choice": guided})).choices[0]

@@ -409,7 +409,7 @@ async def test_no_request_is_lost_between_asking_and_closing(made):
         assert all(isinstance(error, ServeError) and "closed" in str(error) for error in errors)
 
 
-def test_loops_come_and_go(made):
+def test_event_loops_can_change(made):
     sampler = made(max_running=8)
 
     async def leave():

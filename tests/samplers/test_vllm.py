@@ -82,7 +82,7 @@ def exact(policy, prompt, reply, weights=None):
     return sequence_logprobs(policy, ids, [(weights and policy.cast(weights), None)])[len(prompt) - 1 :]
 
 
-async def test_each_step_answers_with_its_own_weights(made):
+async def test_each_step_replies_with_its_weights(made):
     policy, sampler = made
     prompts = [[1, 5 + i, 9, 30 + i, 7] * 4 for i in range(6)]
     versions = {None: None} | {key: shaken(policy, i) for i, key in enumerate(("ttt@1", "ttt@2"))}

@@ -203,7 +203,7 @@ async def test_parameters_arrive(client):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_the_prompts_ids_are_on_the_body_where_they_are_asked_for(client, asked):
+async def test_requested_prompt_ids_are_in_the_body(client, asked):
     options = {"model": "base", "messages": HI, "n": 2, "extra_body": {"return_token_ids": asked}}
     ids = list(b"<user>Hi<assistant>") if asked else None
     answer = await client.chat.completions.create(**options)
@@ -515,7 +515,7 @@ async def test_one_failed_choice_ends_its_siblings(client):
 # ---- streaming and leaving
 
 
-async def test_tokens_arrive_while_sampling_goes_on(client):
+async def test_tokens_arrive_during_sampling(client):
     gate = threading.Event()
     client.served.service.sampler.gate = (3, gate)
     stream = await client.chat.completions.create(model="base", messages=HI, stream=True)
@@ -550,7 +550,7 @@ async def test_who_leaves_cancels(client):
     assert (await client.chat.completions.create(model="base", messages=HI)).choices[0].finish_reason == "stop"
 
 
-async def test_slow_clients_hold_nobody_up(served):
+async def test_slow_clients_do_not_delay_other_requests(served):
     served.service.sampler.words = "x" * 3000
     body = json.dumps({"model": "base", "messages": HI, "stream": True, "logprobs": True}).encode()
     request, lines = http_bytes(served, body), [connect(served) for _ in range(5)]

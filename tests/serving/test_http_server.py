@@ -313,6 +313,6 @@ def test_the_file_limit_is_raised_in_art_nb_run(tmp_path):
     try:
         limits = Path(f"/proc/{server.process.pid}/limits").read_text()
         soft, hard = next(line.split()[3:5] for line in limits.splitlines() if line.startswith("Max open files"))
-        assert hard == "unlimited" or int(soft) >= min(int(hard), http_server.MAX_FILES)
+        assert hard == "unlimited" or int(soft) >= min(int(hard), http_server.MAX_OPEN_FILES)
     finally:
         server.end()

@@ -57,7 +57,10 @@ class Script:
                 self.emit(
                     0,
                     RolloutStarted(
-                        rollout=f"{k}-{g}-{r}", group=f"g{k}-{g}", step=k, scenario=self.scenario.format(k * GROUPS + g)
+                        rollout=f"{k}-{g}-{r}",
+                        group=f"g{k}-{g}",
+                        step=k + 1,
+                        scenario=self.scenario.format(k * GROUPS + g),
                     ),
                 )
         for g in range(groups):
@@ -69,18 +72,20 @@ class Script:
                     RolloutDone(
                         rollout=f"{k}-{g}-{r}",
                         group=f"g{k}-{g}",
-                        step=k,
+                        step=k + 1,
                         reward=reward,
                         metrics={"completion_tokens": 30},
                     ),
                 )
-            self.emit(0, GroupDone(group=f"g{k}-{g}", step=k, rewards=rewards, exceptions=int(g == 3 and k % 4 == 0)))
+            self.emit(
+                0, GroupDone(group=f"g{k}-{g}", step=k + 1, rewards=rewards, exceptions=int(g == 3 and k % 4 == 0))
+            )
             self.emit(0.2, Judged(group=f"g{k}-{g}", judge="rule", scores=rewards, cost=0.0012))
 
     def training(self, batches=BATCHES):
-        self.emit(1, SignalReport(step=self.step, groups=GROUPS, trainable_groups=GROUPS - 1))
+        self.emit(1, SignalReport(step=self.step + 1, groups=GROUPS, trainable_groups=GROUPS - 1))
         for n in range(batches):
-            self.emit(2, GradientStep(step=self.step, micro_batch=n + 1, micro_batches=BATCHES, tokens=560))
+            self.emit(2, GradientStep(step=self.step + 1, micro_batch=n + 1, micro_batches=BATCHES, tokens=560))
 
     def row(self):
         k = self.step

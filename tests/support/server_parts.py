@@ -7,7 +7,7 @@ from art_nb.core.types import ServeError
 from art_nb.samplers.base import SampledToken
 from art_nb.serving.endpoint import Endpoint
 from art_nb.tokens.reply_stream import ReplyStream
-from art_nb.tokens.tool_calls import FORMATS, call_prefix
+from art_nb.tokens.tool_calls import CALL_FORMATS, call_prefix
 
 END = 256
 
@@ -28,7 +28,7 @@ class Bytes:
 class Tags:
     "A chat format: a tag before each message."
 
-    calls, busy = FORMATS["hermes"], False
+    calls, busy = CALL_FORMATS["hermes"], False
 
     def __init__(self):
         self.known = []
@@ -44,10 +44,10 @@ class Tags:
         return self
 
     def stream(self, prompt_ids, tools=None, single_call=False):
-        return ReplyStream(FORMATS["hermes"] if tools else None, single_call=single_call)
+        return ReplyStream(CALL_FORMATS["hermes"] if tools else None, single_call=single_call)
 
     def begun_ids(self, prompt_ids, name):
-        text = call_prefix(FORMATS["hermes"], name)
+        text = call_prefix(CALL_FORMATS["hermes"], name)
         return text, list(text.encode())
 
     def remember(self, messages, tools, prompt_ids, token_ids, reply):

@@ -15,7 +15,7 @@ from art_nb.core.types import ServeError
 from art_nb.models.tiny import tiny_tokenizer
 from art_nb.tokens.chat import ChatFormat, clean_messages
 from art_nb.tokens.deadlines import DeadlineRunner
-from art_nb.tokens.tool_calls import FORMATS
+from art_nb.tokens.tool_calls import CALL_FORMATS
 
 TOKENIZER = tiny_tokenizer()
 ASK = [{"role": "user", "content": "How is the weather?"}]
@@ -119,7 +119,7 @@ def read(chat, thinking, text, step=None):
 @pytest.mark.parametrize("name", CALLS)
 def test_every_format_is_recognized_and_read_back(name):
     chat, warnings = warned(OWN[name])
-    assert chat.calls is FORMATS[name] and not warnings
+    assert chat.calls is CALL_FORMATS[name] and not warnings
     for n in (1,) if name in ONE_CALL else (1, 2):
         thinking, text = printed(chat, n)
         for step in (None, 1, 7):

@@ -50,7 +50,7 @@ def shapes(made):
     return [shape(row) for row in trajectory_rows(made)]
 
 
-def test_turns_that_extend_one_another_are_one_row():
+def test_turns_that_extend_each_other_are_one_row():
     (row,) = trajectory_rows(
         trajectory(
             USER, choice([1, 2], [7, 8]), USER, choice([1, 2, 7, 8, 3, 4], [9]), choice([1, 2, 7, 8, 3, 4, 9], [5])
@@ -189,7 +189,7 @@ def conversation(turns):
 
 @QUICK
 @given(turns=turns)
-def test_every_sampled_token_stands_in_its_own_context(turns):
+def test_every_sampled_token_has_its_context(turns):
     made = conversation(turns)
     rows = trajectory_rows(trajectory(*made))
     found = {

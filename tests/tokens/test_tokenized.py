@@ -119,7 +119,7 @@ async def test_a_template_of_ones_own_prints_it():
         assert group.trajectories[0].tokens == one.tokens
 
 
-def test_what_one_model_said_is_chosen():
+def test_choices_of_one_model_are_selected():
     def exchange(model, prompt):
         reply = {
             "id": "1",

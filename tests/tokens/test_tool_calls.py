@@ -11,7 +11,7 @@ from support.tiny import one_by_one, spelling_tokenizer
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.tokens.chat import ChatFormat, TextStream
 from art_nb.tokens.reply_stream import CallStream, ReplyStream
-from art_nb.tokens.tool_calls import FORMATS, call_prefix, detect_call_format
+from art_nb.tokens.tool_calls import CALL_FORMATS, call_prefix, detect_call_format
 
 TOOLS = [
     {
@@ -106,7 +106,7 @@ def test_calls_over_several_turns_keep_every_id(family):
 
 
 @EVERY
-def test_what_is_no_call_stays_text_and_goes_on(family):
+def test_text_that_is_no_call_stays_text_in_later_turns(family):
     chat, messages = chat_of(family), [{"role": "user", "content": "go"}]
     broken = FAMILIES[family][3].replace('"b2"', "b2")
     prompt = chat.prompt_ids(messages, TOOLS)
@@ -162,13 +162,13 @@ PIECES = [
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=9),
     seed=st.integers(0, 1000),
-    name=st.sampled_from([*FORMATS, None]),
+    name=st.sampled_from([*CALL_FORMATS, None]),
     thinking=st.sampled_from([None, True]),
     one=st.booleans(),
 )
 def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking, one):
     text, draw = "".join(pieces), random.Random(seed)
-    form = FORMATS[name] if name else None
+    form = CALL_FORMATS[name] if name else None
     whole, cut = ReplyStream(form, thinking, one), ReplyStream(form, thinking, one)
     whole.add(text, last=True)
     deltas, place = [], 0
@@ -189,35 +189,35 @@ def test_any_cut_of_a_reply_gives_the_same_message(pieces, seed, name, thinking,
 @settings(max_examples=200, derandomize=True)
 @given(
     words=st.text(st.characters(exclude_characters="<{[", exclude_categories=["Cs"]), max_size=30),
-    name=st.sampled_from([*FORMATS]),
+    name=st.sampled_from([*CALL_FORMATS]),
 )
 def test_plain_text_is_passed_on_as_it_is(words, name):
-    assert CallStream(FORMATS[name]).add(words, last=True) == ((words, []) if words else ("", []))
+    assert CallStream(CALL_FORMATS[name]).add(words, last=True) == ((words, []) if words else ("", []))
 
 
-def test_a_tag_that_comes_as_one_token_is_no_text():
+def test_a_tag_that_is_one_token_is_no_text():
     """Llama's tag is a token of its own: it arrives before the call."""
-    stream = CallStream(FORMATS["llama3_json"])
+    stream = CallStream(CALL_FORMATS["llama3_json"])
     assert stream.add("<|python_tag|>") == ("", [])
     assert stream.add('{"name": "look"}', last=True) == ("", [("look", {})])
 
 
 def test_a_reply_of_white_space_is_read_in_no_time():
-    stream = CallStream(FORMATS["hermes"])
+    stream = CallStream(CALL_FORMATS["hermes"])
     for _ in range(4000):
         assert stream.add("\n") == ("", [])
     assert stream.add("", last=True) == ("\n" * 4000, [])
 
 
 def test_half_a_character_is_no_call_in_any_form():
-    for form in (form for form in FORMATS.values() if form.before_name and form.writes_json):
+    for form in (form for form in CALL_FORMATS.values() if form.before_name and form.writes_json):
         text = f'{call_prefix(form, "play")}{{"a": "\\ud800"}}'
         assert CallStream(form).add(text, last=True)[1] == []
-    assert CallStream(FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
+    assert CallStream(CALL_FORMATS["mistral"]).add('[TOOL_CALLS]f[ARGS]{"a": "\\ud800"}', last=True)[1] == []
 
 
 def test_text_before_a_call_does_not_wait_for_it():
-    stream = CallStream(FORMATS["hermes"])
+    stream = CallStream(CALL_FORMATS["hermes"])
     assert stream.add("Let me see. <tool")[0] == "Let me see."
     assert stream.add("box>") == (" <toolbox>", [])
 
@@ -230,7 +230,7 @@ CHATML = (
 )
 
 
-def test_a_template_without_tools_is_told_of_them_in_words():
+def test_a_template_without_tools_gets_them_as_text():
     said = []
     chat = ChatFormat(
         spelling_tokenizer(["<|im_start|>", "<|im_end|>"], "<|im_end|>", CHATML),
@@ -309,13 +309,13 @@ def test_our_reading_is_vllms(name, words):
     tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
     request = ChatCompletionRequest(messages=[{"role": "user", "content": ""}])
     theirs = ToolParserManager.get_tool_parser(name)(tokenizer).extract_tool_calls(words, request)
-    text, calls = CallStream(FORMATS[name]).add(words, last=True)
+    text, calls = CallStream(CALL_FORMATS[name]).add(words, last=True)
     assert calls == [(call.function.name, json.loads(call.function.arguments)) for call in theirs.tool_calls]
     assert text.strip() == (theirs.content or "").strip()
 
 
 def test_begun_calls_are_json():
-    for form in (form for form in FORMATS.values() if form.quote and form.before_name):
+    for form in (form for form in CALL_FORMATS.values() if form.quote and form.before_name):
         name = 'a"b'
         begun = call_prefix(form, name)
         assert json.dumps(name) in begun

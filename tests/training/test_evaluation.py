@@ -201,7 +201,7 @@ async def test_a_step_that_was_never_saved(model):
     assert model.get_inference_name() == "tiny"
 
 
-async def test_training_goes_on_after_an_evaluation_in_a_callback(model):
+async def test_training_continues_after_an_evaluation_in_a_callback(model):
     found = []
 
     async def on_step(run):

@@ -467,7 +467,7 @@ def versions(trajectory):
     return [choice.model_extra["policy_version"] for choice in trajectory.messages_and_choices[1::2]]
 
 
-async def test_rollouts_begin_a_step_early_and_go_on_over_it(home, tiny_model_dir):
+async def test_rollouts_start_a_step_early_and_continue_during_it(home, tiny_model_dir):
     model, _ = home
     rollout, plan = Slow(), {"steps": 3, "groups_per_step": 2, "scenarios": [0, 2, 1, 3, 4, 6]}
     run = await train(
@@ -521,7 +521,7 @@ async def test_what_was_begun_ahead_ends_with_the_run(home):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-async def test_a_failed_rollout_is_recorded_and_the_run_goes_on(home, failing, kind, said):
+async def test_a_failed_rollout_is_recorded_and_the_run_continues(home, failing, kind, said):
     model, backend = home
     events, count = heard(backend, RolloutDone), iter(range(100))
     said_before = {scenario: await say(model, scenario) for scenario in SCENARIOS}  # takes no time in a rollout

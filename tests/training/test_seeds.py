@@ -108,7 +108,7 @@ async def test_another_seed_and_no_seed_give_other_replies(tiny_model_dir, tmp_p
         assert not equal(adapter, unlike)
 
 
-async def test_a_run_that_is_resumed_goes_on_as_one_that_was_not_interrupted(tiny_model_dir, tmp_path):
+async def test_a_resumed_run_equals_an_uninterrupted_run(tiny_model_dir, tmp_path):
     whole, adapter = await trained(tiny_model_dir, tmp_path / "a", steps=3)
     begun, _ = await trained(tiny_model_dir, tmp_path / "b", steps=1)
     rest, same = await trained(tiny_model_dir, tmp_path / "b", steps=3)

@@ -99,9 +99,9 @@ def test_arts_older_files_are_read_too(tmp_path):
     path.parent.mkdir(parents=True)
     one = {"messages": [{"role": "user", "content": "hi"}], "reward": 0.5, "metrics": {}, "metadata": {}, "logs": []}
     path.write_text(json.dumps({"trajectories": [one, one | {"reward": 1}], "exceptions": []}) + "\n")
-    rows = open_rollouts(tmp_path)
-    assert rows.load(60)
-    assert rows.table["reward"].tolist() == [0.5, 1.0]
+    index = open_rollouts(tmp_path)
+    assert index.load(60)
+    assert index.table["reward"].tolist() == [0.5, 1.0]
 
 
 def cpu(work, times=3):
@@ -131,19 +131,19 @@ def test_ten_thousand_rows_open_without_their_rollouts(tmp_path):
         store.write_groups("train", step, groups)
 
     def whole():
-        rows = open_rollouts(tmp_path)
-        told, buffers = replies.index_reply(rows)
+        index = open_rollouts(tmp_path)
+        told, buffers = replies.index_reply(index)
         while not told["done"]:
-            told, more = replies.index_reply(rows, len(rows))
+            told, more = replies.index_reply(index, len(index))
             buffers = [a + b for a, b in zip(buffers, more, strict=True)]
-        return rows, buffers
+        return index, buffers
 
     one_step, _ = cpu(lambda: store.read_groups("train", 1))
-    index, (rows, buffers) = cpu(whole)
-    assert len(rows) == 10_000
+    open_s, (index, buffers) = cpu(whole)
+    assert len(index) == 10_000
     assert sum(map(len, buffers)) == 320_000
-    assert index < 3 * one_step
-    page, _ = cpu(lambda: (replies.page_reply(rows, [*range(5000, 5200)]), replies.traj_reply(rows, 5100)))
+    assert open_s < 3 * one_step
+    page, _ = cpu(lambda: (replies.page_reply(index, [*range(5000, 5200)]), replies.traj_reply(index, 5100)))
     assert page < one_step / 4
 
 
@@ -151,9 +151,9 @@ def test_the_first_part_of_an_index_does_not_wait_for_the_rest(tmp_path):
     store, group = RunStore(tmp_path), TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])
     for step in (1, 2, 3):
         store.write_groups("train", step, [group])
-    rows = open_rollouts(tmp_path)
-    assert not rows.load(limit_s=0)
-    told, _ = replies.index_reply(rows)
+    index = open_rollouts(tmp_path)
+    assert not index.load(limit_s=0)
+    told, _ = replies.index_reply(index)
     assert (told["rows"], told["done"]) == (2, False)
 
 
@@ -161,50 +161,50 @@ def test_ten_thousand_in_memory_cost_no_more_each_than_a_thousand():
     group = TrajectoryGroup([thread("a" * 500, "b" * 500, reward=i) for i in range(8)])
 
     def whole(groups):
-        rows = open_rollouts([group] * groups)
-        while not replies.index_reply(rows)[0]["done"]:
-            rows.load(60)
-        return rows
+        index = open_rollouts([group] * groups)
+        while not replies.index_reply(index)[0]["done"]:
+            index.load(60)
+        return index
 
     few, _ = cpu(lambda: whole(125))
-    many, rows = cpu(lambda: whole(1250))
+    many, index = cpu(lambda: whole(1250))
     assert many < 30 * few
-    assert rows.table["id"].tolist() == [*range(10_000)]
-    assert rows.locate(9999).group == 1249
+    assert index.table["id"].tolist() == [*range(10_000)]
+    assert index.locate(9999).group == 1249
 
 
-def test_rows_of_a_run_that_goes_on(tmp_path):
+def test_rows_of_an_active_run(tmp_path):
     store, live = RunStore(tmp_path), [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])]
     store.write_groups("train", 1, live)
-    rows = load_all(tmp_path)
+    index = load_all(tmp_path)
     store.write_groups("train", 2, [*live, TrajectoryGroup([thread("?", "y"), OSError("gone")])])
-    assert rows.refresh()
-    rows.load(60)
-    assert rows.refresh() is False
+    assert index.refresh()
+    index.load(60)
+    assert index.refresh() is False
     store.write_groups("val", 2, live)
-    assert rows.refresh()
-    while not rows.load():
+    assert index.refresh()
+    while not index.load():
         pass
-    assert rows.table["step"].tolist() == [1, 1, 2, 2, 2, 2, 2, 2]
-    assert link(rows, 5).endswith("/train/2/1/1")
-    assert resolve(rows, link(rows, 5)) == (5, None)
-    assert find_row(rows, "val", 2, 0, 1) == 7
-    assert replies.traj_reply(rows, 5)[0]["error"]["type"] == "OSError"
+    assert index.table["step"].tolist() == [1, 1, 2, 2, 2, 2, 2, 2]
+    assert link(index, 5).endswith("/train/2/1/1")
+    assert resolve(index, link(index, 5)) == (5, None)
+    assert find_row(index, "val", 2, 0, 1) == 7
+    assert replies.traj_reply(index, 5)[0]["error"]["type"] == "OSError"
 
 
 def test_a_step_that_was_written_anew(tmp_path):
     store = RunStore(tmp_path)
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=i) for i in range(2)])])
-    rows = load_all(tmp_path)
-    version = replies.index_reply(rows)[0]["version"]
+    index = load_all(tmp_path)
+    version = replies.index_reply(index)[0]["version"]
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x", reward=5 * i) for i in range(2)])])
-    assert rows.refresh()
-    told, _ = replies.index_reply(rows)
+    assert index.refresh()
+    told, _ = replies.index_reply(index)
     assert told["version"] > version
-    assert rows.table["reward"].tolist() == [0, 5]
-    assert rows.table["id"].tolist() == [0, 1]
+    assert index.table["reward"].tolist() == [0, 5]
+    assert index.table["id"].tolist() == [0, 1]
     store.write_groups("train", 1, [TrajectoryGroup([thread("?", "x")])])
-    assert rows.refresh() is False  # other rollouts: what is on show stays
+    assert index.refresh() is False  # other rollouts: what is on show stays
 
 
 def test_judgments_count_for_more_than_metrics(tmp_path):
@@ -213,8 +213,8 @@ def test_judgments_count_for_more_than_metrics(tmp_path):
         [thread("?", "x", metrics={"ruler_score": 0.2}) for _ in range(2)], metadata={"scenario_id": "s"}
     )
     store.write_groups("train", 3, [group])
-    rows = load_all(tmp_path)
-    assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.2])
+    index = load_all(tmp_path)
+    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.2])
     said = {"group": "s", "step": 3, "trajectory": 1, "rubric": "r"}
     Journal(tmp_path).append(
         [
@@ -222,28 +222,28 @@ def test_judgments_count_for_more_than_metrics(tmp_path):
             Judgment(**said, score=0.9, judge="me", by="human", reason="better"),
         ]
     )
-    assert rows.refresh()
-    assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.9])
-    assert select(rows, "overridden").tolist() == [1]
-    told = replies.traj_reply(rows, 1)[0]["breakdown"]
+    assert index.refresh()
+    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.9])
+    assert select(index, "overridden").tolist() == [1]
+    told = replies.traj_reply(index, 1)[0]["breakdown"]
     assert (told["override"], told["judge_reward"], told["reason"]) == (0.9, 0.5, "better")
     said["step"] = 4  # a step that comes with its judgments leaves the older ones marked
     store.write_groups("train", 4, [group])
     Journal(tmp_path).append([Judgment(**said, score=0.1, judge="j"), Judgment(**said | {"step": 3}, score=0.7)])
-    rows.waiting.append(("train", 4, lambda: table_of_file(store, "train", 4)))
-    rows.load(60)
-    assert rows.refresh()
-    assert rows.table["ruler"].tolist() == pytest.approx([0.2, 0.9, 0.2, 0.1])
+    index.waiting.append(("train", 4, lambda: table_of_file(store, "train", 4)))
+    index.load(60)
+    assert index.refresh()
+    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.9, 0.2, 0.1])
 
 
 def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
     store = RunStore(tmp_path)
     for split in ("train", "val"):
         store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
-    rows = load_all(tmp_path)
-    write_override(rows, 1, 0.75, "mine")
-    assert rows.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
-    assert [replies.traj_reply(rows, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
+    index = load_all(tmp_path)
+    write_override(index, 1, 0.75, "mine")
+    assert index.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
+    assert [replies.traj_reply(index, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
 
 
 def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
@@ -262,23 +262,23 @@ def test_a_damaged_step_hides_no_other(tmp_path):
     for step in (1, 2, 3):
         store.write_groups("train", step, [TrajectoryGroup([thread("?", f"x {step}")])])
     (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
-    rows = open_rollouts(tmp_path)
-    assert search(rows, "x").tolist() == [0, 1]
-    told, _ = replies.index_reply(rows)
+    index = open_rollouts(tmp_path)
+    assert search(index, "x").tolist() == [0, 1]
+    told, _ = replies.index_reply(index)
     assert (told["total"], len(told["lost"]), told["lost"][0][:16]) == (2, 1, "step 3 of train:")
-    assert rows.refresh() is False
+    assert index.refresh() is False
 
 
 def test_a_filter_sees_one_index_while_others_load(tmp_path):
     store = RunStore(tmp_path)
     for step in range(1, 60):
         store.write_groups("train", step, [TrajectoryGroup([thread("?", "x", metrics={"win": 1})])])
-    rows = open_rollouts(tmp_path)
-    rows.load(0)
-    loading = threading.Thread(target=lambda: all(not rows.load(0) for _ in range(60)))
+    index = open_rollouts(tmp_path)
+    index.load(0)
+    loading = threading.Thread(target=lambda: all(not index.load(0) for _ in range(60)))
     loading.start()
     while loading.is_alive():
-        found = select(rows, "win and split=train", sort="-win")
+        found = select(index, "win and split=train", sort="-win")
         assert len({*found.tolist()}) == len(found) > 0
     loading.join()
 
@@ -298,14 +298,14 @@ def test_what_all_share_is_what_a_reader_sees_of_it():
 
 
 def test_rewards_are_sums_of_their_parts_or_it_is_said():
-    rows = load_all(
+    index = load_all(
         [
             thread("?", "x", reward=1.5, metrics={"reward/right": 1, "reward/short": 0.5, "tokens": 3}),
             thread("?", "x", reward=2, metrics={"reward/right": 1}),
             thread("?", "x", reward=2),
         ]
     )
-    told = [replies.traj_reply(rows, row)[0]["breakdown"] for row in range(3)]
+    told = [replies.traj_reply(index, row)[0]["breakdown"] for row in range(3)]
     assert [one["sums"] for one in told] == [True, False, None]
     assert told[0]["parts"] == [["reward/right", 1.0], ["reward/short", 0.5]]
     assert "no metric is called reward/" in told[2]["why"]
@@ -331,7 +331,7 @@ def test_the_whole_filter_language(tmp_path):
     ]
     store = RunStore(tmp_path)
     store.write_groups("train", 4, groups)
-    rows = load_all(tmp_path)
+    index = load_all(tmp_path)
     cases = {
         "reward<2 and not win": [0, 1, 3],
         "failed": [4],
@@ -345,14 +345,14 @@ def test_the_whole_filter_language(tmp_path):
         "advantage>1": [2],
         "tokens=0 and turns=1": [0, 1, 2, 3],
     }
-    assert {line: select(rows, line).tolist() for line in cases} == cases
-    assert all(select(rows, f"{name}!=1") is not None for name in FIELDS)
-    assert select(rows, preset="varied").tolist() == [0, 1, 2, 3, 4]
-    assert select(rows, sort="-reward", preset="worst").tolist() == [2, 1, 0, 3, 4]
+    assert {line: select(index, line).tolist() for line in cases} == cases
+    assert all(select(index, f"{name}!=1") is not None for name in FIELDS)
+    assert select(index, preset="varied").tolist() == [0, 1, 2, 3, 4]
+    assert select(index, sort="-reward", preset="worst").tolist() == [2, 1, 0, 3, 4]
     with pytest.raises(ValueError, match="no preset"):
-        select(rows, preset="nicest")
+        select(index, preset="nicest")
     with pytest.raises(ValueError, match="no field"):
-        select(rows, sort="colour")
+        select(index, sort="colour")
 
 
 def test_a_newer_search_ends_an_older_one(tmp_path):
@@ -402,31 +402,31 @@ def test_every_reply_can_be_sent(text):
     group = TrajectoryGroup(
         [one, one.model_copy(update={"reward": 0.0}), ValueError(text)], metadata={"scenario_id": text}
     )
-    rows = load_all(group)
+    index = load_all(group)
     for reply in (
-        replies.index_reply(rows),
-        replies.page_reply(rows, [0, 1, 2]),
-        replies.traj_reply(rows, 0),
-        replies.traj_reply(rows, 2),
-        replies.compare_reply(rows, [0, 1]),
-        replies.step_diff_reply(rows, 0),
-        replies.board_reply(rows, 0),
-        tokens_reply(rows, 0, 0),
-        replies.select_reply(rows),
-        replies.search_reply(rows, text),
+        replies.index_reply(index),
+        replies.page_reply(index, [0, 1, 2]),
+        replies.traj_reply(index, 0),
+        replies.traj_reply(index, 2),
+        replies.compare_reply(index, [0, 1]),
+        replies.step_diff_reply(index, 0),
+        replies.board_reply(index, 0),
+        tokens_reply(index, 0, 0),
+        replies.select_reply(index),
+        replies.search_reply(index, text),
     ):
         sendable(reply)
 
 
 def test_a_line_of_five_megabytes_comes_in_parts():
-    rows = load_all(thread("?", "\x00" + "x" * 5_000_000))
-    first = sendable(replies.traj_reply(rows, 0))
-    parts = [first, *(sendable(replies.traj_reply(rows, 0, part)) for part in range(1, first["parts"]))]
+    index = load_all(thread("?", "\x00" + "x" * 5_000_000))
+    first = sendable(replies.traj_reply(index, 0))
+    parts = [first, *(sendable(replies.traj_reply(index, 0, part)) for part in range(1, first["parts"]))]
     assert all(len(json.dumps(part["messages"])) <= MAX_PART_BYTES for part in parts)
     text = "".join(m["content"] for part in parts for m in part["messages"] if m["i"] == 1)
     assert text == "\x00" + "x" * 5_000_000
     with pytest.raises(ValueError, match="no part"):
-        replies.traj_reply(rows, 0, first["parts"])
+        replies.traj_reply(index, 0, first["parts"])
 
 
 @settings(max_examples=60)
@@ -459,16 +459,16 @@ def test_thinking_and_calls_are_laid_apart():
 
 def test_comparing_marks_the_first_difference():
     ends = ["q2", "🙂 one"], ["q2", "🙂 two"], []
-    rows = load_all(TrajectoryGroup(thread("q", "same", *end) for end in ends))
-    told = sendable(replies.compare_reply(rows, [0, 1]))
+    index = load_all(TrajectoryGroup(thread("q", "same", *end) for end in ends))
+    told = sendable(replies.compare_reply(index, [0, 1]))
     assert told["prefix"] == 3
     assert told["at"] == {"message": 3, "char": 3}  # the smile is two units
     assert [len(item["messages"]) for item in told["items"]] == [1, 1]
-    told = sendable(replies.compare_reply(rows, [0, 2]))
+    told = sendable(replies.compare_reply(index, [0, 2]))
     assert (told["prefix"], told["at"]["char"], told["identical"]) == (2, 0, False)
-    assert sendable(replies.compare_reply(rows, [1, 1]))["identical"]
+    assert sendable(replies.compare_reply(index, [1, 1]))["identical"]
     with pytest.raises(ValueError, match="two to four"):
-        replies.compare_reply(rows, [0])
+        replies.compare_reply(index, [0])
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -483,19 +483,19 @@ def test_the_same_scenario_at_other_steps(tmp_path, named):
             for s in ("a", "b")
         ]
         store.write_groups("train", step, groups)
-    rows = load_all(tmp_path)
-    told = sendable(replies.step_diff_reply(rows, 1))
+    index = load_all(tmp_path)
+    told = sendable(replies.step_diff_reply(index, 1))
     assert [place["step"] for place in told["places"]] == [1, 2, 5]
     assert [place["mean"] for place in told["places"]] == [0.5, 1, 2.5]
     assert told["by"] == ("scenario_id" if named else "first messages")
     best = told["places"][-1]["best"]
-    assert rows.locate(best).trajectory.messages_and_choices[0]["content"] == "solve b"
+    assert index.locate(best).trajectory.messages_and_choices[0]["content"] == "solve b"
 
 
 def test_tokens_of_texts_in_any_script():
     text = "é🙂日本\x00"
-    rows = load_all([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
-    told, (offsets, *halves) = tokens_reply(rows, 1, 0)
+    index = load_all([thread("?", "x"), Trajectory(messages_and_choices=[say(text, ids=2)])])
+    told, (offsets, *halves) = tokens_reply(index, 1, 0)
     ends = np.frombuffer(offsets, "<u4").tolist()
     units = told["text"].encode("utf-16-le")
     assert [units[2 * a : 2 * b].decode("utf-16-le") for a, b in zip(ends, ends[1:], strict=False)] == [*text]
@@ -503,22 +503,22 @@ def test_tokens_of_texts_in_any_script():
     assert "ratio" in told["why"]
     assert {*told["why"], *told["channels"]} == set(CHANNELS)
     assert len(halves[0]) == 2 * told["n"]
-    told, (offsets,) = tokens_reply(rows, 0, 0)
+    told, (offsets,) = tokens_reply(index, 0, 0)
     assert told["n"] == 0
     assert told["text"] == "x"
     assert set(told["why"]) == set(CHANNELS)
 
 
 def test_what_is_asked_wrongly_is_refused():
-    rows = load_all(thread("?", "x"))
+    index = load_all(thread("?", "x"))
     asked = [
-        lambda: replies.traj_reply(rows, 9),
-        lambda: replies.traj_reply(rows, -1),
-        lambda: tokens_reply(rows, 0, 5),
-        lambda: tokens_reply(rows, 0, 0, ["mood"]),
-        lambda: replies.index_reply(rows, 0, ["colour"]),
-        lambda: replies.page_reply(rows, [0] * 201),
-        lambda: replies.step_diff_reply(rows, 7),
+        lambda: replies.traj_reply(index, 9),
+        lambda: replies.traj_reply(index, -1),
+        lambda: tokens_reply(index, 0, 5),
+        lambda: tokens_reply(index, 0, 0, ["mood"]),
+        lambda: replies.index_reply(index, 0, ["colour"]),
+        lambda: replies.page_reply(index, [0] * 201),
+        lambda: replies.step_diff_reply(index, 7),
     ]
     for ask in asked:
         with pytest.raises(ValueError, match="there is no|at most 200"):
@@ -530,8 +530,8 @@ def test_what_is_asked_wrongly_is_refused():
 
 
 def test_an_empty_group_is_nothing_to_see():
-    rows = open_rollouts(TrajectoryGroup([]))
-    told, buffers = replies.index_reply(rows)
+    index = open_rollouts(TrajectoryGroup([]))
+    told, buffers = replies.index_reply(index)
     assert told["total"] == 0
     assert told["done"]
     assert told["groups"]["sizes"] == [0]

@@ -221,34 +221,34 @@ async def a_group(model, seed, **asked):
 
 async def test_the_record_of_a_real_step(tiny_model_dir, tmp_path):
     model, groups, result = await trained(tiny_model_dir, tmp_path, loss_fn="ppo", reduction="sequence")
-    rows = load_all(model)
+    index = load_all(model)
     assert record_path(model.store, result.step).exists()
     total = 0.0
-    for row in range(len(rows.table[rows.table["step"] == result.step])):
-        told, buffers = objective_tokens_reply(rows, row, 0)
+    for row in range(len(index.table[index.table["step"] == result.step])):
+        told, buffers = objective_tokens_reply(index, row, 0)
         assert told["recorded"]
         assert told["losses"][0] == "ppo"
-        assert np.frombuffer(buffers[0], "<f4").any() == (rows.table["advantage"][row] != 0)
-    told, _ = objective_reply(rows, 0, 0, 0)
+        assert np.frombuffer(buffers[0], "<f4").any() == (index.table["advantage"][row] != 0)
+    told, _ = objective_reply(index, 0, 0, 0)
     first = told["losses"][0]
     assert first["trainer"]
     assert first["step_loss"] == pytest.approx(result.metrics["loss/train"], abs=1e-6)
-    total = sum(objective_reply(rows, row, 0, 0)[0]["losses"][0]["group_loss"] for row in (0, 4))
+    total = sum(objective_reply(index, row, 0, 0)[0]["losses"][0]["group_loss"] for row in (0, 4))
     assert total == pytest.approx(result.metrics["loss/train"], abs=1e-6)
 
 
 async def test_the_channels_of_a_real_step(tiny_model_dir, tmp_path):
     model, groups, result = await trained(tiny_model_dir, tmp_path)
-    rows = load_all(model)
+    index = load_all(model)
     seen = 0
     for row in range(8):
-        told, (offsets, *halves) = tokens_reply(rows, row, 0)
+        told, (offsets, *halves) = tokens_reply(index, row, 0)
         values = dict(zip(told["channels"], (np.frombuffer(half, "<f2") for half in halves), strict=True))
         choice = choices(groups[row // 4].trajectories[row % 4])[0]
         sampled = [entry.logprob for entry in choice.logprobs.content]
         np.testing.assert_allclose(values["logprob"], sampled, rtol=2e-3, atol=1e-3)
         assert len(np.frombuffer(offsets, "<u4")) == told["n"] + 1
-        if rows.table["advantage"][row]:
+        if index.table["advantage"][row]:
             seen += 1
             assert told["mask_why"] is None
             assert values["mask"].all()
@@ -267,23 +267,23 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
     record = read_record(model.store, result.step)
     record.new_E = record.old_E - np.float32(0.5)
     write_record(model.store, result.step, record)
-    rows = load_all(model)
-    row = int(np.flatnonzero(rows.table["advantage"])[0])
-    told, (_, *halves) = tokens_reply(rows, row, 0, ["ratio"])
+    index = load_all(model)
+    row = int(np.flatnonzero(index.table["advantage"])[0])
+    told, (_, *halves) = tokens_reply(index, row, 0, ["ratio"])
     np.testing.assert_allclose(np.frombuffer(halves[0], "<f2"), np.exp(-0.5), rtol=1e-3)
-    terms = {term["name"]: term["value"] for term in objective_reply(rows, row, 0, 0)[0]["losses"][0]["terms"]}
+    terms = {term["name"]: term["value"] for term in objective_reply(index, row, 0, 0)[0]["losses"][0]["terms"]}
     assert terms["ratio"] == pytest.approx(np.exp(-0.5), rel=1e-5)
-    clipped = objective_reply(rows, row, 0, 0, ["ppo"])[0]["losses"]
+    clipped = objective_reply(index, row, 0, 0, ["ppo"])[0]["losses"]
     cut = {term["name"]: term["value"] for term in clipped[1]["terms"]}["clipped"]
-    assert cut == float(rows.table["advantage"][row] < 0)  # 0.61 is below 0.8
+    assert cut == float(index.table["advantage"][row] < 0)  # 0.61 is below 0.8
     assert (clipped[1]["gradient"] == 0) == bool(cut)
 
 
 async def test_terms_multiply_to_the_loss(tiny_model_dir, tmp_path):
     model, _, _ = await trained(tiny_model_dir, tmp_path, steps=1)
-    rows = load_all(model)
-    row = int(np.flatnonzero(rows.table["advantage"])[0])
-    told, _ = objective_reply(rows, row, 0, 1, list(LOSSES))
+    index = load_all(model)
+    row = int(np.flatnonzero(index.table["advantage"])[0])
+    told, _ = objective_reply(index, row, 0, 1, list(LOSSES))
     assert [one["name"] for one in told["losses"]] == list(LOSSES)
     for one in told["losses"]:
         value = {term["name"]: term["value"] for term in one["terms"]}
@@ -321,11 +321,11 @@ async def test_a_record_of_other_rollouts_is_not_laid_over(tiny_model_dir, tmp_p
     model, groups, result = await trained(tiny_model_dir, tmp_path, steps=1)
     store = RunStore(model.store.path)
     store.write_groups("train", result.step, groups[::-1])
-    rows = load_all(store)
-    told, _ = objective_reply(rows, 0, 0, 0)
+    index = load_all(store)
+    told, _ = objective_reply(index, 0, 0, 0)
     assert told["recorded"] is False
     assert "ratio is 1" in told["assumed"]
-    told, _ = tokens_reply(rows, 0, 0)
+    told, _ = tokens_reply(index, 0, 0)
     assert "ratio" in told["why"]
 
 
@@ -338,7 +338,7 @@ def test_a_torn_record_is_none(tmp_path, content):
     assert read_record(store, 1) is None
 
 
-async def test_training_goes_on_where_no_record_can_be_written(tiny_model_dir, tmp_path):
+async def test_training_continues_if_no_record_can_be_written(tiny_model_dir, tmp_path):
     from art_nb.core.events import Warned
 
     model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny_model_dir))
@@ -395,12 +395,12 @@ async def test_tokens_have_texts_and_logprobs_that_no_request_asked_for(tiny_mod
         await model.log(groups, step=1, split="train")
     del model, backend
     CHAT_FORMATS.clear()  # as in another process
-    rows = load_all(str(next(tmp_path.rglob("model.json")).parent))
-    from_disk, choice = read_tokens(rows, 3), groups[0].trajectories[3].messages_and_choices[1]
+    index = load_all(str(next(tmp_path.rglob("model.json")).parent))
+    from_disk, choice = read_tokens(index, 3), groups[0].trajectories[3].messages_and_choices[1]
     for texts, values in (in_memory, from_disk):
         assert len(texts) == len(choice.token_ids)
         assert choice.message.content in "".join(texts)
         np.testing.assert_allclose(values["logprob"], choice.token_logprobs, atol=2e-3)
     assert from_disk[1]["ratio"].shape == from_disk[1]["logprob"].shape
-    lens, _ = objective_reply(rows, 3, 0, 1)
+    lens, _ = objective_reply(index, 3, 0, 1)
     assert lens["text"] == from_disk[0][1]
