@@ -65,7 +65,7 @@ function build(root, wire, model) {
     lastTickAt = Date.now(),
     columns = /** @type {string[]} */ ([]),
     charts = /** @type {any} */ (null);
-  let isLoading = false,
+  let loadingUntil = 0,
     selected = -1,
     follow = true,
     newCount = 0,
@@ -206,12 +206,12 @@ function build(root, wire, model) {
     if (reply) announce(STATES[reply.status] ?? reply.status);
   }
   async function loadIndex() {
-    if (isLoading) return;
-    isLoading = true;
+    if (Date.now() < loadingUntil) return;
+    loadingUntil = Date.now() + 10_000; // a lost request is sent again after ten seconds
     const previousTick = tick;
     const reply = await request("index", { from_row: 0 });
-    isLoading = false;
     if (!reply) return;
+    loadingUntil = 0;
     if (!charts) {
       columns = reply.columns;
       charts = createCharts(columns);
@@ -268,7 +268,7 @@ function build(root, wire, model) {
     if (charts) charts.set([...rows.values()].sort((a, b) => a[0] - b[0]));
     if (!follow) newCount += addedCount;
     drawGroups();
-    if (hasGap) loadIndex();
+    if (hasGap || !charts) loadIndex();
     if (previousStatus !== tick.status) announce(`${tick.title}: ${STATES[tick.status] ?? tick.status}`);
   }
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support.live_parts import Home, Script
-from support.ui import HOSTILE, axe_faults, calm
+from support.ui import HOSTILE, WireComm, axe_faults, calm
 
 import art_nb as art
 from art_nb.core.files import JsonLinesTail
@@ -176,6 +176,25 @@ def test_a_view_without_updates_reports_it(page_with, cell):
     page.evaluate("() => { const old = Date.now; Date.now = () => old() + 20000; }")
     page.wait_for_selector(".art-state[data-state=lost]")
     wait_for(page, "shows the run again")
+
+
+def test_a_lost_request_for_the_history_is_sent_again(page_with, cell, script, monkeypatch):
+    hear, lost = WireComm.heard, []
+
+    def lose_the_first(self, data):
+        if not lost and data.get("content", {}).get("command") == "index":
+            lost.append(data)
+        else:
+            hear(self, data)
+
+    monkeypatch.setattr(WireComm, "heard", lose_the_first)
+    page = page_with(cell)
+    wait_for(page, "running")
+    assert lost and not page.locator(".art-curve").count()
+    page.evaluate("() => { const old = Date.now; Date.now = () => old() + 20000; }")
+    script.whole(1)
+    look(cell)
+    page.wait_for_selector(".art-curve canvas")
 
 
 def test_a_dead_run_shows_where_it_resumes(page_with, script):
