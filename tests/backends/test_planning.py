@@ -63,7 +63,7 @@ async def test_on_cuda_the_engines_get_the_sizes_of_the_plan(model, tmp_path, ca
 
 async def test_on_cuda_a_plan_without_room_sets_checkpointing(model, tmp_path, monkeypatch):
     plan = replace(card(model, 4 * 10**9), checkpointing=True, tokens_per_batch=48)
-    monkeypatch.setattr(loading, "plan_registered", lambda *_: plan)
+    monkeypatch.setattr(loading, "plan_registered", lambda *_: (plan, plan))
     async with art.LocalBackend(path=tmp_path, device="cpu", sampler="transformers", verbose=False) as backend:
         await model.register(backend)
         runtime, sizes = backend.runtime(model), []
