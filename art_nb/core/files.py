@@ -310,7 +310,10 @@ def flush_files(directory: Path) -> None:
             os.fsync(file.fileno())
 
 
-def commit_directory(temporary: Path, directory: Path) -> None:
+def commit_directory(
+    temporary: Path,  # complete, on the same disk
+    directory: Path,  # the final name; an existing directory is replaced
+) -> None:
     """Flush every file of `temporary` to disk and rename it to `directory`, which an `OSError` leaves unchanged."""
     flush_files(temporary)
     old = temporary_path(directory, "old")
@@ -326,8 +329,10 @@ def commit_directory(temporary: Path, directory: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 # %% ../../nbs/00_core/70_files.ipynb #d1c0a005
-def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return rows of JSON types as a file of JSON lines."""
+def json_lines(
+    rows: Iterable[Mapping[str, Any]],  # JSON types only
+) -> bytes:
+    """Return rows as the content of a file of JSON lines."""
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 # %% ../../nbs/00_core/70_files.ipynb #1ea5d5e6

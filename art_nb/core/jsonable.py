@@ -119,8 +119,10 @@ def utf8_text(
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def text_digest(text: str) -> str:  # 64 hexadecimal digits
-    """Return the SHA-256 hash of a text. Lone surrogates are allowed."""
+def text_digest(
+    text: str,  # any text, also with lone surrogates
+) -> str:  # 64 hexadecimal digits
+    """Return the SHA-256 hash of a text."""
     return hashlib.sha256(utf8_text(text).encode()).hexdigest()
 
 
