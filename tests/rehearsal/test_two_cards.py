@@ -74,8 +74,8 @@ def meetings(backend):
 
     def wait_for_the_sampler(event):
         if event.micro_batch == 1:
-            seen.append(f"step {event.step + 1} trains")
-        if event.micro_batch == 1 and event.step == 0:
+            seen.append(f"step {event.step} trains")
+        if event.micro_batch == 1 and event.step == 1:
             assert sampled.wait(WAIT_S), "nothing was sampled during the training step"
 
     def note(what):
