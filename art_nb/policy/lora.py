@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WorkingAdapter', 'AdapterPart', 'NORMS', 'FUSED_LAYERS', 'TARGETS', 'AdapterParts', 'LoRALinear', 'FusedLinear',
-           'patch_modules', 'wrap_layers', 'count_coverage', 'Policy', 'sequence_logprobs', 'coverage_note']
+           'patch_modules', 'add_checkpointing', 'count_coverage', 'Policy', 'sequence_logprobs', 'coverage_note']
 
 # %% ../../nbs/30_policy/60_lora.ipynb #6834780f
 import math
@@ -205,19 +205,19 @@ def patch_modules(model: nn.Module) -> None:
             module.forward = MethodType(forward, module)
 
 # %% ../../nbs/30_policy/60_lora.ipynb #c4ec0002
-def _decoder_layer(module, *args, **options):
+def _checkpointed_forward(module, *args, **options):
     """Forward method of a decoder layer."""
     if not (module.parts.checkpointing and torch.is_grad_enabled()):
         return module.layer_forward(*args, **options)
     return checkpoint(module.layer_forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def wrap_layers(model: nn.Module, parts: AdapterParts) -> None:
+def add_checkpointing(model: nn.Module, parts: AdapterParts) -> None:
     """Replace the forward methods of decoder layers by one that uses `parts.checkpointing`."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.parts, module.layer_forward = parts, module.forward
-            module.forward = MethodType(_decoder_layer, module)
+            module.forward = MethodType(_checkpointed_forward, module)
 
 # %% ../../nbs/30_policy/60_lora.ipynb #738625bd
 def count_coverage(model, targets: tuple[str, ...]) -> dict[str, int]:
@@ -302,7 +302,7 @@ class Policy:
             )
         model.set_attn_implementation("art_nb")
         patch_modules(model)
-        wrap_layers(model, self._parts)
+        add_checkpointing(model, self._parts)
         self._head_product: FrozenWeight | None = None
         self.working: WorkingAdapter = {}
         self.logit_chunk = 128

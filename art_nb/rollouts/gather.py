@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['gathering', 'AfterEach', 'current_rollout', 'completion_tokens', 'count_tokens', 'policy_versions', 'set_versions',
-           'Means', 'GatherProgress', 'gather_trajectories', 'gather_trajectory_groups', 'trajectory_group_batches']
+           'Means', 'GatherState', 'gather_trajectories', 'gather_trajectory_groups', 'trajectory_group_batches']
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #ebd2ed65
 import asyncio
@@ -125,7 +125,7 @@ class Means:
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #174b531c
 @dataclass(slots=True)
-class GatherProgress:
+class GatherState:
     """The state of one gather: progress, running means and failures."""
 
     total: int  # rollouts expected
@@ -133,7 +133,7 @@ class GatherProgress:
     timeout_s: float | None = None
     bus: Bus | None = None
     step: int = 1  # the training step that the rollouts are for
-    show: Callable[["GatherProgress", int], None] = lambda gather, ended: None  # called when `ended` rollouts finish
+    show: Callable[["GatherState", int], None] = lambda gather, ended: None  # called when `ended` rollouts finish
     means: Means = field(default_factory=Means)
     failures: int = 0
     limit_error: Exception | None = None  # the failure that exceeded the limit
@@ -233,16 +233,16 @@ class GatherProgress:
         )
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #43b4c5a4
-gathering: ContextVar[GatherProgress | None] = ContextVar("gathering", default=None)  # the innermost gather
+gathering: ContextVar[GatherState | None] = ContextVar("gathering", default=None)  # the innermost gather
 
 
 @contextmanager
 def _show_progress(
-    gather: GatherProgress, desc: str | None, max_metrics: int | None, total_tokens: bool
+    gather: GatherState, desc: str | None, max_metrics: int | None, total_tokens: bool
 ) -> Iterator[None]:
     with _bar(desc, gather.total) as bar:
 
-        def show(gather: GatherProgress, ended: int) -> None:
+        def show(gather: GatherState, ended: int) -> None:
             bar.total = gather.total
             bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens), refresh=False)
             bar.update(ended)
@@ -304,7 +304,7 @@ async def gather_trajectories(
         The failure that exceeds `max_exceptions`. The other rollouts are canceled.
     """
     items = listed("gather_trajectories", trajectories, "rollouts")
-    gather = GatherProgress(len(items), max_exceptions, timeout_s, bus, step)
+    gather = GatherState(len(items), max_exceptions, timeout_s, bus, step)
     try:
         with _show_progress(gather, pbar_desc, None, pbar_total_completion_tokens):
             return await gather_or_cancel([gather.run_rollout(item, parse=_check_results) for item in items])
@@ -318,7 +318,7 @@ def _check_results(result: Any) -> Trajectory | list[Trajectory]:
     return [check_trajectory(trajectory) for trajectory in result]
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #dd9d986a
-async def _run_other_group(gather: GatherProgress, item: Any) -> TrajectoryGroup | None:
+async def _run_other_group(gather: GatherState, item: Any) -> TrajectoryGroup | None:
     try:
         group = await with_timeout(item, None) if inspect.isawaitable(item) else item
         if group is not None and not isinstance(group, TrajectoryGroup):
@@ -332,7 +332,7 @@ async def _run_other_group(gather: GatherProgress, item: Any) -> TrajectoryGroup
     return None if group is None else _admit_group(gather, group)
 
 
-def _admit_group(gather: GatherProgress, group: TrajectoryGroup) -> TrajectoryGroup:
+def _admit_group(gather: GatherState, group: TrajectoryGroup) -> TrajectoryGroup:
     new = [trajectory for trajectory in group if id(trajectory) not in gather.seen]
     gather.total += len(new)
     rejected = {id(trajectory): gather.fail(error) for trajectory in new if (error := _error_of(trajectory))}
@@ -355,7 +355,7 @@ def _error_of(trajectory: Trajectory) -> RolloutError | None:
 AfterEach: TypeAlias = Callable[[TrajectoryGroup], Any]
 
 
-async def _run_group(gather: GatherProgress, item: Any, after_each: AfterEach | None) -> list[TrajectoryGroup]:
+async def _run_group(gather: GatherState, item: Any, after_each: AfterEach | None) -> list[TrajectoryGroup]:
     group = await (gather.run_group(item) if isinstance(item, PendingGroup) else _run_other_group(gather, item))
     if group is None:
         return []
@@ -429,7 +429,7 @@ async def gather_trajectory_groups(
         The failure that exceeds `max_exceptions`. The other rollouts are canceled.
     """
     items = listed("gather_trajectory_groups", groups, "groups")
-    gather = GatherProgress(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
+    gather = GatherState(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
     try:
         with _show_progress(gather, pbar_desc, max_metrics, pbar_total_completion_tokens):
             lists = await gather_or_cancel([_run_group(gather, item, after_each) for item in items])

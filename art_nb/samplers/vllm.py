@@ -164,7 +164,7 @@ class MergedAdapter:
         """Return an adapter in the form that requests hold, or None if it equals the base model."""
         return weights if is_trained(weights) else None
 
-    def can_join(self, request: Request, running: Sequence[Request]):
+    def try_join(self, request: Request, running: Sequence[Request]):
         """Return whether the request can run together with the running ones, and None because vLLM has no adapter."""
         tag = "base" if request.weights is None else request.adapter
         if tag != self.tag:
@@ -226,7 +226,7 @@ class SwappedAdapters:
         scales = {True: self.policy.alpha / self.policy.rank, False: 1.0}
         return {PREFIX + name: (t * scales[".lora_B." in name]).to(self.policy.dtype) for name, t in weights.items()}
 
-    def can_join(self, request: Request, running: Sequence[Request]):
+    def try_join(self, request: Request, running: Sequence[Request]):
         """Return whether the request can run together with the running ones, and vLLM's record of its adapter."""
         if request.weights is None and self.policy.device.type != "cpu":
             return True, None
@@ -424,9 +424,9 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
     )
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #5d0e7c11
-def shares_weights(device: torch.device, how: str, engine_args: Mapping[str, Any]) -> bool:
+def shares_weights(device: torch.device, adapter_mode: str, engine_args: Mapping[str, Any]) -> bool:
     """Return whether vLLM uses the weights of the policy by default."""
-    return device.type != "cpu" and how == "swapped" and "load_format" not in engine_args
+    return device.type != "cpu" and adapter_mode == "swapped" and "load_format" not in engine_args
 
 
 def engine_settings(policy: Policy, max_model_len: int) -> dict[str, Any]:
@@ -470,7 +470,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         Maximum number of tokens of a prompt and its reply. The default is the model's context length.
     max_running : int
         Maximum number of requests that run at the same time.
-    way : str
+    adapter_mode : str
         "merged" or "swapped". The default is "merged" on a CPU and "swapped" elsewhere.
     shared : bool, optional
         Whether vLLM uses the weights of the policy instead of a copy of its own. This needs swapped adapters. By
@@ -510,16 +510,17 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         *,
         max_model_len: int | None = None,
         max_running: int = 64,
-        way: str = "",
+        adapter_mode: str = "",
         shared: bool | None = None,
         engine_args: dict | None = None,
     ):
         vllm_version()
-        self.how, self._workspace = way or ("merged" if policy.device.type == "cpu" else "swapped"), Workspace()
-        mode, engine_args = ADAPTER_MODES[self.how], engine_args or {}
-        self.shared = shares_weights(policy.device, self.how, engine_args) if shared is None else shared
-        if self.shared and self.how == "merged":
-            raise ValueError('Merging an adapter changes the weights, so they cannot be shared: pass way="swapped".')
+        self.adapter_mode = adapter_mode or ("merged" if policy.device.type == "cpu" else "swapped")
+        self._workspace = Workspace()
+        mode, engine_args = ADAPTER_MODES[self.adapter_mode], engine_args or {}
+        self.shared = shares_weights(policy.device, self.adapter_mode, engine_args) if shared is None else shared
+        if self.shared and self.adapter_mode == "merged":
+            raise ValueError('Merged weights cannot be shared: pass adapter_mode="swapped".')
         super().__init__(policy, worker, max_model_len, max_running)
         self._engine: Any = self._start(directory, mode.settings(policy) | engine_args)
         self._mode = mode(self._engine, policy)
@@ -558,7 +559,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
                 torch.set_rng_state(state)
 
     def _start_request(self, request: NamedRequest, entered: list[NamedRequest]) -> bool:
-        ready, lora = self._mode.can_join(request, self._running)
+        ready, lora = self._mode.try_join(request, self._running)
         if not ready:
             return False
         request.name, request.ids = str(next(self._names)), list(request.prompt)

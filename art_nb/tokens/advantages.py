@@ -10,12 +10,12 @@
 
 # %% auto #0
 __all__ = ['Option', 'TIE', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'SignalCheck', 'find_option', 'has_variance',
-           'baseline', 'by_group', 'by_batch', 'unscaled', 'balanced', 'advantages', 'group_advantages', 'LiveRows',
-           'unit_tokens', 'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant',
-           'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'StepWeights',
-           'is_truncated', 'weigh_rows', 'TrajectoryCase', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs',
-           'row_sizes', 'cut_lists', 'group_cases', 'no_variance_message', 'signal_checks', 'first_failing_check',
-           'signal_report']
+           'centered_rewards', 'by_group', 'by_batch', 'unscaled', 'balanced', 'advantages', 'group_advantages',
+           'LiveRows', 'unit_tokens', 'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt',
+           'by_constant', 'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated',
+           'StepWeights', 'is_truncated', 'weigh_rows', 'TrajectoryCase', 'histories', 'choices_of', 'sampled_ids',
+           'has_logprobs', 'row_sizes', 'cut_lists', 'group_cases', 'no_variance_message', 'signal_checks',
+           'first_failing_check', 'signal_report']
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +58,7 @@ def has_variance(
     return bool(values_G.size > 1 and (np.abs(values_G - values_G[0]) > TIE).any())
 
 
-def baseline(
+def centered_rewards(
     rewards_G: Sequence[float] | np.ndarray,  # rewards of one group
 ) -> np.ndarray:
     """Return the rewards minus the mean of their group, or zeros if the group has no variance."""
@@ -144,7 +144,7 @@ def advantages(
     """
     rewards = [np.asarray(rewards_G, dtype=np.float64) for rewards_G in groups_rewards]
     counts = [np.ones(len(r), dtype=bool) for r in rewards] if counts is None else counts
-    scaled = find_option(SCALES, scale)([baseline(r[c]) for r, c in zip(rewards, counts, strict=True)])
+    scaled = find_option(SCALES, scale)([centered_rewards(r[c]) for r, c in zip(rewards, counts, strict=True)])
     result = [np.zeros(len(r)) for r in rewards]
     for advantages_G, counts_G, values in zip(result, counts, scaled, strict=True):
         advantages_G[counts_G] = balanced(values, balance)

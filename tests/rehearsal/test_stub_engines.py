@@ -58,7 +58,7 @@ async def ask(model, seed=0, **options):
 
 
 async def test_async_scheduling_loses_no_token(model):
-    assert sampler_of(model).how == ("merged" if sampler_of(model).policy.device.type == "cpu" else "swapped")
+    assert sampler_of(model).adapter_mode == ("merged" if sampler_of(model).policy.device.type == "cpu" else "swapped")
     choices = await asyncio.gather(*(ask(model, seed) for seed in range(5)))
     assert [choice.token_ids for choice in choices] == [TOKENS] * 5
     assert {choice.finish_reason for choice in choices} == {"stop"}
@@ -120,7 +120,7 @@ async def test_each_training_step_is_sampled_with_its_own_adapter(model, vllm):
         assert (await ask(model, step)).token_ids == TOKENS
     assert (await reply(model, 3, model.get_inference_name(2), extra_body={}, max_tokens=9)).token_ids == TOKENS
     engine = engine_of(model)
-    if sampler_of(model).how == "merged":
+    if sampler_of(model).adapter_mode == "merged":
         assert engine.adapters == [None] * len(engine.adapters)
         return
     numbers = [None if lora is None else lora.lora_int_id for lora in engine.adapters]

@@ -60,7 +60,7 @@ SHAPE = dict(
 def made(request, tiny_model_dir):
     """A policy and vLLM beside it."""
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=8, way=request.param)
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=8, adapter_mode=request.param)
     yield policy, sampler
     worker.call(sampler.close)
     worker.close()
@@ -165,7 +165,7 @@ async def test_a_reply_nobody_waits_for_is_dropped(made):
 
 async def test_more_versions_than_are_kept(tiny_model_dir):
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped")
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, adapter_mode="swapped")
     versions = {f"ttt@{i}": shaken(policy, i) for i in range(KEPT_ADAPTERS + 3)}
     for key, weights in versions.items():
         sampler.load(key, weights)
@@ -182,7 +182,7 @@ async def test_more_versions_than_are_kept(tiny_model_dir):
 
 async def test_more_versions_at_once_than_are_kept(tiny_model_dir):
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=16, way="swapped")
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=16, adapter_mode="swapped")
     versions = {f"ttt@{i}": shaken(policy, i) for i in range(KEPT_ADAPTERS + 3)}
     for key, weights in versions.items():
         sampler.load(key, weights)
@@ -199,7 +199,7 @@ async def test_more_versions_at_once_than_are_kept(tiny_model_dir):
 async def test_each_version_keeps_its_prefix_cache(tiny_model_dir):
     """An update of the adapter invalidates nothing of the other versions."""
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped")
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, adapter_mode="swapped")
     prompt = [1, 40, 41, 42] * 100
     hits = {}
     for key, seed in (("ttt@1", 1), ("ttt@2", 2), ("ttt@1", None), ("ttt@2", None)):
@@ -227,7 +227,7 @@ async def test_an_untrained_adapter_is_the_base_model(made):
 
 async def test_a_prefix_cache_in_use_is_not_taken_for_cleared(tiny_model_dir, monkeypatch):
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="merged")
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, adapter_mode="merged")
     sampler.load("ttt@1", weights := shaken(policy, 1))
     with monkeypatch.context() as held:
         held.setattr(sampler._engine, "reset_prefix_cache", lambda: False)
@@ -324,7 +324,7 @@ async def test_vllm_computes_with_our_tensors(family, targets, tmp_path):
     policy, worker = load_policy(tmp_path, targets=targets), DeviceThread()
     prompt = [1, 40, 41, 42] * 6
     expected = sequence_logprobs(policy, prompt)
-    sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4, way="swapped", shared=True)
+    sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4, adapter_mode="swapped", shared=True)
     assert sampler.unshared == []
     ours = {t.data_ptr(): (name, t) for name, t in frozen_weights(policy).items()}
     theirs = sampler._engine.apply_model(addresses)[0]
@@ -347,7 +347,9 @@ async def test_vllm_computes_with_our_tensors(family, targets, tmp_path):
 
 async def test_a_change_of_our_tensor_is_a_change_of_vllm(tiny_model_dir):
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
-    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, way="swapped", shared=True)
+    sampler = worker.call(
+        VLLMSampler, policy, worker, tiny_model_dir, max_running=4, adapter_mode="swapped", shared=True
+    )
     with torch.no_grad():
         for tensor in frozen_weights(policy).values():
             tensor.mul_(1.1)
@@ -363,7 +365,7 @@ async def test_a_change_of_our_tensor_is_a_change_of_vllm(tiny_model_dir):
 def test_merging_needs_weights_of_its_own(tiny_model_dir):
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
     with pytest.raises(ValueError, match="cannot be shared"):
-        worker.call(VLLMSampler, policy, worker, tiny_model_dir, way="merged", shared=True)
+        worker.call(VLLMSampler, policy, worker, tiny_model_dir, adapter_mode="merged", shared=True)
     worker.close()
 
 
