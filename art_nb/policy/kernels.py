@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from inspect import signature
 from threading import Lock
+from typing import cast
 
 import torch
 from torch.autograd import Function
@@ -311,7 +312,7 @@ def varlen_attention(
     q: torch.Tensor,  # [S, heads, D], the queries of all segments
     k: torch.Tensor,  # [L, K, D], the keys of all segments; `heads` is a multiple of K
     v: torch.Tensor,  # [L, K, D]
-    ends: Sequence[torch.Tensor],  # int32 [n + 1] each: cumulative numbers of queries and of keys
+    ends: tuple[torch.Tensor, torch.Tensor],  # int32 [n + 1] each: cumulative numbers of queries and of keys
     longest: tuple[int, int],  # largest numbers of queries and of keys of a segment
     scale: float,
     window: int | None,  # number of keys that a query sees, with its own
@@ -319,7 +320,9 @@ def varlen_attention(
     """Return causal attention inside each segment, in the shape of q (Dao 2023)."""
     assert varlen is not None  # see `has_varlen`
     left = window - 1 if window else -1
-    return varlen.varlen_attn(q, k, v, *ends, *longest, scale=scale, window_size=(left, 0), enable_gqa=True)
+    # Without `return_aux`, the result is one tensor.
+    out = varlen.varlen_attn(q, k, v, *ends, *longest, scale=scale, window_size=(left, 0), enable_gqa=True)
+    return cast(torch.Tensor, out)
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #739dd55e
 def causal_bias(

@@ -216,7 +216,7 @@ def add_checkpointing(model: nn.Module, parts: AdapterParts) -> None:
     """Replace the forward methods of decoder layers by one that uses `parts.checkpointing`."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            module.parts, module.layer_forward = parts, module.forward
+            vars(module).update(parts=parts, layer_forward=module.forward)
             module.forward = MethodType(_checkpointed_forward, module)
 
 # %% ../../nbs/30_policy/60_lora.ipynb #738625bd

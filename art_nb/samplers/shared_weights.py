@@ -78,7 +78,7 @@ def joined(names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> torch.T
     return whole
 
 # %% ../../nbs/40_samplers/15_shared_weights.ipynb #15a0a017
-PLACES = {None: 0, "q": 0, "k": 1, "v": 2}  # of tensors in a joined parameter; the other ones are numbers
+PLACES: dict[Any, int] = {None: 0, "q": 0, "k": 1, "v": 2}  # of tensors in a joined parameter; others are numbers
 
 
 def placed_names(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[nn.Parameter, list[str]]:
@@ -86,7 +86,7 @@ def placed_names(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[nn.Par
     places: dict[nn.Parameter, dict[int, str]] = {}
     names = {tensor.data_ptr(): name for name, tensor in weights.items()}
 
-    def note(parameter, tensor, place=None):
+    def note(parameter, tensor, place: Any = None):
         place = getattr(tensor, "shard_id", place)  # an argument or an attribute, depending on the model
         name = names.get(tensor.data_ptr())
         if name is None or tensor.shape != weights[name].shape:

@@ -528,7 +528,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
 
     def _start(self, directory: str | Path, engine_args: dict):
         vllm, policy = load_vllm(), self.policy
-        kv_cache = {"kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running)}
+        kv_cache: dict[str, Any] = {"kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running)}
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
         with ExitStack() as context:
             for part in (self._workspace.in_use(), preserve_global_state(), translate_errors(**settings)):
