@@ -83,7 +83,7 @@ PLACES: dict[Any, int] = {None: 0, "q": 0, "k": 1, "v": 2}  # of tensors in a jo
 
 def placed_names(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[nn.Parameter, list[str]]:
     """Return the names of the tensors of each parameter of vLLM's model, in their order."""
-    places: dict[nn.Parameter, dict[int, str]] = {}
+    places: dict[nn.Parameter, dict[Any, str]] = {}
     names = {tensor.data_ptr(): name for name, tensor in weights.items()}
 
     def note(parameter, tensor, place: Any = None):
@@ -91,7 +91,7 @@ def placed_names(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[nn.Par
         name = names.get(tensor.data_ptr())
         if name is None or tensor.shape != weights[name].shape:
             raise BackendMissing("vLLM converts the weights of this model, so they cannot be shared: " + OWN_COPY)
-        places.setdefault(parameter, {})[PLACES.get(place, place)] = name
+        places.setdefault(parameter, {})[PLACES[place] if place in PLACES else place] = name
 
     for parameter in model.parameters():
         parameter.weight_loader = note
