@@ -205,11 +205,12 @@ function build(root, wire, model) {
     buttons[action].disabled = false;
     if (reply) announce(STATES[reply.status] ?? reply.status);
   }
-  async function loadIndex() {
+  /** Load the history, or only its rows from a row on. @param {number} [fromRow] */
+  async function loadIndex(fromRow = 0) {
     if (Date.now() < loadingUntil) return;
     loadingUntil = Date.now() + 10_000; // a lost request is sent again after ten seconds
     const previousTick = tick;
-    const reply = await request("index", { from_row: 0 });
+    const reply = await request("index", { from_row: fromRow });
     if (!reply) return;
     loadingUntil = 0;
     if (!charts) {
@@ -218,7 +219,7 @@ function build(root, wire, model) {
       charts.follow(root.parentElement ?? root);
       chartsPlace.append(charts.node);
     }
-    rows.clear();
+    if (!fromRow) rows.clear();
     for (const row of reply.rows) rows.set(row[0], row);
     addGroups(reply.groups);
     update(tick === previousTick ? reply.tick : tick); // a tick may have arrived before the reply
@@ -258,9 +259,9 @@ function build(root, wire, model) {
     tick = next;
     if (tick.step !== step && Date.now() > nextSaveAt) updateStaticHtml();
     lastTickAt = Date.now();
-    const hasGap =
-      tick.points.some((row) => !rows.has(row[0]) && row[0] > rows.size && !rows.has(row[0] - 1)) || rows.size > 1500;
     for (const i of rows.keys()) if (i >= tick.rows) rows.delete(i);
+    const nextRow = Math.max(-1, ...rows.keys()) + 1,
+      hasGap = tick.points.length > 0 && tick.points[0][0] > nextRow;
     for (const row of tick.points) rows.set(row[0], row);
     const addedCount = tick.groups.filter((group) => !groups.has(group.i)).length;
     addGroups(tick.groups);
@@ -268,7 +269,8 @@ function build(root, wire, model) {
     if (charts) charts.set([...rows.values()].sort((a, b) => a[0] - b[0]));
     if (!follow) newCount += addedCount;
     drawGroups();
-    if (hasGap || !charts) loadIndex();
+    if (!charts || rows.size > 1500) loadIndex();
+    else if (hasGap) loadIndex(nextRow);
     if (previousStatus !== tick.status) announce(`${tick.title}: ${STATES[tick.status] ?? tick.status}`);
   }
 
@@ -536,7 +538,7 @@ function build(root, wire, model) {
   const onPing = (message) => message?.ping && wire.request("pong").catch(() => null);
   model.on("msg:custom", onPing);
   wire.onTick(update);
-  wire.onGap(loadIndex);
+  wire.onGap(() => loadIndex());
   const timer = setInterval(draw, 1000);
   draw();
   loadIndex();

@@ -197,6 +197,27 @@ def test_a_lost_request_for_the_history_is_sent_again(page_with, cell, script, m
     page.wait_for_selector(".art-curve canvas")
 
 
+def test_a_long_history_is_loaded_once(page_with, cell, script):
+    for _ in range(3_000):
+        script.step += 1
+        script.store.append_history(script.row() | {"step": script.step})
+    cell.run.refresh()
+    page = page_with(cell)
+    page.wait_for_selector(".art-curve canvas")
+    count = "window.sent.filter((message) => message.command === 'index').length"
+    for _ in range(3):
+        script.whole(1)
+        look(cell)
+        page.wait_for_timeout(300)
+    calm(page)
+    assert page.evaluate(count) == 1
+    script.whole(9)
+    time.sleep(0.3)
+    look(cell)
+    page.wait_for_function(f"{count} === 2")
+    assert page.evaluate("window.sent.findLast((message) => message.command === 'index').args.from_row") > 3_000
+
+
 def test_a_dead_run_shows_where_it_resumes(page_with, script):
     record = json.loads((script.store.path / "run.json").read_text())
     (script.store.path / "run.json").write_text(json.dumps(record | {"pid": 2**22 + 1}))
