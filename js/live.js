@@ -66,6 +66,7 @@ function build(root, wire, model) {
     columns = /** @type {string[]} */ ([]),
     charts = /** @type {any} */ (null);
   let loadingUntil = 0,
+    missingFrom = /** @type {number|null} */ (null), // the first row that is missing in `rows`
     selected = -1,
     follow = true,
     newCount = 0,
@@ -213,6 +214,7 @@ function build(root, wire, model) {
     const reply = await request("index", { from_row: fromRow });
     if (!reply) return;
     loadingUntil = 0;
+    missingFrom = null;
     if (!charts) {
       columns = reply.columns;
       charts = createCharts(columns);
@@ -260,8 +262,8 @@ function build(root, wire, model) {
     if (tick.step !== step && Date.now() > nextSaveAt) updateStaticHtml();
     lastTickAt = Date.now();
     for (const i of rows.keys()) if (i >= tick.rows) rows.delete(i);
-    const nextRow = Math.max(-1, ...rows.keys()) + 1,
-      hasGap = tick.points.length > 0 && tick.points[0][0] > nextRow;
+    const nextRow = Math.max(-1, ...rows.keys()) + 1;
+    if (tick.points.length && tick.points[0][0] > nextRow) missingFrom ??= nextRow;
     for (const row of tick.points) rows.set(row[0], row);
     const addedCount = tick.groups.filter((group) => !groups.has(group.i)).length;
     addGroups(tick.groups);
@@ -270,7 +272,7 @@ function build(root, wire, model) {
     if (!follow) newCount += addedCount;
     drawGroups();
     if (!charts || rows.size > 1500) loadIndex();
-    else if (hasGap) loadIndex(nextRow);
+    else if (missingFrom != null) loadIndex(missingFrom);
     if (previousStatus !== tick.status) announce(`${tick.title}: ${STATES[tick.status] ?? tick.status}`);
   }
 

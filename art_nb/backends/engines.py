@@ -90,7 +90,7 @@ def check_capability(device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else CAPABILITY
     if capability < CAPABILITY:
         raise BackendMissing(
-            f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's attention kernels need "
+            f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's FlashAttention needs "
             f'{CAPABILITY[0]}.{CAPABILITY[1]}. To try vLLM anyway, pass sampler="vllm".'
         )
 
@@ -99,7 +99,8 @@ def check_first_device(engine: str, device: torch.device, option: str) -> None:
     """Raise `BackendMissing` for another CUDA device than the first one."""
     if device.type == "cuda" and device.index:
         raise BackendMissing(
-            f'{engine} runs on the first CUDA device only, and its device is {device}. Pass {option}="cuda:0".'
+            f'{engine} runs on the first CUDA device only, and its device is {device}. Pass {option}="cuda:0", or set '
+            f"CUDA_VISIBLE_DEVICES={device.index} before Python starts, which makes this card the first one."
         )
 
 # %% ../../nbs/50_backends/05_engines.ipynb #86702848

@@ -23,6 +23,7 @@ from .options import adam_options, chat_options, engine_options, init_options, l
 from art_nb.backends.planning import (
     apply_plan,
     describe_plans,
+    has_sizes,
     plan_model,
     plan_two_devices,
     planned_engine_args,
@@ -257,6 +258,7 @@ def load_runtime(
             policy, second = load_policies(model, weights, settings, bus, cleanup)
             apply_plan(plan, policy)
             thread, sampled = (worker, policy) if second is None else (second.worker, second.policy)
+            longest = plan.max_model_len if plan is not None and has_sizes(plan) else settings.context_limit(init_args)
             make_sampler = partial(
                 SAMPLERS[engines.sampler],
                 sampled,
@@ -265,7 +267,7 @@ def load_runtime(
                 planned_engine_args(sampler_plan, engines.sampler, engine_args),
                 bus.warn_once,
                 max_running=settings.max_running,
-                **planned_limits(sampler_plan, engines.sampler, settings.context_limit(init_args)),
+                **planned_limits(sampler_plan, engines.sampler, longest),
             )
             sampler = thread.call(make_sampler)
             cleanup.callback(thread.call, sampler.close)

@@ -121,7 +121,8 @@ class LocalBackend:
     profile : str, optional
         Default settings for a kind of machine, such as "t4".
     engine_args : dict, optional
-        Engine arguments of vLLM. A model's `_internal_config` adds to them.
+        Engine arguments of vLLM. A model's `_internal_config` adds to them. On a GPU, vLLM uses the weights of the
+        policy and computes fp32 logits. `{"load_format": "auto"}` gives it a copy of the weights.
     init_args : dict, optional
         Arguments with which Unsloth loads its model. A model's `_internal_config` adds to them.
     device : str, optional

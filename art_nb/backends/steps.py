@@ -46,7 +46,8 @@ def finish_step(
     _warn_about_overflows(runtime, metrics)
     retry_if_full(partial(runtime.publish, runtime.step + 1), partial(runtime.on_sampler, runtime.sampler.release))
     sync_s = time.perf_counter() - start
-    runtime.emit(AdapterServed(step=runtime.step, name=runtime.key(), seconds_s=sync_s, how=runtime.sampler.how))
+    how = runtime.sampler.adapter_mode
+    runtime.emit(AdapterServed(step=runtime.step, name=runtime.key(), seconds_s=sync_s, how=how))
     if save_checkpoint:
         runtime.unsaved = metrics
         try:

@@ -180,7 +180,7 @@ def to_json(
     """Return the JSON form of an event."""
     data: dict[str, Any] = {"event": type(event).__name__}
     data |= {f.name: plain(getattr(event, f.name)) for f in fields(event)}
-    return data | {"step": data["step"] - 1} if isinstance(event, EVENTS_DURING_STEP) else data
+    return data | {"step": max(0, data["step"] - 1)} if isinstance(event, EVENTS_DURING_STEP) else data
 
 
 def from_json(

@@ -88,7 +88,7 @@ class Sampler(Protocol):
         Tokenizer of the model.
     guides : frozenset of str
         Supported keys of `SamplingParams.guide`.
-    how : str
+    adapter_mode : str
         How adapters are served: "unmerged" next to the weights of the policy, or, by an engine with its own weights,
         "merged" into them or "swapped".
     seed_limits : str
@@ -98,7 +98,7 @@ class Sampler(Protocol):
     max_model_len: int
     tokenizer: Any
     guides: frozenset[str]
-    how: str
+    adapter_mode: str
     seed_limits: str
 
     def generate(
@@ -257,7 +257,7 @@ class QueuedSampler(Generic[RequestT]):
 
     request: type[RequestT]
     guides: frozenset[str] = frozenset()
-    how: str = "unmerged"
+    adapter_mode: str = "unmerged"
     seed_limits: str = "this sampler does not guarantee that a seed repeats a reply"
 
     def __init__(self, policy: Policy, worker: DeviceThread, max_model_len: int | None, max_running: int):

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'RESERVED_ENGINE_ARGS', 'RESETS', 'KEPT_ADAPTERS', 'ADAPTER_MODES', 'NO_ROOM',
-           'ENGINE_ERROR_ADVICE', 'STEPPING', 'FORMS', 'vllm_version', 'load_vllm', 'usable_vllm', 'kv_bytes',
-           'known_args', 'is_trained', 'clear_prefix_cache', 'MergedAdapter', 'add_adapter', 'SwappedAdapters',
-           'root_cause', 'dtype_name', 'translate_errors', 'model_settings', 'check_architecture', 'check_model',
-           'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'shares_weights', 'engine_settings',
+           'ENGINE_ERROR_ADVICE', 'STEPPING', 'FORMS', 'OWN_WEIGHTS', 'vllm_version', 'load_vllm', 'usable_vllm',
+           'kv_bytes', 'known_args', 'is_trained', 'clear_prefix_cache', 'MergedAdapter', 'add_adapter',
+           'SwappedAdapters', 'root_cause', 'dtype_name', 'translate_errors', 'model_settings', 'check_architecture',
+           'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'shares_weights', 'engine_settings',
            'with_user_args', 'VLLMSampler']
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a004
@@ -41,7 +41,7 @@ from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
 from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
-from .shared_weights import LOAD_FORMAT, sharing, unshared
+from .shared_weights import LOAD_FORMAT, OWN_COPY, sharing, unshared
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a006
 def vllm_version() -> str:
@@ -93,6 +93,8 @@ RESERVED_ENGINE_ARGS = (
     "enable_lora",
     "max_lora_rank",
     "lora_target_modules",
+    "max_loras",
+    "max_cpu_loras",
     "gpu_memory_utilization",
 )
 
@@ -259,7 +261,10 @@ ADAPTER_MODES = {mode.name: mode for mode in (MergedAdapter, SwappedAdapters)}
 NO_ROOM = ("kv cache is needed", "cache blocks", "free memory on device", "available memory on node")
 ENGINE_ERROR_ADVICE = (  # pairs of words in vLLM's message, in lower case, and advice; the first match is used
     (("max_model_len", "max seq len"), "Pass a smaller max_model_len to LocalBackend (now {max_model_len:,})."),
-    (("lora",), 'Lower the rank of the adapter (now {rank}), or pass sampler="transformers" to LocalBackend.'),
+    (
+        ("max_lora_rank", "lora rank"),
+        'Lower the rank of the adapter (now {rank}), or pass sampler="transformers" to LocalBackend.',
+    ),
     (("dtype", "float16"), 'Pass another dtype to LocalBackend (now "{dtype}"), or sampler="transformers".'),
     (("",), 'Change engine_args if it names one of them. Otherwise pass sampler="transformers" to LocalBackend.'),
 )
@@ -282,7 +287,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @contextmanager
-def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> Iterator[None]:
+def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, shared: bool = False) -> Iterator[None]:
     """Turn errors of vLLM into a `BackendMissing` with advice, or a `MemoryError` if memory is too small."""
     try:
         yield
@@ -299,7 +304,9 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int) -> It
             ) from error
         advice = next(advice for words, advice in ENGINE_ERROR_ADVICE if any(word in message.lower() for word in words))
         settings = {"max_model_len": max_model_len, "dtype": dtype_name(dtype), "rank": rank}
-        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice.format(**settings)}") from error
+        advice = advice.format(**settings)
+        advice += f" vLLM uses the weights of the policy. If this is the cause, {OWN_COPY}" if shared else ""
+        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice}") from error
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c008
 def model_settings(directory: str | Path, dtype: torch.dtype, max_model_len: int) -> dict[str, Any]:
@@ -424,9 +431,18 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
     )
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #5d0e7c11
+OWN_WEIGHTS = {  # engine arguments with which vLLM needs its own weights
+    "load_format",
+    "quantization",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "speculative_config",
+}
+
+
 def shares_weights(device: torch.device, adapter_mode: str, engine_args: Mapping[str, Any]) -> bool:
     """Return whether vLLM uses the weights of the policy by default."""
-    return device.type != "cpu" and adapter_mode == "swapped" and "load_format" not in engine_args
+    return device.type != "cpu" and adapter_mode == "swapped" and not OWN_WEIGHTS & engine_args.keys()
 
 
 def engine_settings(policy: Policy, max_model_len: int) -> dict[str, Any]:
@@ -474,7 +490,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         "merged" or "swapped". The default is "merged" on a CPU and "swapped" elsewhere.
     shared : bool, optional
         Whether vLLM uses the weights of the policy instead of a copy of its own. This needs swapped adapters. By
-        default, it does so unless the device is a CPU or `engine_args` has a `load_format`.
+        default, it does so unless the device is a CPU or `engine_args` has one of `OWN_WEIGHTS`.
     engine_args : dict, optional
         Engine arguments of vLLM.
 
@@ -530,6 +546,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         vllm, policy = load_vllm(), self.policy
         kv_cache: dict[str, Any] = {"kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running)}
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
+        settings["shared"] = self.shared
         with ExitStack() as context:
             for part in (self._workspace.in_use(), preserve_global_state(), translate_errors(**settings)):
                 context.enter_context(part)
@@ -545,13 +562,15 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
             try:
                 check_architecture(engine.model_config.architecture, policy.architecture)
                 self.unshared = engine.apply_model(partial(unshared, policy))[0] if self.shared else []
-            except BackendMissing:
+            except BaseException:
                 shut_down(engine)
                 raise
         return engine
 
     def _iterate(self) -> bool:
         with self._workspace.in_use():
+            if self.policy.device.type != "cpu":
+                return super()._iterate()
             state = torch.get_rng_state()  # on a CPU, vLLM uses this generator even for seeded requests
             try:
                 return super()._iterate()

@@ -185,6 +185,11 @@ STARTS = [  # what vLLM 0.26 to 0.33 raise at the start
         "Pass another dtype",
     ),
     ("LoRA rank 64 is greater than max_lora_rank 16.", BackendMissing, "Lower the rank of the adapter"),
+    (
+        "'QKVParallelLinearWithLoRA' object has no attribute 'weight'",
+        BackendMissing,
+        "pass engine_args={\"load_format\": \"auto\"}",
+    ),
 ]
 
 
