@@ -58,6 +58,7 @@ CHECKS = (
     Check(3, ("rollouts", "idle", "drift", "memory"), loop.loop),
     Check(3, ("learning",), loop.learning),
     Check(4, ("shared",), samplers.shared),
+    Check(4, ("own-copy",), samplers.own_copy),
     Check(4, ("unsloth",), trainer.unsloth),
     Check(4, ("vllm-unsloth",), loop.vllm_unsloth),
     Check(4, ("two-devices",), loop.two_devices),

@@ -72,7 +72,15 @@ def test_every_part_runs_with_small_sizes():
     assert rows["rollouts"]["rollouts/s over HTTP"] > 0
     assert 0 < rows["idle"]["idle share"] < 1
     assert max(rows["drift"]["logprob_diff_mean"]) < 0.1
-    for name in ("shared", "unsloth", "vllm-unsloth", "two-devices", "trl", "prime-rl"):  # need more than this machine
+    for name in (
+        "shared",
+        "own-copy",
+        "unsloth",
+        "vllm-unsloth",
+        "two-devices",
+        "trl",
+        "prime-rl",
+    ):  # need more than this machine
         assert rows[name].get("empty") or rows[name]["sizes"] == "small"
 
 

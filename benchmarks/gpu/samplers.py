@@ -4,6 +4,7 @@ import asyncio
 import statistics
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -122,20 +123,20 @@ def each_sampler(model: Path) -> Iterator[dict]:
     yield from results
 
 
-def shared(model: Path) -> Iterator[dict]:
-    """Yield the memory of vLLM with the policy's weights and with a copy of its own."""
+def shared(model: Path, share: bool = True) -> Iterator[dict]:
+    """Yield the memory of vLLM with the policy's weights, or with a copy of its own."""
     available, reason = engine_status(vllm_version)
     if not available:
         raise Empty(reason)
-    result = {}
-    for name, options in (("shared", {"shared": True}), ("own copy", {"shared": False})):
-        before = reset_peak()
-        with closing(Sampling("swapped", model, **options)) as side:
-            asyncio.run(side.replies(4, 4, "made@1"))
-            result[name] = {
-                "used GB": (used_bytes() - before) / 1e9,
-                "peak GB": (peak_bytes() - before) / 1e9,
-                "copied parameters": len(getattr(side.sampler, "unshared", [])),
-            }
-        del side
-    yield result
+    before = reset_peak()
+    with closing(Sampling("swapped", model, shared=share)) as side:
+        asyncio.run(side.replies(4, 4, "made@1"))
+        used, peak = used_bytes() - before, peak_bytes() - before
+        yield {
+            "used GB": used / 1e9,
+            "peak GB": peak / 1e9,
+            "copied parameters": len(getattr(side.sampler, "unshared", [])),
+        }
+
+
+own_copy = partial(shared, share=False)
