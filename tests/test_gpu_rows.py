@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,15 @@ def test_the_nominal_peak_is_found_by_the_name_of_the_card(monkeypatch):
     for name, peak in (names | {"Tesla T4": 65e12, "NVIDIA L40S": None, "CPU": None}).items():
         monkeypatch.setattr(trainer, "device_name", lambda name=name: name)
         assert trainer.nominal_peak() == peak
+
+
+@needs_no_gpu
+@pytest.mark.parametrize(("limit_s", "why"), [(0, "of the part are over"), (0.2, "stopped after")])
+def test_rows_say_that_the_time_of_the_part_is_over(monkeypatch, capsys, limit_s, why):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    script = runpy.run_path(str(SCRIPT))
+    check = next(check for check in script["CHECKS"] if "rates" in check.rows)
+    script["run_in_process"](check, Path("no-weights"), limit_s)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["row"] for row in rows] == ["parity", "rates", "sync"]
+    assert all(why in row["error"] for row in rows)
