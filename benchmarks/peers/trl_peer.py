@@ -1,7 +1,7 @@
 """The real training loop of TRL's GRPOTrainer. It waits for a request before each step and reports its duration.
 
 The hook `rollout_func` supplies multi-turn rollouts: one row per trajectory, with the tokens between two replies
-masked. Each turn uses TRL's generation on the CPU (`generate` of transformers over the batch). If a request contains
+masked. Each turn uses TRL's generation without vLLM (`generate` of transformers over the batch). If a request contains
 `given` rows, nothing is generated, and the step trains on these rows."""
 
 import tempfile
@@ -20,7 +20,7 @@ def config(groups: int, size: int, new: int, micro: int, checkpointing: bool) ->
     """Return the configuration. Settings that are not needed for the comparison have TRL's defaults."""
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         bf16=False,
         model_init_kwargs={"dtype": "bfloat16"},
         gradient_checkpointing=checkpointing,
@@ -56,6 +56,8 @@ class Loop(TrainerCallback):
         def call(*args, **kwargs):
             start = time.perf_counter()
             result = function(*args, **kwargs)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
             return result
 
