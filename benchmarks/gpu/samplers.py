@@ -34,7 +34,9 @@ class Sampling:
         make = (
             (lambda: TransformersSampler(self.policy, self.worker, max_model_len=LENGTH))
             if kind == "embedded"
-            else lambda: VLLMSampler(self.policy, self.worker, directory, max_model_len=LENGTH, way=kind, **options)
+            else lambda: VLLMSampler(
+                self.policy, self.worker, directory, max_model_len=LENGTH, adapter_mode=kind, **options
+            )
         )
         self.sampler = self.worker.call(make)
         self.sampler.load("made@1", adapter(self.policy))

@@ -45,7 +45,7 @@ def test_a_gpu_without_bfloat16_gets_the_embedded_sampler_and_float16(gpu, monke
         chosen = choose_engines(settings.sampler, settings.learner, devices, lambda key, text: told.append(text))
         assert (chosen.sampler, chosen.learner) == ("transformers", "peft")
         assert chosen_dtype(LlamaConfig(), CUDA, settings.torch_dtype()) == torch.float16
-    assert f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's attention" in told[0]
+    assert f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's FlashAttention" in told[0]
 
 
 def test_a_newer_gpu_gets_vllm_and_bfloat16(gpu):

@@ -188,7 +188,7 @@ STARTS = [  # what vLLM 0.26 to 0.33 raise at the start
     (
         "'QKVParallelLinearWithLoRA' object has no attribute 'weight'",
         BackendMissing,
-        "pass engine_args={\"load_format\": \"auto\"}",
+        'pass engine_args={"load_format": "auto"}',
     ),
 ]
 
