@@ -541,7 +541,10 @@ function build(root, wire, model) {
   model.on("msg:custom", onPing);
   wire.onTick(update);
   wire.onGap(() => loadIndex());
-  const timer = setInterval(draw, 1000);
+  const timer = setInterval(() => {
+    if (!charts) loadIndex();
+    draw();
+  }, 1000);
   draw();
   loadIndex();
   return () => {

@@ -5,6 +5,7 @@ import time
 
 import nbformat
 import pytest
+from playwright.sync_api import TimeoutError
 
 SETUP = """
 import art_nb as art
@@ -155,6 +156,19 @@ def drawn_steps(notebook):
     return notebook.page.locator(".art-curve").first.get_attribute("aria-label")
 
 
+def reload_until_connected(notebook, attempts=3):
+    """Reload the page until the panel has its history. On a busy machine, Jupyter's widget manager may not connect."""
+    for _ in range(attempts):
+        notebook.reload()
+        state(notebook, "running", 30)
+        try:
+            notebook.page.wait_for_selector(".art-panel .art-curve", timeout=20_000)
+            return
+        except TimeoutError:
+            continue
+    raise AssertionError(f"The panel had no history after {attempts} reloads.")
+
+
 @pytest.mark.timeout(300)
 def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tmp_path):
     run, again = tmp_path / "tests/models/tiny", TRAIN.replace("run = ", "again = ")
@@ -184,9 +198,7 @@ def test_a_page_that_is_reloaded_or_closed_loses_nothing(lab, tiny_model_dir, tm
     state(nb, "running", 30)
     until(lambda: drawn_steps(nb) != "Reward by step: nothing yet")  # those of the session before
     nb.save()
-    nb.reload()
-    state(nb, "running", 30)
-    nb.page.wait_for_selector(".art-panel .art-curve")  # the panel has its history; nothing moves any more
+    reload_until_connected(nb)
     button(nb, "Stop after step").click()
     nb.page.wait_for_selector(".art-panel", state="detached")  # the page that was reloaded shows the static form
     nb.cell(2).get_by_text("stopped at step").wait_for()
