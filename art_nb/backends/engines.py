@@ -55,8 +55,10 @@ def _vllm(
     sampler = VLLMSampler(
         policy, worker, directory, max_model_len=max_model_len, max_running=max_running, engine_args=engine_args
     )
-    if sampler.unshared:
-        names = f"{len(sampler.unshared)} of vLLM's parameters, the first is {sampler.unshared[0]}"
+    if sampler.unshared_parameters:
+        names = (
+            f"{len(sampler.unshared_parameters)} of vLLM's parameters, the first is {sampler.unshared_parameters[0]}"
+        )
         warn("unshared weights", f"vLLM has copied weights that the memory plan counts once: {names}.")
     return sampler
 

@@ -226,14 +226,14 @@ def load_policies(
     """Device thread: load the policy of the learner and, if the sampler has another device, that of the sampler."""
     sampler_device, device = settings.devices()
     lora, dtype = lora_options(model, bus), settings.torch_dtype()
-    if two := not same_device(sampler_device, device):
+    if is_separate := not same_device(sampler_device, device):
         dtype = common_dtype(read_config(weights), (sampler_device, device), dtype)
     load = partial(load_policy, weights, dtype=dtype, **lora)
     use_device(device)
     policy = load(device=str(device))
     if "targets" not in lora and (note := coverage_note(policy)):
         bus.warn_once(f"coverage of {model.name}", note)
-    if not two:
+    if not is_separate:
         return policy, None
     thread = DeviceThread(f"art-nb-{model.name}-sampler")
     cleanup.callback(thread.close)

@@ -53,10 +53,10 @@ def memory_settings(
         targets=lora.get("targets"),
         sampler=None if part == "learner" else engines.sampler,
         learner=None if part == "sampler" else engines.learner,
-        place=str(device) if part else "",
+        device_name=str(device) if part else "",
         load_in_4bit=engines.learner == "unsloth" and bool(init_args.get("load_in_4bit")),
         shared=shares_weights(device, "swapped", engine_args or {}),
-        own_learner=True,  # Unsloth loads its own copy
+        unsloth_copy=True,  # Unsloth loads its own copy
         masks=on_cuda and engines.learner != "unsloth" and has_masks,
         max_running=max_running,
         max_model_len=max_model_len,
@@ -137,8 +137,9 @@ def planned_options(
     options = dict(options or {})
     if plan is None or not has_sizes(plan) or plan.settings.learner == "unsloth":
         return options
-    given = options.get("tokens_per_batch")
-    return {**options, "tokens_per_batch": plan.tokens_per_batch if given is None else given}
+    if options.get("tokens_per_batch") is None:
+        options["tokens_per_batch"] = plan.tokens_per_batch
+    return options
 
 
 def apply_plan(plan: MemoryPlan | None, policy: Policy) -> None:

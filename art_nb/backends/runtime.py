@@ -79,7 +79,7 @@ class SamplerDevice:
     policy: Policy
 
     def serve(self, sampler: Sampler, key: str, weights: Adapter) -> None:
-        """Sampler's device thread: make a trained adapter available. The policy computes with it directly."""
+        """Sampler's device thread: load a trained adapter into the policy, and serve it under `key`."""
         load_adapter(self.policy, weights)
         sampler.load(key, adapter(self.policy))
 
@@ -97,7 +97,7 @@ class ModelRuntime:
     store : RunStore
         The run directory.
     worker : DeviceThread
-        The thread that owns the policy, the learner and, if it has no device of its own, the sampler.
+        The thread that owns the policy, the learner and, if it has no other device, the sampler.
     policy, learner, sampler, chat
         The other components. `load_runtime` adds the endpoint, which needs the runtime to resolve names.
     run : str
@@ -113,7 +113,7 @@ class ModelRuntime:
     sampler_plan : MemoryPlan, optional
         The memory plan of the sampler's device, which is the same plan if it is the same device.
     sampler_device : SamplerDevice, optional
-        The thread and the policy of the sampler, if it has a device of its own.
+        The thread and the policy of the sampler, if it has its own device.
     """
 
     name: str
@@ -237,7 +237,7 @@ class ModelRuntime:
         self.worker.drop()
         try:
             self.endpoint.stop()
-            self.worker.call(lambda: None)
+            self.worker.call(lambda: None)  # wait for a running step
             self.on_sampler(self.sampler.close)
         finally:
             self.chat.close()

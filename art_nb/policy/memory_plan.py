@@ -122,8 +122,8 @@ class MemorySettings:
     targets : tuple of str, optional
         Names of the linear layers with an adapter. The default is all of them.
     sampler, learner : str, optional
-        Names of the engines on the device. None: the engine has a device of its own.
-    place : str
+        Names of the engines on the device. None: the engine runs on another device.
+    device_name : str
         Name of the device in messages, such as "cuda:1". The default is `device`.
     load_in_4bit : bool
         Whether Unsloth loads its weights in 4 bits.
@@ -131,8 +131,8 @@ class MemorySettings:
         Whether vLLM uses the weights of the policy, and Unsloth those of vLLM. Otherwise each engine has a copy.
     masks : bool
         Whether attention on a GPU needs masks, as in float32.
-    own_learner : bool
-        Whether Unsloth has a copy of its own although vLLM uses the weights of the policy.
+    unsloth_copy : bool
+        Whether Unsloth has its own copy although vLLM uses the weights of the policy.
     max_running : int
         Largest number of conversations that are sampled concurrently.
     max_model_len : int, optional
@@ -147,11 +147,11 @@ class MemorySettings:
     targets: tuple[str, ...] | None = None
     sampler: str | None = "transformers"
     learner: str | None = "peft"
-    place: str = ""
+    device_name: str = ""
     load_in_4bit: bool = False
     shared: bool = True
     masks: bool = False
-    own_learner: bool = False
+    unsloth_copy: bool = False
     max_running: int = 64
     max_model_len: int | None = None
     kv_bytes: int | None = None
@@ -174,7 +174,7 @@ def weight_bytes(shape: ModelShape, settings: MemorySettings) -> int:
     if settings.load_in_4bit:
         trained = (shape.parameters - shape.linear_parameters) * size + int(shape.linear_parameters * BYTES_4BIT)
     has_vllm, has_unsloth = settings.sampler == "vllm", settings.learner == "unsloth"
-    if settings.shared and has_vllm and has_unsloth and not settings.own_learner:
+    if settings.shared and has_vllm and has_unsloth and not settings.unsloth_copy:
         return trained
     total = full + (full if has_vllm and not settings.shared else 0) + (trained if has_unsloth else 0)
     if settings.device == "cpu":  # the packed layout, and the fp32 head in both layouts
@@ -357,7 +357,7 @@ def plan_title(plan: MemoryPlan) -> str:
     """Return the model, its dtype and its engines as text."""
     settings, dtype = plan.settings, str(plan.settings.dtype).removeprefix("torch.")
     engines = " and ".join(filter(None, (settings.sampler, settings.learner)))
-    return f"{plan.shape.name} in {dtype}, {engines}" + (f", on {settings.place}" if settings.place else "")
+    return f"{plan.shape.name} in {dtype}, {engines}" + (f", on {settings.device_name}" if settings.device_name else "")
 
 
 def plan_summary(plan: MemoryPlan) -> str:
@@ -368,7 +368,7 @@ def plan_summary(plan: MemoryPlan) -> str:
     batch = f", {plan.tokens_per_batch:,} tokens in a micro-batch" if settings.device == "cuda" else ""
     limits = f"conversations {most}" if settings.learner is None else f"rows {most} {checkpointing}{batch}"
     return (
-        f"Memory plan{f' of {settings.place}' if settings.place else ''}: {plan.needed / 1e9:.1f} of "
+        f"Memory plan{f' of {settings.device_name}' if settings.device_name else ''}: {plan.needed / 1e9:.1f} of "
         f"{plan.memory / 1e9:.1f} GB ({parts}); {limits}."
     )
 
@@ -472,7 +472,7 @@ def plan_notes(
 ) -> dict[str, str]:
     """Return the remarks of the table."""
     copies = "one copy" if settings.shared or settings.sampler != "vllm" else "a copy for each engine"
-    if settings.shared and settings.own_learner and settings.learner == "unsloth":
+    if settings.shared and settings.unsloth_copy and settings.learner == "unsloth":
         copies += ", and one of Unsloth"
     copies += " and packed layouts" if settings.device == "cpu" else ""
     tokens, row = kv // kv_token_bytes(shape, settings.dtype.itemsize), rows[checkpointing]

@@ -41,7 +41,7 @@ from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
 from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
-from .shared_weights import LOAD_FORMAT, OWN_COPY, sharing, unshared
+from .shared_weights import LOAD_FORMAT, OWN_COPY, share_policy, unshared_parameters
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a006
 def vllm_version() -> str:
@@ -489,14 +489,14 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
     adapter_mode : str
         "merged" or "swapped". The default is "merged" on a CPU and "swapped" elsewhere.
     shared : bool, optional
-        Whether vLLM uses the weights of the policy instead of a copy of its own. This needs swapped adapters. By
+        Whether vLLM uses the weights of the policy instead of its own copy. This needs swapped adapters. By
         default, it does so unless the device is a CPU or `engine_args` has one of `OWN_WEIGHTS`.
     engine_args : dict, optional
         Engine arguments of vLLM.
 
     Attributes
     ----------
-    unshared : list of str
+    unshared_parameters : list of str
         Names of vLLM's parameters that are copies although the weights are shared.
 
     Raises
@@ -508,7 +508,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
     TypeError
         If vLLM has no engine argument of a given name.
     ValueError
-        If weights into which adapters are merged are to be shared.
+        If `shared` is set and `adapter_mode` is "merged".
     """
 
     request = NamedRequest
@@ -551,7 +551,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
             for part in (self._workspace.in_use(), preserve_global_state(), translate_errors(**settings)):
                 context.enter_context(part)
             if self.shared:
-                context.enter_context(sharing(policy))
+                context.enter_context(share_policy(policy))
                 kv_cache["load_format"] = LOAD_FORMAT
             arguments = vllm.EngineArgs(
                 **model_settings(directory, policy.dtype, self.max_model_len),
@@ -561,7 +561,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
             engine = import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
             try:
                 check_architecture(engine.model_config.architecture, policy.architecture)
-                self.unshared = engine.apply_model(partial(unshared, policy))[0] if self.shared else []
+                names = engine.apply_model(partial(unshared_parameters, policy)) if self.shared else [[]]
+                self.unshared_parameters = names[0]
             except BaseException:
                 shut_down(engine)
                 raise
@@ -630,7 +631,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         return self._mode.prepare(super()._prepare(weights))
 
     def clear_caches(self) -> None:
-        """Do nothing: the prefix cache has a fixed size, and each entry belongs to one version of the weights."""
+        """Do nothing: the prefix cache has a fixed size, and each entry is for one version of the weights."""
 
     def close(self) -> None:
         """End all requests and the engine, and free its memory."""

@@ -137,7 +137,7 @@ def shared(model: Path, share: bool = True) -> Iterator[dict]:
         yield {
             "used GB": used / 1e9,
             "peak GB": peak / 1e9,
-            "copied parameters": len(getattr(side.sampler, "unshared", [])),
+            "copied parameters": len(getattr(side.sampler, "unshared_parameters", [])),
         }
 
 

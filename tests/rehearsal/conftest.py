@@ -1,7 +1,10 @@
 """The rehearsal of the GPU path runs in a process of its own, with a fake GPU: `make rehearse`."""
 
+import sys
+
 import pytest
 from support import fake_gpu
+from support.engine_stubs import VLLM, forget_modules, write_package
 
 fake_gpu.install()  # before any test imports art_nb
 
@@ -12,6 +15,19 @@ TABLES: dict[str, list[str]] = {}
 def report():
     """A function that adds a line to a table, which is printed at the end."""
     return lambda table, line: TABLES.setdefault(table, []).append(line)
+
+
+@pytest.fixture
+def vllm_stub(tmp_path, monkeypatch):
+    """Make the stub of vLLM importable."""
+    site = tmp_path / "site"
+    site.mkdir()
+    forget_modules(monkeypatch, "vllm")
+    monkeypatch.syspath_prepend(site)
+    write_package(site, "vllm", "0.32.0", VLLM, ("torch>=2",))
+    yield
+    for name in [m for m in sys.modules if m.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
 
 
 def pytest_collection_finish(session):

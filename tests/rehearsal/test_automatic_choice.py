@@ -38,14 +38,14 @@ def gpu(monkeypatch):
 def test_a_gpu_without_bfloat16_gets_the_embedded_sampler_and_float16(gpu, monkeypatch, capability):
     gpu(*capability)
     monkeypatch.setattr(engines, "usable_vllm", lambda device: pytest.fail("vLLM was imported"))
-    told = []
+    warnings = []
     for settings in (LoadSettings(), LoadSettings.of_profile("t4", None)):
         devices = settings.devices()
         assert devices == (CUDA, CUDA)
-        chosen = choose_engines(settings.sampler, settings.learner, devices, lambda key, text: told.append(text))
+        chosen = choose_engines(settings.sampler, settings.learner, devices, lambda key, text: warnings.append(text))
         assert (chosen.sampler, chosen.learner) == ("transformers", "peft")
         assert chosen_dtype(LlamaConfig(), CUDA, settings.torch_dtype()) == torch.float16
-    assert f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's FlashAttention" in told[0]
+    assert f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's FlashAttention" in warnings[0]
 
 
 def test_a_newer_gpu_gets_vllm_and_bfloat16(gpu):
@@ -62,9 +62,9 @@ def test_vllm_can_still_be_tried_on_a_t4(gpu):
 
 def test_on_the_second_gpu_auto_is_the_embedded_sampler(gpu):
     gpu(9, 0)
-    told = []
-    assert choose_sampler("auto", "cuda:1", lambda key, text: told.append(text))[0] == "transformers"
-    assert "vLLM runs on the first CUDA device only, and its device is cuda:1" in told[0]
+    warnings = []
+    assert choose_sampler("auto", "cuda:1", lambda key, text: warnings.append(text))[0] == "transformers"
+    assert "vLLM runs on the first CUDA device only, and its device is cuda:1" in warnings[0]
     with pytest.raises(BackendMissing, match="first CUDA device only"):
         choose_sampler("vllm", "cuda:1")
 

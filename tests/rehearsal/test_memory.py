@@ -1,12 +1,10 @@
 """Memory on a GPU: what the plan gives to the engines, what 4 bits save, and the advice if memory is full."""
 
-import sys
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from support.engine_stubs import VLLM, forget_modules, write_package
 from support.gpu_parts import groups_of, reply
 from support.meta_memory import CONFIGS, config
 
@@ -58,20 +56,7 @@ def tokens_of(plan):
     return plan.kv_bytes // (2 * shape.layers * shape.kv_heads * shape.head_dim * 2)
 
 
-@pytest.fixture
-def vllm(tmp_path, monkeypatch):
-    """The stub of vLLM."""
-    site = tmp_path / "site"
-    site.mkdir()
-    forget_modules(monkeypatch, "vllm")
-    monkeypatch.syspath_prepend(site)
-    write_package(site, "vllm", "0.32.0", VLLM, ("torch>=2",))
-    yield
-    for name in [m for m in sys.modules if m.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
-
-
-async def test_vllm_starts_with_the_sizes_of_the_plan(vllm, named, tmp_path, monkeypatch):
+async def test_vllm_starts_with_the_sizes_of_the_plan(vllm_stub, named, tmp_path, monkeypatch):
     """Findings 10 and 22: the KV cache, the length of conversations, and more than 2,048 prompt tokens at once."""
     engines, model = Engines(sampler="vllm"), named()
     plan = plan_model(model.base_model, engines, CARD, memory=16 * 10**9, dtype=torch.bfloat16, max_model_len=128)

@@ -1,35 +1,26 @@
 """A stub of vLLM on the fake GPU: async scheduling, swapped adapters, aborted requests, and vLLM's errors."""
 
 import asyncio
-import sys
 
 import openai
 import pytest
 from support import fake_gpu
-from support.engine_stubs import VLLM, forget_modules, write_package
 from support.gpu_parts import groups_of, reply
 
 import art_nb as art
 from art_nb.core.types import BackendMissing, ServeError
-from art_nb.samplers.shared_weights import frozen_weights
+from art_nb.policy.adapters import frozen_weights
 
 TOKENS = [40, 41, 42, 2]  # the last one ends a reply
 
 
 @pytest.fixture
-def vllm(tmp_path, monkeypatch):
+def vllm(vllm_stub):
     """The stub of vLLM with async scheduling."""
-    site = tmp_path / "site"
-    site.mkdir()
-    forget_modules(monkeypatch, "vllm")
-    monkeypatch.syspath_prepend(site)
-    write_package(site, "vllm", "0.32.0", VLLM, ("torch>=2",))
     import vllm
 
     vllm.REPLY, vllm.LAG, vllm.DEVICE = TOKENS, 1, fake_gpu.NAME
-    yield vllm
-    for name in [m for m in sys.modules if m.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
+    return vllm
 
 
 @pytest.fixture(params=[fake_gpu.NAME, "cpu"])
@@ -72,7 +63,7 @@ async def test_async_scheduling_loses_no_token(model):
 async def test_vllm_shares_our_weights_except_on_a_cpu(model):
     sampler = sampler_of(model)
     shared = sampler.policy.device.type != "cpu"
-    assert (sampler.shared, sampler.unshared) == (shared, [])
+    assert (sampler.shared, sampler.unshared_parameters) == (shared, [])
     args = engine_of(model).worker.args
     assert args.load_format == ("art_nb" if shared else "auto")
     assert args.hf_overrides == ({"head_dtype": "float32"} if shared else None)

@@ -68,7 +68,7 @@ async def test_no_operation_mixes_the_devices_and_both_agree(backend, named, tmp
 
 
 @pytest.fixture
-def meetings(backend):
+def step_log(backend):
     """A list of what happens. The first micro-batch of step 1 waits until something was sampled during the step."""
     seen, sampled = [], threading.Event()
 
@@ -87,9 +87,9 @@ def meetings(backend):
     return seen, note
 
 
-async def test_replies_are_sampled_during_a_step(backend, named, meetings):
+async def test_replies_are_sampled_during_a_step(backend, named, step_log):
     """On one device, the request would wait for the end of the step."""
-    (seen, note), model = meetings, named()
+    (seen, note), model = step_log, named()
     async with backend:
         await model.register(backend)
         choices = await asyncio.gather(*(reply(model, i) for i in range(6)))
@@ -101,8 +101,8 @@ async def test_replies_are_sampled_during_a_step(backend, named, meetings):
     assert seen == ["step 1 trains", "length", "step 1 is served"]
 
 
-async def test_the_rollouts_of_the_next_step_run_during_a_step(backend, named, meetings):
-    (seen, note), model = meetings, named()
+async def test_the_rollouts_of_the_next_step_run_during_a_step(backend, named, step_log):
+    (seen, note), model = step_log, named()
     [first] = scenarios_of_step(["A1", "A2"], 0, 1, 0)
 
     async def rollout(model, scenario):

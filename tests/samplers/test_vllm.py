@@ -33,12 +33,11 @@ from art_nb.core.types import BackendMissing, ServeError
 from art_nb.models.tiny import save_tiny_model, tiny_tokenizer
 from art_nb.models.weights import fetch
 from art_nb.policy import adapter_files
-from art_nb.policy.adapters import adapter, load_adapter
+from art_nb.policy.adapters import adapter, frozen_weights, load_adapter
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import TARGETS, sequence_logprobs
 from art_nb.samplers.base import SamplingParams
-from art_nb.samplers.shared_weights import frozen_weights
 from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
 
 NEEDS_TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM's model needs torchvision")
@@ -325,7 +324,7 @@ async def test_vllm_computes_with_our_tensors(family, targets, tmp_path):
     prompt = [1, 40, 41, 42] * 6
     expected = sequence_logprobs(policy, prompt)
     sampler = worker.call(VLLMSampler, policy, worker, tmp_path, max_running=4, adapter_mode="swapped", shared=True)
-    assert sampler.unshared == []
+    assert sampler.unshared_parameters == []
     ours = {t.data_ptr(): (name, t) for name, t in frozen_weights(policy).items()}
     theirs = sampler._engine.apply_model(addresses)[0]
     covered = 0
