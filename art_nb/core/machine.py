@@ -107,16 +107,18 @@ def owner_runs(
     return process_runs(pid, int(parts["start"]))
 
 # %% ../../nbs/00_core/60_machine.ipynb #ef26aca2
-def machine_memory() -> dict[str, Any]:  # {} if unknown
-    """Return the used, total and peak bytes of the device that trains."""
+def machine_memory(
+    index: int | None = None,  # of the CUDA device; None: the current one
+) -> dict[str, Any]:  # {} if unknown
+    """Return the name of a device, and its used, total and peak bytes."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        free, total = torch.cuda.mem_get_info()
+        free, total = torch.cuda.mem_get_info(index)
         return {
-            "device": torch.cuda.get_device_name(),
+            "device": torch.cuda.get_device_name(index),
             "used": total - free,
             "total": total,
-            "peak": torch.cuda.max_memory_reserved(),
+            "peak": torch.cuda.max_memory_reserved(index),
         }
     if torch is not None and torch.backends.mps.is_available():
         return {

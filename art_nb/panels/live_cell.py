@@ -72,11 +72,14 @@ def runtime_of(run: RunView) -> Any:  # None for other backends, other processes
 
 
 def machine_state(run: RunView) -> dict[str, Any]:
-    """Return the memory and the device of a run of this process."""
+    """Return the memory of the learner's device, and the names of the devices, of a run of this process."""
     runtime = runtime_of(run)
-    device = "" if runtime is None else str(runtime.policy.device)
-    memory = machine_memory() if run.is_here else {}
-    return memory if device.startswith("cuda") or not device else memory | {"device": device.upper()}
+    if runtime is None:
+        return machine_memory() if run.is_here else {}
+    device, memory = runtime.policy.device, machine_memory(runtime.policy.device.index)
+    if (other := runtime.sampler_device) is not None:
+        return memory | {"device": f"{device} (sampler: {other.policy.device})"}
+    return memory if device.type == "cuda" else memory | {"device": device.type.upper()}
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #b6a0faf7
 def failure_html(p: Progress) -> str:  # "" if the run did not fail

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from art_nb.backends.loading import describe_runtime
 from art_nb.backends.planning import plan_model, plan_two_devices
 from art_nb.core.events import AdapterServed, GradientStep
 from art_nb.core.types import BackendMissing, TrainError
+from art_nb.panels.live_cell import machine_state
 from art_nb.rollouts.scenarios import scenarios_of_step
 
 CARDS = {"sampler_device": "fakegpu:1", "learner_device": "fakegpu:0"}
@@ -56,6 +58,10 @@ async def test_no_operation_mixes_the_devices_and_both_agree(backend, named, tmp
         assert {*map(str, [*weights, *parts])} == {"fakegpu:1"}
         trained = await reply(model, 7)
         first = await reply(model, 7, model.get_inference_name(0))
+        assert (
+            machine_state(SimpleNamespace(model=model, backend=backend, is_here=True))["device"]
+            == "fakegpu:0 (sampler: fakegpu:1)"
+        )
         assert first.message.content == untrained.message.content
         assert logprobs(first) == pytest.approx(logprobs(untrained), abs=1e-5)
     assert trained.message.content != untrained.message.content or logprobs(trained) != logprobs(untrained)

@@ -52,7 +52,8 @@ def shared():
 @pytest.fixture(params=["socket", "in process"])
 async def client(request, served):
     http = httpx.AsyncClient(transport=served.transport()) if request.param == "in process" else None
-    async with AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0, http_client=http) as client:
+    options = {"max_retries": 0, "timeout": 60}  # a busy machine needs more than the 5 s for a connection
+    async with AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, http_client=http, **options) as client:
         client.served = served
         yield client
 
@@ -559,7 +560,7 @@ async def test_slow_clients_do_not_delay_other_requests(served):
     dribble = connect(served)
     for i in range(0, 120, 3):  # and one that sends a few bytes at a time
         dribble.sendall(request[i : i + 3])
-    async with AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0) as client:
+    async with AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0, timeout=60) as client:
         await client.with_options(timeout=60).chat.completions.create(model="base", messages=HI, max_tokens=5)
         assert served.service.sampler.open  # replies that nobody reads are still being written
     dribble.sendall(request[120:])
