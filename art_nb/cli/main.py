@@ -250,7 +250,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--steps", type=int, default=40, help="total number of training steps of the run (%(default)s)"),
             option("--groups-per-step", type=int, default=8, help="scenarios per step (%(default)s)"),
             option("--rollouts-per-group", type=int, default=8, help="rollouts per scenario (%(default)s)"),
-            option("--learning-rate", type=float, default=1e-4, help="learning rate (%(default)s)"),
+            option("--learning-rate", type=float, default=3e-4, help="learning rate (%(default)s)"),
             option("--base-model", help="model to train; default: that of the script, else smollm2-135m"),
             option("--name", help="name of the run; a new name starts a new run"),
             option("--project", help="project of the run"),

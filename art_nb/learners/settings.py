@@ -89,7 +89,7 @@ class StepConfig:
         If `mismatch` is set together with `rescored=False`.
     """
 
-    learning_rate: float = 1e-4
+    learning_rate: float = 3e-4
     row_power: float = 0.0
     rows_per_step: int | None = None
     loss: Callable | str = "cispo"

@@ -582,7 +582,7 @@ def train(
     steps: int = 40,
     groups_per_step: int = 8,
     rollouts_per_group: int = 8,
-    learning_rate: float = 1e-4,
+    learning_rate: float = 3e-4,
     seed: int | None = None,
     max_exceptions: int | float = 0.5,
     timeout_s: float | None = None,
