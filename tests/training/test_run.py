@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import math
 import os
 import random
@@ -19,8 +20,10 @@ from support.registered import at_home, heard
 from support.warm import warm_python
 
 import art_nb as art
+from art_nb.cli.main import parser
 from art_nb.core.events import Failed, GradientStep, RolloutDone, SignalReport, StepDone, Warned
 from art_nb.core.types import RolloutError, TrainError
+from art_nb.learners.settings import StepConfig
 from art_nb.policy.adapter_files import read_adapter
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import sequence_logprobs
@@ -709,3 +712,8 @@ async def test_the_display_ends_with_the_run(home, capsys):
     assert ("tiny" in shown, "2/2" in shown, "done" in shown) == (True, True, True)
     assert "RolloutError" not in shown
     assert issubclass(RolloutError, art.ArtError)
+
+
+def test_the_default_learning_rate_is_one_value():
+    command_line = parser().parse_args(["train", "script.py"]).learning_rate
+    assert inspect.signature(art.train).parameters["learning_rate"].default == StepConfig().learning_rate == command_line
