@@ -716,4 +716,5 @@ async def test_the_display_ends_with_the_run(home, capsys):
 
 def test_the_default_learning_rate_is_one_value():
     command_line = parser().parse_args(["train", "script.py"]).learning_rate
-    assert inspect.signature(art.train).parameters["learning_rate"].default == StepConfig().learning_rate == command_line
+    default = inspect.signature(art.train).parameters["learning_rate"].default
+    assert default == StepConfig().learning_rate == command_line
