@@ -194,7 +194,7 @@ class LocalBackend:
         model._bus = self.bus
         if not model.trainable:
             return  # another server serves a prompted model
-        engines, weights = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
+        engines, weights, settings = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
         key = runtime_key(model)
         if key in self._runtimes:
             warn_and_print(self.bus, self.verbose, f"again {key}", REGISTERED_AGAIN.format(model.name))
@@ -202,7 +202,7 @@ class LocalBackend:
         await asyncio.to_thread(retire_runtime, model.store.path)  # another backend of this process may have opened it
         release = partial(release_caches, self._runtimes)
         with print_warnings(self.bus, self.verbose):
-            runtime = await open_runtime(model, weights, engines, self.settings, self.bus, release)
+            runtime = await open_runtime(model, weights, engines, settings, self.bus, release)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:
