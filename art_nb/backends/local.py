@@ -124,7 +124,9 @@ class LocalBackend:
         Engine arguments of vLLM. A model's `_internal_config` adds to them. On a GPU, vLLM uses the weights of the
         policy and computes fp32 logits. `{"load_format": "auto"}` gives it a copy of the weights.
     init_args : dict, optional
-        Arguments with which Unsloth loads its model. A model's `_internal_config` adds to them.
+        Arguments with which Unsloth loads its model: `load_in_4bit`, `max_seq_length` and `fast_inference`. A model's
+        `_internal_config` adds to them. With vLLM as the sampler, Unsloth uses vLLM's weights if this is possible.
+        `{"fast_inference": False}` gives it a copy of the weights.
     device : str, optional
         A torch device. The default is CUDA, else MPS, else the CPU.
     sampler_device, learner_device : str, optional

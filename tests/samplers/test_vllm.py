@@ -361,6 +361,21 @@ async def test_a_change_of_our_tensor_is_a_change_of_vllm(tiny_model_dir):
     worker.close()
 
 
+async def test_shared_weights_give_fp32_logits(tiny_model_dir):
+    """Both are the default on a GPU."""
+    policy, worker = load_policy(tiny_model_dir, dtype=torch.bfloat16), DeviceThread()
+    options = {"adapter_mode": "swapped", "shared": True, "engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, **options)
+    assert sampler.unshared_parameters == []
+    sampler.load("ttt@1", weights := shaken(policy, 1))
+    for key in (None, "ttt@1"):
+        reply = await said(sampler, [1, 40, 41, 42] * 6, key, max_tokens=12, seed=1, ignore_eos=True)
+        near = exact(policy, [1, 40, 41, 42] * 6, reply, weights if key else None)
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
 def test_merging_needs_weights_of_its_own(tiny_model_dir):
     policy, worker = load_policy(tiny_model_dir), DeviceThread()
     with pytest.raises(ValueError, match="cannot be shared"):

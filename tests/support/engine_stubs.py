@@ -446,6 +446,8 @@ class LLMEngine:
         self.workspace, self.requests, self.steps = object(), {}, []
         self.adapters, self.removed, self.aborted, self.resets = [], [], [], 0
         self.worker = self.model_executor.driver_worker = Worker(args)
+        if "change" in vllm.FAIL:  # a parameter is converted in place
+            self.worker.model.get_parameter(vllm.FAIL["change"]).data.mul_(2)
         workspace._manager = self.workspace
 
     def add_request(self, name, prompt, params, lora_request=None):
