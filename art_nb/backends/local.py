@@ -124,7 +124,9 @@ class LocalBackend:
         Engine arguments of vLLM. A model's `_internal_config` adds to them. On a GPU, vLLM uses the weights of the
         policy and computes fp32 logits. `{"load_format": "auto"}` gives it a copy of the weights.
     init_args : dict, optional
-        Arguments with which Unsloth loads its model. A model's `_internal_config` adds to them.
+        Arguments with which Unsloth loads its model: `load_in_4bit`, `max_seq_length` and `fast_inference`. A model's
+        `_internal_config` adds to them. With vLLM as the sampler, Unsloth uses vLLM's weights if this is possible.
+        `{"fast_inference": False}` gives it a copy of the weights.
     device : str, optional
         A torch device. The default is CUDA, else MPS, else the CPU.
     sampler_device, learner_device : str, optional
@@ -194,7 +196,7 @@ class LocalBackend:
         model._bus = self.bus
         if not model.trainable:
             return  # another server serves a prompted model
-        engines, weights = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
+        engines, weights, settings = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
         key = runtime_key(model)
         if key in self._runtimes:
             warn_and_print(self.bus, self.verbose, f"again {key}", REGISTERED_AGAIN.format(model.name))
@@ -202,7 +204,7 @@ class LocalBackend:
         await asyncio.to_thread(retire_runtime, model.store.path)  # another backend of this process may have opened it
         release = partial(release_caches, self._runtimes)
         with print_warnings(self.bus, self.verbose):
-            runtime = await open_runtime(model, weights, engines, self.settings, self.bus, release)
+            runtime = await open_runtime(model, weights, engines, settings, self.bus, release)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:

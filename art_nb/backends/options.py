@@ -75,7 +75,7 @@ ALTERNATIVES = {
     "trainer_gpu_ids": _DEVICES,
     "inference_gpu_ids": _DEVICES,
 }
-INIT_OPTIONS = ("max_seq_length", "load_in_4bit")  # keys of init_args that have an effect
+INIT_OPTIONS = ("max_seq_length", "load_in_4bit", "fast_inference")  # keys of init_args that have an effect
 INTERNAL_OPTIONS = frozenset(  # keys of _internal_config that have an effect
     "engine_args init_args peft_args trainer_args chat_template chat_template_path chat_template_kwargs".split()
 )

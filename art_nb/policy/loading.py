@@ -4,17 +4,22 @@
 
 # %% auto #0
 __all__ = ['PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLERANCE', 'cpu_dtype', 'cuda_dtype', 'default_dtype', 'missing_device',
-           'pick_device', 'chosen_dtype', 'load_model', 'load_tokenizer', 'probe_rows', 'short_windows',
-           'unpatched_logprobs', 'packed_logprobs', 'cached_logprobs', 'checked_policy', 'load_policy']
+           'pick_device', 'chosen_dtype', 'load_model', 'load_tokenizer', 'meta_parameters', 'model_of_tensors',
+           'probe_rows', 'short_windows', 'unpatched_logprobs', 'packed_logprobs', 'cached_logprobs', 'checked_policy',
+           'load_policy']
 
 # %% ../../nbs/30_policy/90_loading.ipynb #23f97a73
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoTokenizer, PreTrainedConfig
 
 from ..core.types import BackendMissing, StoreError, TrainError
@@ -135,6 +140,45 @@ def load_tokenizer(path: str | Path):
             "there, and install the packages that the message names."
         ) from error
 
+# %% ../../nbs/30_policy/90_loading.ipynb #f05ed004
+@contextmanager
+def meta_parameters(dtype: torch.dtype) -> Iterator[None]:
+    """Create the parameters of this thread's modules without memory inside the context. Buffers are not affected."""
+    thread = threading.get_ident()
+
+    def release(module, name, parameter) -> Any:  # what it returns replaces the parameter
+        if threading.get_ident() == thread and parameter is not None and not parameter.is_meta:
+            return nn.Parameter(parameter.detach().to("meta", dtype), requires_grad=False)
+
+    hook = register_module_parameter_registration_hook(release)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def model_of_tensors(
+    config: PreTrainedConfig,  # of a checkpoint without other parts than the text model
+    dtype: torch.dtype,
+    tensors: Mapping[str, torch.Tensor],  # on one device, by name; quantized ones have another shape
+) -> nn.Module:
+    """Return a causal language model that consists of `tensors`. Raise `StoreError` if one is missing."""
+    with meta_parameters(dtype):
+        model = model_class(config)(config)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        module, tensor = model.get_submodule(owner), tensors.get(name)
+        if tensor is not None and tensor.shape == parameter.shape:
+            setattr(module, leaf, nn.Parameter(tensor.detach(), requires_grad=False))
+        elif tensor is None or not isinstance(module, nn.Linear):
+            raise StoreError(f"The engine has no tensor {name} of the shape {tuple(parameter.shape)}.")
+    model.tie_weights()
+    device = model.get_input_embeddings().weight.device
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    return model
+
 # %% ../../nbs/30_policy/90_loading.ipynb #4a20285f
 PROBE = "The logprobs of these words are compared before and after the modules are replaced: 1, 2, 3."  # any text
 PROBE_TOKENS, PROBE_WINDOW = 12, 4  # the rows must be longer than the window
@@ -250,6 +294,7 @@ def load_policy(
     alpha: float = 16,
     targets: tuple[str, ...] = TARGETS,
     seed: int = 3407,
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> Policy:
     """Load a model with a new adapter and check that art_nb computes it correctly.
 
@@ -269,6 +314,9 @@ def load_policy(
         Names of the linear layers that get an adapter.
     seed : int
         Seed of the adapter's initial weights.
+    tensors : dict of Tensor, optional
+        Weights on the device by name, of which the policy then consists, as for `model_of_tensors`. The default are the
+        weights in the files. If a tensor is quantized, the policy has only an adapter, and nothing is checked.
 
     Returns
     -------
@@ -287,8 +335,12 @@ def load_policy(
     torch_device, config = pick_device(device), read_config(path)
     check_config(config, path)
     torch_dtype, tokenizer = chosen_dtype(config, torch_device, dtype), load_tokenizer(path)
-    model = load_model(path, config, torch_dtype, torch_device)
-    return checked_policy(
+    if tensors is None:
+        model = load_model(path, config, torch_dtype, torch_device)
+    else:
+        model = model_of_tensors(config, torch_dtype, tensors)
+    build: Any = partial(Policy, device=torch_device) if any(p.is_meta for p in model.parameters()) else checked_policy
+    return build(
         model,
         tokenizer,
         rank=rank,

@@ -127,12 +127,10 @@ class MemorySettings:
         Name of the device in messages, such as "cuda:1". The default is `device`.
     load_in_4bit : bool
         Whether Unsloth loads its weights in 4 bits.
-    shared : bool
-        Whether vLLM uses the weights of the policy, and Unsloth those of vLLM. Otherwise each engine has a copy.
+    own_weights : frozenset of str
+        The engines "vllm" and "unsloth" that do not share the base weights. Unsloth can share only those of vLLM.
     masks : bool
         Whether attention on a GPU needs masks, as in float32.
-    unsloth_copy : bool
-        Whether Unsloth has its own copy although vLLM uses the weights of the policy.
     max_running : int
         Largest number of conversations that are sampled concurrently.
     max_model_len : int, optional
@@ -149,12 +147,17 @@ class MemorySettings:
     learner: str | None = "peft"
     device_name: str = ""
     load_in_4bit: bool = False
-    shared: bool = True
+    own_weights: frozenset[str] = frozenset()
     masks: bool = False
-    unsloth_copy: bool = False
     max_running: int = 64
     max_model_len: int | None = None
     kv_bytes: int | None = None
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Names of the engines on the device that have a copy of the base weights next to the first one."""
+        apart = self.own_weights if self.sampler == "vllm" else {*self.own_weights, "unsloth"}
+        return tuple(name for name in ("vllm", "unsloth") if name in apart and name in (self.sampler, self.learner))
 
     @property
     def checkpointing_choices(self) -> tuple[bool, ...]:
@@ -173,10 +176,9 @@ def weight_bytes(shape: ModelShape, settings: MemorySettings) -> int:
     full = trained = shape.parameters * size
     if settings.load_in_4bit:
         trained = (shape.parameters - shape.linear_parameters) * size + int(shape.linear_parameters * BYTES_4BIT)
-    has_vllm, has_unsloth = settings.sampler == "vllm", settings.learner == "unsloth"
-    if settings.shared and has_vllm and has_unsloth and not settings.unsloth_copy:
-        return trained
-    total = full + (full if has_vllm and not settings.shared else 0) + (trained if has_unsloth else 0)
+    one_base = settings.learner == "unsloth" and "unsloth" not in settings.copies
+    total = trained if one_base else full
+    total += sum(trained if engine == "unsloth" else full for engine in settings.copies)
     if settings.device == "cpu":  # the packed layout, and the fp32 head in both layouts
         total += shape.linear_parameters * size + 2 * 4 * shape.vocabulary * shape.hidden
     return total
@@ -471,9 +473,8 @@ def plan_notes(
     length: int,
 ) -> dict[str, str]:
     """Return the remarks of the table."""
-    copies = "one copy" if settings.shared or settings.sampler != "vllm" else "a copy for each engine"
-    if settings.shared and settings.unsloth_copy and settings.learner == "unsloth":
-        copies += ", and one of Unsloth"
+    names = {"vllm": "vLLM", "unsloth": "Unsloth"}
+    copies = "".join(["one copy", *(f", and one of {names[engine]}" for engine in settings.copies)])
     copies += " and packed layouts" if settings.device == "cpu" else ""
     tokens, row = kv // kv_token_bytes(shape, settings.dtype.itemsize), rows[checkpointing]
     sampler_notes = {

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'RESERVED_ENGINE_ARGS', 'RESETS', 'KEPT_ADAPTERS', 'ADAPTER_MODES', 'NO_ROOM',
-           'ENGINE_ERROR_ADVICE', 'STEPPING', 'FORMS', 'OWN_WEIGHTS', 'vllm_version', 'load_vllm', 'usable_vllm',
-           'kv_bytes', 'known_args', 'is_trained', 'clear_prefix_cache', 'MergedAdapter', 'add_adapter',
+           'ENGINE_ERROR_ADVICE', 'STEPPING', 'FORMS', 'OWN_WEIGHTS', 'SHARED_ADVICE', 'vllm_version', 'load_vllm',
+           'usable_vllm', 'kv_bytes', 'known_args', 'is_trained', 'clear_prefix_cache', 'MergedAdapter', 'add_adapter',
            'SwappedAdapters', 'root_cause', 'dtype_name', 'translate_errors', 'model_settings', 'check_architecture',
            'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'shares_weights', 'engine_settings',
-           'with_user_args', 'VLLMSampler']
+           'with_user_args', 'StartedEngine', 'copied_parameters', 'VLLMSampler']
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a004
 import logging
@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,13 +35,20 @@ from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from ..policy.architectures import architecture_name, check_config, context_length, read_config
 from ..policy.device import DeviceThread, first_line, if_full, out_of_memory, release_memory
 from ..policy.adapter_files import PREFIX, peft_config
-from ..policy.adapters import Adapter, masters, merged_weights
+from ..policy.adapters import Adapter, frozen_weights, masters, merged_weights
 from ..policy.lora import Policy
 from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import importable, require_package, load_error, preserve_global_state
 from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
-from .shared_weights import LOAD_FORMAT, OWN_COPY, share_policy, unshared_parameters
+from art_nb.samplers.shared_weights import (
+    LOAD_FORMAT,
+    OWN_COPY,
+    check_unchanged,
+    sampled_numbers,
+    share_policy,
+    unshared_parameters,
+)
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a006
 def vllm_version() -> str:
@@ -200,7 +207,7 @@ def add_adapter(worker, number: int, tensors: Adapter, config: dict) -> None:
     manager.add_adapter(adapter)
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #4a1173bd
-KEPT_ADAPTERS = 4  # maximum number of registered adapter versions
+KEPT_ADAPTERS = 4  # maximum number of registered adapter versions, unless another library has started the engine
 
 
 class SwappedAdapters:
@@ -217,6 +224,7 @@ class SwappedAdapters:
 
     def __init__(self, engine, policy: Policy):
         self.engine, self.policy, self.numbers = engine, policy, count(1)
+        self.kept = engine.vllm_config.lora_config.max_cpu_loras
         self.known: dict[str, Any] = {}  # vLLM's records of the registered adapters, by tag
         self.config = peft_config(policy, "") | {"lora_alpha": policy.rank}  # B contains the scale
 
@@ -235,9 +243,9 @@ class SwappedAdapters:
         tag = self._tag(request)
         if tag not in self.known:
             idle = [tag for tag in self.known if tag not in {self._tag(r) for r in running}]
-            if len(self.known) >= KEPT_ADAPTERS and not idle:
+            if len(self.known) >= self.kept and not idle:
                 return False, None
-            if len(self.known) >= KEPT_ADAPTERS:
+            if len(self.known) >= self.kept:
                 self.engine.remove_lora(self.known.pop(idle[0]).lora_int_id)
             self.known[tag] = self._register(tag, request.weights)
         return True, self.known[tag]
@@ -287,7 +295,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @contextmanager
-def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, shared: bool = False) -> Iterator[None]:
+def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, more: str = "") -> Iterator[None]:
     """Turn errors of vLLM into a `BackendMissing` with advice, or a `MemoryError` if memory is too small."""
     try:
         yield
@@ -305,8 +313,7 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, share
         advice = next(advice for words, advice in ENGINE_ERROR_ADVICE if any(word in message.lower() for word in words))
         settings = {"max_model_len": max_model_len, "dtype": dtype_name(dtype), "rank": rank}
         advice = advice.format(**settings)
-        advice += f" vLLM uses the weights of the policy. If this is the cause, {OWN_COPY}" if shared else ""
-        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice}") from error
+        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice} {more}".strip()) from error
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c008
 def model_settings(directory: str | Path, dtype: torch.dtype, max_model_len: int) -> dict[str, Any]:
@@ -470,6 +477,34 @@ def with_user_args(settings: dict[str, Any], engine_args: Mapping[str, Any]) -> 
     both = {"hf_overrides": ours | theirs} if isinstance(ours, dict) and isinstance(theirs, dict) else {}
     return settings | dict(engine_args) | both
 
+# %% ../../nbs/40_samplers/20_vllm.ipynb #57a47ed2
+SHARED_ADVICE = f"vLLM uses the weights of the policy. If this is the cause, {OWN_COPY}"
+
+
+@dataclass(frozen=True, eq=False)
+class StartedEngine:
+    """An engine that another library has started in this process.
+
+    Parameters
+    ----------
+    engine : object
+        vLLM's `LLMEngine`.
+    workspace : Workspace
+        The workspace in which the engine was started.
+    weights : tuple of Tensor
+        Weights of the trained model, which should be those of the engine.
+    """
+
+    engine: Any
+    workspace: Workspace
+    weights: tuple[torch.Tensor, ...] = ()
+
+
+def copied_parameters(engine: Any, tensors: Iterable[torch.Tensor]) -> list[str]:
+    """Return the names of the parameters of an engine's model whose memory is not that of one of the tensors."""
+    [names] = engine.apply_model(partial(unshared_parameters, [*tensors]))
+    return names
+
 # %% ../../nbs/40_samplers/20_vllm.ipynb #cd54f102
 class VLLMSampler(QueuedSampler[NamedRequest]):
     """Sampler that runs vLLM's engine in this process, on the worker's thread.
@@ -493,6 +528,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         default, it does so unless the device is a CPU or `engine_args` has one of `OWN_WEIGHTS`.
     engine_args : dict, optional
         Engine arguments of vLLM.
+    started : StartedEngine, optional
+        An engine that another library has started with the weights of the policy. The default is a new engine.
 
     Attributes
     ----------
@@ -529,16 +566,24 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         adapter_mode: str = "",
         shared: bool | None = None,
         engine_args: dict | None = None,
+        started: StartedEngine | None = None,
     ):
         vllm_version()
         self.adapter_mode = adapter_mode or ("merged" if policy.device.type == "cpu" else "swapped")
-        self._workspace = Workspace()
+        self._workspace = Workspace() if started is None else started.workspace
         mode, engine_args = ADAPTER_MODES[self.adapter_mode], engine_args or {}
         self.shared = shares_weights(policy.device, self.adapter_mode, engine_args) if shared is None else shared
         if self.shared and self.adapter_mode == "merged":
             raise ValueError('Merged weights cannot be shared: pass adapter_mode="swapped".')
+        if started is not None:  # the other library may have chosen a smaller limit
+            theirs = started.engine.model_config.max_model_len
+            max_model_len = min(max_model_len or theirs, theirs)
         super().__init__(policy, worker, max_model_len, max_running)
-        self._engine: Any = self._start(directory, mode.settings(policy) | engine_args)
+        if started is None:
+            self._engine: Any = self._start(directory, mode.settings(policy) | engine_args)
+        else:
+            self._engine = started.engine
+            self.unshared_parameters = copied_parameters(self._engine, started.weights)
         self._mode = mode(self._engine, policy)
         self._names, self._requests = count(), {}
 
@@ -546,13 +591,14 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         vllm, policy = load_vllm(), self.policy
         kv_cache: dict[str, Any] = {"kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running)}
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
-        settings["shared"] = self.shared
+        settings["more"] = SHARED_ADVICE if self.shared else ""
         with ExitStack() as context:
             for part in (self._workspace.in_use(), preserve_global_state(), translate_errors(**settings)):
                 context.enter_context(part)
             if self.shared:
                 context.enter_context(share_policy(policy))
                 kv_cache["load_format"] = LOAD_FORMAT
+            before = sampled_numbers(self._shared_weights())
             arguments = vllm.EngineArgs(
                 **model_settings(directory, policy.dtype, self.max_model_len),
                 max_num_seqs=self.max_running,
@@ -561,12 +607,15 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
             engine = import_module("vllm.v1.engine.llm_engine").LLMEngine.from_engine_args(arguments)
             try:
                 check_architecture(engine.model_config.architecture, policy.architecture)
-                names = engine.apply_model(partial(unshared_parameters, policy)) if self.shared else [[]]
-                self.unshared_parameters = names[0]
+                check_unchanged(before, weights := self._shared_weights())
+                self.unshared_parameters = copied_parameters(engine, weights.values()) if self.shared else []
             except BaseException:
                 shut_down(engine)
                 raise
         return engine
+
+    def _shared_weights(self) -> dict[str, torch.Tensor]:
+        return frozen_weights(self.policy) if self.shared else {}
 
     def _iterate(self) -> bool:
         with self._workspace.in_use():

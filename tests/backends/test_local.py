@@ -183,7 +183,7 @@ async def test_options_without_an_effect_are_announced_once(named, local):
 async def test_options_without_effect_are_reported_once(named, tmp_path, capsys):
     asked = {
         "trainer_args": {"optim": "sgd"},
-        "init_args": {"fast_inference": True},
+        "init_args": {"device_map": "auto"},
         "engine_args": {"enforce_eager": True},
     }
     bus, said = Bus(), []
@@ -193,7 +193,7 @@ async def test_options_without_effect_are_reported_once(named, tmp_path, capsys)
         for _ in range(2):
             await model.register(backend)
     printed = capsys.readouterr().out
-    for words in ("in_process=False", "trainer_args", "init_args.fast_inference", "engine_args are settings of vLLM"):
+    for words in ("in_process=False", "trainer_args", "init_args.device_map", "engine_args are settings of vLLM"):
         assert printed.count(words) == len([message for message in said if words in message]) == 1
 
 

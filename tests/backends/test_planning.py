@@ -8,8 +8,9 @@ import torch
 import art_nb as art
 from art_nb.backends import loading, planning
 from art_nb.backends.engines import Engines
-from art_nb.backends.planning import plan_model, planned_engine_args, planned_limits, planned_options
+from art_nb.backends.planning import engine_share, plan_model, planned_engine_args, planned_limits, planned_options
 from art_nb.core.types import TrainError
+from art_nb.learners import unsloth
 
 
 @pytest.fixture
@@ -94,11 +95,18 @@ async def test_elsewhere_a_plan_that_does_not_fit_is_a_warning(model, tmp_path, 
 
 def test_vllm_gets_its_sizes_as_engine_arguments(model):
     plan = card(model, 10**10, Engines(sampler="vllm"))
-    assert plan.settings.shared
+    assert not plan.settings.own_weights
     assert plan.parts["weights"] == card(model, 10**10).parts["weights"]  # one copy for both engines
     unsloth = card(model, 10**10, Engines(sampler="vllm", learner="unsloth"))
-    assert unsloth.parts["weights"] == 2 * plan.parts["weights"]  # Unsloth has its own
-    assert "one copy, and one of Unsloth" in str(unsloth)
+    assert unsloth.parts["weights"] == plan.parts["weights"]  # one copy for all
+    copied = card(model, 10**10, Engines(sampler="vllm", learner="unsloth"), init_args={"fast_inference": False})
+    assert copied.parts["weights"] == 2 * plan.parts["weights"]
+    assert "one copy, and one of Unsloth" in str(copied)
+    every = card(model, 10**10, Engines(sampler="vllm", learner="unsloth"), engine_args={"load_format": "auto"})
+    assert every.parts["weights"] == 3 * plan.parts["weights"]
+    assert "one copy, and one of vLLM, and one of Unsloth" in str(every)
+    embedded = card(model, 10**10, Engines(learner="unsloth"))
+    assert embedded.parts["weights"] == 2 * plan.parts["weights"]
     copied = card(model, 10**10, Engines(sampler="vllm"), engine_args={"load_format": "auto"})
     assert copied.parts["weights"] == 2 * plan.parts["weights"]
     assert planned_engine_args(plan, "vllm", {}) == {
@@ -112,13 +120,33 @@ def test_vllm_gets_its_sizes_as_engine_arguments(model):
     assert planned_limits(plan, "somebody's sampler", None) == {"max_model_len": 512}
 
 
-def test_4_bits_count_only_with_unsloth(model):
+def test_an_engine_of_unsloth_gets_a_share_of_the_memory(model):
+    engines = Engines(sampler="vllm", learner="unsloth")
+    plan = card(model, 10**10, engines)
+    share = engine_share(plan)
+    assert (
+        plan.parts["weights"] + plan.kv_bytes + plan.parts["libraries and graphs"] < share * plan.memory < plan.memory
+    )
+    smaller = card(model, 10**10, engines, max_running=4)
+    assert engine_share(smaller) < share <= 0.95
+    assert engine_share(None) == 0.5
+    requested = card(model, 10**10, engines, engine_args={"kv_cache_memory_bytes": 10**9})
+    assert requested.parts["weights"] == plan.parts["weights"]
+    assert 10**9 < engine_share(requested) * requested.memory < 4 * 10**9
+
+
+def test_4_bits_count_only_with_unsloth(model, monkeypatch):
+    monkeypatch.setattr(unsloth, "find_spec", lambda name: name)  # the plugin of vLLM is installed
     four_bits = {"init_args": {"load_in_4bit": True}}
     assert not card(model, 10**10, **four_bits).settings.load_in_4bit
     plan = card(model, 10**10, Engines(sampler="vllm", learner="unsloth"), **four_bits)
     assert plan.settings.load_in_4bit
     assert plan.checkpointing
-    assert "4 bits" in str(plan)
+    assert "one copy, 4 bits" in str(plan)
+    assert plan.parts["weights"] < card(model, 10**10).parts["weights"]
+    monkeypatch.setattr(unsloth, "find_spec", lambda name: None)
+    without = card(model, 10**10, Engines(sampler="vllm", learner="unsloth"), **four_bits)
+    assert "one copy, and one of Unsloth, 4 bits" in str(without)
     assert planned_options(plan) == {}  # Unsloth pads rows
 
 

@@ -31,7 +31,7 @@ CARDS = {"T4": 14.7, "L4": 24, "A100 40": 40, "A100 80": 80, "H100": 80, "H200":
 ENGINES = {
     "embedded": {},
     "vllm": {"sampler": "vllm"},
-    "vllm, a copy": {"sampler": "vllm", "shared": False},
+    "vllm, a copy": {"sampler": "vllm", "own_weights": frozenset({"vllm"})},
     "vllm and unsloth": {"sampler": "vllm", "learner": "unsloth"},
     "vllm and unsloth, 4 bits": {"sampler": "vllm", "learner": "unsloth", "load_in_4bit": True},
 }
@@ -185,7 +185,12 @@ def test_lengths_are_capped_only_if_none_is_requested():
         ("Qwen3-4B", 14.7, {"max_model_len": 16384, "max_running": 16}, "max_model_len=4096"),
         ("Qwen2.5-7B", 20, {"max_running": 256, "max_model_len": 2048}, "max_running=64"),
         ("Qwen2.5-14B", 24, {}, 'sampler="vllm", learner="unsloth" and init_args={"load_in_4bit": True}'),
-        ("Qwen2.5-7B", 18.5, {"sampler": "vllm", "shared": False, "max_running": 8}, 'sampler="transformers"'),
+        (
+            "Qwen2.5-7B",
+            18.5,
+            {"sampler": "vllm", "own_weights": frozenset({"vllm"}), "max_running": 8},
+            'sampler="transformers"',
+        ),
         ("Qwen2.5-14B", 24, {"dtype": torch.float16}, "a model with at most "),
     ],
     ids=lambda value: "",

@@ -15,7 +15,10 @@ UNSLOTH_VERSIONS = ("2026.10.7", "2026.10.9")
 V1 = "vllm/v1/"
 CLASSES = {  # names that a class must have: fields, attributes, methods
     "vllm/engine/arg_utils.py:EngineArgs": "create_model_config",
-    "vllm/config/model.py:ModelConfig": "architecture",
+    "vllm/config/model.py:ModelConfig": "architecture max_model_len",
+    "vllm/config/vllm.py:VllmConfig": "lora_config",
+    "vllm/config/lora.py:LoRAConfig": "max_cpu_loras",
+    "vllm/entrypoints/llm.py:LLM": "llm_engine",
     "vllm/sampling_params.py:SamplingParams": "",
     "vllm/sampling_params.py:StructuredOutputsParams": " ".join(vllm.FORMS),
     "vllm/sampling_params.py:RequestOutputKind": "DELTA",
@@ -24,7 +27,7 @@ CLASSES = {  # names that a class must have: fields, attributes, methods
     "vllm/logprobs.py:Logprob": "logprob",
     "vllm/model_executor/layers/vocab_parallel_embedding.py:VocabParallelEmbedding": "org_vocab_size",
     "vllm/lora/request.py:LoRARequest": "lora_name lora_int_id lora_path",
-    V1 + "engine/llm_engine.py:LLMEngine": "model_config engine_core model_executor",
+    V1 + "engine/llm_engine.py:LLMEngine": "model_config engine_core model_executor vllm_config",
     V1 + "engine/core_client.py:InprocClient": "engine_core _finalizer",
     V1 + "engine/core.py:EngineCore": "model_executor",
     V1 + "executor/abstract.py:Executor": "shutdown",
@@ -57,7 +60,7 @@ CALLS = {  # parameters that a function must have; those before "*" in this orde
 }
 TEXTS = {  # words that one of the files must contain, in any case
     **{word: ("vllm/envs.py",) for word in (vllm.IN_PROCESS | vllm.SETTINGS)},
-    **{word: ("vllm/__init__.py",) for word in ("EngineArgs", "SamplingParams")},
+    **{word: ("vllm/__init__.py",) for word in ("LLM", "EngineArgs", "SamplingParams")},
     "_manager": (V1 + "worker/workspace.py",),
     "shard_id": ("vllm/model_executor/models/utils.py",),
     "weight_loader": ("vllm/model_executor/models/utils.py",),
@@ -72,13 +75,24 @@ UNSLOTH_CLASSES = {
     "unsloth/models/loader.py:FastLanguageModel": "from_pretrained get_peft_model for_training for_inference"
 }
 UNSLOTH_CALLS = {
-    "unsloth/models/loader.py:FastLanguageModel.from_pretrained": "model_name * max_seq_length dtype load_in_4bit",
+    "unsloth/models/loader.py:FastLanguageModel.from_pretrained": "model_name * max_seq_length dtype load_in_4bit "
+    "use_exact_model_name fast_inference gpu_memory_utilization max_lora_rank",
     "unsloth/models/loader.py:FastLanguageModel.for_training": "model * use_gradient_checkpointing",
     "unsloth/models/llama.py:FastLlamaModel.get_peft_model": "model * r lora_alpha target_modules lora_dropout bias "
     "use_gradient_checkpointing",
     "unsloth/models/llama.py:LlamaModel_fast_forward": "self * input_ids attention_mask position_ids use_cache",
 }
-UNSLOTH_TEXTS = {"FastLanguageModel": ("unsloth/models/__init__.py",)}
+LOADER = ("unsloth/models/loader.py",)
+UNSLOTH_TEXTS = {
+    "FastLanguageModel": ("unsloth/models/__init__.py",),
+    "vllm_engine": ("unsloth/models/llama.py",),
+    **{word: LOADER for word in (*unsloth.FAST_MODELS, "max_loras", "max_num_seqs", "max_logprobs")},
+}
+LOAD_VLLM = "unsloth_zoo/vllm_utils.py:load_vllm"  # gets the other arguments of from_pretrained
+ZOO_ARGS = {"max_loras", "max_num_seqs", "max_logprobs"} | unsloth.FAST_ENGINE_ARGS - {"kv_cache_memory_bytes"}
+ZOO_CALLS = {LOAD_VLLM: f"* {' '.join(sorted(ZOO_ARGS))}"}
+PLUGIN = "vllm_bnb_plugin/quantization/config.py"
+ZOO_TEXTS = {word: ("unsloth_zoo/vllm_utils.py",) for word in (unsloth.FP32_HEAD, "vllm_bnb_plugin.bitsandbytes")}
 # vLLM 0.26 is older than art_nb accepts. It is read because it is the version for Colab's CUDA 12.8 images.
 DIFFERENCES = {
     "0.26.0": {
@@ -215,9 +229,17 @@ def test_vllm_has_what_the_sampler_uses(version, report):
 @pytest.mark.parametrize("version", UNSLOTH_VERSIONS)
 def test_unsloth_has_what_the_learner_uses(version, report):
     found = differences("unsloth", version, UNSLOTH_CLASSES, UNSLOTH_CALLS, UNSLOTH_TEXTS)
-    count = sum(len(names.split()) for names in [*UNSLOTH_CLASSES.values(), *UNSLOTH_CALLS.values()])
+    found |= differences("unsloth-zoo", version, {}, ZOO_CALLS, ZOO_TEXTS)
+    count = sum(
+        len(names.split()) for names in [*UNSLOTH_CLASSES.values(), *UNSLOTH_CALLS.values(), *ZOO_CALLS.values()]
+    )
     report("engine interfaces", f"unsloth {version}: {count} names, {len(found)} differences {sorted(found) or ''}")
     assert not found
+
+
+@pytest.mark.net
+def test_the_plugin_of_vllm_has_the_module_that_unsloth_imports():
+    assert "class BitsAndBytesConfig" in sources("vllm-bnb-plugin", "0.0.3", (PLUGIN,))[PLUGIN]
 
 
 def test_the_lists_contain_what_the_code_uses():
@@ -230,7 +252,7 @@ def test_the_lists_contain_what_the_code_uses():
     for place in UNSLOTH_CALLS:
         name = place.rpartition(".")[2].rpartition(":")[2]
         passed = keywords(unsloth, {"LlamaModel_fast_forward": "inner"}.get(name, name))
-        assert passed <= {*UNSLOTH_CALLS[place].split()}, name
+        assert passed - (ZOO_ARGS if name == "from_pretrained" else set()) <= {*UNSLOTH_CALLS[place].split()}, name
 
 
 def test_a_missing_name_is_found():

@@ -8,6 +8,8 @@ from support import fake_gpu
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from art_nb.policy.kernels import FLASH_DEVICES, has_flash
+
 
 def on_device(*shape, dtype=torch.float32, device=fake_gpu.NAME):
     """Return random numbers on a device."""
@@ -148,3 +150,10 @@ def test_variable_length_attention_has_the_limits_of_the_kernel():
         varlen_attn(q, q, q, ends, ends, 4, 4)
     with pytest.raises(RuntimeError, match="int32"):
         varlen_attn(half, half, half, ends.long(), ends.long(), 4, 4)
+
+
+def test_unknown_devices_have_no_flash_attention():
+    names = {"cuda": True, fake_gpu.NAME: True, "cpu": False, "mps": False, "xla": False, "hpu": False}
+    assert {name: name in FLASH_DEVICES for name in names} == names
+    assert has_flash(torch.device(fake_gpu.NAME), torch.bfloat16)
+    assert not has_flash(torch.device("hpu"), torch.bfloat16)

@@ -43,7 +43,7 @@ def test_the_kv_cache_leaves_room_for_weights_and_training(monkeypatch, name, ca
         settings = memory_settings(checkpoint, Engines(sampler=sampler), CARD, torch.bfloat16)
         assert weight_bytes(shape_of(name), settings) > 0.6 * free
         return
-    shape, copies = plan.shape, 1 if sampler == "transformers" or plan.settings.shared else 2
+    shape, copies = plan.shape, 1 + len(plan.settings.copies)
     everything = plan.kv_bytes + copies * 2 * shape.parameters + plan.parts["activations"]
     assert everything <= plan.needed <= free
     assert plan.max_model_len <= min(shape.context, 16384)

@@ -1,6 +1,8 @@
 """A stub of vLLM on the fake GPU: async scheduling, swapped adapters, aborted requests, and vLLM's errors."""
 
 import asyncio
+import gc
+import weakref
 
 import openai
 import pytest
@@ -8,8 +10,11 @@ from support import fake_gpu
 from support.gpu_parts import groups_of, reply
 
 import art_nb as art
+from art_nb.backends.engines import LEARNERS
+from art_nb.core.events import Bus, Warned
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.policy.adapters import frozen_weights
+from art_nb.samplers import vllm as vllm_sampler
 
 TOKENS = [40, 41, 42, 2]  # the last one ends a reply
 
@@ -71,6 +76,50 @@ async def test_vllm_shares_our_weights_except_on_a_cpu(model):
         parameters = engine_of(model).worker.model.parameters()
         ours = sum(tensor.numel() for tensor in frozen_weights(sampler.policy).values())
         assert sum(parameter.numel() for parameter in parameters) == ours
+
+
+async def test_weights_that_vllm_changes_are_an_error(vllm, named, tmp_path):
+    from vllm.v1.engine.llm_engine import OPEN
+
+    options = {"sampler": "vllm", "device": fake_gpu.NAME, "verbose": False}
+    async with art.LocalBackend(path=tmp_path / "runs", **options) as backend:
+        vllm.FAIL["change"] = "model.layers.1.mlp.gate_up_proj.weight"
+        told = r"changed 2 of the weights .* the first is model\.layers\.1\.mlp\.gate_proj\.weight\. .*load_format"
+        with pytest.raises(BackendMissing, match=told):
+            await named().register(backend)
+        assert not OPEN
+        del vllm.FAIL["change"]
+        model = named()
+        await model.register(backend)
+        assert (await ask(model)).token_ids == TOKENS
+
+
+async def test_an_error_does_not_keep_the_weights(vllm, named, tmp_path, monkeypatch):
+    """A notebook keeps the last error, and its frames would keep the policy."""
+    policies = []
+
+    def fail(policy, *args, **options):
+        policies.append(weakref.ref(policy))
+        raise BackendMissing("no learner")
+
+    monkeypatch.setitem(LEARNERS, "peft", fail)
+    options = {"sampler": "vllm", "device": fake_gpu.NAME, "verbose": False}
+    async with art.LocalBackend(path=tmp_path / "runs", **options) as backend:
+        with pytest.raises(BackendMissing, match="no learner") as kept:
+            await named().register(backend)
+        gc.collect()
+        assert kept.value is not None
+        assert policies[0]() is None
+
+
+async def test_copied_weights_are_a_warning_with_advice(vllm, named, tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_sampler, "unshared_parameters", lambda tensors, model: ["lm_head.weight"])
+    messages, bus = [], Bus()
+    bus.subscribe(lambda event: messages.append(event.message), Warned)
+    options = {"sampler": "vllm", "device": fake_gpu.NAME, "verbose": False, "bus": bus}
+    async with art.LocalBackend(path=tmp_path / "runs", **options) as backend:
+        await named().register(backend)
+    assert any("the first is lm_head.weight. If memory becomes full, lower max_model_len" in m for m in messages)
 
 
 async def test_tokens_of_an_aborted_request_are_ignored(model, vllm):

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import threading
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
@@ -38,7 +39,16 @@ from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import TARGETS, sequence_logprobs
 from art_nb.samplers.base import SamplingParams
-from art_nb.samplers.vllm import KEPT_ADAPTERS, VLLMSampler, vllm_version
+from art_nb.samplers.shared_weights import LOAD_FORMAT, share_policy
+from art_nb.samplers.vllm import (
+    KEPT_ADAPTERS,
+    StartedEngine,
+    VLLMSampler,
+    Workspace,
+    engine_settings,
+    load_vllm,
+    vllm_version,
+)
 
 NEEDS_TORCHVISION = pytest.mark.skipif(find_spec("torchvision") is None, reason="vLLM's model needs torchvision")
 NEAR = 0.05  # nats, of two programs that compute in bf16
@@ -357,6 +367,55 @@ async def test_a_change_of_our_tensor_is_a_change_of_vllm(tiny_model_dir):
     prompt = [1, 40, 41, 42] * 6
     reply = await said(sampler, prompt, max_tokens=8, seed=1, ignore_eos=True)
     np.testing.assert_allclose([s.logprob for s in reply], exact(policy, prompt, reply), atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
+async def test_shared_weights_give_fp32_logits(tiny_model_dir):
+    """Both are the default on a GPU."""
+    policy, worker = load_policy(tiny_model_dir, dtype=torch.bfloat16), DeviceThread()
+    options = {"adapter_mode": "swapped", "shared": True, "engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, max_running=4, **options)
+    assert sampler.unshared_parameters == []
+    sampler.load("ttt@1", weights := shaken(policy, 1))
+    for key in (None, "ttt@1"):
+        reply = await said(sampler, [1, 40, 41, 42] * 6, key, max_tokens=12, seed=1, ignore_eos=True)
+        near = exact(policy, [1, 40, 41, 42] * 6, reply, weights if key else None)
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=NEAR)
+    worker.call(sampler.close)
+    worker.close()
+
+
+def started_engine(policy, directory):
+    """An engine of vLLM's class `LLM`, as Unsloth starts it, with the weights of the policy."""
+    load_vllm()
+    workspace = Workspace()
+    settings = engine_settings(policy, 256) | {"load_format": LOAD_FORMAT, "kv_cache_memory_bytes": 1 << 26}
+    settings |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_logprobs": 20, "max_num_seqs": 4}
+    settings |= {"max_model_len": 256, "logprobs_mode": "processed_logprobs", "dtype": policy.dtype}
+    with workspace.in_use(), share_policy(policy):
+        llm = import_module("vllm").LLM(model=str(directory), **settings)
+    return StartedEngine(llm.llm_engine, workspace, tuple(frozen_weights(policy).values()))
+
+
+async def test_an_engine_that_another_library_has_started(tiny_model_dir):
+    policy, worker = load_policy(tiny_model_dir, dtype=torch.bfloat16), DeviceThread()
+    started = worker.call(started_engine, policy, tiny_model_dir)
+    options = {"adapter_mode": "swapped", "shared": True, "started": started, "max_model_len": 300, "max_running": 4}
+    sampler = worker.call(VLLMSampler, policy, worker, tiny_model_dir, **options)
+    assert sampler.unshared_parameters == []
+    assert sampler.max_model_len == 256
+    versions, prompt = {f"ttt@{i}": shaken(policy, i) for i in range(4)}, [1, 40, 41, 42] * 6
+    for key, weights in versions.items():
+        sampler.load(key, weights)
+    asked = [None, *versions]
+    replies = await asyncio.gather(
+        *(said(sampler, prompt, key, max_tokens=12, seed=1, ignore_eos=True, top_logprobs=3) for key in asked)
+    )
+    for key, reply in zip(asked, replies, strict=True):
+        near = exact(policy, prompt, reply, versions.get(key))
+        np.testing.assert_allclose([s.logprob for s in reply], near, atol=2 * NEAR)
+    assert len(sampler._mode.known) == sampler._mode.kept == 2
     worker.call(sampler.close)
     worker.close()
 

@@ -10,12 +10,21 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 FORWARDS = []           # of each forward: whether gradients are computed, whether the model is in training mode
+OPTIONS = []            # of each call of from_pretrained
+DEVICE = "cpu"          # of a model without vLLM
+STARTS_VLLM = True      # False as on machines on which Unsloth goes on without vLLM
 
 
 class FastLanguageModel:
     @staticmethod
-    def from_pretrained(name, max_seq_length, dtype, load_in_4bit):
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    def from_pretrained(model_name, max_seq_length, dtype, load_in_4bit, fast_inference=False, **options):
+        OPTIONS.append(options)
+        if fast_inference and STARTS_VLLM:
+            from unsloth_zoo.vllm_utils import load_base
+
+            model = load_base(model_name, max_seq_length, dtype, load_in_4bit, **options)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(model_name, dtype=dtype).to(DEVICE)
         model.max_seq_length = model.model.max_seq_length = max_seq_length
         whole = model.model.forward
 
@@ -38,6 +47,99 @@ class FastLanguageModel:
     @staticmethod
     def for_inference(model):
         return model.eval()
+'''
+
+
+UNSLOTH_ZOO = '''
+"""Unsloth starts vLLM and builds the model of transformers from vLLM's tensors, in 16 bits or in 4 bits."""
+import inspect, os
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+class Linear4bit(nn.Linear):
+    """A linear layer with codes of 4 bits."""
+
+    def __init__(self, codes, state):
+        nn.Module.__init__(self)
+        self.weight, self.bias, self.state = nn.Parameter(codes, requires_grad=False), None, state
+        self.out_features, self.in_features = state.shape
+
+    def forward(self, x):
+        return F.linear(x, self.state.weights(self.weight).to(x.dtype))
+
+
+def load_vllm(
+    model_name, config, gpu_memory_utilization=0.8, max_seq_length=8192, dtype=None, training=True, max_lora_rank=16,
+    max_loras=1, use_async=False, use_engine=False, disable_log_stats=False, enforce_eager=False,
+    enable_prefix_caching=True, max_logprobs=0, use_bitsandbytes=True, max_num_seqs=256, max_num_batched_tokens=None,
+):
+    from vllm import FAIL, LLM
+
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise NotImplementedError(f"Unsloth: We do not support dtype = {dtype} yet!")
+    head = os.environ.get("UNSLOTH_VLLM_FP32_LM_HEAD") == "1"
+    try:
+        return LLM(
+            model=model_name, gpu_memory_utilization=gpu_memory_utilization,
+            max_model_len=min(max_seq_length, FAIL.get("length", max_seq_length)), dtype=dtype, max_loras=max_loras,
+            quantization="bitsandbytes" if use_bitsandbytes else None, max_lora_rank=max_lora_rank,
+            load_format="bitsandbytes" if use_bitsandbytes else "auto",
+            max_num_batched_tokens=max_num_batched_tokens or 0,
+            max_num_seqs=max_num_seqs, max_logprobs=max_logprobs, logprobs_mode="processed_logprobs", enable_lora=True,
+            disable_log_stats=disable_log_stats, enable_prefix_caching=enable_prefix_caching,
+            enforce_eager=enforce_eager, hf_overrides={"head_dtype": "float32"} if head else None,
+        )
+    except Exception as error:
+        raise RuntimeError(str(error))
+
+
+PARTS = {"q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2)}
+PARTS |= {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}
+
+
+def part_of(parameter, i, sizes):
+    """Return a part of a joined parameter, and its state if it is quantized."""
+    states = getattr(parameter, "bnb_quant_state", None)
+    ends = [sum(sizes[:k]) for k in range(len(sizes) + 1)] if states is None else parameter.bnb_shard_offsets
+    return parameter.data[ends[i] : ends[i + 1]], states and states[i]
+
+
+@torch.inference_mode()
+def convert_vllm_to_huggingface(theirs, config, dtype):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    parameters = dict(theirs.named_parameters())
+    for name, module in list(model.named_modules()):
+        owner, _, leaf = name.rpartition(".")
+        if not hasattr(module, "weight"):
+            continue
+        joined, i = PARTS.get(leaf, (leaf, 0))
+        names = [part for part, (whole, _) in PARTS.items() if whole == joined] or [leaf]
+        sizes = [len(model.get_submodule(f"{owner}.{part}" if owner else part).weight) for part in names]
+        source = parameters.get(f"{owner}.{joined}.weight".lstrip("."), parameters["model.embed_tokens.weight"])
+        tensor, state = part_of(source, i, sizes)
+        if state is None:
+            module.weight = nn.Parameter(tensor, requires_grad=False)
+        else:
+            setattr(model.get_submodule(owner), leaf, Linear4bit(tensor, state))
+    rotary = model.model.rotary_emb
+    model.model.rotary_emb = type(rotary)(config).to(model.model.norm.weight.device)
+    return model.eval()
+
+
+def load_base(name, max_seq_length, dtype, load_in_4bit, use_exact_model_name=False, **options):
+    assert use_exact_model_name
+    config = AutoConfig.from_pretrained(name)
+    allowed = inspect.getfullargspec(load_vllm).args
+    passed = {key: value for key, value in options.items() if key in allowed}
+    llm = load_vllm(name, config, max_seq_length=max_seq_length, dtype=dtype, use_bitsandbytes=load_in_4bit, **passed)
+    inside = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.model_runner.model
+    model = convert_vllm_to_huggingface(inside, config, dtype)
+    model.vllm_engine, model.fast_generate = llm, llm.generate
+    return model
 '''
 
 
@@ -105,16 +207,33 @@ class EngineArgs:
     load_format: str = "auto"
     language_model_only: bool = False
     hf_overrides: dict | None = None
+    quantization: str | None = None
+    max_logprobs: int = 20
 
     def create_model_config(self):
         if "config" in FAIL:
             raise FAIL["config"]
-        return ModelConfig(json.loads((pathlib.Path(self.model) / "config.json").read_text())["architectures"][0])
+        config = json.loads((pathlib.Path(self.model) / "config.json").read_text())
+        return ModelConfig(config["architectures"][0], self.max_model_len)
+
+
+class LLM:
+    """vLLM's class for synchronous use. `llm_engine` reads the weights of the checkpoint."""
+
+    def __init__(self, **options):
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.llm_engine = LLMEngine.from_engine_args(EngineArgs(**options))
+        self.llm_engine.worker.read()
+
+    def generate(self, prompts):
+        raise AssertionError("the sampler steps the engine itself")
 
 
 @dataclass
 class ModelConfig:
     architecture: str
+    max_model_len: int
 
 
 @dataclass
@@ -222,7 +341,7 @@ class Model(nn.Module):
         hidden, wide, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
         rows = heads + 2 * config["num_key_value_heads"]
-        vocabulary, dtype = config["vocab_size"], getattr(torch, args.dtype)
+        vocabulary, dtype = config["vocab_size"], getattr(torch, str(args.dtype).removeprefix("torch."))
         shapes = {"model.embed_tokens": (vocabulary, hidden), "model.norm": (hidden,)}
         if not config["tie_word_embeddings"]:
             shapes["lm_head"] = (vocabulary, hidden)
@@ -248,19 +367,62 @@ class Model(nn.Module):
             parameter.weight_loader(parameter, tensor, *place)
 
 
+class State:
+    """The shape and the scale of weights in 4 bits."""
+
+    def __init__(self, weights):
+        self.shape, self.scale = tuple(weights.shape), weights.abs().max() / 7
+
+    def codes(self, weights):
+        low, high = (weights / self.scale + 8).round().to(torch.uint8).flatten().view(-1, 2).unbind(1)
+        return (low + 16 * high)[:, None]
+
+    def weights(self, codes):
+        halves = torch.cat([codes % 16, codes // 16], 1)
+        return (halves.to(self.scale.dtype) - 8).view(self.shape) * self.scale
+
+
+def quantize(owner, shards):
+    """Replace the weight of a module by the codes of its parts, as the plugin of vLLM for bitsandbytes does."""
+    states = [State(shard) for shard in shards]
+    parts = [state.codes(shard) for state, shard in zip(states, shards)]
+    owner.weight = nn.Parameter(torch.cat(parts), requires_grad=False)
+    owner.weight.bnb_quant_state = dict(enumerate(states))
+    owner.weight.bnb_shard_offsets = [sum(map(len, parts[:i])) for i in range(len(parts) + 1)]
+
+
 class Worker:
     """The worker of an engine, with its manager of adapters."""
 
+    def read(self):
+        """Read the weights of the checkpoint."""
+        from safetensors.torch import load_file
+
+        self.model, shards = Model(self.args), {}
+        for name, parameter in self.model.named_parameters():
+            parameter.weight_loader = lambda p, tensor, place=0: shards.setdefault(p, {}).update({place: tensor})
+        for path in pathlib.Path(self.args.model).glob("*.safetensors"):
+            self.model.load_weights(load_file(path).items())
+        for name, parameter in list(self.model.named_parameters()):
+            placed = shards[parameter]
+            parts = [placed[place].to(parameter.dtype) for place in ("q", "k", "v", 0, 1) if place in placed]
+            parameter.data.copy_(torch.cat(parts))
+            if self.args.quantization and "layers." in name and "norm" not in name:
+                on_device = parameter.data.split([len(part) for part in parts])
+                quantize(self.model.get_submodule(name.rpartition(".")[0]), on_device)
+        self.model_runner.model = self.model
+
     def __init__(self, args):
         self.args, self.registered, self.model = args, {}, None
-        if args.load_format != "auto":
+        if args.load_format in LOADERS:
             config = SimpleNamespace(**vars(args), model_class=Model)
             self.model = LOADERS[args.load_format](None).load_model(config, None)
         manager = SimpleNamespace(_adapter_manager=self)
         self.model_runner = SimpleNamespace(lora_manager=manager)
 
     def add_adapter(self, adapter):
-        assert adapter.id not in self.registered and len(self.registered) < self.args.max_cpu_loras
+        room = max(self.args.max_cpu_loras, self.args.max_loras)
+        assert adapter.id not in self.registered and len(self.registered) < room
         self.registered[adapter.id] = adapter
 
 
@@ -275,11 +437,17 @@ class LLMEngine:
 
     def __init__(self, args):
         self.model_config, self.arguments = args.create_model_config(), args
-        self.model_executor, self.engine_core = Executor(), SimpleNamespace(_finalizer=Finalizer())
+        self.model_executor = Executor()
+        core = SimpleNamespace(model_executor=self.model_executor)
+        self.engine_core = SimpleNamespace(_finalizer=Finalizer(), engine_core=core)
         OPEN.append(self.model_executor)
+        lora = SimpleNamespace(max_cpu_loras=max(args.max_cpu_loras, args.max_loras))
+        self.vllm_config = SimpleNamespace(lora_config=lora)
         self.workspace, self.requests, self.steps = object(), {}, []
         self.adapters, self.removed, self.aborted, self.resets = [], [], [], 0
-        self.worker = Worker(args)
+        self.worker = self.model_executor.driver_worker = Worker(args)
+        if "change" in vllm.FAIL:  # a parameter is converted in place
+            self.worker.model.get_parameter(vllm.FAIL["change"]).data.mul_(2)
         workspace._manager = self.workspace
 
     def add_request(self, name, prompt, params, lora_request=None):
