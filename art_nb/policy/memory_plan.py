@@ -401,13 +401,17 @@ def working_bytes(
 ) -> Activations:  # `options` are those of `activation_bytes`
     """Return the bytes that the engines need while they compute. The sampler uses the memory of the learner's rows.
 
-    Without a learner, the prompts get at most 2% of the memory, and every running conversation has its logits.
+    Without a learner, the prompts get at most 2% of the memory, and every running conversation has its logits. The
+    embedded sampler computes each prompt in one pass, so it needs the memory of the longest one.
     """
     size = settings.dtype.itemsize
     if settings.learner is not None:
         return activation_bytes(shape, size, length, **options)
-    prompts = prefill_tokens(shape, size, memory // 50) * prefill_token_bytes(shape, size)
-    return Activations(0, prompts, LOGIT_BYTES * shape.vocabulary * settings.max_running)
+    tokens = prefill_tokens(shape, size, memory // 50)
+    if settings.sampler == "transformers":
+        tokens = max(tokens, length)
+    logits = LOGIT_BYTES * shape.vocabulary * settings.max_running
+    return Activations(0, tokens * prefill_token_bytes(shape, size), logits)
 
 
 def tokens_per_batch(shape: ModelShape, size: int, room: int, **options: Any) -> int:

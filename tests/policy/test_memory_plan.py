@@ -22,6 +22,7 @@ from art_nb.policy.memory_plan import (
     plan_for_length,
     plan_memory,
     plan_summary,
+    prefill_token_bytes,
     weight_bytes,
 )
 
@@ -209,6 +210,15 @@ def test_the_advice_fits():
     on("Qwen3-4B", 14.7, max_model_len=4096, max_running=16)
     on("Qwen2.5-14B", 24, sampler="vllm", learner="unsloth", load_in_4bit=True)
     on("Qwen2.5-7B", 18.5, max_running=8)
+
+
+def test_the_embedded_sampler_alone_needs_the_memory_of_its_longest_prompt():
+    shape, size = SHAPES["Qwen3-4B"], 2
+    alone = MemorySettings(sampler="transformers", learner=None, device_name="cuda:0", max_running=1)
+    short, long = (plan_for_length(shape, 80 << 30, alone, length).parts["working memory"] for length in (8192, 16384))
+    assert long - short == 8192 * prefill_token_bytes(shape, size)
+    vllm = replace(alone, sampler="vllm")  # computes long prompts in parts
+    assert len({plan_for_length(shape, 80 << 30, vllm, n).parts["working memory"] for n in (8192, 16384)}) == 1
 
 
 def test_on_a_cpu_the_probabilities_of_the_attention_count():
