@@ -38,7 +38,7 @@ from art_nb.policy.architectures import (
     usable_dtype,
 )
 from .device import out_of_memory
-from .lora import TARGETS, Policy
+from .lora import TARGETS, Policy, modules_only
 from .kv_cache import KVSlots
 from .packing import WeightedRow, micro_batches, tree_attention
 
@@ -233,7 +233,8 @@ def packed_logprobs(policy: Policy, rows: list[list[int]]) -> torch.Tensor:
     unknown = np.full(len(rows[0]), np.nan, np.float32)
     [batch] = micro_batches([WeightedRow(np.array(row, np.int32), np.arange(len(row)) > 0, unknown) for row in rows])
     batch = batch.to(policy.device)
-    hidden = policy.hidden(batch.tokens_S, batch.positions_S, tree_attention(batch.segments))
+    with modules_only(policy):
+        hidden = policy.hidden(batch.tokens_S, batch.positions_S, tree_attention(batch.segments))
     logprobs_E = policy.scores(hidden[batch.predict_N], batch.target_N)[0][batch.node_E]
     order = [row.tokens.tolist() for row in batch.rows]
     return torch.stack([logprobs_E[batch.row_E == order.index(row)] for row in rows])

@@ -19,7 +19,6 @@ from ..core.types import ServeError
 from ..policy.device import DeviceThread, give_memory_back, out_of_memory
 from ..policy.adapters import Adapter
 from ..policy.lora import AdapterPart, Policy, WorkingAdapter
-from ..policy.kernels import FEW_TOKENS
 from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
 from ..policy.packing import common_prefix_length
 from .base import QueuedSampler, Request, SampledToken, SamplingParams
@@ -363,7 +362,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     def _logits(self, tokens, positions, attend, counts: list[int]) -> torch.Tensor:
         """Return the logits of the last token of each request. `tokens` has the new tokens of all requests."""
         seeded = tokens.device.type == "cpu" and any(request.seeded for request in self._running)
-        n, size = max(FEW_TOKENS, MIN_ROWS_PER_THREAD * torch.get_num_threads()) if seeded else 0, len(tokens)
+        n, size = MIN_ROWS_PER_THREAD * torch.get_num_threads() if seeded else 0, len(tokens)
 
         def attend_padded(layer, q_SHD, k_SKD, v_SKD, *options):
             return pad_rows(attend(layer, q_SHD[:size], k_SKD[:size], v_SKD[:size], *options), n)

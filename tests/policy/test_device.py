@@ -154,10 +154,10 @@ async def test_sampling_tries_once_more(named, local, monkeypatch, call):
     model = named()
     await model.register(local)
     before = [choice.message.content for choice in await replies(model)]
-    inner = local.runtime(model).policy.model.model
-    with failing(monkeypatch, inner, "forward", {call}):
+    policy = local.runtime(model).policy
+    with failing(monkeypatch, policy, "hidden", {call}):
         assert [choice.message.content for choice in await replies(model)] == before
-    with failing(monkeypatch, inner, "forward", {call, call + 1}):
+    with failing(monkeypatch, policy, "hidden", {call, call + 1}):
         with pytest.raises(openai.InternalServerError, match="sampler ran out of memory: could not create a prim"):
             await replies(model)
     assert [choice.message.content for choice in await replies(model)] == before

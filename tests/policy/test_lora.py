@@ -8,7 +8,7 @@ from art_nb.learners.base import Learner, StepConfig
 from art_nb.policy.adapters import adapter, load_adapter, merged_weights
 from art_nb.policy.kernels import LowRankProduct
 from art_nb.policy.loading import load_policy
-from art_nb.policy.lora import FusedLinear, sequence_logprobs
+from art_nb.policy.lora import FusedLinear, modules_only, sequence_logprobs
 from art_nb.policy.packing import WeightedRow
 
 TEXT = "A notebook workbench for training language model agents. The reward of a rollout counts the games it wins."
@@ -44,7 +44,8 @@ def layer_inputs(policy):
     for module in policy.model.modules():
         if isinstance(module, FusedLinear):
             hooks.append(module.register_forward_hook(lambda m, args, _: inputs.update({m: args[0].flatten(0, -2)})))
-    sequence_logprobs(policy, policy.tokenizer(TEXT * 4)["input_ids"])
+    with modules_only(policy):
+        sequence_logprobs(policy, policy.tokenizer(TEXT * 4)["input_ids"])
     for hook in hooks:
         hook.remove()
     return inputs

@@ -13,6 +13,7 @@ from support.families import FAMILIES, VOCABULARY, logits, merged, plain, policy
 
 from art_nb.core.types import ServeError
 from art_nb.policy.device import DeviceThread
+from art_nb.policy.kv_cache import SlotAttention
 from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import DRAWN, TransformersSampler, noise_size, sample_tokens, seeded_noise
 
@@ -343,15 +344,16 @@ async def test_a_learner_between_two_tokens_disturbs_no_reply(made):
     check(merged("llama", sampler.policy, new), newer)
 
 
-async def test_a_failing_forward_fails_its_requests_and_no_others(made):
+async def test_a_failing_forward_fails_its_requests_and_no_others(made, monkeypatch):
     sampler = made(max_running=4)
-    broken = threading.Event()
+    broken, attend = threading.Event(), SlotAttention.__call__
 
-    def fail(*_):
-        if broken.is_set():
+    def fail(self, layer, *args):
+        if layer == 1 and broken.is_set():
             raise MemoryError("out of it")
+        return attend(self, layer, *args)
 
-    hook = sampler.policy.model.model.layers[1].register_forward_pre_hook(fail)
+    monkeypatch.setattr(SlotAttention, "__call__", fail)
     stream = sampler.generate([5, 6, 7], SamplingParams(max_tokens=400, ignore_eos=True))
     await anext(stream)
     broken.set()
@@ -364,7 +366,6 @@ async def test_a_failing_forward_fails_its_requests_and_no_others(made):
     broken.clear()
     said = await ask(sampler, [5, 6, 7] * 20)
     check(plain("llama"), said)
-    hook.remove()
 
 
 async def test_an_adapter_that_does_not_fit_is_refused_and_the_sampler_lives(made):
