@@ -136,8 +136,8 @@ class Decoder:
     def __init__(self, model, layers: Sequence[DecoderLayer], norm: Norm):
         self._model, self._layers, self._norm = model, layers, norm
         kinds = getattr(model.config, "layer_types", None)
-        several = type(model).__name__ == "Gemma3TextModel" and kinds
-        self._kinds: list[str | None] = list(kinds) if several else [None] * len(layers)
+        several = kinds is not None and type(model).__name__ == "Gemma3TextModel"
+        self._kinds: list[str | None] = list(kinds or ()) if several else [None] * len(layers)
 
     def _angles(self, h: torch.Tensor, positions: torch.Tensor, kind: str | None) -> Angles:
         options = () if kind is None else (kind,)

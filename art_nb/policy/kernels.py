@@ -238,7 +238,8 @@ class LowRankProduct:
 
     def down_into(self, z: torch.Tensor) -> None:
         """Write Ax to the columns of `z` [T, in + sum of r] behind those of x. `packs` must be true for A."""
-        t = torch.mm(z.float(), self._exact) if len(z) == 1 else self._joined.joined(z)
+        exact = self._exact if len(z) == 1 else None
+        t = self._joined.joined(z) if exact is None else torch.mm(z.float(), exact)
         z[:, self.inputs :] = t
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
