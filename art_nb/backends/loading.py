@@ -114,6 +114,10 @@ class LoadSettings:
         """Return the dtype, or None if the device decides."""
         return None if self.dtype is None else getattr(torch, self.dtype)
 
+    def model_args(self, model: Any, bus: Bus) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return `init_args` and `engine_args`, with those of a model. Warn about unknown options of the model."""
+        return self.init_args | init_options(model, bus), self.engine_args | engine_options(model)
+
     def context_limit(self, init_args: dict[str, Any]) -> int | None:
         """Return the largest number of tokens of a conversation, or None for the model's limit."""
         return self.max_model_len or init_args.get("max_seq_length")
@@ -152,6 +156,7 @@ def engines_for_model(
     bus: Bus,
 ) -> Engines:
     """Return `engines`, with the embedded sampler if "auto" chose one that cannot run the model."""
+    init_args, engine_args = settings.model_args(model, Bus())  # `load_runtime` warns about these options
     sampler = sampler_for_model(
         settings.sampler,
         engines.sampler,
@@ -159,8 +164,8 @@ def engines_for_model(
         bus.warn_once,
         device=settings.devices()[0],
         dtype=settings.torch_dtype(),
-        max_model_len=settings.context_limit(init_options(model, Bus())),  # `load_runtime` warns about these options
-        engine_args=settings.engine_args | engine_options(model),
+        max_model_len=settings.context_limit(init_args),
+        engine_args=engine_args,
     )
     return engines if sampler == engines.sampler else replace(engines, sampler=sampler, sampler_text=sampler)
 
@@ -191,13 +196,13 @@ async def choose_engines_and_weights(
 
 # %% ../../nbs/50_backends/25_loading.ipynb #9a1c0e01
 def _plan_options(model: Any, settings: LoadSettings, bus: Bus) -> dict[str, Any]:
-    init_args = settings.init_args | init_options(model, bus)
+    init_args, engine_args = settings.model_args(model, bus)
     return {
         "name": base_name(model.base_model),
         "dtype": settings.torch_dtype(),
         "lora": lora_options(model, bus),
         "init_args": init_args,
-        "engine_args": settings.engine_args | engine_options(model),
+        "engine_args": engine_args,
         "max_running": settings.max_running,
         "max_model_len": settings.context_limit(init_args),
     }
@@ -265,8 +270,7 @@ def open_shared_base(
     """Device thread: load one base for vLLM and Unsloth. Return None if the engines are others or cannot share it."""
     if (engines.sampler, engines.learner) != ("vllm", "unsloth"):
         return None
-    init_args = settings.init_args | init_options(model, bus)
-    engine_args = settings.engine_args | engine_options(model)
+    init_args, engine_args = settings.model_args(model, bus)
     device, config = settings.devices()[1], read_config(weights)
     dtype = chosen_dtype(config, device, settings.torch_dtype())
     reason = shared_base_obstacle(config, device, dtype, init_args, engine_args)
@@ -281,7 +285,7 @@ def open_shared_base(
         device,
         dtype,
         lora=lora_options(model, bus),
-        max_model_len=plan.max_model_len if plan is not None and has_sizes(plan) else limit,
+        max_model_len=plan.max_model_len if has_sizes(plan) else limit,
         max_running=settings.max_running,
         memory_share=engine_share(plan),
         load_in_4bit=bool(init_args.get("load_in_4bit")),
@@ -311,27 +315,27 @@ def load_parts(
     cleanup: ExitStack,  # closes the sampler
 ) -> LoadedParts:
     """Device thread: plan the memory, load the policy, and start the sampler and the learner."""
-    init_args = settings.init_args | init_options(model, bus)
+    init_args, engine_args = settings.model_args(model, bus)
     sampler_plan, plan = plan_registered(model, weights, engines, settings, bus)
-    with ExitStack() as failed:  # closes an engine that no sampler has got
+    with ExitStack() as on_error:  # shuts down an engine that no sampler uses
         base = open_shared_base(model, weights, engines, settings, plan, bus)
         if base is None:
             policy, second = load_policies(model, weights, settings, bus, cleanup)
         else:
-            failed.callback(base.close)
+            on_error.callback(base.close)
             policy, second = base.policy, None
         _note_coverage(model, policy, bus)
         apply_plan(plan, policy)
         thread, sampled = (worker, policy) if second is None else (second.worker, second.policy)
-        longest = plan.max_model_len if plan is not None and has_sizes(plan) else settings.context_limit(init_args)
+        longest = plan.max_model_len if has_sizes(plan) else settings.context_limit(init_args)
         limits = planned_limits(sampler_plan, engines.sampler, longest) | {"max_running": settings.max_running}
         if base is not None:
             limits["started"] = base.started
-        engine_args = planned_engine_args(sampler_plan, engines.sampler, settings.engine_args | engine_options(model))
+        engine_args = planned_engine_args(sampler_plan, engines.sampler, engine_args)
         make_sampler = partial(SAMPLERS[engines.sampler], sampled, thread, weights, engine_args, bus.warn_once)
         sampler = thread.call(make_sampler, **limits)
         cleanup.callback(thread.call, sampler.close)
-        failed.pop_all()
+        on_error.pop_all()
     make_learner = partial(LEARNERS[engines.learner], policy, weights, sampler.max_model_len, init_args, bus.warn_once)
     learner = make_learner() if base is None else make_learner(base=base.model)
     return LoadedParts(

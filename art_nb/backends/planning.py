@@ -10,7 +10,7 @@ __all__ = ['DEFAULT_KV_BYTES', 'LARGEST_SHARE', 'shared_base_obstacle', 'own_wei
 # %% ../../nbs/50_backends/22_planning.ipynb #4dbaff8e
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from transformers import PreTrainedConfig
@@ -23,14 +23,13 @@ from ..policy.kernels import has_flash
 from ..policy.loading import chosen_dtype
 from ..policy.lora import Policy
 from art_nb.policy.memory_plan import (
-    LOGIT_BYTES,
     MemoryPlan,
     MemorySettings,
     free_memory,
     model_shape,
     plan_memory,
     plan_summary,
-    prefill_token_bytes,
+    sampling_bytes,
 )
 from ..samplers.vllm import RESERVED_ENGINE_ARGS, shares_weights
 
@@ -144,14 +143,14 @@ def plan_two_devices(
     return plans if all(plan.max_model_len == shorter for plan in plans) else plan_both(max_model_len=shorter)
 
 # %% ../../nbs/50_backends/22_planning.ipynb #48bf8200
-def has_sizes(plan: MemoryPlan | None) -> bool:
+def has_sizes(plan: MemoryPlan | None) -> TypeGuard[MemoryPlan]:
     """Return whether the engines get their sizes from the plan: on CUDA only."""
     return plan is not None and plan.settings.device == "cuda"
 
 
 def planned_engine_args(plan: MemoryPlan | None, sampler: str, engine_args: dict[str, Any]) -> dict[str, Any]:
     """Return the engine arguments with the sizes of a plan, which arguments of the user override."""
-    if plan is None or not has_sizes(plan) or sampler != "vllm":
+    if not has_sizes(plan) or sampler != "vllm":
         return engine_args
     return {"kv_cache_memory_bytes": plan.kv_bytes, "max_num_batched_tokens": plan.prefill_tokens} | engine_args
 
@@ -161,13 +160,11 @@ LARGEST_SHARE = 0.95
 
 def engine_share(plan: MemoryPlan | None, default: float = 0.5) -> float:
     """Return the share of the free memory for an engine of Unsloth: weights, KV cache, one batch, and libraries."""
-    if plan is None or not has_sizes(plan):
+    if not has_sizes(plan):
         return default
-    shape, settings = plan.shape, plan.settings
-    prompts = plan.prefill_tokens * prefill_token_bytes(shape, settings.dtype.itemsize)
-    logits = LOGIT_BYTES * shape.vocabulary * settings.max_running
     fixed = plan.parts["weights"] + plan.kv_bytes + plan.parts["libraries and graphs"]
-    return min((fixed + max(prompts, logits)) / plan.memory, LARGEST_SHARE)
+    total = fixed + sampling_bytes(plan.shape, plan.settings, plan.prefill_tokens).total
+    return min(total / plan.memory, LARGEST_SHARE)
 
 
 def planned_limits(
@@ -176,7 +173,7 @@ def planned_limits(
     max_model_len: int | None,  # without a plan
 ) -> dict[str, Any]:
     """Return the limits of a sampler as arguments of the functions in `SAMPLERS`."""
-    if plan is None or not has_sizes(plan):
+    if not has_sizes(plan):
         return {"max_model_len": max_model_len}
     limits = {"max_model_len": plan.max_model_len}
     return limits | {"kv_bytes": plan.kv_bytes} if sampler == "transformers" else limits
@@ -188,7 +185,7 @@ def planned_options(
 ) -> dict[str, Any]:
     """Return the options of a training step with the sizes of a plan, which options of the user override."""
     options = dict(options or {})
-    if plan is None or not has_sizes(plan) or plan.settings.learner == "unsloth":
+    if not has_sizes(plan) or plan.settings.learner == "unsloth":
         return options
     if options.get("tokens_per_batch") is None:
         options["tokens_per_batch"] = plan.tokens_per_batch
@@ -197,7 +194,7 @@ def planned_options(
 
 def apply_plan(plan: MemoryPlan | None, policy: Policy) -> None:
     """Set how a policy computes gradients and logits."""
-    if plan is not None and has_sizes(plan):
+    if has_sizes(plan):
         policy.checkpointing, policy.logit_chunk = plan.checkpointing, plan.logit_chunk
 
 # %% ../../nbs/50_backends/22_planning.ipynb #cc81f6ed

@@ -74,8 +74,8 @@ def fast_inference_obstacle(
 # %% ../../nbs/35_learners/50_unsloth.ipynb #fa57f006
 FP32_HEAD = "UNSLOTH_VLLM_FP32_LM_HEAD"
 NO_ENGINE = (
-    "Unsloth has loaded the model without vLLM, although it was asked for (fast_inference=True). Its messages above "
-    'say why. Pass init_args={"fast_inference": False} to LocalBackend: Unsloth then loads its own copy of the weights.'
+    "Unsloth has loaded the model without vLLM, although art_nb passed fast_inference=True. Its messages above say "
+    'why. Pass init_args={"fast_inference": False} to LocalBackend: Unsloth then loads its own copy of the weights.'
 )
 
 

@@ -38,7 +38,7 @@ class AttentionWeights:
     head_norms: tuple[Norm, ...]  # of queries and keys, or empty
     index: int  # of the layer
     scale: float
-    windowed: Any | None  # object with the attribute `sliding_window`, or None: no window
+    window_owner: Any | None  # object with the attribute `sliding_window`, or None: no window
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ def attention_block(
         for norm, part in zip(weights.head_norms, (qk[:, :q_heads], qk[:, q_heads:])):
             rms_norm_into(part, part, norm.gain, norm.eps)
     qk = rotate_signed(qk, *angles)
-    window = None if weights.windowed is None else weights.windowed.sliding_window
+    window = None if weights.window_owner is None else weights.window_owner.sliding_window
     out = attend(weights.index, qk[:, :q_heads], qk[:, q_heads:], values, weights.scale, window)
     inputs.second_x.copy_(out.flatten(1))
     return add_residual(h, project(product, to_hidden, inputs.second), weights.norm_after)

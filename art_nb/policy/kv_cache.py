@@ -205,10 +205,10 @@ class SlotAttention:
         self._last, self._parts = positions[self._at], batches_of_parts(starts, positions)
         contiguous = singles == list(range(len(singles)))
         self._slots = slice(len(singles)) if contiguous else torch.tensor(singles, device=device)
-        self._seen: tuple | None = None  # views of the keys and values of single tokens, for each layer
+        self._single_kv: tuple | None = None  # views of the keys and values of single tokens, for each layer
         if contiguous and singles:
-            seen = kv[:, :, : len(singles), :, : self._longest]
-            self._seen = seen[:, 0].unbind(0), seen[:, 1].unbind(0)
+            single_kv = kv[:, :, : len(singles), :, : self._longest]
+            self._single_kv = single_kv[:, 0].unbind(0), single_kv[:, 1].unbind(0)
         self._bias, self._visible = cache(causal_bias), {}  # the same for all layers with the same window
 
     def __call__(self, layer: int, q_SHD, k_SKD, v_SKD, scale: float, window: int | None) -> torch.Tensor:
@@ -230,8 +230,8 @@ class SlotAttention:
         """Return the attention of the queries of single tokens, [B, H, D]."""
         if window not in self._visible:
             self._visible[window] = self._bias(self._last, 1, self._longest, window).to(q_BHD.dtype)
-        if self._seen is None:
+        if self._single_kv is None:
             keys, values = (t[self._slots, :, : self._longest] for t in self._layers[layer])
         else:
-            keys, values = self._seen[0][layer], self._seen[1][layer]
+            keys, values = self._single_kv[0][layer], self._single_kv[1][layer]
         return attend_one(q_BHD, keys, values, self._visible[window], scale)

@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLERANCE', 'cpu_dtype', 'cuda_dtype', 'default_dtype', 'missing_device',
-           'pick_device', 'chosen_dtype', 'load_model', 'load_tokenizer', 'meta_parameters', 'model_of_tensors',
+           'pick_device', 'chosen_dtype', 'load_model', 'load_tokenizer', 'replace_parameters', 'model_of_tensors',
            'probe_rows', 'short_windows', 'unpatched_logprobs', 'packed_logprobs', 'cached_logprobs', 'checked_policy',
            'load_policy']
 
 # %% ../../nbs/30_policy/90_loading.ipynb #23f97a73
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -142,15 +142,17 @@ def load_tokenizer(path: str | Path):
 
 # %% ../../nbs/30_policy/90_loading.ipynb #f05ed004
 @contextmanager
-def meta_parameters(dtype: torch.dtype) -> Iterator[None]:
-    """Create the parameters of this thread's modules without memory inside the context. Buffers are not affected."""
+def replace_parameters(
+    replace: Callable[[nn.Parameter], nn.Parameter | None],  # returns the new parameter; None: keep it
+) -> Iterator[None]:
+    """Inside the context, call `replace` for each parameter that this thread registers in a module."""
     thread = threading.get_ident()
 
-    def release(module, name, parameter) -> Any:  # what it returns replaces the parameter
-        if threading.get_ident() == thread and parameter is not None and not parameter.is_meta:
-            return nn.Parameter(parameter.detach().to("meta", dtype), requires_grad=False)
+    def replace_registered(module, name, parameter) -> Any:
+        if threading.get_ident() == thread and parameter is not None:
+            return replace(parameter)
 
-    hook = register_module_parameter_registration_hook(release)
+    hook = register_module_parameter_registration_hook(replace_registered)
     try:
         yield
     finally:
@@ -163,7 +165,12 @@ def model_of_tensors(
     tensors: Mapping[str, torch.Tensor],  # on one device, by name; quantized ones have another shape
 ) -> nn.Module:
     """Return a causal language model that consists of `tensors`. Raise `StoreError` if one is missing."""
-    with meta_parameters(dtype):
+
+    def to_meta(parameter: nn.Parameter) -> nn.Parameter | None:
+        if not parameter.is_meta:
+            return nn.Parameter(parameter.detach().to("meta", dtype), requires_grad=False)
+
+    with replace_parameters(to_meta):
         model = model_class(config)(config)
     for name, parameter in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
@@ -316,7 +323,7 @@ def load_policy(
     seed : int
         Seed of the adapter's initial weights.
     tensors : dict of Tensor, optional
-        Weights on the device by name, of which the policy then consists, as for `model_of_tensors`. The default are the
+        Weights on the device by name, of which the policy then consists, as for `model_of_tensors`. Default: the
         weights in the files. If a tensor is quantized, the policy has only an adapter, and nothing is checked.
 
     Returns

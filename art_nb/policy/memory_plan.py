@@ -7,9 +7,9 @@ __all__ = ['BYTES_4BIT', 'LOGIT_BYTES', 'KV_FACTORS', 'TYPICAL_TOKENS', 'FEWEST_
            'BATCH_TOKENS', 'KEYS_PER_TOKEN', 'LONGEST', 'SHORTEST', 'ModelShape', 'model_shape', 'MemorySettings',
            'weight_bytes', 'adapter_bytes', 'layer_bytes', 'logit_bytes', 'Activations', 'activation_bytes',
            'kv_token_bytes', 'kv_range', 'MemoryPlan', 'plan_title', 'plan_summary', 'logit_chunk',
-           'prefill_token_bytes', 'prefill_tokens', 'working_bytes', 'tokens_per_batch', 'fixed_bytes',
-           'plan_for_length', 'plan_parts', 'plan_notes', 'changes_that_fit', 'halves', 'planned_lengths',
-           'plan_memory', 'free_memory']
+           'prefill_token_bytes', 'prefill_tokens', 'sampling_bytes', 'working_bytes', 'tokens_per_batch',
+           'fixed_bytes', 'plan_for_length', 'plan_parts', 'plan_notes', 'changes_that_fit', 'halves',
+           'planned_lengths', 'plan_memory', 'free_memory']
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #3eac68aa
 from collections.abc import Iterator
@@ -156,8 +156,8 @@ class MemorySettings:
     @property
     def copies(self) -> tuple[str, ...]:
         """Names of the engines on the device that have a copy of the base weights next to the first one."""
-        apart = self.own_weights if self.sampler == "vllm" else {*self.own_weights, "unsloth"}
-        return tuple(name for name in ("vllm", "unsloth") if name in apart and name in (self.sampler, self.learner))
+        unshared = self.own_weights if self.sampler == "vllm" else {*self.own_weights, "unsloth"}
+        return tuple(name for name in ("vllm", "unsloth") if name in unshared and name in (self.sampler, self.learner))
 
     @property
     def checkpointing_choices(self) -> tuple[bool, ...]:
@@ -396,6 +396,12 @@ def prefill_tokens(shape: ModelShape, size: int, room: int) -> int:
     return next((n for n in (8192, 4096) if n * token <= room), 2048)
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #cad50040
+def sampling_bytes(shape: ModelShape, settings: MemorySettings, tokens: int) -> Activations:
+    """Return the bytes for `tokens` prompt tokens at once, and for the logits of every running conversation."""
+    prompts = tokens * prefill_token_bytes(shape, settings.dtype.itemsize)
+    return Activations(0, prompts, LOGIT_BYTES * shape.vocabulary * settings.max_running)
+
+
 def working_bytes(
     shape: ModelShape, memory: int, settings: MemorySettings, length: int, **options: Any
 ) -> Activations:  # `options` are those of `activation_bytes`
@@ -410,8 +416,7 @@ def working_bytes(
     tokens = prefill_tokens(shape, size, memory // 50)
     if settings.sampler == "transformers":
         tokens = max(tokens, length)
-    logits = LOGIT_BYTES * shape.vocabulary * settings.max_running
-    return Activations(0, tokens * prefill_token_bytes(shape, size), logits)
+    return sampling_bytes(shape, settings, tokens)
 
 
 def tokens_per_batch(shape: ModelShape, size: int, room: int, **options: Any) -> int:

@@ -7,7 +7,6 @@ __all__ = ['SHARD_ORDER', 'OWN_COPY', 'LOAD_FORMAT', 'SAMPLED', 'empty_parameter
            'share_weights', 'keep_layout', 'share_policy', 'unshared_parameters', 'sampled_numbers', 'check_unchanged']
 
 # %% ../../nbs/40_samplers/15_shared_weights.ipynb #15a0a005
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ..core.types import BackendMissing
 from ..policy.adapters import frozen_weights
+from ..policy.loading import replace_parameters
 from ..policy.lora import Policy, view_of_parts
 
 # %% ../../nbs/40_samplers/15_shared_weights.ipynb #15a0a011
@@ -30,18 +29,14 @@ from ..policy.lora import Policy, view_of_parts
 def empty_parameters() -> Iterator[dict[nn.Parameter, torch.Size]]:
     """Release the memory of each parameter that this thread creates inside the context. Yield their shapes."""
     shapes: dict[nn.Parameter, torch.Size] = {}
-    thread = threading.get_ident()
 
-    def release(module, name, parameter):
-        if threading.get_ident() == thread and parameter is not None and parameter not in shapes:
+    def release(parameter: nn.Parameter) -> None:
+        if parameter not in shapes:
             shapes[parameter] = parameter.shape
             parameter.data = parameter.data.new_empty(0, *parameter.shape[1:])
 
-    hook = register_module_parameter_registration_hook(release)
-    try:
+    with replace_parameters(release):
         yield shapes
-    finally:
-        hook.remove()
 
 # %% ../../nbs/40_samplers/15_shared_weights.ipynb #15a0a014
 def join_weights(names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> torch.Tensor:

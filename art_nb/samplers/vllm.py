@@ -295,7 +295,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @contextmanager
-def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, more: str = "") -> Iterator[None]:
+def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, extra_advice: str = "") -> Iterator[None]:
     """Turn errors of vLLM into a `BackendMissing` with advice, or a `MemoryError` if memory is too small."""
     try:
         yield
@@ -313,7 +313,7 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, more:
         advice = next(advice for words, advice in ENGINE_ERROR_ADVICE if any(word in message.lower() for word in words))
         settings = {"max_model_len": max_model_len, "dtype": dtype_name(dtype), "rank": rank}
         advice = advice.format(**settings)
-        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice} {more}".strip()) from error
+        raise BackendMissing(f"vLLM cannot run this model: {message}. {advice} {extra_advice}".strip()) from error
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0c008
 def model_settings(directory: str | Path, dtype: torch.dtype, max_model_len: int) -> dict[str, Any]:
@@ -576,8 +576,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         if self.shared and self.adapter_mode == "merged":
             raise ValueError('Merged weights cannot be shared: pass adapter_mode="swapped".')
         if started is not None:  # the other library may have chosen a smaller limit
-            theirs = started.engine.model_config.max_model_len
-            max_model_len = min(max_model_len or theirs, theirs)
+            engine_limit = started.engine.model_config.max_model_len
+            max_model_len = min(max_model_len or engine_limit, engine_limit)
         super().__init__(policy, worker, max_model_len, max_running)
         if started is None:
             self._engine: Any = self._start(directory, mode.settings(policy) | engine_args)
@@ -591,7 +591,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         vllm, policy = load_vllm(), self.policy
         kv_cache: dict[str, Any] = {"kv_cache_memory_bytes": kv_bytes(policy, self.max_model_len, self.max_running)}
         settings = {"max_model_len": self.max_model_len, "dtype": policy.dtype, "rank": policy.rank}
-        settings["more"] = SHARED_ADVICE if self.shared else ""
+        settings["extra_advice"] = SHARED_ADVICE if self.shared else ""
         with ExitStack() as context:
             for part in (self._workspace.in_use(), preserve_global_state(), translate_errors(**settings)):
                 context.enter_context(part)

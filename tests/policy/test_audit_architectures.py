@@ -8,6 +8,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from support import families
 from support.audit import count
 from support.families import VOCABULARY, random_adapter, tokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -22,18 +23,7 @@ from art_nb.samplers.base import SamplingParams
 from art_nb.samplers.transformers import TransformersSampler
 
 CLOSE = 1e-5
-SHAPE = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-)
+SHAPE = families.SHAPE | {"num_hidden_layers": 2}
 WINDOW = dict(sliding_window=9)
 KINDS = ["sliding_attention", "full_attention"]
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)

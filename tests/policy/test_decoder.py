@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.families import FAMILIES, VOCABULARY, plain
+from support.families import FAMILIES, SHAPE, VOCABULARY, plain
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from art_nb.policy.adapters import adapter, load_adapter
@@ -16,11 +16,11 @@ COMPUTED = [family for family in FAMILIES if family != "ministral"]
 
 
 def policy_of(family, dtype=torch.float32):
-    """A policy of its own with a trained adapter that is not zero."""
-    made = Policy(copy.deepcopy(plain(family)).to(dtype))
+    """A new policy whose adapter is not zero."""
+    policy = Policy(copy.deepcopy(plain(family)).to(dtype))
     generator = torch.Generator().manual_seed(0)
-    load_adapter(made, {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in adapter(made).items()})
-    return made
+    load_adapter(policy, {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in adapter(policy).items()})
+    return policy
 
 
 def with_and_without(policy, compute):
@@ -41,13 +41,11 @@ def parts_of(policy, n):
 
 def decoded(policy, counts, parts):
     """Hidden states, keys and values after `counts` new tokens in running conversations, both ways."""
-    slots, owner = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 24), torch.arange(len(counts))
+    slots = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 24)
     assert slots.room(len(counts), 64)
     stored, tokens = slots.kv.normal_().clone(), torch.randint(0, VOCABULARY, (sum(counts),))
-    owner, positions = (
-        owner.repeat_interleave(torch.tensor(counts)),
-        torch.cat([torch.arange(17, 17 + k) for k in counts]),
-    )
+    owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    positions = torch.cat([torch.arange(17, 17 + k) for k in counts])
 
     def compute():
         slots.kv.copy_(stored)
@@ -81,16 +79,7 @@ def test_packed_rows_in_bf16(family):
 
 
 def test_biases_of_every_projection():
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=True,
-        mlp_bias=True,
-    )
+    config = LlamaConfig(num_hidden_layers=2, attention_bias=True, mlp_bias=True, **SHAPE)
     model = LlamaForCausalLM(config).float()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -67,7 +67,7 @@ async def test_one_base_is_sampled_and_trained(vllm, unsloth_stub, named, tmp_pa
         trained = [p for name, p in runtime.learner.model.named_parameters() if ".lora_" not in name]
         assert storages(held.values()) <= theirs
         assert storages(trained) == theirs
-        assert policy.computes != four_bits
+        assert policy.has_weights != four_bits
         assert {str(p.device.type) for p in masters(policy).values()} == {fake_gpu.NAME}
         assert policy.dtype == torch.bfloat16
         args = engine.arguments
@@ -132,14 +132,14 @@ async def test_a_run_continues_with_the_other_way_of_loading(vllm, named, tmp_pa
             torch.testing.assert_close(tensor.cpu(), weights[name])
 
 
-OTHER_WAYS = [
+OBSTACLES = [
     ({"dtype": "float32"}, "Unsloth starts vLLM in bfloat16 or float16 only"),
     ({"engine_args": {"kv_cache_dtype": "fp8"}}, "Unsloth does not pass kv_cache_dtype of engine_args to vLLM"),
     ({"init_args": {"fast_inference": False}}, "init_args has fast_inference=False"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "reason"), OTHER_WAYS, ids=lambda value: "")
+@pytest.mark.parametrize(("changes", "reason"), OBSTACLES, ids=lambda value: "")
 async def test_where_it_is_impossible_unsloth_loads_a_copy_and_says_why(vllm, named, tmp_path, changes, reason):
     warnings, bus = [], art.core.events.Bus()
     bus.subscribe(lambda event: warnings.append(event.message), Warned)
