@@ -11,7 +11,7 @@ __all__ = ['MAX_SCORES', 'FLASH_DEVICES', 'SPARED', 'FACTOR_SCALE', 'bf16_produc
 # %% ../../nbs/30_policy/00_kernels.ipynb #a69486b9
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from inspect import signature
 from threading import Lock
 from typing import cast
@@ -63,18 +63,11 @@ def wide_product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     return torch.mm(x.to(matrix.dtype), matrix, out_dtype=torch.float32)
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #8663ea14
-@lru_cache(maxsize=8)
-def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    """Return an fp32 tensor with one number, which is created once."""
-    with torch.inference_mode(False):
-        return torch.full((), value, device=device)
-
-
 def _normed(x, gain, eps):
     """Return the normalized values in fp32 and the reciprocal root mean squares."""
     y = x.to(torch.float32, copy=True)
     length = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-    r = torch.addcmul(_scalar(eps, x.device), length, length, value=1 / y.shape[-1]).rsqrt_()
+    r = torch.addcmul(torch.full((), eps, device=x.device), length, length, value=1 / y.shape[-1]).rsqrt_()
     return y.mul_(r).mul_(gain), r
 
 
@@ -228,9 +221,12 @@ class LowRankProduct:
         self.A = torch.cat([A.detach() for A, _ in adapters]).to(dtype)  # [sum of r, in]
         self.B = (torch.block_diag(*(B.detach() for _, B in adapters)) * scale).to(dtype)  # [sum of out, sum of r]
         self.inputs = self.A.shape[1]
-        joined = F.pad(self.A, (0, len(self.A)))  # [A, 0], for `down_into`
-        self._exact = joined.float().T.contiguous() if packs(joined) else None  # for one token
-        self._joined = FrozenWeight(joined)
+
+    @cached_property
+    def _padded(self) -> tuple[torch.Tensor, FrozenWeight]:
+        """The transpose of [A, 0] in fp32 for one token, and [A, 0] for more tokens. Only `down_into` needs them."""
+        padded = F.pad(self.A, (0, len(self.A)))
+        return padded.float().T.contiguous(), FrozenWeight(padded)
 
     def down(self, x: torch.Tensor) -> torch.Tensor:
         """Return Ax [T, sum of r] of `x` [T, in]."""
@@ -238,9 +234,8 @@ class LowRankProduct:
 
     def down_into(self, z: torch.Tensor) -> None:
         """Write Ax to the columns of `z` [T, in + sum of r] behind those of x. `packs` must be true for A."""
-        exact = self._exact if len(z) == 1 else None
-        t = self._joined.joined(z) if exact is None else torch.mm(z.float(), exact)
-        z[:, self.inputs :] = t
+        transposed, padded = self._padded
+        z[:, self.inputs :] = torch.mm(z.float(), transposed) if len(z) == 1 else padded.joined(z)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return BAx [T, sum of out] of `x` [T, in]."""
