@@ -107,9 +107,39 @@ def test_the_nominal_peak_is_found_by_the_name_of_the_card(monkeypatch):
     from gpu import trainer
 
     names = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H100 PCIe": 756e12, "NVIDIA A100-SXM4-40GB": 312e12}
+    names |= {"NVIDIA H200": 989e12, "NVIDIA H200 NVL": 835e12}
     for name, peak in (names | {"Tesla T4": 65e12, "NVIDIA L40S": None, "CPU": None}).items():
         monkeypatch.setattr(trainer, "device_name", lambda name=name: name)
         assert trainer.nominal_peak() == peak
+
+
+PRIME_RESULT = """
+import json, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+result = {
+    "config": {"success": options["--model-name"] == "Qwen/Qwen3-0.6B", "error_reason": "CUDA out of memory"},
+    "metrics": {"throughput": {"mean": 13342.0}, "mfu": {"mean": 10.9}, "peak_memory": {"gib": 5.0}},
+}
+json.dump(result, open(options["--output"], "w"))
+"""
+
+
+def test_results_of_prime_rl_are_read(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    from gpu import common, peers
+
+    monkeypatch.setenv("PRIME_RL", str(tmp_path))
+    with pytest.raises(common.Empty, match="Set PRIME_RL to a checkout"):
+        next(peers.prime_rl(tmp_path))
+    script, uv = tmp_path / peers.PRIME_SCRIPT, tmp_path / "bin" / "uv"
+    for path, text in ((script, PRIME_RESULT), (uv, '#!/bin/sh\nshift\nexec "$@"\n')):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    (row,) = peers.prime_rl(tmp_path)
+    assert row["Qwen3-0.6B"] == {"tokens/s": 13342.0, "MFU": 0.109, "peak GB": pytest.approx(5.37, abs=0.01)}
+    assert row["Qwen3-4B"] == {"error": "CUDA out of memory"}
 
 
 @needs_no_gpu

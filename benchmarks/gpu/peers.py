@@ -1,7 +1,11 @@
 """Other trainers on the same rows, if they are installed in this environment."""
 
+import json
+import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,8 +44,34 @@ def trl(model: Path) -> Iterator[dict]:
     yield {"TRL": version, "TRL tokens/s": theirs, "ours tokens/s": unshared, "ours, common prompts once": shared}
 
 
+PRIME_SCRIPT = "benchmarks/scripts/run_single_benchmark.py"
+PRIME_MODELS = {"Qwen3-0.6B": "Qwen/Qwen3-0.6B", "Qwen3-4B": "Qwen/Qwen3-4B-Instruct-2507"}  # as in its baselines
+PRIME_OPTIONS = "--type rl --num-gpus 1 --lora-rank 16 --seq-len 16384 --ac Recompute --attention flash_attention_2"
+
+
+def prime_shape(checkout: Path, name: str) -> dict:
+    """Run prime-rl's own benchmark of its RL trainer on random tokens: LoRA rank 16, rows of 16,384 tokens."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "result.json"
+        command = ["uv", "run", "python", PRIME_SCRIPT, *PRIME_OPTIONS.split(), "--timeout", "240"]
+        command += ["--model-name", name, "--output", str(output)]
+        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+        if not output.exists():
+            raise RuntimeError(f"prime-rl's benchmark ended with exit code {done.returncode}: {done.stderr[-500:]}")
+        result = json.loads(output.read_text(encoding="utf-8"))
+    config, metrics = result["config"], result["metrics"]
+    if not config["success"]:
+        return {"error": config["error_reason"]}
+    return {
+        "tokens/s": metrics["throughput"]["mean"],
+        "MFU": metrics["mfu"]["mean"] / 100,
+        "peak GB": metrics["peak_memory"]["gib"] * 2**30 / 1e9,
+    }
+
+
 def prime_rl(model: Path) -> Iterator[dict]:
-    """Yield nothing: benchmarks/peers has no script for prime-rl yet."""
-    version = need_package("prime_rl", "prime-rl")
-    raise Empty(f"prime-rl {version} is installed, but benchmarks/peers has no script for it")
-    yield
+    """Yield tokens per second, MFU and memory of prime-rl's trainer at the shapes of the row `trainer`."""
+    checkout = Path(os.environ.get("PRIME_RL", ""))
+    if not (checkout / PRIME_SCRIPT).is_file():
+        raise Empty("prime-rl is not on PyPI. Set PRIME_RL to a checkout of its repository in which `uv sync` has run")
+    yield {name: prime_shape(checkout, full_name) for name, full_name in PRIME_MODELS.items()}

@@ -41,6 +41,7 @@ PEAKS = {  # dense bf16 FLOP/s from NVIDIA's data sheets; "T4" is its fp16 peak
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H200": 989e12,
+    "H200 NVL": 835e12,
 }
 
 
