@@ -53,7 +53,7 @@ Modules:
 - `art_nb.training.heartbeat`: The status of a run in `run.json`, updated at regular intervals
 - `art_nb.training.progress`: The state of a run, derived from its events
 - `art_nb.training.run`: `art.train` and its runs: training in the background that you can watch, pause, resume and stop
-- `art_nb.training.run_view`: What displays and reports read of a run, whether it trains in this kernel or is read from its directory
+- `art_nb.training.run_view`: The interface through which displays and reports read a run, in this kernel or from its directory
 - `art_nb.training.sft`: Supervised fine-tuning from lists and files: one learning rate per batch, datasets in chunks, and files read line by line
 - `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories
 - `art_nb.views.boards`: Game boards in a conversation, as rows of text cells

@@ -137,7 +137,8 @@ class LocalBackend:
     max_running : int, optional
         The largest number of conversations that are sampled concurrently. The default is 64.
     max_model_len : int, optional
-        The largest number of tokens of a conversation. The default is the model's limit.
+        The largest number of tokens in a conversation. On CUDA, the default comes from the memory plan and is at most
+        16,384. On other devices, it is the model's limit.
     gpu_cost_per_hour_usd : float, optional
         The price of the machine per hour in US dollars. The default is no price, and no costs.
     bus : Bus, optional

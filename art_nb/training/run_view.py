@@ -1,4 +1,4 @@
-"""What displays and reports read of a run, whether it trains in this kernel or is read from its directory
+"""The interface through which displays and reports read a run, in this kernel or from its directory
 
 ## Guarantees
 

@@ -165,6 +165,12 @@ def test_there_are_55():
     assert not COMPUTED.keys() & REFUSED.keys()
 
 
+def test_the_documentation_lists_them(root):
+    text = (root / "docs" / "features.md").read_text(encoding="utf-8")
+    section = text.partition("## Supported models\n")[2].partition("to 1e-5 in float32:\n\n")[2].partition("\n\n")[0]
+    assert section.replace("\n", " ") == ", ".join(f"`{kind}`" for kind in sorted(COMPUTED))
+
+
 def config_of(kind, options):
     return CONFIG_MAPPING[kind](**options)
 
