@@ -68,10 +68,12 @@ def check_engines() -> list:
     if device.type == "cuda":
         free, size = torch.cuda.mem_get_info()
         summary += f", {torch.cuda.get_device_name()}, {format_gigabytes(free)} of {format_gigabytes(size)} free"
-    reason = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
+    hint = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
+    reasons: list[str] = []
+    sampler = choose_sampler("auto", device.type, lambda key, reason: reasons.append(reason))[1]
     return [
         Check("device", "ok", f"{summary}."),
-        Check("sampler", "ok", f"{choose_sampler('auto', device.type)[1]}{reason}."),
+        Check("sampler", "warn" if reasons else "ok", f"{sampler}{hint}.", " ".join(reasons)),
         Check("learner", "ok", f'{choose_learner("auto")[1]}; for Unsloth, set learner="unsloth".'),
     ]
 
