@@ -177,8 +177,11 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     """Report this machine's resources, the engines that are used on it, and the memory that a model needs."""
     from dataclasses import asdict
 
+    from art_nb.core.types import TrainError
     from art_nb.training.doctor import Diagnosis
 
+    if memory is not None and model is None:
+        raise TrainError("--memory plans the memory of a model: pass --model NAME as well.")
     plans = {} if model is None else plan_engines(model, memory)
     checks = [*check_machine(), *check_engines(), *check_extras(), *check_weights(), *check_plans(plans)]
     diagnosis = Diagnosis(checks)

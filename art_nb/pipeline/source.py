@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.aio import cancel_and_wait, gather_or_cancel
-from ..core.events import Warned
+from ..core.events import Warned, print_warnings
 from ..core.types import TrainError
 from .freshness import drop_reason, score_metrics
 from .retention import delete_checkpoints
@@ -121,8 +121,8 @@ class PipelineSource:
 
     def warn(self, key: str, message: str) -> None:
         """Print and emit a warning."""
-        print(message)
-        self.run.bus.emit(Warned(key=key, message=message))
+        with print_warnings(self.run.bus):
+            self.run.bus.emit(Warned(key=key, message=message))
 
     def status_line(self) -> str:
         """Return the state of the queue in one line."""

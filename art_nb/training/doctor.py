@@ -40,6 +40,7 @@ from art_nb.rollouts.trajectories import (
 )
 from ..tokens.advantages import TIE, has_variance, histories
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
+from .steps import start_rollout
 
 # %% ../../nbs/65_training/80_doctor.ipynb #13f6ab79
 @dataclass(slots=True)
@@ -129,10 +130,7 @@ async def run_probe(model: Model, rollout: Callable, scenarios: list, size: int,
     returned, start = [], time.perf_counter()
 
     async def attempt(scenario):
-        awaitable = rollout(model, scenario)
-        if not inspect.isawaitable(awaitable):
-            raise TrainError("The rollout is not async. Write `async def`, and await the client in it.")
-        returned.append(await awaitable)
+        returned.append(await start_rollout(rollout, model, scenario))
         return returned[-1]
 
     pending = [TrajectoryGroup(attempt(scenario) for _ in range(size)) for scenario in scenarios]

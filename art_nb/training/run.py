@@ -42,7 +42,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
-from .progress import Progress
+from .progress import Progress, step_count
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
 from .run_view import RunView
 from .group_sources import GroupSource, StepSource
@@ -542,8 +542,7 @@ class Run(RunView):
     def __repr__(self):
         reward = self.history[-1].get("train/reward") if self.history else None
         latest = "" if reward is None else f", reward {reward:.3f}"
-        of = f" of {self.plan.steps}" if self.step <= self.plan.steps else ""
-        return f"Run({self.model.name}: {self.status}, step {self.step}{of}{latest})"
+        return f"Run({self.model.name}: {self.status}, {step_count(self.step, self.plan.steps)}{latest})"
 
     def transition(self, table: dict[str, str]) -> bool:
         """Change the status by a table of allowed transitions. Return whether it changed.
@@ -766,4 +765,4 @@ class AttachedRun(RunView):
             time.sleep(0.2)
 
     def __repr__(self):
-        return f"Attached({self.name}: {self.status}, step {self.step} of {self.progress.steps})"
+        return f"AttachedRun({self.name}: {self.status}, {step_count(self.step, self.progress.steps)})"

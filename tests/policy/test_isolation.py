@@ -15,7 +15,7 @@ from support.engine_stubs import UNSLOTH, VLLM, forget_modules, write_package
 
 import art_nb as art
 from art_nb.backends.engines import choose_sampler, sampler_for_model
-from art_nb.backends.runtime import print_warnings
+from art_nb.core.events import print_warnings
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig, rescore_rows
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version

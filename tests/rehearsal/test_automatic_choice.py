@@ -1,5 +1,7 @@
 """What `LocalBackend()` selects on a T4, on newer GPUs, and on a Mac."""
 
+import re
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -47,6 +49,13 @@ def test_a_gpu_without_bfloat16_gets_the_embedded_sampler_and_float16(gpu, monke
         assert (chosen.sampler, chosen.learner) == ("transformers", "peft")
         assert chosen_dtype(LlamaConfig(), CUDA, settings.torch_dtype()) == torch.float16
     assert f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's FlashAttention" in warnings[0]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", torch.bfloat16, "float64"])
+def test_an_unknown_dtype_is_rejected_before_registration(dtype):
+    expected = f'Invalid `dtype={dtype!r}`: expected "bfloat16", "float16" or "float32".'
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        LoadSettings.of_profile(None, "cpu", dtype=dtype)
 
 
 def test_a_newer_gpu_gets_vllm_and_bfloat16(gpu):
