@@ -300,14 +300,14 @@ def open_shared_base(
 # %% ../../nbs/50_backends/25_loading.ipynb #5ba5e012
 @dataclass(frozen=True, kw_only=True)
 class LoadedParts:
-    """What is loaded for a model: its policy, engines and memory plans."""
+    """What is loaded for a model: fields of its `ModelRuntime`."""
 
     policy: Policy
     sampler: Sampler
     learner: Learner
     plan: MemoryPlan | None
     sampler_plan: MemoryPlan | None
-    second: SamplerDevice | None = None  # the sampler's device, if it is another one
+    sampler_device: SamplerDevice | None  # None: that of the learner
 
 
 def load_parts(
@@ -325,13 +325,15 @@ def load_parts(
     with ExitStack() as on_error:  # shuts down an engine that no sampler uses
         base = open_shared_base(model, weights, engines, settings, plan, bus)
         if base is None:
-            policy, second = load_policies(model, weights, settings, bus, cleanup)
+            policy, sampler_device = load_policies(model, weights, settings, bus, cleanup)
         else:
             on_error.callback(base.close)
-            policy, second = base.policy, None
+            policy, sampler_device = base.policy, None
         _note_coverage(model, policy, bus)
         apply_plan(plan, policy)
-        thread, sampled = (worker, policy) if second is None else (second.worker, second.policy)
+        thread, sampled = worker, policy
+        if sampler_device is not None:
+            thread, sampled = sampler_device.worker, sampler_device.policy
         longest = plan.max_model_len if has_sizes(plan) else settings.context_limit(init_args)
         limits = planned_limits(sampler_plan, engines.sampler, longest) | {"max_running": settings.max_running}
         if base is not None:
@@ -344,7 +346,12 @@ def load_parts(
     make_learner = partial(LEARNERS[engines.learner], policy, weights, sampler.max_model_len, init_args, bus.warn_once)
     learner = make_learner() if base is None else make_learner(base=base.model)
     return LoadedParts(
-        policy=policy, sampler=sampler, learner=learner, plan=plan, sampler_plan=sampler_plan, second=second
+        policy=policy,
+        sampler=sampler,
+        learner=learner,
+        plan=plan,
+        sampler_plan=sampler_plan,
+        sampler_device=sampler_device,
     )
 
 
@@ -366,17 +373,21 @@ def load_runtime(
     with ExitStack() as cleanup:
         with LOADING:
             parts = load_parts(model, worker, weights, engines, settings, bus, cleanup)
-        policy, sampler, learner = parts.policy, parts.sampler, parts.learner
-        (adam,) = learner.optimizer.param_groups
+        (adam,) = parts.learner.optimizer.param_groups
         adam.update(adam_options(model, bus, adam["betas"]))
-        chat = ChatFormat(policy.tokenizer, warn=bus.warn_once, **chat_options(model))
-        base = base_name(model.base_model)
+        chat = ChatFormat(parts.policy.tokenizer, warn=bus.warn_once, **chat_options(model))
         runtime = ModelRuntime(
-            model.name, base, model.store, worker, policy, learner, sampler, chat, model.run_name, bus
+            name=model.name,
+            base_model=base_name(model.base_model),
+            store=model.store,
+            worker=worker,
+            chat=chat,
+            run=model.run_name,
+            bus=bus,
+            **vars(parts),
         )
-        runtime.plan, runtime.sampler_plan, runtime.sampler_device = parts.plan, parts.sampler_plan, parts.second
         _load_first_or_newest(runtime, model)
-        runtime.endpoint = Endpoint(sampler, chat, runtime.resolve, runtime.names)
+        runtime.endpoint = Endpoint(runtime.sampler, chat, runtime.resolve, runtime.names)
         runtime.endpoint.start()
         cleanup.pop_all()
     return runtime
@@ -455,10 +466,11 @@ def describe_runtime(
     table: bool = False,  # whether memory plans are tables
 ) -> str:
     """Return the memory plans, and one line about a runtime: model, devices, dtype, engines, step and address."""
-    policy, second, dtype = runtime.policy, runtime.sampler_device, str(runtime.policy.dtype).removeprefix("torch.")
+    policy, sampler_device = runtime.policy, runtime.sampler_device
+    dtype = str(policy.dtype).removeprefix("torch.")
     line = (
         f"{runtime.name}: {runtime.base_model} on {policy.device} in {dtype}, "
-        f"sampled by {engines.sampler_text}{'' if second is None else f' on {second.policy.device}'}, "
+        f"sampled by {engines.sampler_text}{'' if sampler_device is None else f' on {sampler_device.policy.device}'}, "
         f"trained by {engines.learner_text} (rank {policy.rank}); "
         f"step {runtime.step}; {runtime.endpoint.base_url}"
     )

@@ -198,13 +198,12 @@ class LocalBackend:
             return  # another server serves a prompted model
         engines, weights, settings = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
         key = runtime_key(model)
-        if key in self._runtimes:
-            with print_warnings(self.bus, self.verbose):
-                self.bus.warn_once(f"again {key}", REGISTERED_AGAIN.format(model.name))
-        await self.unregister(model)  # writes the latest step to disk, before it is read from there
-        await asyncio.to_thread(retire_runtime, model.store.path)  # another backend of this process may have opened it
         release = partial(release_caches, self._runtimes)
         with print_warnings(self.bus, self.verbose):
+            if key in self._runtimes:
+                self.bus.warn_once(f"again {key}", REGISTERED_AGAIN.format(model.name))
+            await self.unregister(model)  # writes the latest step to disk, before it is read from there
+            await asyncio.to_thread(retire_runtime, model.store.path)  # another backend may have opened it
             runtime = await open_runtime(model, weights, engines, settings, self.bus, release)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime

@@ -498,7 +498,7 @@ class Backend:
         self._connection.patience_s = 0.0
         if registrations:
             with suppress(ServeError):  # the server has stopped already
-                await call_server(self._connection, "leave", keys=[registration.key for registration in registrations])
+                await call_server(self._connection, "revoke_keys", keys=[each.key for each in registrations])
 
     async def __aenter__(self):
         return self

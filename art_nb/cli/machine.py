@@ -178,16 +178,16 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     from dataclasses import asdict
 
     from art_nb.core.types import TrainError
-    from art_nb.training.doctor import Diagnosis
+    from art_nb.training.doctor import DoctorReport
 
     if memory is not None and model is None:
         raise TrainError("--memory plans the memory of a model: pass --model NAME as well.")
     plans = {} if model is None else plan_engines(model, memory)
     checks = [*check_machine(), *check_engines(), *check_extras(), *check_weights(), *check_plans(plans)]
-    diagnosis = Diagnosis(checks)
-    report = {"ok": diagnosis.ok, "checks": [asdict(check) for check in checks]}
-    print(json.dumps(report, indent=1) if as_json else diagnosis)
+    report = DoctorReport(checks)
+    fields = {"ok": report.ok, "checks": [asdict(check) for check in checks]}
+    print(json.dumps(fields, indent=1) if as_json else report)
     for plan in plans.values():
         if not (as_json or isinstance(plan, str)):
             print(f"\n{plan}")
-    return 0 if diagnosis.ok else 1
+    return 0 if report.ok else 1

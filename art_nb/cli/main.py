@@ -157,7 +157,7 @@ def follow_run(run: Any, script: Path) -> int:
         signal.signal(signal.SIGINT, previous_handler)
     rewards = [f"{row['train/reward']:.3g}" for row in run.history if "train/reward" in row]
     print(
-        f"{run.status}: {step_count(run.step, run.plan.steps)}"
+        f"{run.status}: {step_count(run.step, run.options.steps)}"
         + (f", reward {rewards[0]} -> {rewards[-1]}" if rewards else "")
         + (". Run the same command again to continue" if run.status == "stopped" else "")
         + f". To view the run: art-nb view {run.model.store.path}"

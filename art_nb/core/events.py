@@ -310,7 +310,7 @@ class Bus:
         with self._lock:
             had_printers, self._printers = self._printers, self._printers + change
             if self._printers and not had_printers:
-                self._stop_printing = self.subscribe(lambda event: print(event.message), Warned)
+                self._stop_printing = self.subscribe(_print_warning, Warned)
             elif had_printers and not self._printers:
                 self._stop_printing()
 
@@ -337,6 +337,11 @@ class Bus:
         self.emit(Warned(key=f"subscriber:{name}", message=message))
 
 # %% ../../nbs/00_core/40_events.ipynb #9b7122f4
+def _print_warning(event: Event) -> None:
+    if isinstance(event, Warned):
+        print(event.message)
+
+
 @contextmanager
 def print_warnings(bus: Bus, verbose: bool = True) -> Iterator[None]:
     """Print the warnings that are emitted inside the context. Does nothing if `verbose` is False."""

@@ -506,7 +506,7 @@ async def test_what_was_begun_ahead_ends_with_the_run(home):
     run.stop()
     assert gate.cancelled == gate.started == 24
     gate.open.set()
-    run.plan.on_step = Run.pause
+    run.options.on_step = Run.pause
     run.start()
     await until(lambda: run.status == "paused")
     with run.progress.lock:
