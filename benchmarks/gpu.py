@@ -36,7 +36,7 @@ def device(model: Path) -> Iterator[dict]:
     yield {
         "vllm": engine_status(vllm_version)[1],
         "unsloth": engine_status(unsloth_version)[1],
-        "auto": choose_sampler("auto", "cuda" if CUDA else "cpu")[1],
+        "auto": choose_sampler("auto", "cuda" if CUDA else "cpu", lambda key, reason: None)[1],
     }
 
 

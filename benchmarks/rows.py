@@ -340,7 +340,7 @@ def packing(bench: Bench) -> Iterator[Planned]:
             "value": reply["tokens"] / reply["seconds"] / 1e6,
             "tokens": reply["tokens"],
             "trained": reply["trained"],
-            "pack_alone": reply["tokens"] / (reply["seconds"] - reply["tokenise_seconds"]) / 1e6,
+            "pack_alone": reply["tokens"] / (reply["seconds"] - reply["tokenize_seconds"]) / 1e6,
         }
 
     row = Row(
@@ -436,7 +436,7 @@ FAMILIES = (start, sampler, adapter, gather, learner, against_trl, whole_step, l
 
 
 def measured(bench: Bench, pattern: re.Pattern) -> Iterator[dict]:
-    """Yield one line per row whose name matches `wanted`. The processes of a family end with it."""
+    """Yield one line per row whose name matches `pattern`. The processes of a family end with it."""
     for family in FAMILIES:
         try:
             for row, measure in family(bench):

@@ -384,6 +384,7 @@ async def test_a_reward_that_is_not_finite_and_a_rollout_that_returns_nothing(pl
 async def learn(place, groups, capsys):
     """What a step that learns nothing prints."""
     model, backend, _ = place
+    backend.runtime(model).verbose = True
     result = await backend.train(model, groups)
     assert result.metrics["data/step_num_gradient_steps"] == 0
     printed = capsys.readouterr().out

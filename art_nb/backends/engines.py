@@ -131,7 +131,7 @@ FALLBACK = "The embedded sampler is used, which is slower than vLLM on a GPU. {}
 def choose_sampler(
     requested: str,  # a name in SAMPLERS, or "auto"
     device: str | torch.device,  # "cpu", "cuda", "cuda:1", …
-    warn: Callable[[str, str], None] = lambda key, message: None,  # called if "auto" cannot use vLLM
+    warn: Callable[[str, str], None],  # called if "auto" cannot use vLLM
 ) -> tuple[str, str]:
     """Return a name in `SAMPLERS` and its description. Raise `BackendMissing` if it cannot be used."""
     device = torch.device(device)

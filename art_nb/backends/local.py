@@ -32,13 +32,11 @@ from art_nb.backends.runtime import (
     export_checkpoint,
     fork_checkpoint,
     hold_adapter,
-    print_warnings,
     release_caches,
     retire_runtime,
-    warn_and_print,
 )
 from .steps import train_rl_step, train_sft_step
-from ..core.events import Bus
+from ..core.events import Bus, print_warnings
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
 from ..models.clients import served_name
@@ -95,12 +93,12 @@ CLOSED = (
 
 def warn_about_arguments(bus: Bus, verbose: bool, in_process: bool, enable_expert_replay: bool | None) -> None:
     """Warn about ART's arguments of `LocalBackend` that have no effect."""
-    if not in_process:
-        message = "LocalBackend always works in this process. in_process=False is ignored."
-        warn_and_print(bus, verbose, "in_process", message)
-    if enable_expert_replay is not None:
-        message = "enable_expert_replay has no effect: no mixture of experts is trained here."
-        warn_and_print(bus, verbose, "enable_expert_replay", message)
+    with print_warnings(bus, verbose):
+        if not in_process:
+            bus.warn_once("in_process", "LocalBackend always works in this process. in_process=False is ignored.")
+        if enable_expert_replay is not None:
+            message = "enable_expert_replay has no effect: no mixture of experts is trained here."
+            bus.warn_once("enable_expert_replay", message)
 
 # %% ../../nbs/50_backends/40_local.ipynb #ef746112
 class LocalBackend:
@@ -152,6 +150,8 @@ class LocalBackend:
     ------
     BackendMissing
         If a device is not available.
+    ValueError
+        If `profile` or `dtype` is not one of the names above.
     """
 
     def __init__(
@@ -199,12 +199,12 @@ class LocalBackend:
             return  # another server serves a prompted model
         engines, weights, settings = await choose_engines_and_weights(model, self.settings, self.bus, self.verbose)
         key = runtime_key(model)
-        if key in self._runtimes:
-            warn_and_print(self.bus, self.verbose, f"again {key}", REGISTERED_AGAIN.format(model.name))
-        await self.unregister(model)  # writes the latest step to disk, before it is read from there
-        await asyncio.to_thread(retire_runtime, model.store.path)  # another backend of this process may have opened it
         release = partial(release_caches, self._runtimes)
         with print_warnings(self.bus, self.verbose):
+            if key in self._runtimes:
+                self.bus.warn_once(f"again {key}", REGISTERED_AGAIN.format(model.name))
+            await self.unregister(model)  # writes the latest step to disk, before it is read from there
+            await asyncio.to_thread(retire_runtime, model.store.path)  # another backend may have opened it
             runtime = await open_runtime(model, weights, engines, settings, self.bus, release)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
@@ -283,7 +283,10 @@ class LocalBackend:
         verbose: bool = False,
         **options: Unpack[StepOptions],
     ) -> LocalTrainResult:
-        """Train one step on groups of trajectories. If nothing can be learned, print the reason and advance the step.
+        """Train one step on groups of trajectories. If nothing can be learned, the step number still increases.
+
+        Warnings are printed unless the backend has `verbose=False`: why nothing can be learned, and which replies,
+        rows or optimizer steps were left out.
 
         Parameters
         ----------

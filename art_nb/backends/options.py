@@ -299,7 +299,8 @@ def check_names(
             suggestion = suggest_name(name, {*KNOWN_OPTIONS, *more})
         hints.append(f"Unknown option `{name}`.{suggestion}")
     if hints:
-        raise TrainError(f"{' '.join(hints)} docs/options.md lists all options.")
+        places = "docs/options.md and help(art_nb.backends.options.StepOptions)"
+        raise TrainError(f"{' '.join(hints)} All options: {places}.")
 
 # %% ../../nbs/50_backends/20_options.ipynb #f70d3c21
 class StepOptions(TypedDict, total=False):

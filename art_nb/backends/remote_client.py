@@ -10,7 +10,7 @@
 # %% auto #0
 __all__ = ['READ_TIMEOUT_S', 'RESUMED_CALLS', 'normalize_url', 'parse_reply', 'model_to_json', 'receive_checkpoint', 'Connection',
            'open_client', 'request_with_retries', 'follow_call', 'cancel_call', 'call_server', 'pull_checkpoint',
-           'SharedStore', 'RegisteredModel', 'print_warning', 'RemoteOptions', 'Backend']
+           'SharedStore', 'RegisteredModel', 'RemoteOptions', 'Backend']
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #f1c45c6a
 import asyncio
@@ -42,7 +42,7 @@ from art_nb.backends.remote_protocol import (
     run_identity,
     unpack,
 )
-from ..core.events import Bus, Event, Warned, from_json
+from ..core.events import Bus, Event, Warned, from_json, print_warnings
 from ..core.jsonable import finite
 from ..core.redaction import redact_text, redact_url
 from ..core.types import ServeError, StoreError, TrainError, TrainResult, TrainSFTConfig
@@ -264,12 +264,6 @@ class RegisteredModel:
     shared_store: SharedStore | None  # if both sides use the same directory
 
 # %% ../../nbs/50_backends/70_remote_client.ipynb #d9042f2e
-def print_warning(event: Event) -> None:
-    """Print the message of a `Warned` event."""
-    if isinstance(event, Warned):
-        print(event.message)
-
-
 class RemoteOptions(BackendOptions, total=False):
     """Keyword arguments of `Backend.train`."""
 
@@ -292,7 +286,7 @@ class Backend:
     bus : Bus, optional
         The bus that receives events. The default is a new bus.
     verbose : bool
-        Whether `register` prints the device, the base model and the step.
+        Whether to print the registered model, and warnings.
     """
 
     def __init__(
@@ -354,11 +348,8 @@ class Backend:
             Further valid names, which are suggested for misspelled ones.
         """
         self._registration(model)
-        unsubscribe = self.bus.subscribe(print_warning, Warned)
-        try:
+        with print_warnings(self.bus, self.verbose):
             checked_options(options, self.bus, more)
-        finally:
-            unsubscribe()
         return options_to_json({**options})
 
     def seed_limits(self, model) -> str:
@@ -493,12 +484,11 @@ class Backend:
         if event is None or isinstance(event, Warned) and self.bus.was_warned(event.key):
             return  # an event type of another version, or a warning that `check_options` printed
         event.time = time.time()  # the clocks of the two machines may differ
-        with self._event_lock:
+        with self._event_lock, print_warnings(self.bus, self.verbose):
             for registration in [*self._registered.values()]:
                 if registration.shared_store:
                     registration.shared_store.server_event = event
             self.bus.emit(event)
-        print_warning(event)
 
     async def close(self) -> None:
         """Revoke the API keys of this client's models. The models stay loaded on the server."""
@@ -508,7 +498,7 @@ class Backend:
         self._connection.patience_s = 0.0
         if registrations:
             with suppress(ServeError):  # the server has stopped already
-                await call_server(self._connection, "leave", keys=[registration.key for registration in registrations])
+                await call_server(self._connection, "revoke_keys", keys=[each.key for each in registrations])
 
     async def __aenter__(self):
         return self

@@ -7,7 +7,7 @@ __all__ = ['PIECE_BYTES', 'PLAIN_NAME', 'MAX_ARCHIVE_FILES', 'MAX_ARCHIVE_BYTES'
            'MAX_CALL_BYTES', 'Name', 'Folder', 'RunId', 'Step', 'FormT', 'tar_pieces', 'unpack', 'move_into_place',
            'group_lines', 'options_to_json', 'error_to_json', 'error_from_json', 'is_loopback', 'run_identity',
            'ModelForm', 'Form', 'RegisterForm', 'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm',
-           'DeleteForm', 'UnregisterForm', 'encode_call', 'parse_call']
+           'DeleteForm', 'RevokeKeysForm', 'encode_call', 'parse_call']
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #ff5ef344
 import hashlib
@@ -299,7 +299,7 @@ class DeleteForm(StepForm):
     keep: list[Step]
 
 
-class UnregisterForm(Form):
+class RevokeKeysForm(Form):
     """Revoke API keys."""
 
     keys: list[str]

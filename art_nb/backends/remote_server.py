@@ -59,7 +59,7 @@ async def wait_for_events(call: Call, after: int) -> dict[str, Any]:
 
 def find_call(registry: CallRegistry, request: Request) -> Call:
     """Return the call in a request's path."""
-    if (call_id := request.path_params["number"]) not in registry.calls:
+    if (call_id := request.path_params["call_id"]) not in registry.calls:
         raise ServeError(
             f"There is no call {call_id[:40]!r}, or the server was restarted since. Call "
             "`await model.register(backend)` and continue from its step.",
@@ -69,8 +69,8 @@ def find_call(registry: CallRegistry, request: Request) -> Call:
 
 
 async def post_call(registry: CallRegistry, request: Request) -> dict[str, Any]:
-    """Handle `POST /calls/{number}`."""
-    call_id = request.path_params["number"]
+    """Handle `POST /calls/{call_id}`."""
+    call_id = request.path_params["call_id"]
     if len(call_id) != 32 or not call_id.isalnum():
         raise ServeError("Invalid call ID: expected 32 letters and digits.")
     parsing = asyncio.to_thread(parse_call, await read_body(request, MAX_CALL_BYTES), CALL_FORMS)
@@ -81,14 +81,14 @@ async def post_call(registry: CallRegistry, request: Request) -> dict[str, Any]:
 
 
 async def get_call(registry: CallRegistry, request: Request) -> dict[str, Any]:
-    """Handle `GET /calls/{number}?after=…`."""
+    """Handle `GET /calls/{call_id}?after=…`."""
     after = request.query_params.get("after", "0")
     n_events = int(after) if after.isdecimal() and len(after) < 10 else 0
     return await wait_for_events(find_call(registry, request), n_events)
 
 
 async def delete_call(registry: CallRegistry, request: Request) -> dict[str, Any]:
-    """Handle `DELETE /calls/{number}`."""
+    """Handle `DELETE /calls/{call_id}`."""
     call = find_call(registry, request)
     call.task.cancel()
     return await wait_for_events(call, MAX_EVENTS)
@@ -108,9 +108,9 @@ async def health(registry: CallRegistry, request: Request) -> dict[str, Any]:
 
 
 ROUTES = [
-    ("/calls/{number}", post_call, "POST"),
-    ("/calls/{number}", get_call, "GET"),
-    ("/calls/{number}", delete_call, "DELETE"),
+    ("/calls/{call_id}", post_call, "POST"),
+    ("/calls/{call_id}", get_call, "GET"),
+    ("/calls/{call_id}", delete_call, "DELETE"),
     ("/checkpoints", post_checkpoint, "POST"),
     ("/health", health, "GET"),
 ]

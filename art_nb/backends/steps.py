@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .runtime import ModelRuntime, print_warnings
-from ..core.events import AdapterServed, GradientStep, Warned
+from .runtime import ModelRuntime
+from ..core.events import AdapterServed, GradientStep, Warned, print_warnings
 from ..core.types import LocalTrainResult, StoreError, TrainError, TrainSFTConfig
 from ..learners.base import config_to_json, mean_metrics, optimizer_steps, restore_on_error, step_rows
 from ..learners.settings import StepConfig, unusual_values
@@ -54,7 +54,6 @@ def finish_step(
             runtime.save()
         except StoreError as error:
             runtime.emit(Warned(key=f"checkpoint {runtime.step}", message=str(error)))
-            print(error)
     is_saved = save_checkpoint and runtime.unsaved is None
     path = str(runtime.store.checkpoint_dir(runtime.step)) if is_saved else None
     metrics["time/step_sync_s"] = sync_s
@@ -173,33 +172,33 @@ def train_rl_step(
     runtime: ModelRuntime, groups: Sequence[TrajectoryGroup], config: StepConfig, save_checkpoint: bool = True
 ) -> LocalTrainResult:
     """Device thread: train one step of reinforcement learning on groups of trajectories."""
-    start = time.perf_counter()
-    _begin_step(runtime)
-    rows = [group_rows(group) for group in groups]
-    report = signal_report(
-        groups,
-        rows,
-        step=runtime.step + 1,
-        max_length=config.max_length,
-        truncated=config.truncated,
-        allow_missing_logprobs=config.allow_missing_logprobs,
-    )
-    runtime.emit(report)
-    _warn_about_missing_prompts(runtime, groups)
-    if report.reason:
-        message = f"Nothing is learned in step {runtime.step + 1}: {report.reason}"
-        runtime.emit(Warned(key=f"no signal at step {runtime.step + 1}", message=message))
-        print(message)
-        metrics = {"data/step_num_gradient_steps": 0}
-    else:
-        metrics = update_policy(runtime, groups, rows, config)
-    metrics |= {
-        "data/step_num_groups_submitted": len(groups),
-        "data/step_num_greedy_replies": count_greedy_replies(runtime, groups),
-        "data/step_num_groups_trainable": report.trainable_groups,
-        "time/step_backend_train_s": time.perf_counter() - start,
-    }
-    result = finish_step(runtime, metrics, save_checkpoint)
+    with print_warnings(runtime.bus, runtime.verbose):
+        start = time.perf_counter()
+        _begin_step(runtime)
+        rows = [group_rows(group) for group in groups]
+        report = signal_report(
+            groups,
+            rows,
+            step=runtime.step + 1,
+            max_length=config.max_length,
+            truncated=config.truncated,
+            allow_missing_logprobs=config.allow_missing_logprobs,
+        )
+        runtime.emit(report)
+        _warn_about_missing_prompts(runtime, groups)
+        if report.reason:
+            message = f"Nothing is learned in step {runtime.step + 1}: {report.reason}"
+            runtime.emit(Warned(key=f"no signal at step {runtime.step + 1}", message=message))
+            metrics = {"data/step_num_gradient_steps": 0}
+        else:
+            metrics = update_policy(runtime, groups, rows, config)
+        metrics |= {
+            "data/step_num_groups_submitted": len(groups),
+            "data/step_num_greedy_replies": count_greedy_replies(runtime, groups),
+            "data/step_num_groups_trainable": report.trainable_groups,
+            "time/step_backend_train_s": time.perf_counter() - start,
+        }
+        result = finish_step(runtime, metrics, save_checkpoint)
     for group in groups:
         group.metadata["trained_step"] = result.step  # the judging panel shows it
     return result
@@ -220,8 +219,7 @@ def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[Trajecto
             f"{count} trajectories of step {runtime.step + 1} have a Choice before the message it answers. "
             "Append the messages of the request first, then response.choices[0]."
         )
-        with print_warnings(runtime.bus, runtime.verbose):
-            runtime.bus.warn_once(f"no prompt {runtime.run}", message)
+        runtime.bus.warn_once(f"no prompt {runtime.run}", message)
 
 # %% ../../nbs/50_backends/15_steps.ipynb #aa871c9a
 def train_sft_step(
@@ -231,24 +229,24 @@ def train_sft_step(
     options: Mapping[str, int] | None = None,  # of `Learner.sft_step`
 ) -> LocalTrainResult:
     """Device thread: train one step of supervised fine-tuning on conversations."""
-    start = time.perf_counter()
-    _warn_about_learning_rate(runtime, config)
-    _begin_step(runtime)
-    with if_full(TrainError, "The learner", "The adapter is unchanged: leave out the longest conversations."):
-        batches, rates = sft_batches(runtime.chat, trajectories, config, runtime.learner.check_length)
-        batch_metrics = _train_batches(runtime, batches, rates, options or {})
-    means = {name.replace("loss/train", "loss"): value for name, value in mean_metrics(batch_metrics).items()}
-    metrics = {f"sft/{name.rpartition('/')[2]}": value for name, value in means.items()}
-    metrics["sft/final_loss"] = batch_metrics[-1]["loss/train"]
-    metrics["time/step_backend_train_s"] = time.perf_counter() - start
-    return finish_step(runtime, metrics)
+    with print_warnings(runtime.bus, runtime.verbose):
+        start = time.perf_counter()
+        _warn_about_learning_rate(runtime, config)
+        _begin_step(runtime)
+        with if_full(TrainError, "The learner", "The adapter is unchanged: leave out the longest conversations."):
+            batches, rates = sft_batches(runtime.chat, trajectories, config, runtime.learner.check_length)
+            batch_metrics = _train_batches(runtime, batches, rates, options or {})
+        means = {name.replace("loss/train", "loss"): value for name, value in mean_metrics(batch_metrics).items()}
+        metrics = {f"sft/{name.rpartition('/')[2]}": value for name, value in means.items()}
+        metrics["sft/final_loss"] = batch_metrics[-1]["loss/train"]
+        metrics["time/step_backend_train_s"] = time.perf_counter() - start
+        return finish_step(runtime, metrics)
 
 
 def _warn_about_learning_rate(runtime: ModelRuntime, config: TrainSFTConfig) -> None:
     rates = config.learning_rate if isinstance(config.learning_rate, list) else [config.learning_rate]
-    with print_warnings(runtime.bus, runtime.verbose):
-        for message in unusual_values(StepConfig(learning_rate=max(rates))):
-            runtime.bus.warn_once(message, message)
+    for message in unusual_values(StepConfig(learning_rate=max(rates))):
+        runtime.bus.warn_once(message, message)
 
 
 def _train_batches(

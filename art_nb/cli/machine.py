@@ -68,10 +68,12 @@ def check_engines() -> list:
     if device.type == "cuda":
         free, size = torch.cuda.mem_get_info()
         summary += f", {torch.cuda.get_device_name()}, {format_gigabytes(free)} of {format_gigabytes(size)} free"
-    reason = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
+    hint = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
+    reasons: list[str] = []
+    sampler = choose_sampler("auto", device.type, lambda key, reason: reasons.append(reason))[1]
     return [
         Check("device", "ok", f"{summary}."),
-        Check("sampler", "ok", f"{choose_sampler('auto', device.type)[1]}{reason}."),
+        Check("sampler", "warn" if reasons else "ok", f"{sampler}{hint}.", " ".join(reasons)),
         Check("learner", "ok", f'{choose_learner("auto")[1]}; for Unsloth, set learner="unsloth".'),
     ]
 
@@ -175,14 +177,17 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     """Report this machine's resources, the engines that are used on it, and the memory that a model needs."""
     from dataclasses import asdict
 
-    from art_nb.training.doctor import Diagnosis
+    from art_nb.core.types import TrainError
+    from art_nb.training.doctor import DoctorReport
 
+    if memory is not None and model is None:
+        raise TrainError("--memory plans the memory of a model: pass --model NAME as well.")
     plans = {} if model is None else plan_engines(model, memory)
     checks = [*check_machine(), *check_engines(), *check_extras(), *check_weights(), *check_plans(plans)]
-    diagnosis = Diagnosis(checks)
-    report = {"ok": diagnosis.ok, "checks": [asdict(check) for check in checks]}
-    print(json.dumps(report, indent=1) if as_json else diagnosis)
+    report = DoctorReport(checks)
+    fields = {"ok": report.ok, "checks": [asdict(check) for check in checks]}
+    print(json.dumps(fields, indent=1) if as_json else report)
     for plan in plans.values():
         if not (as_json or isinstance(plan, str)):
             print(f"\n{plan}")
-    return 0 if diagnosis.ok else 1
+    return 0 if report.ok else 1

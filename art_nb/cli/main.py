@@ -142,6 +142,7 @@ def train(
 def follow_run(run: Any, script: Path) -> int:
     """Start a run, wait for its end, print the result and return the exit status."""
     from art_nb.core.types import ArtError, TrainError
+    from art_nb.training.progress import step_count
 
     previous_handler = signal.signal(signal.SIGINT, lambda *_: run.interrupt("Ctrl-C"))
     try:
@@ -156,8 +157,7 @@ def follow_run(run: Any, script: Path) -> int:
         signal.signal(signal.SIGINT, previous_handler)
     rewards = [f"{row['train/reward']:.3g}" for row in run.history if "train/reward" in row]
     print(
-        f"{run.status}: step {run.step}"
-        + (f" of {run.plan.steps}" if run.step <= run.plan.steps else "")
+        f"{run.status}: {step_count(run.step, run.options.steps)}"
         + (f", reward {rewards[0]} -> {rewards[-1]}" if rewards else "")
         + (". Run the same command again to continue" if run.status == "stopped" else "")
         + f". To view the run: art-nb view {run.model.store.path}"

@@ -26,7 +26,7 @@ import art_nb as art
 REWARDS = {"maybe": 1.0, "no": 0.75, "yes": 0.5}
 scenarios = [
     "Will it rain on my birthday next year?", "Is there life on another planet?", "Will my team win the final?",
-    "Does the stranger over there like tea?", "Is my neighbour at home right now?", "Will this coin show heads?",
+    "Does the stranger over there like tea?", "Is my neighbor at home right now?", "Will this coin show heads?",
     "Was it cold in this town a thousand years ago?", "Shall I ever learn to juggle?"]
 
 examples = [{"role": role, "content": content} for question, answer in {

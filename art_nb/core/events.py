@@ -11,12 +11,13 @@
 # %% auto #0
 __all__ = ['EVENTS', 'EVENTS_DURING_STEP', 'Subscriber', 'Event', 'RolloutStarted', 'RolloutDone', 'GroupDone', 'Judged',
            'SignalReport', 'GradientStep', 'StepDone', 'CheckpointSaved', 'AdapterServed', 'Warned', 'Failed',
-           'to_json', 'from_json', 'fits', 'Bus']
+           'to_json', 'from_json', 'fits', 'Bus', 'print_warnings', 'print_once']
 
 # %% ../../nbs/00_core/40_events.ipynb #55c5e8d9
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from threading import RLock
 from time import time as now
@@ -238,6 +239,7 @@ class Bus:
         self._lock, self._queue, self._delivering = RLock(), deque(), False
         self._subscribers: dict[object, tuple[Subscriber, tuple[type[Event], ...]]] = {}
         self._warned: set[str] = set()
+        self._printers, self._stop_printing = 0, lambda: None
 
     def subscribe(self, fn: Subscriber, *types: type[Event]) -> Callable[[], None]:  # call it to unsubscribe
         """Call `fn` with every event of these types from now on.
@@ -304,6 +306,14 @@ class Bus:
         """
         return key in self._warned
 
+    def _count_printers(self, change: int) -> None:
+        with self._lock:
+            had_printers, self._printers = self._printers, self._printers + change
+            if self._printers and not had_printers:
+                self._stop_printing = self.subscribe(_print_warning, Warned)
+            elif had_printers and not self._printers:
+                self._stop_printing()
+
     def _deliver(self, event: Event) -> None:
         for key, (fn, types) in list(self._subscribers.items()):
             if key not in self._subscribers or (types and not isinstance(event, types)):
@@ -325,3 +335,24 @@ class Bus:
         )
         logging.getLogger("art_nb").warning(message, exc_info=error)
         self.emit(Warned(key=f"subscriber:{name}", message=message))
+
+# %% ../../nbs/00_core/40_events.ipynb #9b7122f4
+def _print_warning(event: Event) -> None:
+    if isinstance(event, Warned):
+        print(event.message)
+
+
+@contextmanager
+def print_warnings(bus: Bus, verbose: bool = True) -> Iterator[None]:
+    """Print the warnings that are emitted inside the context. Does nothing if `verbose` is False."""
+    bus._count_printers(+verbose)
+    try:
+        yield
+    finally:
+        bus._count_printers(-verbose)
+
+
+def print_once(bus: Bus, message: str) -> None:
+    """Emit and print a warning, but only the first time."""
+    with print_warnings(bus):
+        bus.warn_once(message, message)

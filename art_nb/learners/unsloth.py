@@ -99,9 +99,9 @@ def load_base(
     dtype: torch.dtype,
     max_seq_length: int,
     rank: int,
-    load_in_4bit: bool = False,
-    memory_share: float = 0.5,  # of the free memory that vLLM gets for weights, KV cache and computations
-    max_num_seqs: int = 64,
+    load_in_4bit: bool,
+    memory_share: float,  # of the free memory that vLLM gets for weights, KV cache and computations
+    max_num_seqs: int,
     max_loras: int = 2,  # in a batch; vLLM keeps as many
     **engine_args: Any,  # of `FAST_ENGINE_ARGS`
 ) -> Any:

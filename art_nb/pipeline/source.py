@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.aio import cancel_and_wait, gather_or_cancel
-from ..core.events import Warned
+from ..core.events import Warned, print_warnings
 from ..core.types import TrainError
 from .freshness import drop_reason, score_metrics
 from .retention import delete_checkpoints
@@ -100,7 +100,7 @@ class PipelineSource:
     """
 
     def __init__(self, trainer: Any):
-        self.trainer, self.config, self.scenarios = trainer, trainer.pipeline, trainer.source
+        self.trainer, self.config, self.scenarios = trainer, trainer.pipeline, trainer.scenarios
         self.queue: asyncio.Queue[tuple[int, TrajectoryGroup]] = asyncio.Queue(trainer.queue_maxsize)
         self.is_closing = asyncio.Event()  # no more groups follow
         self.may_start = asyncio.Event()  # workers may start a rollout
@@ -121,8 +121,8 @@ class PipelineSource:
 
     def warn(self, key: str, message: str) -> None:
         """Print and emit a warning."""
-        print(message)
-        self.run.bus.emit(Warned(key=key, message=message))
+        with print_warnings(self.run.bus):
+            self.run.bus.emit(Warned(key=key, message=message))
 
     def status_line(self) -> str:
         """Return the state of the queue in one line."""
@@ -151,7 +151,7 @@ class PipelineSource:
         self.evaluations.restore(state)
         self.dropped.total |= state.get("counts", {})
         self.last_step = math.inf if trainer.max_steps is None else run.step + trainer.max_steps
-        run.plan.steps = run.progress.steps = run.step + (trainer.max_steps or 0)
+        run.options.steps = run.progress.steps = run.step + (trainer.max_steps or 0)
         if trainer.eval_fn is not None and trainer.eval_at_start and run.step not in self.evaluations.done:
             self.evaluations.schedule(run.step)
 
@@ -263,7 +263,7 @@ class PipelineSource:
             self.scenarios.finish(number)
         self.dropped.total["accepted"] += len(self.run.groups)
         if self.trainer.max_steps is None:
-            self.run.plan.steps = self.run.progress.steps = self.run.step
+            self.run.options.steps = self.run.progress.steps = self.run.step
 
     async def after_step(self) -> None:
         """Schedule an evaluation, save the state, log the dropped groups and delete old checkpoints."""
@@ -280,9 +280,9 @@ class PipelineSource:
     def _used_steps(self) -> set[int]:
         """Return the steps whose checkpoints are needed."""
         run = self.run
-        window = max(run.plan.max_staleness, self.trainer.kl_penalty_step_lag or 0)
+        window = max(run.options.max_staleness, self.trainer.kl_penalty_step_lag or 0)
         recent = range(run.step - window, run.step + 1)
-        reference = run.plan.options.get("kl_penalty_reference_step")
+        reference = run.options.backend_options.get("kl_penalty_reference_step")
         return {*recent, *self.evaluations.scheduled} | (set() if reference is None else {reference})
 
     async def _log_dropped(self, step: int) -> None:

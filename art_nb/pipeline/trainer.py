@@ -17,7 +17,7 @@ from ..core.types import TrainError
 from .retention import CheckpointRetentionStrategy
 from .settings import PipelineAutotuneConfig, PipelineRuntimeConfig, RolloutFn
 from .source import PipelineSource
-from .workers import ScenarioSource, StatusReporter, signal_handlers
+from .workers import NumberedScenarios, StatusReporter, signal_handlers
 from ..training.run import Run
 from ..training.run_display import in_notebook
 from ..training.steps import TrainOptions
@@ -181,7 +181,7 @@ class PipelineTrainer:
         self.model, self.backend = model, backend
         self.rollout_fn: Callable[..., Awaitable[Any]] = rollout_fn
         self.eval_fn = eval_fn
-        self.source, self.config = ScenarioSource(scenarios), config
+        self.scenarios, self.config = NumberedScenarios(scenarios), config
         self.pipeline, train_options = split_settings(pipeline, options)
         self.max_steps, self.discard_queue_multiplier = max_steps, discard_queue_multiplier
         self.max_steps_off_policy, self.limit_mean_steps_off_policy = max_steps_off_policy, limit_mean_steps_off_policy
@@ -260,17 +260,17 @@ class PipelineTrainer:
             await self.model.register(self.backend)
         self.model.check_options(self.options)
         source, in_cell = PipelineSource(self), in_notebook()
-        plan = TrainOptions(
+        options = TrainOptions(
             rollout=self.rollout_fn,
             scenarios=(),
             steps=0,
             groups_per_step=0,
             rollouts_per_group=0,
             max_staleness=self.max_steps_off_policy or 0,
-            options={**self.options},
+            backend_options={**self.options},
         )
         lines = StatusReporter(self.log_interval_seconds, source.status_line) if self.show and not in_cell else None
-        self.run = PipelineRun(self.model, plan, self.show and in_cell, source, lines)
+        self.run = PipelineRun(self.model, options, self.show and in_cell, source, lines)
         with signal_handlers(self.run.interrupt, self.run.bus) if handle_signals else nullcontext():
             return await self.run.run_here()
 

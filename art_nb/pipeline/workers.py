@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['emit_group', 'roll_out_scenario', 'get_or_closed', 'WorkClock', 'StatusReporter', 'Evaluations', 'signal_handlers',
-           'ScenarioSource']
+           'NumberedScenarios']
 
 # %% ../../nbs/70_pipeline/30_workers.ipynb #9bbb0686
 import asyncio
@@ -284,7 +284,7 @@ def _make_reader(scenarios: Iterable | AsyncIterable) -> Callable[[], Awaitable[
     return read
 
 
-class ScenarioSource:
+class NumberedScenarios:
     """Numbered scenarios. A scenario that is not done is returned again after `begin`."""
 
     def __init__(self, scenarios: Iterable | AsyncIterable):

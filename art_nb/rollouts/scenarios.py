@@ -96,10 +96,15 @@ def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
     return random.Random(f"{seed} {epoch}").sample(range(n), n)
 
 
-def scenarios_of_step(scenarios: Sequence, step: int, groups_per_step: int, seed: int = 0) -> list:
+def scenarios_of_step(
+    scenarios: Sequence,
+    finished_steps: int,  # before this step
+    groups_per_step: int,
+    seed: int = 0,
+) -> list:
     """Return the scenarios of a step, drawn without replacement within each epoch."""
     picked = []
-    for n in range(step * groups_per_step, (step + 1) * groups_per_step):
+    for n in range(finished_steps * groups_per_step, (finished_steps + 1) * groups_per_step):
         epoch, index = divmod(n, len(scenarios))
         picked.append(scenarios[_epoch_order(seed, epoch, len(scenarios))[index]])
     return picked

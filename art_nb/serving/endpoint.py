@@ -301,6 +301,7 @@ class Endpoint:
         self._thread.start()
         server.ready.wait()
         if not server.started:
+            self._server = self._thread = None
             raise ServeError("The endpoint did not start: see the log of art_nb.serving for the reason.", status=500)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 

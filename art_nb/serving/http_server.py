@@ -121,7 +121,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise ServeError(f"Cannot serve on {host}, port {port} ({error}): choose another --port or --host.") from error
+        raise ServeError(f"Cannot serve on {host}, port {port} ({error}). Choose another port or host.") from error
     return listener
 
 # %% ../../nbs/45_serving/00_http_server.ipynb #ffceac75

@@ -182,7 +182,7 @@ def check_schema(schema: Any, place: str = "") -> None:
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in JSON_TYPES and kind not in PYTHON_TYPES:
             raise ValueError(
-                f"{place + ': ' if place else ''}{kind!r} is no type of JSON Schema."
+                f"{place + ': ' if place else ''}{kind!r} is not a JSON Schema type."
                 f"{suggest_name(kind, JSON_TYPES)} Use one of {', '.join(JSON_TYPES)}"
             )
     properties = schema.get("properties")

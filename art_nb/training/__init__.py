@@ -15,6 +15,5 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "evaluation": ["Evaluation", "evaluate", "evaluate_steps"],
         "doctor": ["doctor"],
         "sft": ["create_lr_schedule", "train_sft_from_file"],
-        "steps": ["scenarios_of_step"],
     },
 )

@@ -7,4 +7,3 @@ from .evaluation import evaluate_steps as evaluate_steps
 from .doctor import doctor as doctor
 from .sft import create_lr_schedule as create_lr_schedule
 from .sft import train_sft_from_file as train_sft_from_file
-from .steps import scenarios_of_step as scenarios_of_step

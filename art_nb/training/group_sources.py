@@ -49,8 +49,8 @@ class GroupSource(Protocol):
 class StepSource:
     """The groups of `train`: rollouts of the scenarios of one step after another."""
 
-    def __init__(self, plan: TrainOptions):
-        self.plan = plan
+    def __init__(self, options: TrainOptions):
+        self.options = options
         self._rollouts: dict[int, asyncio.Future] = {}  # by the number of finished steps before them
 
     async def open(self, run: Any) -> None:
@@ -58,27 +58,27 @@ class StepSource:
         self.run, self._recent = run, run.recent
         if not self.has_more():
             print(
-                f"{run.model.name} has {run.step} steps already, so `steps={self.plan.steps}` is reached. "
+                f"{run.model.name} has {run.step} steps already, so `steps={self.options.steps}` is reached. "
                 "It is the total number of steps. Raise it to continue, or give the model another name."
             )
 
     def has_more(self) -> bool:
-        """Return whether the plan has another step."""
-        return self.run.step < self.plan.steps
+        """Return whether the run has another step."""
+        return self.run.step < self.options.steps
 
     async def next_groups(self) -> list[TrajectoryGroup]:
         """Return the groups of the next step. Start rollouts of later steps as far as `max_staleness` allows."""
-        step, plan = self.run.step, self.plan
+        step, options = self.run.step, self.options
         outdated = [number for number in self._rollouts if number < step]  # another caller has trained meanwhile
         await cancel_and_wait([self._rollouts.pop(number) for number in outdated])
-        for number in range(step, min(step + plan.max_staleness + 1, plan.steps)):
+        for number in range(step, min(step + options.max_staleness + 1, options.steps)):
             if number not in self._rollouts:
-                work = roll_out_step(self.run.model, plan, number, self.run.bus, self._after_each)
+                work = roll_out_step(self.run.model, options, number, self.run.bus, self._after_each)
                 self._rollouts[number] = asyncio.ensure_future(work)
         return await self._rollouts.pop(step)
 
     async def _after_each(self, group: TrajectoryGroup) -> Any:
-        result = group if self.plan.after_each is None else self.plan.after_each(group)
+        result = group if self.options.after_each is None else self.options.after_each(group)
         result = await result if inspect.isawaitable(result) else result
         if isinstance(result, list):
             self._recent.extend(result)
@@ -89,7 +89,7 @@ class StepSource:
     def step_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the shares of truncated and identical replies, and their age if `max_staleness` is set."""
         groups = self.run.groups
-        ages = staleness_metrics(groups, self.run.step - 1) if self.plan.max_staleness else {}
+        ages = staleness_metrics(groups, self.run.step - 1) if self.options.max_staleness else {}
         return truncated_share(groups) | identical_share(groups) | ages
 
     async def after_step(self) -> None:

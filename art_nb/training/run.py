@@ -43,11 +43,11 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
-from .progress import Progress
+from .progress import Progress, step_count
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
 from .run_view import RunView
 from .group_sources import GroupSource, StepSource
-from .steps import TrainOptions, check_call, check_plan, check_seed
+from .steps import TrainOptions, check_call, check_options, check_seed
 
 # %% ../../nbs/65_training/60_run.ipynb #3cdd935e
 TRANSITIONS = {  # by action: the status before and after it
@@ -82,8 +82,8 @@ def report_unfinished_runs() -> None:
     unfinished = [run for run in active_runs() if run.status in ("running", "pausing") and not run._over.is_set()]
     for run in unfinished:
         print(
-            f"art_nb: the program ended before step {run.step + 1} of {run.plan.steps} of {run.model.name}. Wait for "
-            "the run at the end of the script: add run.join() (or `await run`).",
+            f"art_nb: the program ended before step {run.step + 1} of {run.options.steps} of {run.model.name}. Wait "
+            "for the run at the end of the script: add run.join() (or `await run`).",
             file=sys.stderr,
         )
 
@@ -98,8 +98,8 @@ def record_status(run: "Run") -> None:
                 status=run.status,
                 started=run.started,
                 step=run.step,
-                steps=run.plan.steps,
-                groups=run.plan.groups_per_step,
+                steps=run.options.steps,
+                groups=run.options.groups_per_step,
                 rollouts=run.progress.expected,
             )
     except StoreError as error:
@@ -181,7 +181,7 @@ class TrainingLoop:
     async def main(self) -> None:
         """Train until the source has no more groups, the time is over or the run is stopped."""
         run, source = self.run, self.run.source
-        end = float("inf") if run.plan.budget_s is None else time.monotonic() + run.plan.budget_s
+        end = float("inf") if run.options.budget_s is None else time.monotonic() + run.options.budget_s
         run.step = await run.model.get_step()
         try:
             await source.open(run)
@@ -207,7 +207,7 @@ class TrainingLoop:
 
     async def _train(self, start: float, rollout_s: float) -> None:
         run, model, backend = self.run, self.run.model, self.run.backend
-        options = run.plan.options
+        options = run.options.backend_options
         write_groups = partial(asyncio.to_thread, model.store.write_groups, "train", run.step + 1, run.groups)
         await self.until_written(write_groups)
         train_step = partial(backend.train, model, run.groups, **options)
@@ -227,8 +227,8 @@ class TrainingLoop:
         run.bus.emit(StepDone(step=run.step, metrics=row))
         run.request_heartbeat()
         await self.until_stopped(run.source.after_step())
-        if run.plan.on_step is not None:
-            result = run.plan.on_step(run)
+        if run.options.on_step is not None:
+            result = run.options.on_step(run)
             if inspect.isawaitable(result):
                 await self.until_stopped(result)
 
@@ -283,12 +283,12 @@ class Run(RunView):
     ----------
     model : TrainableModel
         A registered model.
-    plan : TrainOptions
+    options : TrainOptions
         The validated arguments of `train`.
     show : bool
         Display the progress.
     source : GroupSource, optional
-        The source of the groups. By default, the run rolls out the scenarios of the plan.
+        The source of the groups. By default, the run rolls out the scenarios of `options`.
     display : RunDisplay, optional
         The display of the progress. By default, it is chosen for the environment: a notebook or a terminal.
 
@@ -319,13 +319,13 @@ class Run(RunView):
     def __init__(
         self,
         model: Any,
-        plan: TrainOptions,
+        options: TrainOptions,
         show: bool = False,
         source: GroupSource | None = None,
         display: RunDisplay | None = None,
     ):
-        self.model, self.plan, self.backend = model, plan, model.backend()
-        self.source = StepSource(plan) if source is None else source
+        self.model, self.options, self.backend = model, options, model.backend()
+        self.source = StepSource(options) if source is None else source
         self.status, self.step, self.error = "ready", 0, None
         self.groups: list[TrajectoryGroup] = []
         self.recent: deque[TrajectoryGroup] = deque(maxlen=64)
@@ -340,9 +340,9 @@ class Run(RunView):
         self.bus.subscribe(self.backend.bus.emit)
         self.progress = Progress(
             model.name,
-            plan.steps,
-            groups=plan.groups_per_step,
-            rollouts=plan.groups_per_step * plan.rollouts_per_group,
+            options.steps,
+            groups=options.groups_per_step,
+            rollouts=options.groups_per_step * options.rollouts_per_group,
             status=self.status,
         )
         self.progress.rows = training_rows(model.store.history())  # of earlier sessions
@@ -379,7 +379,7 @@ class Run(RunView):
     @property
     def advantage_rule(self) -> tuple[str, float]:
         """The scaling and the balance of the advantages, from the options of `train`."""
-        options = self.plan.options
+        options = self.options.backend_options
         scaled = options.get("normalize_advantages", True) and options.get("scale_rewards", True)
         return "group" if scaled else "none", float(options.get("advantage_balance", 0.0))
 
@@ -543,8 +543,7 @@ class Run(RunView):
     def __repr__(self):
         reward = self.history[-1].get("train/reward") if self.history else None
         latest = "" if reward is None else f", reward {reward:.3f}"
-        of = f" of {self.plan.steps}" if self.step <= self.plan.steps else ""
-        return f"Run({self.model.name}: {self.status}, step {self.step}{of}{latest})"
+        return f"Run({self.model.name}: {self.status}, {step_count(self.step, self.options.steps)}{latest})"
 
     def transition(self, table: dict[str, str]) -> bool:
         """Change the status by a table of allowed transitions. Return whether it changed.
@@ -652,7 +651,7 @@ def train(
         If an argument or option is invalid, or if the model is being trained already.
     """
     check_call(model, rollout, scenarios)
-    plan = TrainOptions(
+    train_options = TrainOptions(
         rollout=rollout,
         scenarios=scenarios,
         steps=steps,
@@ -665,12 +664,12 @@ def train(
         after_each=after_each,
         on_step=on_step,
         budget_s=budget_s,
-        options={**options, "learning_rate": learning_rate},
+        backend_options={**options, "learning_rate": learning_rate},
     )
-    check_plan(plan, model)
+    check_options(train_options, model)
     if seed is not None:
-        check_seed(plan, model)
-    run = Run(model, plan, show)
+        check_seed(train_options, model)
+    run = Run(model, train_options, show)
     return run.start() if start else run
 
 # %% ../../nbs/65_training/60_run.ipynb #91da266b
@@ -752,7 +751,7 @@ class AttachedRun(RunView):
         """Ask the run to continue after a pause."""
         self._write_control_file("RESUME")
 
-    def stop(self, after_step: bool = False, wait: bool = False) -> None:
+    def stop(self, after_step: bool = False, wait: bool = True) -> None:
         """Ask the run to stop.
 
         Parameters
@@ -767,4 +766,4 @@ class AttachedRun(RunView):
             time.sleep(0.2)
 
     def __repr__(self):
-        return f"Attached({self.name}: {self.status}, step {self.step} of {self.progress.steps})"
+        return f"AttachedRun({self.name}: {self.status}, {step_count(self.step, self.progress.steps)})"

@@ -163,7 +163,7 @@ def pack() -> dict:
     end = time.perf_counter()
     return {
         "seconds": end - start,
-        "tokenise_seconds": middle - start,
+        "tokenize_seconds": middle - start,
         "tokens": sum(len(r.tokens) for r in weighted_rows),
         "trained": sum(int(r.sampled.sum()) for r in weighted_rows),
         "computed": sum(len(b.tokens_S) for b in batches),

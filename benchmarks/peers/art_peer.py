@@ -40,7 +40,7 @@ def pack() -> dict:
     end = time.perf_counter()
     return {
         "seconds": end - start,
-        "tokenise_seconds": middle - start,
+        "tokenize_seconds": middle - start,
         "trained": int(packed["assistant_mask"].sum()),
         "tokens": sum(len(r.token_ids) for r in results),
     }

@@ -154,17 +154,31 @@ async def test_a_pass_that_fails_leaves_the_adapter_as_it_was(named, local, rate
     assert saved_adapter(model, 2) == saved_adapter(untouched, 2)
 
 
-async def test_where_nothing_can_be_learnt_the_step_says_so(named, local, capsys):
+async def test_where_nothing_can_be_learnt_the_step_emits_the_reason(named, local, capsys):
     model, events = named(), heard(local, SignalReport, Warned)
     await model.register(local)
     result = await local.train(model, [await a_group(model, rewards=[1.0] * 6)], learning_rate=1e-2)
     assert result.step == 1
     assert result.metrics["data/step_num_gradient_steps"] == 0
     assert saved_adapter(model, 0) == saved_adapter(model, 1)
-    assert "Nothing is learned in step 1" in capsys.readouterr().out
+    assert capsys.readouterr().out == ""
     assert [type(event).__name__ for event in events] == ["SignalReport", "Warned"]
     assert events[0].reason in events[1].message
     assert {event.run for event in events} == {"ttt"}
+
+
+async def test_the_warnings_of_a_step_are_printed(named, tmp_path, capsys):
+    async with art.LocalBackend(path=tmp_path, sampler="transformers") as backend:
+        model, events = named(), heard(backend, Warned)
+        await model.register(backend)
+        group = await a_group(model, temperature=0)
+        capsys.readouterr()
+        for _ in range(2):
+            await backend.train(model, [group], learning_rate=1e-2)
+        printed = capsys.readouterr().out
+    counts = {"Nothing is learned in step 1": 1, "Nothing is learned in step 2": 1, "6 replies were sampled": 1}
+    assert {words: printed.count(words) for words in counts} == counts
+    assert printed.splitlines() == [event.message for event in events if event.message in printed]
 
 
 async def test_options_without_an_effect_are_announced_once(named, local):
@@ -339,10 +353,11 @@ def small_disk(tmp_path):
 async def test_a_step_that_the_full_disk_does_not_take_stays_in_memory(named, small_disk, capsys):
     place, fill, clear = small_disk
     model = named()
-    async with art.LocalBackend(path=place, verbose=False) as backend:
+    async with art.LocalBackend(path=place) as backend:
         events = heard(backend, Warned, CheckpointSaved)
         await model.register(backend)
         group = await a_group(model)
+        capsys.readouterr()
         before = await greedy(model)
         fill(100_000)
         result = await backend.train(model, [group], learning_rate=1e-2)

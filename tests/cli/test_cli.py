@@ -284,6 +284,7 @@ def test_doctor_plans_the_memory_of_a_model(tiny_model_dir):
     printed = call("doctor", "--model", str(tiny_model_dir)).stdout  # for the CPU
     assert "KV cache                 2.15" in printed
     assert "4-bit unsloth" not in printed
+    assert "--memory plans the memory of a model: pass --model NAME" in refused(call("doctor", "--memory", "24"))
 
 
 def test_doctor_where_nothing_can_be_trained():

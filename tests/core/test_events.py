@@ -7,7 +7,19 @@ import threading
 import numpy as np
 import pytest
 
-from art_nb.core.events import EVENTS, Bus, Event, GroupDone, RolloutDone, StepDone, Warned, from_json, to_json
+from art_nb.core.events import (
+    EVENTS,
+    Bus,
+    Event,
+    GroupDone,
+    RolloutDone,
+    StepDone,
+    Warned,
+    from_json,
+    print_once,
+    print_warnings,
+    to_json,
+)
 from art_nb.core.jsonable import plain
 
 SAMPLES = {"str": "x", "int": 3, "float": 0.5, "dict": {"loss": 0.1}, "list": [1.0, 2.0]}
@@ -126,6 +138,21 @@ def test_an_interrupt_in_a_subscriber_does_not_jam_the_bus():
     bus.subscribe(heard.append)
     bus.emit(StepDone(step=1))
     assert [e.step for e in heard] == [1]
+
+
+def test_a_warning_is_printed_once_by_overlapping_contexts(capsys):
+    bus = Bus()
+    with print_warnings(bus):
+        with print_warnings(bus), print_warnings(bus, verbose=False):
+            bus.warn_once("a", "first")
+        bus.warn_once("b", "second")
+        print_once(bus, "third")
+        print_once(bus, "third")
+    with print_warnings(bus, verbose=False):
+        bus.warn_once("d", "fourth")
+    print_once(bus, "fifth")
+    bus.warn_once("f", "sixth")
+    assert capsys.readouterr().out.split() == ["first", "second", "third", "fifth"]
 
 
 def test_the_run_is_stamped_and_warnings_are_said_once():

@@ -149,7 +149,7 @@ async def test_scenarios_may_be_any_iterable(home, kind):
 async def test_max_steps_counts_the_steps_of_a_call_and_the_next_call_resumes(home):
     first = await pipeline(home, scenarios=range(100), max_steps=2).train()
     second = await pipeline(home, scenarios=range(100), max_steps=1).train()
-    assert (first.step, second.step, second.plan.steps) == (2, 3, 3)
+    assert (first.step, second.step, second.options.steps) == (2, 3, 3)
     assert (await pipeline(home, max_steps=0).train()).step == 3
     played = [g.metadata["scenario_id"] for step in (1, 2, 3) for g in home[0].store.read_groups("train", step)]
     assert len(played) == len(set(played))

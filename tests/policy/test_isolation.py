@@ -15,7 +15,7 @@ from support.engine_stubs import UNSLOTH, VLLM, forget_modules, write_package
 
 import art_nb as art
 from art_nb.backends.engines import choose_sampler, sampler_for_model
-from art_nb.backends.runtime import print_warnings
+from art_nb.core.events import print_warnings
 from art_nb.core.types import BackendMissing, ServeError, TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig, rescore_rows
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
@@ -244,13 +244,13 @@ def test_auto_does_not_take_a_vllm_that_cannot_be_loaded(vllm, package, why):
     assert len(said) == 1
     assert why in said[0]
     with pytest.raises(BackendMissing, match=re.escape(why)):
-        choose_sampler("vllm", "cuda")
+        choose_sampler("vllm", "cuda", print)
 
 
 def test_auto_takes_a_vllm_that_can_be_loaded(vllm):
     vllm()
-    assert choose_sampler("auto", "cuda") == ("vllm", "vllm 0.32.0")
-    assert choose_sampler("auto", "cpu")[0] == "transformers"
+    assert choose_sampler("auto", "cuda", pytest.fail) == ("vllm", "vllm 0.32.0")
+    assert choose_sampler("auto", "cpu", pytest.fail)[0] == "transformers"
 
 
 def test_cuda_versions_are_compared(vllm, engines):

@@ -1,5 +1,7 @@
 """What `LocalBackend()` selects on a T4, on newer GPUs, and on a Mac."""
 
+import re
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -7,6 +9,7 @@ from transformers import LlamaConfig
 from art_nb.backends import engines
 from art_nb.backends.engines import choose_engines, choose_sampler
 from art_nb.backends.loading import LoadSettings
+from art_nb.cli.machine import check_engines
 from art_nb.core.types import BackendMissing
 from art_nb.policy import loading
 from art_nb.policy.loading import chosen_dtype, pick_device
@@ -48,16 +51,35 @@ def test_a_gpu_without_bfloat16_gets_the_embedded_sampler_and_float16(gpu, monke
     assert f"This GPU has compute capability {capability[0]}.{capability[1]}, and vLLM's FlashAttention" in warnings[0]
 
 
+@pytest.mark.parametrize("dtype", ["bf16", torch.bfloat16, "float64"])
+def test_an_unknown_dtype_is_rejected_before_registration(dtype):
+    expected = f'Invalid `dtype={dtype!r}`: expected "bfloat16", "float16" or "float32".'
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        LoadSettings.of_profile(None, "cpu", dtype=dtype)
+
+
 def test_a_newer_gpu_gets_vllm_and_bfloat16(gpu):
     for capability in ((8, 0), (8, 9), (9, 0), (12, 0)):
         gpu(*capability)
-        assert choose_sampler("auto", "cuda") == ("vllm", "vllm 0.32.0")
+        assert choose_sampler("auto", "cuda", pytest.fail) == ("vllm", "vllm 0.32.0")
         assert chosen_dtype(LlamaConfig(), CUDA, None) == torch.bfloat16
 
 
 def test_vllm_can_still_be_tried_on_a_t4(gpu):
     gpu(7, 5)
-    assert choose_sampler("vllm", "cuda") == ("vllm", "vllm 0.32.0")
+    assert choose_sampler("vllm", "cuda", pytest.fail) == ("vllm", "vllm 0.32.0")
+
+
+def test_the_doctor_says_why_vllm_is_not_used(gpu, monkeypatch):
+    gpu(7, 5)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (14_000_000_000, 15_000_000_000))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    sampler = next(check for check in check_engines() if check.name == "sampler")
+    assert (sampler.verdict, sampler.finding) == ("warn", "transformers.")
+    assert "slower than vLLM on a GPU. This GPU has compute capability 7.5" in sampler.advice
+    gpu(9, 0)
+    sampler = next(check for check in check_engines() if check.name == "sampler")
+    assert (sampler.verdict, sampler.finding, sampler.advice) == ("ok", "vllm 0.32.0.", "")
 
 
 def test_on_the_second_gpu_auto_is_the_embedded_sampler(gpu):
@@ -66,7 +88,7 @@ def test_on_the_second_gpu_auto_is_the_embedded_sampler(gpu):
     assert choose_sampler("auto", "cuda:1", lambda key, text: warnings.append(text))[0] == "transformers"
     assert "vLLM runs on the first CUDA device only, and its device is cuda:1" in warnings[0]
     with pytest.raises(BackendMissing, match="first CUDA device only"):
-        choose_sampler("vllm", "cuda:1")
+        choose_sampler("vllm", "cuda:1", print)
 
 
 def test_a_mac_gets_the_embedded_sampler_without_a_warning(monkeypatch):

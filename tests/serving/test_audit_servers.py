@@ -176,7 +176,7 @@ def calls(model, run, group):
         ({"verb": "get_step", "choices": 0, "run": run}, b""),
         ({"verb": "delete_checkpoints", "choices": 0, "run": run, "keep": [0, 1]}, b""),
         ({"verb": "fork", "choices": 0, **whole, "from_model": "ttt"}, b""),
-        ({"verb": "leave", "choices": 0, "keys": ["x"]}, b""),
+        ({"verb": "revoke_keys", "choices": 0, "keys": ["x"]}, b""),
         ({"verb": "pull", "choices": 0, **whole, "step": "latest"}, b""),
     ]
 

@@ -49,6 +49,21 @@ def shared():
     it.stop()
 
 
+def test_after_a_failed_start_the_endpoint_can_start_again(monkeypatch):
+    async def fail(server, sockets=None):
+        server.should_exit = True
+
+    it = endpoint()
+    with monkeypatch.context() as patches:
+        patches.setattr(http_server.HttpServer, "startup", fail)
+        for _ in range(2):
+            with pytest.raises(ServeError, match="The endpoint did not start"):
+                it.start()
+    it.start()
+    assert httpx.get(it.base_url.replace("/v1", "/health")).status_code == 200
+    it.stop()
+
+
 @pytest.fixture(params=["socket", "in process"])
 async def client(request, served):
     http = httpx.AsyncClient(transport=served.transport()) if request.param == "in process" else None

@@ -13,7 +13,7 @@ from art_nb.core.types import TrainError
 from art_nb.rollouts.trajectories import PydanticException
 from art_nb.training.doctor import (
     Check,
-    Diagnosis,
+    DoctorReport,
     Probe,
     check_context,
     check_cost,
@@ -238,12 +238,12 @@ async def test_what_the_doctor_says_is_what_training_does(home):
 
 def test_the_table():
     checks = [Check("a", "ok", "Fine."), Check("longer", "warn", "word " * 40, "Do that.")]
-    lines = str(Diagnosis(checks)).splitlines()
+    lines = str(DoctorReport(checks)).splitlines()
     assert lines[0] == "ok    a       Fine."
     assert max(map(len, lines)) <= 100
     assert all(line.startswith(" " * 14) for line in lines[2:])
-    assert repr(Diagnosis(checks)) == str(Diagnosis(checks))
-    assert (str(Diagnosis()), Diagnosis().ok) == ("", True)
+    assert repr(DoctorReport(checks)) == str(DoctorReport(checks))
+    assert (str(DoctorReport()), DoctorReport().ok) == ("", True)
 
 
 def test_blame_prefers_the_rollouts_own_line():

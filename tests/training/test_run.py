@@ -506,7 +506,7 @@ async def test_what_was_begun_ahead_ends_with_the_run(home):
     run.stop()
     assert gate.cancelled == gate.started == 24
     gate.open.set()
-    run.plan.on_step = Run.pause
+    run.options.on_step = Run.pause
     run.start()
     await until(lambda: run.status == "paused")
     with run.progress.lock:
@@ -603,6 +603,7 @@ async def test_closing_the_backend_fails_the_run(tiny_model_dir, tmp_path):
 
 async def test_nothing_learnt_is_said_once_a_step_with_the_reason(home, capsys):
     model, backend = home
+    backend.runtime(model).verbose = True
     warned, reports = heard(backend, Warned), heard(backend, SignalReport)
 
     async def flat(model, scenario):
@@ -622,6 +623,7 @@ async def test_a_silent_model_is_said_too(home, capsys):
     async def dicts(model, scenario):
         return art.Trajectory(messages_and_choices=[{"role": "user", "content": "x"}], reward=scenario)
 
+    home[1].runtime(home[0]).verbose = True
     await train(home[0], dicts, steps=1)
     assert "no choice" in capsys.readouterr().out
 

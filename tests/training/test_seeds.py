@@ -190,7 +190,7 @@ async def test_who_gets_a_seed(tiny_model_dir, tmp_path):
         async def one():
             raw = await create(model=model.get_inference_name(), messages=messages, max_tokens=2)
             headers = raw.http_response.request.headers
-            sent.setdefault(run.plan.seed, []).append(headers.get(SEED_HEADER))
+            sent.setdefault(run.options.seed, []).append(headers.get(SEED_HEADER))
             return art.Trajectory(messages_and_choices=[*messages, raw.parse().choices[0]], reward=random.random())
 
         inside = [await art.gather_trajectories([one(), one()], pbar_desc=None) for _ in range(2)]
