@@ -305,7 +305,7 @@ function build(root, wire, model) {
         : status === "dead"
           ? `The training kernel ended at ${tick.at}. To continue from there, train again with the same name.`
           : tick.waits === "deaf"
-            ? `A cell is waiting for the run, so this kernel ignores the buttons. To pause, interrupt the cell (■) or create the file ${tick.where}/STOP.`
+            ? `A cell is waiting for the run, so this kernel ignores the buttons. To pause, interrupt the cell (■) or create the file ${tick.where}/PAUSE. To stop, create ${tick.where}/STOP.`
             : tick.stall;
     warning.hidden = !text;
     if (text && warning.textContent !== text) warning.textContent = text;

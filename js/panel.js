@@ -3,9 +3,8 @@
 /** Properties that `h` may set, in addition to aria-*, data-* and role. None of them can contain markup or code. */
 const PROPERTIES = new Set(
   (
-    "id class type value checked disabled hidden tabIndex title placeholder min max step open selected htmlFor name " +
-    "rows cols size maxLength spellcheck autocomplete scope colSpan rowSpan draggable width height readOnly multiple " +
-    "download lang dir inputMode"
+    "id class type value disabled hidden tabIndex title placeholder min max step open selected rows maxLength " +
+    "spellcheck scope"
   ).split(" "),
 );
 

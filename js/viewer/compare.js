@@ -127,8 +127,15 @@ export function createSteps(app) {
   async function show(group) {
     node.hidden = false;
     fill(node, muted("Searching other steps …"));
-    const { reply } = await app.wire.request("step_diff", { group });
-    const { places, by: matchedBy } = reply;
+    try {
+      const { reply } = await app.wire.request("step_diff", { group });
+      draw(reply, group);
+    } catch (error) {
+      fill(node, h("span.note", marked(error.message)), closeButton());
+    }
+  }
+
+  function draw({ places, by: matchedBy }, group) {
     if (places.length < 2)
       return fill(node, h("span.note", "This scenario has rollouts at one step only."), closeButton());
     const current = Math.max(

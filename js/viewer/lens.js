@@ -77,7 +77,8 @@ export function createInspector(app) {
     };
     const term = (name) => {
       const cells = losses.map((loss) => cell(loss, name)),
-        allEqual = cells.every((value) => value === cells[0]);
+        values = losses.map((loss) => findTerm(loss, name)?.value),
+        allEqual = values.every((value) => value === values[0]);
       const symbol = losses.map((loss) => findTerm(loss, name)?.symbol).find(Boolean) ?? "";
       const node = tableLine(
         [name, symbol.length < 9 && symbol !== name ? muted(" ", symbol) : null],

@@ -225,10 +225,14 @@ export function createList(app) {
       clearTimeout(timer);
       timer = setTimeout(
         async () => {
-          const { reply } = await wire.request("page", { ids });
-          if (previews.size > MAX_PREVIEWS) previews.clear();
-          for (const rollout of reply.rows) previews.set(rollout.id, rollout);
-          draw();
+          try {
+            const { reply } = await wire.request("page", { ids });
+            if (previews.size > MAX_PREVIEWS) previews.clear();
+            for (const rollout of reply.rows) previews.set(rollout.id, rollout);
+            draw();
+          } catch {
+            if (requestedIds === key) requestedIds = ""; // the next drawing requests them again
+          }
         },
         previews.size ? 40 : 0,
       );
