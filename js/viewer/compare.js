@@ -48,7 +48,7 @@ export function createCompare(app) {
   }
 
   function pane(item, n) {
-    const { id, step, group, index: number, reward, advantage, messages, cut } = item;
+    const { id, step, group, index: number, reward, advantage, messages, shared_chars: sharedChars } = item;
     return h(
       "section.pane",
       {
@@ -79,7 +79,7 @@ export function createCompare(app) {
           ? iconButton("✕", `Remove rollout ${number}`, () => app.compare(ids.filter((_, i) => i !== n)))
           : null,
       ),
-      thread(joinPieces(messages), { paint: app.tokens.painter(id), cut: Number.isInteger(cut) ? cut : null }),
+      thread(joinPieces(messages), { paint: app.tokens.painter(id), sharedChars }),
     );
   }
 
@@ -105,9 +105,6 @@ export function createCompare(app) {
     node,
     show,
     step,
-    get ids() {
-      return ids;
-    },
     get activePane() {
       return node.querySelectorAll(".art-pane")[active];
     },

@@ -107,8 +107,8 @@ export function createFinding(app) {
     fill(matchCount, query && "…");
     if (!query) return mark();
     try {
-      const { ids, total, more, cancelled } = await requestMatches(query);
-      if (request !== searches || cancelled) return;
+      const { ids, total, more, canceled } = await requestMatches(query);
+      if (request !== searches || canceled) return;
       app.matches = { query: query.toLowerCase(), ids, total, more, at: -1, loading: false };
       if (ids.length) return nextMatch(1);
       fill(matchCount, "no match");
@@ -129,8 +129,8 @@ export function createFinding(app) {
   async function loadMatches(matches) {
     matches.loading = true;
     try {
-      const { ids, more, cancelled } = await requestMatches(matches.query, matches.ids[matches.ids.length - 1]);
-      if (cancelled) return false;
+      const { ids, more, canceled } = await requestMatches(matches.query, matches.ids[matches.ids.length - 1]);
+      if (canceled) return false;
       matches.ids.push(...ids);
       matches.more = more;
       return true;

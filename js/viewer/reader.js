@@ -67,7 +67,7 @@ export function createReader(app) {
         app.notify(error.message);
       }
     };
-    app.inspector.close();
+    app.objective.close();
     app.root.classList.remove("art-is-comparing");
     drawCrumbs(reply);
     draw();

@@ -391,7 +391,7 @@ def test_the_numbers_stand_in_the_hover(opened):
     assert said["trained"] == "yes"
 
 
-@pytest.mark.parametrize("channel", ["logprob", "entropy", "advantage", "ratio", "mask", "push"])
+@pytest.mark.parametrize("channel", ["logprob", "entropy", "advantage", "ratio", "mask", "gradient"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_channel_of_a_recorded_run(opened, tmp_path, channel, theme):
     page = opened(recorded_run(tmp_path / "run"), theme=theme)
@@ -463,15 +463,15 @@ def test_tokens_by_arrow_keys(opened):
     assert not page.locator(".art-drawer").is_visible()
 
 
-# V14: the lens -------------------------------------------------------------------------------------------------------
+# V14: the terms of the loss ------------------------------------------------------------------------------------------
 
 
-def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
+def test_the_terms_of_every_loss_are_shown(opened, tmp_path):
     page = opened(recorded_run(tmp_path / "run"))
     page.select_option(COLOR, "ratio")
     page.wait_for_selector("[data-turn='1'] [data-k]")
     page.locator("[data-turn='1'] [data-k='1']").click()
-    page.click("text=Loss lens")
+    page.click("text=Loss terms")
     page.wait_for_selector(".art-terms")
     told, _ = objective_reply(page.panel.rollout_index, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
     heads = [
@@ -494,7 +494,7 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
     ratios = next(values for name, values in cells.items() if name.startswith("ratio"))
     assert len(ratios) == 5  # GSPO's is of the whole answer
     assert float(ratios[0]) == pytest.approx(told["losses"][0]["terms"][3]["value"], rel=1e-3)
-    page.locator("[data-turn='1'] [data-k='2']").click()  # the lens stays open from token to token
+    page.locator("[data-turn='1'] [data-k='2']").click()  # the terms stay open from token to token
     page.wait_for_function("document.querySelector('.art-drawer').textContent.includes('token 3 of')")
     page.wait_for_selector(".art-terms")
     assert not axe_faults(page)
@@ -512,19 +512,19 @@ def test_a_row_of_equal_values_has_one_cell(opened, tmp_path, monkeypatch):
     page = opened(recorded_run(tmp_path / "run"))
     page.select_option(COLOR, "ratio")
     page.locator("[data-turn='1'] [data-k='1']").click()
-    page.click("text=Loss lens")
+    page.click("text=Loss terms")
     page.wait_for_selector(".art-terms")
     row = page.locator(".art-terms tr", has=page.locator("th", has_text=re.compile("^clipped")))
     assert row.locator("td").all_inner_texts() == ["clipped"]
     assert row.get_attribute("class") != "art-differs"
 
 
-def test_tokens_by_the_push_of_another_loss(opened, tmp_path):
+def test_tokens_by_the_gradient_of_another_loss(opened, tmp_path):
     page = opened(recorded_run(tmp_path / "run"))
-    page.select_option(COLOR, "push")
+    page.select_option(COLOR, "gradient")
     page.wait_for_selector(", ".join(f"[data-k].art-tk-{side}{level}" for side in "np" for level in range(1, 5)))
     page.select_option("[aria-label=Loss]", "gspo")
-    page.wait_for_function("sent.some((one) => one.command === 'lens_tokens' && one.args.losses?.[0] === 'gspo')")
+    page.wait_for_function("sent.some((one) => one.command === 'objective_tokens' && one.args.losses?.[0] === 'gspo')")
 
 
 # V6, V7, V8: folds, rewards, boards ----------------------------------------------------------------------------------
@@ -766,10 +766,11 @@ def test_a_reload_loses_nothing(opened):
     assert page.input_value(COLOR) == "logprob"
 
 
-def test_a_color_that_an_earlier_version_saved_is_read(opened):
+def test_saved_values_of_another_version_become_the_default(opened):
     panel = view(steps())
-    panel.ui = {"colour": "entropy"}
-    assert opened(panel).input_value(COLOR) == "entropy"
+    panel.ui = {"color": "push", "loss": "sft", "lens": True}
+    page = opened(panel)
+    assert (page.input_value(COLOR), page.input_value("[aria-label=Loss]")) == ("", "")
 
 
 def test_goto_before_the_page_is_there(opened):
