@@ -32,11 +32,23 @@ const options = {
 /** Return the package of a bundled file. @param {string} path */
 const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
 
-/** Shorten the names and values of our custom properties, which esbuild does not minify. @param {string} text */
+// Our custom properties (--art-*) in all style sheets. The sheets of all panels are in one page, so the names are common.
+const propertyNames = readdirSync(directory, { recursive: true })
+  .filter((path) => path.endsWith(".css") && !path.includes("node_modules"))
+  .flatMap((path) => readFileSync(join(directory, path), "utf8").match(/--art-[\w-]+/g) ?? []);
+const properties = [...new Set(propertyNames)].sort();
+
+/** Return the short name of one of our custom properties. @param {string} name */
+function shortName(name) {
+  if (!properties.includes(name)) throw new Error(`No style sheet has a property ${name}. Write its full name.`);
+  return `--a-${properties.indexOf(name).toString(36)}`;
+}
+
+/** Shorten the names and values of custom properties, which esbuild does not minify. @param {string} text */
 const shortenProperties = (text) =>
   text
-    .replace(/--art-/g, "--a-")
-    .replace(/(--a-[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
+    .replace(/--art-[\w-]*/g, shortName)
+    .replace(/(--[\w-]+): ([^;}]*)/g, (_, name, value) => `${name}:${value.replaceAll(", ", ",")}`);
 
 /** Bundle one panel. Return the packages that it contains. @param {string} name */
 async function bundle(name) {

@@ -37,9 +37,9 @@ function build(root, wire, model) {
   let sideBySide = /** @type {number[]} */ ([]),
     active = 0,
     saveTimer = 0;
-  app.saveUi = (sendChange) => {
-    if (Object.keys(sendChange).every((highlightName) => ui[highlightName] === sendChange[highlightName])) return;
-    Object.assign(ui, sendChange);
+  app.saveUi = (change) => {
+    if (Object.keys(change).every((name) => ui[name] === change[name])) return;
+    Object.assign(ui, change);
     clearTimeout(saveTimer);
     saveTimer = setTimeout(() => {
       model.set("ui", { ...ui });
@@ -311,10 +311,10 @@ function build(root, wire, model) {
     const rows = sideBySide.map((key) => app.state.rows.find((row) => row.key === key));
     if (rows.some((row) => !row)) return leaveComparison();
     rows.forEach((row, n) => {
-      const switchPane = panes.children[n],
+      const pane = panes.children[n],
         other = rows[1 - n];
       fill(
-        switchPane.firstChild,
+        pane.firstChild,
         h("b", `${row.rank}. ${row.label}`),
         row.score == null ? null : h("span", { title: "score" }, num(row.score)),
         row.after == null || app.state.person
@@ -327,14 +327,14 @@ function build(root, wire, model) {
               sendChange("move", { key: row.key, to: other.rank - 1 }),
             ),
       );
-      switchPane.classList.toggle("art-is-active", n === active);
-      switchPane.querySelector(".art-j-because").replaceChildren(marked(row.explanation ?? ""));
+      pane.classList.toggle("art-is-active", n === active);
+      pane.querySelector(".art-j-because").replaceChildren(marked(row.explanation ?? ""));
     });
   }
 
-  /** Show two rollouts side by side. @param {number[]} rolloutKeys keys */
-  function compareTwo(rolloutKeys) {
-    sideBySide = rolloutKeys;
+  /** Show two rollouts side by side. @param {number[]} keys */
+  function compareTwo(keys) {
+    sideBySide = keys;
     active = 0;
     root.classList.add("art-is-beside");
     panes.hidden = false;
@@ -350,8 +350,8 @@ function build(root, wire, model) {
         ),
       ),
     );
-    [...panes.children].forEach((switchPane, n) =>
-      switchPane.addEventListener("focusin", () => {
+    [...panes.children].forEach((pane, n) =>
+      pane.addEventListener("focusin", () => {
         active = n;
         cards.mark(sideBySide[n]);
         panes

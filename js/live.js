@@ -61,8 +61,8 @@ const MAX_GROUPS = 400;
 
 /** @param {HTMLElement} root @param {any} wire @param {any} model */
 function build(root, wire, model) {
-  let tick = model.get("tick"),
-    lastTickAt = Date.now(),
+  let runState = model.get("tick"),
+    lastUpdateAt = Date.now(),
     columns = /** @type {string[]} */ ([]),
     charts = /** @type {any} */ (null);
   let loadingUntil = 0,
@@ -124,7 +124,7 @@ function build(root, wire, model) {
   const warning = h("div.live-note.is-warn", { role: "status", hidden: true }),
     errorNote = h("div.live-note.is-bad", { role: "alert", hidden: true });
   const failure = h("div.live-note.is-bad", { role: "alert", hidden: true }),
-    advice = h("div.lessons");
+    warningList = h("div.live-warnings");
   const phases = Object.fromEntries(
     Object.entries(PHASES).map(([name, label]) => {
       const progress = h("span.phase-now"),
@@ -174,7 +174,7 @@ function build(root, wire, model) {
     errorNote,
     failure,
     warning,
-    advice,
+    warningList,
     shares,
     h(
       "div.phases",
@@ -210,7 +210,7 @@ function build(root, wire, model) {
   async function loadIndex(fromRow = 0) {
     if (Date.now() < loadingUntil) return;
     loadingUntil = Date.now() + 10_000; // a lost request is sent again after ten seconds
-    const previousTick = tick;
+    const previousState = runState;
     const reply = await request("index", { from_row: fromRow });
     if (!reply) return;
     loadingUntil = 0;
@@ -224,7 +224,7 @@ function build(root, wire, model) {
     if (!fromRow) rows.clear();
     for (const row of reply.rows) rows.set(row[0], row);
     addGroups(reply.groups);
-    update(tick === previousTick ? reply.tick : tick); // a tick may have arrived before the reply
+    update(runState === previousState ? reply.tick : runState); // an update may have arrived before the reply
   }
   async function loadEarlier() {
     const reply = await request("earlier", { before: Math.min(...groups.keys()) });
@@ -257,23 +257,24 @@ function build(root, wire, model) {
 
   /** @param {any} next */
   function update(next) {
-    const { status: previousStatus, step } = tick;
-    tick = next;
-    if (tick.step !== step && Date.now() > nextSaveAt) updateStaticHtml();
-    lastTickAt = Date.now();
-    for (const i of rows.keys()) if (i >= tick.rows) rows.delete(i);
+    const { status: previousStatus, step } = runState;
+    runState = next;
+    if (runState.step !== step && Date.now() > nextSaveAt) updateStaticHtml();
+    lastUpdateAt = Date.now();
+    for (const i of rows.keys()) if (i >= runState.rows) rows.delete(i);
     const nextRow = Math.max(-1, ...rows.keys()) + 1;
-    if (tick.points.length && tick.points[0][0] > nextRow) missingFrom ??= nextRow;
-    for (const row of tick.points) rows.set(row[0], row);
-    const addedCount = tick.groups.filter((group) => !groups.has(group.i)).length;
-    addGroups(tick.groups);
+    if (runState.points.length && runState.points[0][0] > nextRow) missingFrom ??= nextRow;
+    for (const row of runState.points) rows.set(row[0], row);
+    const addedCount = runState.groups.filter((group) => !groups.has(group.i)).length;
+    addGroups(runState.groups);
     draw();
     if (charts) charts.set([...rows.values()].sort((a, b) => a[0] - b[0]));
     if (!follow) newCount += addedCount;
     drawGroups();
     if (!charts || rows.size > 1500) loadIndex();
     else if (missingFrom != null) loadIndex(missingFrom);
-    if (previousStatus !== tick.status) announce(`${tick.title}: ${STATES[tick.status] ?? tick.status}`);
+    if (previousStatus !== runState.status)
+      announce(`${runState.title}: ${STATES[runState.status] ?? runState.status}`);
   }
 
   let nextSaveAt = 0;
@@ -285,28 +286,28 @@ function build(root, wire, model) {
   }
 
   function draw() {
-    const isLive = !["ready", "done", "stopped", "failed", "dead"].includes(tick.status);
-    const status = isLive && Date.now() - lastTickAt > 6000 ? "lost" : tick.status;
-    title.textContent = tick.title;
+    const isLive = !["ready", "done", "stopped", "failed", "dead"].includes(runState.status);
+    const status = isLive && Date.now() - lastUpdateAt > 6000 ? "lost" : runState.status;
+    title.textContent = runState.title;
     state.dataset.state = status;
     state.className = `art-badge art-state art-is-${STATE_KINDS[status]}`;
     state.textContent = STATES[status] ?? status;
-    step.textContent = tick.at;
-    const eta = tick.eta?.map(formatDuration);
+    step.textContent = runState.at;
+    const eta = runState.eta?.map(formatDuration);
     remaining.textContent = !eta || !isLive ? "" : `${eta[0] === eta[1] ? "" : `${eta[0]} – `}${eta[1]} left`;
-    const offered = (OFFERED_BUTTONS[status] ?? []).filter((name) => tick.here || name !== "start");
+    const offered = (OFFERED_BUTTONS[status] ?? []).filter((name) => runState.here || name !== "start");
     for (const [name, node] of Object.entries(buttons)) node.hidden = !offered.includes(name);
-    bar.firstChild.style.width = `${100 * Math.min(1, tick.step / (tick.steps || 1))}%`;
-    bar.setAttribute("aria-valuenow", tick.step);
-    bar.setAttribute("aria-valuemax", tick.steps);
+    bar.firstChild.style.width = `${100 * Math.min(1, runState.step / (runState.steps || 1))}%`;
+    bar.setAttribute("aria-valuenow", runState.step);
+    bar.setAttribute("aria-valuemax", runState.steps);
     const text =
       status === "lost"
-        ? `No update for ${formatDuration((Date.now() - lastTickAt) / 1000)}: the kernel was restarted, or the connection was lost. art.Run.attach("${tick.where}") shows the run again.`
+        ? `No update for ${formatDuration((Date.now() - lastUpdateAt) / 1000)}: the kernel was restarted, or the connection was lost. art.Run.attach("${runState.where}") shows the run again.`
         : status === "dead"
-          ? `The training kernel ended at ${tick.at}. To continue from there, train again with the same name.`
-          : tick.waits === "deaf"
-            ? `A cell is waiting for the run, so this kernel ignores the buttons. To pause, interrupt the cell (■) or create the file ${tick.where}/STOP.`
-            : tick.stall;
+          ? `The training kernel ended at ${runState.at}. To continue from there, train again with the same name.`
+          : runState.button_stage === "unavailable"
+            ? `A cell is waiting for the run, so this kernel ignores the buttons. To pause, interrupt the cell (■) or create the file ${runState.where}/PAUSE. To stop, create ${runState.where}/STOP.`
+            : runState.stall;
     warning.hidden = !text;
     if (text && warning.textContent !== text) warning.textContent = text;
     drawPhases(isLive);
@@ -315,22 +316,23 @@ function build(root, wire, model) {
   }
 
   function drawPhases(isLive) {
-    const current = tick.times,
+    const current = runState.times,
       sum = Object.values(current).reduce((a, b) => a + b, 0),
-      times = sum || !tick.past ? current : tick.past;
+      times = sum || !runState.past ? current : runState.past;
     const total = Object.values(times).reduce((a, b) => a + b, 0) || 1;
     const progress = {
-      rollouts: `${tick.finished} of ${tick.expected}${tick.reward == null ? "" : `, reward ${num(tick.reward)}`}${tick.failed ? `, ${tick.failed} failed` : ""}`,
+      rollouts: `${runState.finished} of ${runState.expected}${runState.reward == null ? "" : `, reward ${num(runState.reward)}`}${runState.failed ? `, ${runState.failed} failed` : ""}`,
       judging: "",
-      training: tick.micro[1] ? `batch ${tick.micro[0]} of ${tick.micro[1]}` : "",
+      training: runState.micro[1] ? `batch ${runState.micro[0]} of ${runState.micro[1]}` : "",
       syncing: "",
     };
     for (const [name, phase] of Object.entries(phases)) {
-      const isActive = isLive && tick.phase === name && tick.status !== "paused";
+      const isActive = isLive && runState.phase === name && runState.status !== "paused";
       phase.tile.classList.toggle("art-on", isActive);
       phase.thisTime.textContent = formatDuration(times[name]);
       phase.progress.textContent = isActive ? progress[name] || "…" : "";
-      phase.lastTime.textContent = tick.past && times === current ? `${formatDuration(tick.past[name])} last step` : "";
+      phase.lastTime.textContent =
+        runState.past && times === current ? `${formatDuration(runState.past[name])} last step` : "";
       phase.part.style.flexGrow = String(times[name] / total);
     }
     shares.setAttribute(
@@ -342,7 +344,7 @@ function build(root, wire, model) {
   }
 
   function drawFacts() {
-    const { speeds, machine, judge } = tick,
+    const { speeds, machine, judge } = runState,
       items = [];
     const fact = (name, value, extra) => h("span.fact", muted(name), " ", value, extra);
     if (speeds.sampled) items.push(fact("sampling", `${num(speeds.sampled)} tok/s`));
@@ -379,30 +381,30 @@ function build(root, wire, model) {
 
   let drawnWarnings = "";
   function drawWarnings() {
-    const state = JSON.stringify([tick.lessons, tick.notes, tick.failure]);
-    if (state === drawnWarnings) return;
-    drawnWarnings = state;
+    const shown = JSON.stringify([runState.warnings, runState.notes, runState.failure]);
+    if (shown === drawnWarnings) return;
+    drawnWarnings = shown;
     fill(
-      advice,
-      tick.lessons.map((lesson) =>
+      warningList,
+      runState.warnings.map(({ key, title, finding, advice }) =>
         h(
           "div.live-note.is-warn",
-          { "data-lesson": lesson.key },
-          h("div", h("strong", lesson.title), " ", lesson.finding),
-          h("div", muted("Try: "), lesson.advice),
+          { "data-warning": key },
+          h("div", h("strong", title), " ", finding),
+          h("div", muted("Try: "), advice),
         ),
       ),
-      tick.notes
-        .filter((text) => !tick.failure?.message.startsWith(text.slice(0, 60)))
+      runState.notes
+        .filter((text) => !runState.failure?.message.startsWith(text.slice(0, 60)))
         .map((text) => h("div.live-note", marked(text))),
     );
-    const error = tick.failure;
+    const error = runState.failure;
     failure.hidden = !error;
     if (error) {
       fill(
         failure,
         h("div", h("strong", `Failed in ${error.where}`), " ", marked(error.message)),
-        h("div", muted("Try: "), error.remedy),
+        h("div", muted("Try: "), error.advice),
         h(
           "details",
           h("summary", `The last ${error.before.length} events and the traceback`),
@@ -439,8 +441,8 @@ function build(root, wire, model) {
       list.replaceChildren(...order.map((i) => next.get(i).node));
       drawnGroups = next;
     }
-    count.textContent = tick.seen ? `${tick.seen} finished` : "none finished yet";
-    earlierButton.hidden = !order.length || order[0] <= Math.max(0, tick.seen - 512);
+    count.textContent = runState.seen ? `${runState.seen} finished` : "none finished yet";
+    earlierButton.hidden = !order.length || order[0] <= Math.max(0, runState.seen - 512);
     newestButton.hidden = follow || !newCount;
     newestButton.textContent = `${newCount} new ↓`;
     markSelected();

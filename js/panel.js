@@ -3,9 +3,8 @@
 /** Properties that `h` may set, in addition to aria-*, data-* and role. None of them can contain markup or code. */
 const PROPERTIES = new Set(
   (
-    "id class type value checked disabled hidden tabIndex title placeholder min max step open selected htmlFor name " +
-    "rows cols size maxLength spellcheck autocomplete scope colSpan rowSpan draggable width height readOnly multiple " +
-    "download lang dir inputMode"
+    "id class type value disabled hidden tabIndex title placeholder min max step open selected rows maxLength " +
+    "spellcheck scope"
   ).split(" "),
 );
 
@@ -85,7 +84,7 @@ export function marked(text) {
   for (const match of source.matchAll(INVISIBLE)) {
     if (match.index > end) fragment.append(source.slice(end, match.index));
     const name = escapeCharacter(match[0]);
-    fragment.append(h("span", { class: "art-odd", title: `invisible character ${name}` }, name));
+    fragment.append(h("span.odd", { title: `invisible character ${name}` }, name));
     end = match.index + match[0].length;
   }
   if (end < source.length) fragment.append(source.slice(end));
@@ -300,19 +299,15 @@ export function initialize({ model }) {
  * @returns {() => void} closes the panel
  */
 export function mount({ model, el }, build) {
-  const errorBar = h("div", { class: "art-strip", role: "alert", hidden: true }),
-    root = h("div", { class: "art-panel" });
+  const errorBar = h("div.strip", { role: "alert", hidden: true }),
+    root = h("div.panel");
   const wire = link(model),
-    host = h("div", { class: "art-host" }, errorBar, root),
+    host = h("div.host", errorBar, root),
     stopTheme = followTheme(host);
   const showError = () => {
     const text = model.get("last_error_text");
     errorBar.hidden = !text;
-    fill(
-      errorBar,
-      h("span", marked(text)),
-      h("button", { class: "art-button", onclick: () => (errorBar.hidden = true) }, "Dismiss"),
-    );
+    fill(errorBar, h("span", marked(text)), h("button.button", { onclick: () => (errorBar.hidden = true) }, "Dismiss"));
   };
   wire.onChange("last_error_text", showError);
   el.append(host);
@@ -356,7 +351,7 @@ export function perFrame(fn) {
 
 /** Add an ARIA live region. Return a function that announces a text, at most twice per second. @param {HTMLElement} root */
 export function announcer(root) {
-  const region = h("div", { class: "art-quiet", role: "status", "aria-live": "polite" });
+  const region = h("div.quiet", { role: "status", "aria-live": "polite" });
   root.append(region);
   let lastTime = 0,
     timer = 0;

@@ -4,11 +4,12 @@ import { createCompare, createSteps } from "./viewer/compare.js";
 import { createFacts } from "./viewer/facts.js";
 import { createFinding } from "./viewer/finding.js";
 import { createIndex } from "./viewer/index.js";
-import { createInspector } from "./viewer/lens.js";
 import { createList } from "./viewer/list.js";
+import { createObjective } from "./viewer/objective.js";
 import { createReader } from "./viewer/reader.js";
 import { foldAll } from "./viewer/thread.js";
-import { CHANNELS, createTokens, legend } from "./viewer/tokens.js";
+import { CHANNELS, legend } from "./viewer/token-colors.js";
+import { createTokens } from "./viewer/tokens.js";
 
 const HELP = [
   ["j k", "next, previous turn"],
@@ -31,15 +32,15 @@ const HELP = [
   ["Esc", "back"],
 ];
 const FILTERS =
-  "Filters: reward advantage ruler turns tools tokens step, any metric, < <= > >= = != ~, and or not, " +
-  "truncated failed judged overridden injection zero_variance.";
+  "Filters: reward advantage ruler turns tools tokens step split scenario group index id, any metric, " +
+  "< <= > >= = != ~, and or not, truncated failed judged overridden injection exception zero_variance.";
 const LOSSES = ["", "cispo", "ppo", "dapo", "dr_grpo", "gspo"];
 const INITIAL_UI = {
   id: 0,
   turn: null,
   color: "",
   loss: "",
-  lens: false,
+  objective: false,
   where: "",
   sort: "",
   preset: "",
@@ -47,6 +48,14 @@ const INITIAL_UI = {
   ids: [],
 };
 let panelCount = 0;
+
+/** Read the saved state of the panel. A color or loss of another version becomes the default. @param {any} model */
+function readUi(model) {
+  const ui = { ...INITIAL_UI, ...model.get("ui") };
+  if (!CHANNELS.some(([name]) => name === ui.color)) ui.color = "";
+  if (!LOSSES.includes(ui.loss)) ui.loss = "";
+  return ui;
+}
 
 const button = (label, title, onclick) => h("button.button", { title, onclick }, label);
 
@@ -84,7 +93,7 @@ function createColors(app) {
 
   function paint(channel) {
     channels.value = channel;
-    losses.hidden = channel !== "push";
+    losses.hidden = channel !== "gradient";
     app.saveUi({ color: channel, loss: losses.value });
     fill(legendBox, channel && legend(channel));
     app.tokens.recolor();
@@ -121,7 +130,7 @@ function createComparison(app) {
     if (wanted.length < 2) return;
     app.saveUi({ ids: wanted });
     if (!bySteps) steps.hide();
-    app.inspector.close();
+    app.objective.close();
     try {
       if (!(await sides.show(wanted))) return;
       app.root.classList.add("art-is-comparing");
@@ -215,8 +224,7 @@ function build(root, wire, model) {
     wire,
     model,
     index: createIndex(),
-    // Earlier versions saved the color as `colour`.
-    ui: { ...INITIAL_UI, color: model.get("ui")?.colour ?? "", ...model.get("ui") },
+    ui: readUi(model),
     announce: announcer(root),
     mask: null,
     order: null,
@@ -243,7 +251,7 @@ function build(root, wire, model) {
     reader = (app.reader = createReader(app)),
     tokens = (app.tokens = createTokens(app));
   const finding = (app.finding = createFinding(app)),
-    inspector = (app.inspector = createInspector(app));
+    objective = (app.objective = createObjective(app));
   const colors = createColors(app),
     comparison = createComparison(app);
   app.select = reader.select;
@@ -294,7 +302,7 @@ function build(root, wire, model) {
     note,
     colors.key,
     h("div.reading", reader.node, h("div.side", facts.node)),
-    inspector.node,
+    objective.node,
   );
   root.classList.add("art-viewer");
   root.append(
@@ -327,7 +335,7 @@ function build(root, wire, model) {
   }
   function goBack() {
     if (!help.hidden) showHelp();
-    else if (inspector.token) tokens.choose(null);
+    else if (objective.token) tokens.choose(null);
     else if (ui.ids.length > 1) app.showOne(ui.id);
     else if (ui.wide) setWide();
     else return false;

@@ -222,8 +222,16 @@ class JudgingPanel(Panel):
             for pair in preference_pairs([each.group], each.context.journal, margin, pick, each.context.step)
         ]
 
-    async def ask(self, judge: Any, rubric: str = "", repeats: int = 1) -> Ranking:
-        """Call a judge for the displayed group, add it to the judges of the panel, and return its ranking."""
+    async def ask(
+        self,
+        judge: Any,  # as accepted by `as_judge`
+        rubric: str = "",  # default: the rubric of the session
+        repeats: int = 1,  # rounds, each in another order
+    ) -> Ranking:
+        """Call a judge for the displayed group, add it to the judges of the panel, and return its ranking.
+
+        If the judge fails, the ranking contains the error.
+        """
         judge, session = as_judge(judge), self.current_session
         if judge.name not in {known.name for known in self.judges}:
             self.judges.append(judge)

@@ -447,12 +447,13 @@ def texts_reply(
     part: int = 0,
 ) -> dict[str, Any]:
     """Return one part of a conversation for the page. Raise `JudgeError` if there is no such part."""
-    shared, rests, cut = session.layout()
+    shared, rests, shared_chars = session.layout()
     parts = paginate(shared if key < 0 else rests[trajectory_index(session, key)])
     if not 0 <= part < len(parts):
         raise JudgeError(f"There is no part {part} of this conversation; it has {len(parts)}.")
-    part_cut = cut if key >= 0 and part == 0 else 0
-    return {"key": key, "part": part, "parts": len(parts), "messages": parts[part], "cut": part_cut}
+    if key < 0 or part:
+        shared_chars = 0
+    return {"key": key, "part": part, "parts": len(parts), "messages": parts[part], "shared_chars": shared_chars}
 
 # %% ../../nbs/85_panels/10_judging_session.ipynb #cbe34bbb
 def diff_reply(

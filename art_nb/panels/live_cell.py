@@ -90,7 +90,7 @@ def failure_html(p: Progress) -> str:  # "" if the run did not fail
     before = tag("ul", *(tag("li", line) for line in card["before"]))
     title = tag("summary", "The last events, and the traceback")
     failed = tag("div", tag("b", "Failed"), f" in {card['where']}: {card['message']}")
-    advice = tag("div", f"What to try: {card['remedy']}")
+    advice = tag("div", f"What to try: {card['advice']}")
     return failed + advice + tag("details", title, before, tag("pre", card["traceback"]))
 
 
@@ -120,22 +120,22 @@ class ButtonWait:
 
     def __init__(self, cell: "LiveCell", over: threading.Event):
         self.cell, self.over, self.context, self.poll = cell, over, None, None
-        self.stage, self.started, self.last_ping = "asking", time.monotonic(), 0.0
+        self.stage, self.started, self.last_ping = "testing", time.monotonic(), 0.0
 
     def update_stage(self) -> bool:
         """Try each way of receiving button clicks until one works. Return whether the caller must poll."""
         now = time.monotonic()
         if self.cell.last_message > self.started:
-            self.stage = "heard"
-        elif self.stage == "asking" and (now - self.started > PING_TIMEOUT_S or "google.colab" in sys.modules):
-            self.stage = "polling" if can_poll() else "deaf"
+            self.stage = "receiving"
+        elif self.stage == "testing" and (now - self.started > PING_TIMEOUT_S or "google.colab" in sys.modules):
+            self.stage = "polling" if can_poll() else "unavailable"
         elif self.stage == "polling" and now - self.started > 6 * PING_TIMEOUT_S:
-            self.stage = "deaf"
-        if self.stage != "heard" and now - self.last_ping > 2 * PING_TIMEOUT_S:
+            self.stage = "unavailable"
+        if self.stage != "receiving" and now - self.last_ping > 2 * PING_TIMEOUT_S:
             self.last_ping = now
             self.cell.ping()
-        self.cell.waits = self.stage
-        return self.stage == "polling" or (self.stage == "heard" and self.context is not None)
+        self.cell.button_stage = self.stage
+        return self.stage == "polling" or (self.stage == "receiving" and self.context is not None)
 
     def start_polling(self) -> Any:
         """Return the context manager that polls for messages."""
@@ -157,7 +157,7 @@ class ButtonWait:
     def __exit__(self, *error: Any) -> None:
         if self.context is not None:
             self.context.__exit__(*error)
-        self.cell.waits = ""
+        self.cell.button_stage = ""
 
     async def __aenter__(self) -> Callable[[], Any]:
         return self.wait_async
@@ -172,7 +172,7 @@ class ButtonWait:
     async def __aexit__(self, *error: Any) -> None:
         if self.context is not None:
             await self.context.__aexit__(*error)
-        self.cell.waits = ""
+        self.cell.button_stage = ""
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #9110577e
 @contextmanager
@@ -206,7 +206,7 @@ class LiveCell(Panel):
     def __init__(self, run: RunView):
         self.run, self.progress, self.store = run, run.progress, run.store
         self.over = threading.Event()
-        self.last_message, self.waits = 0.0, ""  # time of the last message from a view; how buttons are received
+        self.last_message, self.button_stage = 0.0, ""  # time of the last message from a view; stage of `ButtonWait`
         self.html_handle = None  # the output, once plain HTML has replaced the panel
         self.slot: Any = None  # display handle of the output below the cell
         self.opened, self.cell_number = None, None  # the viewer of the opened group; the number of the cell
@@ -218,7 +218,7 @@ class LiveCell(Panel):
         """Return the current state of the run, for one update of the view."""
         state = live_state(self.progress, in_memory=available_groups(self.run), machine=machine_state(self.run))
         is_local = self.run.is_here and not self.over.is_set()
-        return state | {"where": str(self.store.path), "here": is_local, "waits": self.waits}
+        return state | {"where": str(self.store.path), "here": is_local, "button_stage": self.button_stage}
 
     @command
     def index(self, from_row: int = 0) -> dict:

@@ -116,7 +116,7 @@ def failure_card(p: Progress, max_traceback_chars: int = 1500) -> dict[str, Any]
         "where": p.failure.where,
         "message": p.failure.message[:500],
         "before": before,
-        "remedy": advice_for(p.failure.message),
+        "advice": advice_for(p.failure.message),
         "traceback": p.failure.traceback[-max_traceback_chars:],
     }
 
@@ -164,7 +164,7 @@ def live_state(
             "points": curve_points(p.rows, max(0, len(p.rows) - 4)),
             "seen": p.seen,
             "groups": group_entries(p, in_memory),
-            "lessons": [asdict(warning) for warning in diagnose(p.rows)[:5]],
+            "warnings": [asdict(warning) for warning in diagnose(p.rows)[:5]],
             "notes": [note[:300] for note in p.notes],
             "failure": failure_card(p),
         }

@@ -125,9 +125,9 @@ class RolloutViewer(Panel):
             self.send_update({"rows": len(self.rollout_index)})
 
     @command(thread=True)
-    def index(self, from_row: int = 0, columns: list[str] | None = None) -> Any:
+    def index(self, from_row: int = 0) -> Any:
         """Return the index from a row on."""
-        return index_reply(self.rollout_index, from_row, columns)
+        return index_reply(self.rollout_index, from_row)
 
     @command
     def page(self, ids: list[int]) -> Any:
@@ -144,16 +144,16 @@ class RolloutViewer(Panel):
 
     @command(thread=True)
     @_raises_view_error
-    def lens(self, id: int, turn: int, token: int, losses: list[str] | None = None) -> Any:
+    def objective(self, id: int, turn: int, token: int) -> Any:
         """Return the terms of the objective for one token."""
         from art_nb.views.token_objective import objective_reply  # imports torch
 
-        return objective_reply(self.rollout_index, id, turn, token, losses)
+        return objective_reply(self.rollout_index, id, turn, token)
 
     @command(thread=True)
     @_raises_view_error
-    def lens_tokens(self, id: int, turn: int, losses: list[str] | None = None) -> Any:
-        """Return the effect of each loss on the tokens of a turn."""
+    def objective_tokens(self, id: int, turn: int, losses: list[str] | None = None) -> Any:
+        """Return the gradient of each loss for the tokens of a turn."""
         from art_nb.views.token_objective import objective_tokens_reply
 
         return objective_tokens_reply(self.rollout_index, id, turn, losses)

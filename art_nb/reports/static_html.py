@@ -98,11 +98,12 @@ def headline(index: RolloutIndex, row: int) -> str:
 def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
     shown = [*trajectory.metrics.items()][:24]
     metrics = ", ".join(f"{one_line(key, 60)} {number(float(value))}" for key, value in shown)
-    name, frames, _ = board_of(trajectory)
+    name, frames, problem = board_of(trajectory)
     grid = _grid(frames[-1]["rows"]) if frames else ""
     return [
         *([tag("div", f"metrics: {metrics}")] if metrics else []),
         *([details(f"{name}: the last of {len(frames)} boards", tag("pre", grid, style=PRE))] if frames else []),
+        *([tag("div", f"board: {one_line(problem, 300)}")] if problem else []),
         *([details("log", _pre("\n".join(trajectory.logs), level))] if trajectory.logs else []),
     ]
 

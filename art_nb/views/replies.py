@@ -24,19 +24,12 @@ from .index import GroupRef, RolloutIndex, RolloutRef, ViewReply, link_to, searc
 from .step_table import COLUMN_NAMES, COLUMNS, FLAGS, STATUS
 
 # %% ../../nbs/75_views/70_replies.ipynb #3555b946
-def index_reply(
-    index: RolloutIndex,
-    from_row: int = 0,
-    columns: Sequence[str] | None = None,  # None: all columns
-) -> ViewReply:
+def index_reply(index: RolloutIndex, from_row: int = 0) -> ViewReply:
     """Return the rows from `from_row` on. Load more steps if there are none."""
     if from_row >= len(index):
         index.load()
     version, done = index.version, not index.waiting  # read before the table, so that later changes are requested again
-    table, names = index.table[from_row:], list(columns or COLUMN_NAMES)
-    unknown = sorted(set(names) - set(COLUMN_NAMES))
-    if unknown:
-        raise ValueError(f"Invalid columns: there is no column {', '.join(unknown)}. Use {', '.join(COLUMN_NAMES)}.")
+    table = index.table[from_row:]
     if from_row < 0:
         raise ValueError(f"Invalid from_row={from_row}: there is no row below 0.")
     reply = {
@@ -48,10 +41,10 @@ def index_reply(
         "done": done,
         "flags": FLAGS,
         "lost": [f"step {step} of {split}: {utf8_text(why, 200)}" for (split, step), why in [*index.lost.items()][:5]],
-        "columns": [[name, COLUMNS[name].str[1:]] for name in names],
+        "columns": [[name, COLUMNS[name].str[1:]] for name in COLUMN_NAMES],
         "groups": _groups(index, _first_group(index, from_row)),
     }
-    return reply, [np.ascontiguousarray(table[name]).tobytes() for name in names]
+    return reply, [np.ascontiguousarray(table[name]).tobytes() for name in COLUMN_NAMES]
 
 
 def _first_group(index: RolloutIndex, from_row: int) -> int:
@@ -105,10 +98,10 @@ def search_reply(index: RolloutIndex, query: str, after_id: int = -1, limit: int
     """Return a page of the rows whose text contains some words."""
     ids = search(index, query, number) if query else np.zeros(0, np.uint32)
     if ids is None:
-        return {"total": 0, "shown": 0, "more": False, "cancelled": True}, [b""]
+        return {"total": 0, "shown": 0, "more": False, "canceled": True}, [b""]
     later = ids[ids.astype(np.int64) > after_id]
     page = later[: max(1, min(limit, MAX_PAGE_ROWS))]
-    reply = {"total": len(ids), "shown": len(page), "more": len(page) < len(later), "cancelled": False}
+    reply = {"total": len(ids), "shown": len(page), "more": len(page) < len(later), "canceled": False}
     return reply, [page.astype("<u4").tobytes()]
 
 # %% ../../nbs/75_views/70_replies.ipynb #69359426
@@ -204,10 +197,10 @@ def compare_reply(index: RolloutIndex, ids: Sequence[int]) -> ViewReply:
     threads = [_messages(ref) for ref in refs]
     prefix = shared_count(threads)
     rests = [thread[prefix:] for thread in threads]
-    cut = shared_units(rests)
+    shared_chars = shared_units(rests)
     lengths = [len(m.get(key, "")) for thread in threads for m in thread for key in ("content", "thinking")]
     items = [
-        _address(index.title, ref) | _scores(ref) | {"messages": [*map(_shorten, rest)], "cut": cut}
+        _address(index.title, ref) | _scores(ref) | {"messages": [*map(_shorten, rest)], "shared_chars": shared_chars}
         for ref, rest in zip(refs, rests, strict=True)
     ]
     return {
@@ -215,7 +208,6 @@ def compare_reply(index: RolloutIndex, ids: Sequence[int]) -> ViewReply:
         "shared": [*map(_shorten, threads[0][:prefix])],
         "items": items,
         "identical": not any(rests),
-        "at": {"message": prefix, "char": cut},
         "shortened": max(lengths, default=0) > MAX_COMPARED_CHARS,
     }, []
 
@@ -245,7 +237,7 @@ def step_diff_reply(index: RolloutIndex, group: int) -> ViewReply:
         refs = [other for other in refs if _opening(other) == opening]
     places = sorted(map(_group_scores, refs), key=lambda place: (place["split"], place["step"]))
     by = "scenario_id" if ref.name else "first messages"
-    return {"scenario": utf8_text(ref.name), "by": by, "here": ref.part.step, "places": places}, []
+    return {"by": by, "places": places}, []
 
 
 def _opening(ref: GroupRef) -> str:
@@ -271,5 +263,5 @@ def _group_scores(ref: GroupRef) -> dict[str, Any]:
 def board_reply(index: RolloutIndex, id: int) -> ViewReply:
     """Return the game boards of a trajectory."""
     trajectory = index.locate(id).trajectory
-    name, frames, error = board_of(trajectory) if isinstance(trajectory, Trajectory) else (None, [], "")
-    return {"renderer": name and utf8_text(name), "frames": json_safe(frames), "error": utf8_text(error)}, []
+    _, frames, error = board_of(trajectory) if isinstance(trajectory, Trajectory) else (None, [], "")
+    return {"frames": json_safe(frames), "error": utf8_text(error)}, []

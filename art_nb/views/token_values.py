@@ -6,8 +6,6 @@
 __all__ = ['CHANNELS', 'token_values', 'read_reply', 'tokens_reply']
 
 # %% ../../nbs/75_views/50_token_values.ipynb #80c27b0e
-from collections.abc import Sequence
-
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
@@ -93,19 +91,16 @@ def read_reply(ref: RolloutRef, turn: int) -> tuple[Trajectory, Choice]:
     return trajectory, replies[turn]
 
 
-def tokens_reply(index: RolloutIndex, id: int, turn: int, channels: Sequence[str] | None = None) -> ViewReply:
+def tokens_reply(index: RolloutIndex, id: int, turn: int) -> ViewReply:
     """Return the tokens of a reply and their values."""
     ref, base_model = index.locate(id), base_model_of(index)
     trajectory, choice = read_reply(ref, turn)
-    unknown = sorted(set(channels or ()) - set(CHANNELS))
-    if unknown:
-        raise ValueError(f"Invalid channels: there is no channel {', '.join(unknown)}. Use {', '.join(CHANNELS)}.")
     values, mask_why = token_values(index, ref, trajectory, turn)
     texts = token_texts(choice, base_model) or [f"⟨{number}⟩" for number in sampled_tokens(choice).token_ids or ()]
     values = {
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
     }
-    names = [name for name in channels or CHANNELS if name in values]
+    names = [name for name in CHANNELS if name in values]
     reply = {
         "id": id,
         "turn": turn,

@@ -11,18 +11,18 @@ export const formatSigned = (value) => (value == null ? "–" : `${value > 0 ? "
 export function conversation(app, key) {
   const body = h("div.j-said"),
     messages = /** @type {any[]} */ ([]);
-  let cut = null;
+  let sharedChars = null;
 
   async function load(part) {
     try {
       const { reply } = await app.wire.request("texts", { key, part });
       messages.push(...reply.messages);
-      cut = part === 0 && reply.cut ? reply.cut : cut;
+      sharedChars = part === 0 && reply.shared_chars ? reply.shared_chars : sharedChars;
       const joinedMessages = joinPieces(messages);
       fill(
         body,
         joinedMessages.length
-          ? thread(joinedMessages, { cut })
+          ? thread(joinedMessages, { sharedChars })
           : muted(key < 0 ? "No messages." : "This rollout ends with the common messages."),
         reply.part + 1 < reply.parts ? h("button.more", { onclick: () => load(part + 1) }, "Load more") : null,
       );
@@ -315,9 +315,9 @@ export function createCards(app) {
 
   /** @param {number} to its new index */
   async function move(to) {
-    const percent = currentIndex(),
+    const from = currentIndex(),
       key = current;
-    if (to < 0 || to >= app.state.rows.length || to === percent) return;
+    if (to < 0 || to >= app.state.rows.length || to === from) return;
     await app.change("move", { key, to });
     focus();
     const row = app.state.rows.find((entry) => entry.key === key);

@@ -8,7 +8,7 @@ export const rankingLabel = (ranking, n) =>
 /** Describe the cost of a ranking. @param {any} ranking */
 export function costText(ranking) {
   if (ranking.source === "reward") return "";
-  const requestCost = ranking.cached
+  const callText = ranking.cached
     ? "from the cache, free"
     : [ranking.calls ? plural(ranking.calls, "call") : "", ranking.seconds > 0.05 ? `${num(ranking.seconds, 2)} s` : ""]
         .filter(Boolean)
@@ -20,7 +20,7 @@ export function costText(ranking) {
         ? ""
         : "no cost",
     ranking.tokens ? `${ranking.tokens.toLocaleString("en")} tokens` : "",
-    requestCost,
+    callText,
   ]
     .filter(Boolean)
     .join(" · ");
@@ -164,7 +164,7 @@ export function createSide(app) {
   // two rankings ---------------------------------------------------------------------------------------------------------------
 
   let first = -2,
-    b = -1,
+    second = -1,
     drawnDiff = "",
     knownCount = 0;
   async function drawDiff({ opinions, blind, rows, using }) {
@@ -175,10 +175,10 @@ export function createSide(app) {
     const usable = opinions.map((ranking, n) => n).filter((n) => !opinions[n].failure);
     if (first < -1 || first >= opinions.length || opinions[first]?.failure)
       first = usable.filter((n) => n !== using).pop() ?? using;
-    if (b >= opinions.length || opinions[b]?.failure) b = -1;
+    if (second >= opinions.length || opinions[second]?.failure) second = -1;
     const stamp = JSON.stringify([
       first,
-      b,
+      second,
       opinions.map((ranking) => ranking.judge + ranking.rubric),
       rows.map((row) => [row.key, row.score]),
     ]);
@@ -199,7 +199,7 @@ export function createSide(app) {
         usable.map((n) => h("option", { value: String(n), selected: value === n }, rankingLabel(opinions[n], n))),
       );
     try {
-      const { reply } = await app.wire.request("diff", { a: first, b });
+      const { reply } = await app.wire.request("diff", { a: first, b: second });
       if (drawnDiff !== stamp) return;
       fill(
         diff,
@@ -207,8 +207,8 @@ export function createSide(app) {
         rankingSelect(first, "First ranking", (n) => {
           first = n;
         }),
-        rankingSelect(b, "Second ranking", (n) => {
-          b = n;
+        rankingSelect(second, "Second ranking", (n) => {
+          second = n;
         }),
         h(
           "table.j-table",
@@ -285,27 +285,26 @@ export function createSide(app) {
     );
   }
 
-  const confusionItem = (ranking) => {
-    const [x, y] = ranking.pair,
+  const confusionItem = (pair) => {
+    const [x, y] = pair.pair,
       words = [
         `judge #${x} `,
-        muted(num(ranking.judge[0], 2)),
+        muted(num(pair.judge[0], 2)),
         ` over #${y} `,
-        muted(num(ranking.judge[1], 2)),
+        muted(num(pair.judge[1], 2)),
         "; you ",
-        muted(`${num(ranking.human[0], 2)} : ${num(ranking.human[1], 2)}`),
+        muted(`${num(pair.human[0], 2)} : ${num(pair.human[1], 2)}`),
       ];
     return h(
       "li",
-      ranking.here
+      pair.here
         ? h("button.more", { onclick: () => app.compareTwo([x, y]) }, words)
-        : [words, muted(" · ", marked(ranking.group), ranking.step ? ` step ${ranking.step}` : "")],
+        : [words, muted(" · ", marked(pair.group), pair.step ? ` step ${pair.step}` : "")],
     );
   };
 
   return {
     node,
-    again: judgeAgain,
     loadSession,
     draw(state) {
       drawScored(state);
@@ -317,7 +316,7 @@ export function createSide(app) {
       isEdited = false;
       drawnDiff = "";
       first = -2;
-      b = -1;
+      second = -1;
     },
   };
 }

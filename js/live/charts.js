@@ -55,7 +55,7 @@ export function createCharts(columns) {
   const probe = h("i", { hidden: true }),
     node = h("div.curves", probe);
   const cssColor = (name) => {
-    probe.style.color = `var(--art-${name})`;
+    probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   };
   const columnIndex = Object.fromEntries(columns.map((name, i) => [name, i + 1]));
@@ -79,16 +79,16 @@ export function createCharts(columns) {
     let plotter = null;
     const crosshair = h("div.cross", { hidden: true });
     const axis = {
-      stroke: () => cssColor("muted"),
-      grid: { stroke: () => cssColor("line"), width: 1 },
+      stroke: () => cssColor("--art-muted"),
+      grid: { stroke: () => cssColor("--art-line"), width: 1 },
       ticks: { show: false },
       font: "11px sans-serif",
       gap: 3,
     };
     const line = {
-      stroke: () => cssColor("accent"),
+      stroke: () => cssColor("--art-accent"),
       width: 1.8,
-      points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => cssColor("accent") },
+      points: { show: (self) => self.data[0].length < 3, size: 5, fill: () => cssColor("--art-accent") },
     };
     const edge = { stroke: "transparent", points: { show: false }, width: 0 };
     const range = (self, low, high) => axisRange(chart, low, high);
@@ -118,7 +118,7 @@ export function createCharts(columns) {
             },
           ],
           series: [{}, ...(chart.band ? [edge, edge] : []), line],
-          bands: chart.band ? [{ series: [1, 2], fill: () => cssColor("accent-bg") }] : [],
+          bands: chart.band ? [{ series: [1, 2], fill: () => cssColor("--art-accent-bg") }] : [],
         },
         data(),
         plot,

@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { createIndex, halves, typedArray } from "../viewer/index.js";
 import { visibleRows } from "../viewer/list.js";
 import { countLines, firstLines, formatJson, joinPieces, shorten } from "../viewer/thread.js";
-import { colorClass } from "../viewer/tokens.js";
+import { colorClass } from "../viewer/token-colors.js";
 
 /** Return the values as a received buffer, which can begin anywhere in its memory. */
 function received(Kind, values) {

@@ -48,7 +48,7 @@ export function createCompare(app) {
   }
 
   function pane(item, n) {
-    const { id, step, group, index: number, reward, advantage, messages, cut } = item;
+    const { id, step, group, index: number, reward, advantage, messages, shared_chars: sharedChars } = item;
     return h(
       "section.pane",
       {
@@ -79,7 +79,7 @@ export function createCompare(app) {
           ? iconButton("✕", `Remove rollout ${number}`, () => app.compare(ids.filter((_, i) => i !== n)))
           : null,
       ),
-      thread(joinPieces(messages), { paint: app.tokens.painter(id), cut: Number.isInteger(cut) ? cut : null }),
+      thread(joinPieces(messages), { paint: app.tokens.painter(id), sharedChars }),
     );
   }
 
@@ -105,9 +105,6 @@ export function createCompare(app) {
     node,
     show,
     step,
-    get ids() {
-      return ids;
-    },
     get activePane() {
       return node.querySelectorAll(".art-pane")[active];
     },
@@ -127,8 +124,15 @@ export function createSteps(app) {
   async function show(group) {
     node.hidden = false;
     fill(node, muted("Searching other steps …"));
-    const { reply } = await app.wire.request("step_diff", { group });
-    const { places, by: matchedBy } = reply;
+    try {
+      const { reply } = await app.wire.request("step_diff", { group });
+      draw(reply, group);
+    } catch (error) {
+      fill(node, h("span.note", marked(error.message)), closeButton());
+    }
+  }
+
+  function draw({ places, by: matchedBy }, group) {
     if (places.length < 2)
       return fill(node, h("span.note", "This scenario has rollouts at one step only."), closeButton());
     const current = Math.max(

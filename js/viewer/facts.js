@@ -1,5 +1,5 @@
 // The column next to the conversation: reward and its parts, board, metrics, metadata, logs.
-import { clamp, fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
+import { append, clamp, fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
 
 /** @param {any} app */
 export function createFacts(app) {
@@ -121,6 +121,7 @@ export function createFacts(app) {
       ply = frames.length - 1;
       drawBoard();
     }
+    if (reply.error) append(board, [h("p.note", "Board: ", marked(reply.error))]);
   }
 
   function drawBoard() {
@@ -196,7 +197,7 @@ export function createFacts(app) {
     return power > 0 && Number.isInteger(power)
       ? { background: `rgb(var(--art-warm) / ${Math.min(0.5, 0.04 + power * 0.045)})` }
       : /^[xo]$/i.test(cell)
-        ? { color: `rgb(var(--art-${/x/i.test(cell) ? "cool" : "warm"}))` }
+        ? { color: `rgb(var(${/x/i.test(cell) ? "--art-cool" : "--art-warm"}))` }
         : {};
   };
 

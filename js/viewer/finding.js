@@ -107,10 +107,9 @@ export function createFinding(app) {
     fill(matchCount, query && "…");
     if (!query) return mark();
     try {
-      const { reply, buffers } = await wire.request("search", { query, number: Date.now() });
-      if (request !== searches || reply.cancelled) return;
-      const ids = Array.from(typedArray(buffers[0], "u4"));
-      app.matches = { query: query.toLowerCase(), ids, total: reply.total, at: -1 };
+      const { ids, total, more, canceled } = await requestMatches(query);
+      if (request !== searches || canceled) return;
+      app.matches = { query: query.toLowerCase(), ids, total, more, at: -1, loading: false };
       if (ids.length) return nextMatch(1);
       fill(matchCount, "no match");
       app.announce("no match");
@@ -120,12 +119,39 @@ export function createFinding(app) {
     }
   }
 
-  function nextMatch(offset) {
-    const { ids, at, total } = app.matches;
-    if (!ids.length) return;
-    app.matches.at = (at + offset + ids.length) % ids.length;
-    fill(matchCount, `${app.matches.at + 1} of ${total}`);
-    list.go(ids[app.matches.at]);
+  /** Request the matches after a rollout. The kernel returns at most 200 at once. @param {string} query @param {number} [afterId] */
+  async function requestMatches(query, afterId = -1) {
+    const { reply, buffers } = await wire.request("search", { query, after_id: afterId, number: Date.now() });
+    return { ...reply, ids: Array.from(typedArray(buffers[0], "u4")) };
+  }
+
+  /** Append the next matches. Return whether it succeeded. */
+  async function loadMatches(matches) {
+    matches.loading = true;
+    try {
+      const { ids, more, canceled } = await requestMatches(matches.query, matches.ids[matches.ids.length - 1]);
+      if (canceled) return false;
+      matches.ids.push(...ids);
+      matches.more = more;
+      return true;
+    } catch (error) {
+      app.notify(error.message);
+      return false;
+    } finally {
+      matches.loading = false;
+    }
+  }
+
+  async function nextMatch(offset) {
+    const { matches } = app,
+      { ids } = matches;
+    if (!ids.length || matches.loading) return;
+    const mustLoad = offset > 0 && matches.more && matches.at === ids.length - 1;
+    if (mustLoad && !(await loadMatches(matches))) return;
+    if (matches !== app.matches) return; // a newer search
+    matches.at = (matches.at + offset + ids.length) % ids.length;
+    fill(matchCount, `${matches.at + 1} of ${matches.total}`);
+    list.go(ids[matches.at]);
     mark();
   }
 

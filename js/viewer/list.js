@@ -162,12 +162,12 @@ export function createList(app) {
   /** Draw the rewards of a group as bars. A failed rollout is a cross. */
   function rewardBars(group) {
     const bars = [],
-      choice = [],
+      labels = [],
       stride = Math.max(1, Math.ceil(group.size / 16));
     for (let id = group.first; id < group.first + group.size; id += stride) {
       const reward = index.columns.reward[id],
         failed = index.columns.status[id] === 1;
-      choice.push(failed ? "failed" : num(reward));
+      labels.push(failed ? "failed" : num(reward));
       bars.push(
         h("i", {
           class: failed ? "art-stick art-is-failed" : "art-stick" + (id === ui.id ? " art-is-this" : ""),
@@ -175,7 +175,7 @@ export function createList(app) {
         }),
       );
     }
-    return h("span.bars", { role: "img", label: `rewards ${choice.join(", ")}`, title: choice.join("  ") }, bars);
+    return h("span.bars", { role: "img", label: `rewards ${labels.join(", ")}`, title: labels.join("  ") }, bars);
   }
 
   function rolloutRow(id) {
@@ -184,7 +184,7 @@ export function createList(app) {
       group = index.groupOf(id),
       failed = status[id] === 1;
     const marks = [
-      ["truncated", "cut", "The reply was truncated"],
+      ["truncated", "truncated", "The reply reached the token limit"],
       ["overridden", "human", "A person set this score"],
       ["injection", "injection", "The text addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
@@ -225,10 +225,14 @@ export function createList(app) {
       clearTimeout(timer);
       timer = setTimeout(
         async () => {
-          const { reply } = await wire.request("page", { ids });
-          if (previews.size > MAX_PREVIEWS) previews.clear();
-          for (const rollout of reply.rows) previews.set(rollout.id, rollout);
-          draw();
+          try {
+            const { reply } = await wire.request("page", { ids });
+            if (previews.size > MAX_PREVIEWS) previews.clear();
+            for (const rollout of reply.rows) previews.set(rollout.id, rollout);
+            draw();
+          } catch {
+            if (requestedIds === key) requestedIds = ""; // the next drawing requests them again
+          }
         },
         previews.size ? 40 : 0,
       );

@@ -58,11 +58,16 @@ export function createReader(app) {
       turns = [...body.querySelectorAll(".art-msg")];
     };
     const loadMore = async () => {
-      part += 1;
-      allMessages.push(...(await wire.request("traj", { id, part })).reply.messages);
-      draw();
+      try {
+        const { reply } = await wire.request("traj", { id, part: part + 1 });
+        part += 1;
+        allMessages.push(...reply.messages);
+        draw();
+      } catch (error) {
+        app.notify(error.message);
+      }
     };
-    app.inspector.close();
+    app.objective.close();
     app.root.classList.remove("art-is-comparing");
     drawCrumbs(reply);
     draw();

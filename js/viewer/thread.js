@@ -109,14 +109,14 @@ function toolCall({ name, arguments: args }, result) {
 }
 
 /** Show a text that begins like others: the end of the common part, a mark at the first difference, and the rest. */
-function textFromDifference(text, cut) {
-  const shared = text.slice(0, cut),
+function textFromDifference(text, sharedChars) {
+  const shared = text.slice(0, sharedChars),
     context = shared.slice(-160);
   return h(
     "div.text",
     h("span.shared", shared.length > 160 ? "… " : "", marked(context)),
     h("span.parting", { role: "img", label: "first difference", title: "first difference" }),
-    marked(text.slice(cut)),
+    marked(text.slice(sharedChars)),
   );
 }
 
@@ -124,7 +124,7 @@ function textFromDifference(text, cut) {
  * Show one message. `paint(body, message)` can replace the body of a sampled message with colored tokens.
  * @param {any} message @param {Map<string, any>} results of tool calls by id @param {any} options
  */
-function messageNode(message, results, { paint, cut = null }) {
+function messageNode(message, results, { paint, sharedChars = null }) {
   const { role, content = "", thinking, tool_calls: calls = [], turn } = message,
     body = h("div.body");
   const plain = () => [
@@ -134,12 +134,16 @@ function messageNode(message, results, { paint, cut = null }) {
           text: thinking,
         })
       : null,
-    cut !== null ? textFromDifference(content, cut) : content ? foldedText(content, MAX_LINES[role] ?? 24) : null,
-    calls.map((message) => toolCall(message, results.get(message.id))),
+    sharedChars !== null
+      ? textFromDifference(content, sharedChars)
+      : content
+        ? foldedText(content, MAX_LINES[role] ?? 24)
+        : null,
+    calls.map((call) => toolCall(call, results.get(call.id))),
     !content && !calls.length && !thinking ? muted("(empty)") : null,
   ];
   const foldable = role === "system" || role === "developer" || role === "tool";
-  if (foldable && cut === null) {
+  if (foldable && sharedChars === null) {
     const failed = role === "tool" && ERROR_TEXT.test(content);
     fill(
       body,
@@ -163,7 +167,7 @@ function messageNode(message, results, { paint, cut = null }) {
       message.name ? muted(marked(message.name)) : null,
       turn != null ? muted(`turn ${turn}`) : null,
       message.finish_reason === "length"
-        ? h("span.badge.is-warn", { title: "The reply reached the token limit" }, "cut off")
+        ? h("span.badge.is-warn", { title: "The reply reached the token limit" }, "truncated")
         : null,
       role === "assistant" && turn == null
         ? h("span.badge", { title: "Not sampled from this model, never trained" }, "given")
@@ -177,7 +181,7 @@ function messageNode(message, results, { paint, cut = null }) {
 
 /**
  * Return a conversation as elements, one per turn.
- * @param {any[]} messages messages that were joined @param {{paint?: Function, cut?: number|null}} [options]
+ * @param {any[]} messages messages that were joined @param {{paint?: Function, sharedChars?: number|null}} [options]
  */
 export function thread(messages, options = {}) {
   const results = new Map(
@@ -188,7 +192,7 @@ export function thread(messages, options = {}) {
   const nested = new Set(
     messages
       .flatMap((message) => message.tool_calls ?? [])
-      .map((message) => message.id)
+      .map((call) => call.id)
       .filter((id) => results.has(id)),
   );
   const out = [];
@@ -199,7 +203,9 @@ export function thread(messages, options = {}) {
       history = message.history;
       out.push(h("div.history", { role: "separator" }, `history ${history}`));
     }
-    out.push(messageNode(message, results, { ...options, cut: n === 0 ? (options.cut ?? null) : null }));
+    out.push(
+      messageNode(message, results, { ...options, sharedChars: n === 0 ? (options.sharedChars ?? null) : null }),
+    );
   });
   return out;
 }

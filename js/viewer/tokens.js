@@ -1,71 +1,11 @@
-// Tokens colored by a value. The color, the underline pattern and the figures show the same value.
+// The tokens of a conversation, colored by a value (see token-colors.js). The color, the underline pattern and the figures
+// show the same value.
 import { append, fill, h, marked, num, visible } from "../panel.js";
 import { halves, typedArray } from "./index.js";
+import { colorClass } from "./token-colors.js";
 
-/** The values that tokens can be colored by: [key, label, description]. */
-export const CHANNELS = [
-  ["", "plain", ""],
-  ["logprob", "logprob", "log probability of the token under the sampler"],
-  ["entropy", "entropy", "entropy of the next-token distribution in nats"],
-  ["advantage", "advantage", "reward above the group mean, in standard deviations"],
-  ["ratio", "ratio", "importance ratio: learner probability / sampler probability"],
-  ["mask", "trained", "whether the token is trained"],
-  ["push", "push", "−∂loss/∂logprob: which tokens the next update reinforces or suppresses"],
-];
 const FIRST_CHUNK = 4000,
   CHUNK = 2000;
-const RANGES = {
-  logprob: [-5, 0],
-  entropy: [0, 3],
-  advantage: [-2, 2],
-  ratio: [0.5, 1.5],
-  mask: [0, 1],
-  push: [-1, 1],
-};
-const DIVERGING = ["advantage", "ratio", "push"];
-
-/** Return the class of a value: s0 … s5 for one-sided scales, n4 … z … p4 for two-sided scales, m0/m1 for the mask, x if unknown. */
-export function colorClass(channel, value, [low, high] = RANGES[channel]) {
-  if (value == null || Number.isNaN(value)) return "x";
-  if (channel === "mask") return value > 0 ? "m1" : "m0";
-  if (!DIVERGING.includes(channel)) {
-    const strength = channel === "logprob" ? (high - value) / (high - low) : (value - low) / (high - low);
-    return `s${Math.max(0, Math.min(5, Math.floor(strength * 5.999)))}`;
-  }
-  const side = (value - (low + high) / 2) / ((high - low) / 2),
-    level = Math.min(4, Math.round(Math.abs(side) * 4));
-  return level <= 0 ? "z" : `${side > 0 ? "p" : "n"}${level}`;
-}
-
-/** Create the legend: every class with its color and pattern, and the range of values. @param {string} channel @param {number[]} [range] */
-export function legend(channel, range = RANGES[channel]) {
-  const [low, high] = range,
-    middle = (low + high) / 2;
-  const steps =
-    channel === "mask"
-      ? ["m0", "m1"]
-      : DIVERGING.includes(channel)
-        ? ["n4", "n3", "n2", "n1", "z", "p1", "p2", "p3", "p4"]
-        : ["s0", "s1", "s2", "s3", "s4", "s5"];
-  const ends =
-    channel === "mask"
-      ? ["not trained", "trained"]
-      : channel === "push"
-        ? ["suppressed", "reinforced"]
-        : channel === "logprob"
-          ? [`likely ${num(high)}`, `${num(low)} unlikely`]
-          : [`${num(low)} or less`, `${num(high)} or more`];
-  const description = CHANNELS.find(([key]) => key === channel)?.[2] ?? "";
-  return h(
-    "span.legend",
-    { role: "img", label: `${description}; from ${ends[0]} to ${ends[1]}`, title: description },
-    h("span", ends[0]),
-    steps.map((step) =>
-      h("span", { class: `art-tk art-tk-${step}` }, step === "z" && channel !== "push" ? num(middle) : "ab"),
-    ),
-    h("span", ends[1]),
-  );
-}
 
 /** @param {any} app */
 export function createTokens(app) {
@@ -90,9 +30,9 @@ export function createTokens(app) {
   }
 
   /** Load the gradient of a loss for the tokens of a turn. */
-  function loadPush(id, turn) {
+  function loadGradients(id, turn) {
     return cached(`${id}:${turn}:${ui.loss}`, async () => {
-      const { reply, buffers } = await app.wire.request("lens_tokens", {
+      const { reply, buffers } = await app.wire.request("objective_tokens", {
         id,
         turn,
         losses: ui.loss ? [ui.loss] : null,
@@ -102,8 +42,7 @@ export function createTokens(app) {
       return {
         why: reply.why,
         assumed: reply.assumed,
-        scale,
-        gradient: typedArray(buffers[0], "f4"),
+        raw: typedArray(buffers[0], "f4"),
         values: typedArray(buffers[0], "f4").map((value) => -value / scale),
       };
     });
@@ -134,27 +73,27 @@ export function createTokens(app) {
     }
     try {
       const data = await load(turnView.id, turnView.turn);
-      const push = channel === "push" ? await loadPush(turnView.id, turnView.turn) : null;
+      const gradients = channel === "gradient" ? await loadGradients(turnView.id, turnView.turn) : null;
       if (turnView.channel !== ui.color + ui.loss || !turns.includes(turnView)) return;
       turnView.data = data;
-      turnView.push = push;
-      show(turnView, channel, data, push);
+      turnView.gradients = gradients;
+      show(turnView, channel, data, gradients);
     } catch (error) {
       fill(body, h("div.note", marked(error.message)));
     }
   }
 
-  function show(turnView, channel, data, push) {
-    const values = channel === "push" ? push.values : data.values[channel],
-      range = data.range?.[channel] ?? RANGES[channel];
+  function show(turnView, channel, data, gradients) {
+    const values = channel === "gradient" ? gradients.values : data.values[channel],
+      range = data.range?.[channel];
     const reason = !data.n
       ? Object.values(data.why ?? {})[0]
       : values
         ? channel === "mask"
           ? data.mask_why
-          : push?.assumed
-        : push
-          ? push.why
+          : gradients?.assumed
+        : gradients
+          ? gradients.why
           : data.why?.[channel];
     const note = reason ? h("div.note", marked(reason)) : null;
     if (!data.n) return (turnView.restore(), void (note && turnView.body.prepend(note)));
@@ -220,7 +159,7 @@ export function createTokens(app) {
     ])
       if (values[name]) rows.push([label, num(valueOf(name))]);
     if (values.mask) rows.push(["trained", valueOf("mask") > 0 ? "yes" : "no"]);
-    if (turnView.push?.gradient) rows.push(["∂loss/∂logprob", num(turnView.push.gradient[k])]);
+    if (turnView.gradients?.raw) rows.push(["∂loss/∂logprob", num(turnView.gradients.raw[k])]);
     return rows;
   }
   const tokenText = ({ k, turnView }) =>
@@ -246,10 +185,10 @@ export function createTokens(app) {
 
   function select(span) {
     for (const previous of app.root.querySelectorAll(".art-is-chosen")) previous.classList.remove("art-is-chosen");
-    if (!span) return app.inspector.close();
+    if (!span) return app.objective.close();
     span.classList.add("art-is-chosen");
     const token = tokenOf(span);
-    app.inspector.open({
+    app.objective.open({
       id: token.turnView.id,
       turn: token.turnView.turn,
       k: token.k,
@@ -284,8 +223,6 @@ export function createTokens(app) {
 
   return {
     tip,
-    load,
-    loadPush,
     /** Return a function that shows sampled messages of a rollout as colored tokens. @param {number} id of the rollout */
     painter: (id) => (body, message, restore) => {
       turns.push({ id, turn: message.turn, body, restore, channel: "", stream: null });

@@ -241,14 +241,14 @@ def test_a_failure_shows_the_events_before_it_and_advice(page_with, script):
     assert "Lower tokens_per_batch" in frozen and "<img src=x" not in frozen
 
 
-def test_lessons_are_shown_with_what_to_try(page_with, cell, script):
+def test_warnings_are_shown_with_what_to_try(page_with, cell, script):
     page = page_with(cell)
     script.rollouts()
     script.training()
     script.done(**{"train/reward": 0.0, "offpolicy/kl_sampler": 3.0})
     look(cell)
-    page.wait_for_selector("[data-lesson=kl_blow_up]")
-    assert "Try:" in page.locator("[data-lesson=kl_blow_up]").inner_text()
+    page.wait_for_selector("[data-warning=kl_blow_up]")
+    assert "Try:" in page.locator("[data-warning=kl_blow_up]").inner_text()
 
 
 # groups

@@ -12,7 +12,10 @@ from support.ui import HOSTILE, axe_faults, calm, waits
 from support.view_parts import CALLS, Talk, crowd, games, recorded_run, steps
 
 import art_nb as art
-from art_nb.panels.viewer import RolloutViewer, view, write_new
+from art_nb.panels import viewer
+from art_nb.panels.viewer import RolloutViewer, ViewError, view, write_new
+from art_nb.views import replies, token_objective
+from art_nb.views.boards import RENDERERS
 from art_nb.views.index import RolloutIndex
 from art_nb.views.token_objective import objective_reply
 from art_nb.views.token_values import tokens_reply
@@ -212,6 +215,21 @@ def test_search_goes_through_the_matches(opened):
     page.wait_for_function("!CSS.highlights.has('art-found')")
 
 
+def test_matches_after_the_first_200_are_loaded(opened):
+    page = opened([games(n, 101) for n in range(2)])
+    press(page, "/")
+    page.keyboard.insert_text("you play")
+    for key, number in (("", 1), ("Shift+Enter", 200), ("Enter", 201), ("Enter", 202), ("Enter", 1)):
+        if key:
+            page.keyboard.press(key)
+        page.wait_for_function(
+            "(text) => document.querySelector('.art-found').textContent === text", arg=f"{number} of 202"
+        )
+        settled(page, f"rollout {(number - 1) % 101}")
+    after = [one["args"]["after_id"] for one in page.evaluate("sent") if one.get("command") == "search"]
+    assert after == [-1, 199]
+
+
 # V3, V4: side by side ------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +315,43 @@ def test_the_same_scenario_at_two_steps(opened):
     page.wait_for_selector(".art-pane", state="detached")
 
 
+def refuse(*_):
+    raise ValueError("The disk is gone.")
+
+
+def test_an_error_of_the_step_comparison_is_shown(opened, monkeypatch):
+    monkeypatch.setattr(replies, "_group_scores", refuse)
+    page = opened(steps())
+    press(page, "s")
+    page.wait_for_selector(".art-steps .art-note:has-text('The disk is gone.')")
+    page.click("[aria-label='Close the step comparison']")
+    page.wait_for_selector(".art-steps", state="hidden")
+
+
+def test_a_part_that_failed_to_load_is_requested_again(opened, monkeypatch):
+    page = opened(Talk().add("user", "x" * 600_000).say("the end").end(1.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(replies, "paginate", refuse)
+        page.click("text=Load more")
+        page.wait_for_selector("text=The disk is gone.")
+    page.click("text=Load more")
+    calm(page)
+    parts = [one["args"]["part"] for one in page.evaluate("sent") if one["args"].get("part")]
+    assert parts == [1, 1]
+
+
+def test_previews_that_failed_to_load_are_requested_again(opened, monkeypatch):
+    def fail(*_):
+        raise ViewError("The disk is gone.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(viewer, "page_reply", fail)
+        page = opened(games(0, 3))
+        assert page.inner_text(".art-preview >> nth=0") == "…"
+    press(page, "J")
+    page.wait_for_function("!document.querySelector('.art-preview').textContent.includes('…')")
+
+
 # V5: tokens ----------------------------------------------------------------------------------------------------------
 
 
@@ -336,7 +391,7 @@ def test_the_numbers_stand_in_the_hover(opened):
     assert said["trained"] == "yes"
 
 
-@pytest.mark.parametrize("channel", ["logprob", "entropy", "advantage", "ratio", "mask", "push"])
+@pytest.mark.parametrize("channel", ["logprob", "entropy", "advantage", "ratio", "mask", "gradient"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_channel_of_a_recorded_run(opened, tmp_path, channel, theme):
     page = opened(recorded_run(tmp_path / "run"), theme=theme)
@@ -408,15 +463,15 @@ def test_tokens_by_arrow_keys(opened):
     assert not page.locator(".art-drawer").is_visible()
 
 
-# V14: the lens -------------------------------------------------------------------------------------------------------
+# V14: the terms of the loss ------------------------------------------------------------------------------------------
 
 
-def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
+def test_the_terms_of_every_loss_are_shown(opened, tmp_path):
     page = opened(recorded_run(tmp_path / "run"))
     page.select_option(COLOR, "ratio")
     page.wait_for_selector("[data-turn='1'] [data-k]")
     page.locator("[data-turn='1'] [data-k='1']").click()
-    page.click("text=Loss lens")
+    page.click("text=Loss terms")
     page.wait_for_selector(".art-terms")
     told, _ = objective_reply(page.panel.rollout_index, 0, 1, 1, ["cispo", "ppo", "dapo", "dr_grpo", "gspo"])
     heads = [
@@ -439,18 +494,37 @@ def test_the_lens_shows_the_objective_of_every_loss(opened, tmp_path):
     ratios = next(values for name, values in cells.items() if name.startswith("ratio"))
     assert len(ratios) == 5  # GSPO's is of the whole answer
     assert float(ratios[0]) == pytest.approx(told["losses"][0]["terms"][3]["value"], rel=1e-3)
-    page.locator("[data-turn='1'] [data-k='2']").click()  # the lens stays open from token to token
+    page.locator("[data-turn='1'] [data-k='2']").click()  # the terms stay open from token to token
     page.wait_for_function("document.querySelector('.art-drawer').textContent.includes('token 3 of')")
     page.wait_for_selector(".art-terms")
     assert not axe_faults(page)
 
 
-def test_tokens_by_the_push_of_another_loss(opened, tmp_path):
+def test_a_row_of_equal_values_has_one_cell(opened, tmp_path, monkeypatch):
+    def all_clipped(*request):
+        reply, buffers = objective_reply(*request)
+        for loss in reply["losses"]:
+            loss["terms"] = [term | {"value": 1.0} if term["name"] == "clipped" else term for term in loss["terms"]]
+        reply["losses"] = [loss for loss in reply["losses"] if any(t["name"] == "clipped" for t in loss["terms"])]
+        return reply, buffers
+
+    monkeypatch.setattr(token_objective, "objective_reply", all_clipped)
     page = opened(recorded_run(tmp_path / "run"))
-    page.select_option(COLOR, "push")
+    page.select_option(COLOR, "ratio")
+    page.locator("[data-turn='1'] [data-k='1']").click()
+    page.click("text=Loss terms")
+    page.wait_for_selector(".art-terms")
+    row = page.locator(".art-terms tr", has=page.locator("th", has_text=re.compile("^clipped")))
+    assert row.locator("td").all_inner_texts() == ["clipped"]
+    assert row.get_attribute("class") != "art-differs"
+
+
+def test_tokens_by_the_gradient_of_another_loss(opened, tmp_path):
+    page = opened(recorded_run(tmp_path / "run"))
+    page.select_option(COLOR, "gradient")
     page.wait_for_selector(", ".join(f"[data-k].art-tk-{side}{level}" for side in "np" for level in range(1, 5)))
     page.select_option("[aria-label=Loss]", "gspo")
-    page.wait_for_function("sent.some((one) => one.command === 'lens_tokens' && one.args.losses?.[0] === 'gspo')")
+    page.wait_for_function("sent.some((one) => one.command === 'objective_tokens' && one.args.losses?.[0] === 'gspo')")
 
 
 # V6, V7, V8: folds, rewards, boards ----------------------------------------------------------------------------------
@@ -513,6 +587,16 @@ def test_boards_have_a_slider(opened):
     assert page.locator(".art-msg.art-is-current").get_attribute("data-message") == "3"
     page.click("[aria-label='Previous ply']")
     assert "X" not in page.locator(".art-grid td").all_inner_texts()
+
+
+def test_the_error_of_a_board_renderer_is_shown(opened, monkeypatch):
+    def broken(trajectory):
+        raise KeyError("tile")
+
+    monkeypatch.setitem(RENDERERS, "broken", broken)
+    page = opened(games(0, 2))
+    page.wait_for_selector(".art-facts .art-note:has-text(\"the renderer broken raised KeyError: 'tile'\")")
+    assert page.locator(".art-grid").count() == 1  # of the next renderer
 
 
 def test_2048_and_any_text_grid(opened):
@@ -682,10 +766,11 @@ def test_a_reload_loses_nothing(opened):
     assert page.input_value(COLOR) == "logprob"
 
 
-def test_a_color_that_an_earlier_version_saved_is_read(opened):
+def test_saved_values_of_another_version_become_the_default(opened):
     panel = view(steps())
-    panel.ui = {"colour": "entropy"}
-    assert opened(panel).input_value(COLOR) == "entropy"
+    panel.ui = {"color": "push", "loss": "sft", "lens": True}
+    page = opened(panel)
+    assert (page.input_value(COLOR), page.input_value("[aria-label=Loss]")) == ("", "")
 
 
 def test_goto_before_the_page_is_there(opened):

@@ -17,6 +17,7 @@ from art_nb.rollouts.trajectories import PydanticException, Trajectory, Trajecto
 from art_nb.runs.store import RunStore
 from art_nb.training.heartbeat import write_run_record
 from art_nb.training.run import Run
+from art_nb.views.boards import RENDERERS
 from art_nb.views.index import load_all, open_rollouts
 
 PWN = "window.__pwned=(window.__pwned||0)+1"
@@ -235,6 +236,16 @@ def test_roles_are_words_and_the_rest_is_folded():
     assert "reward 1 ± 0.816" in page.text
     same = Page(static_html(TrajectoryGroup([Trajectory(reward=1.0)] * 2)))
     assert "all rewards equal: nothing to learn here" in same.text
+
+
+def test_the_error_of_a_board_renderer_is_shown(monkeypatch):
+    def broken(trajectory):
+        raise KeyError("<b>tile</b>")
+
+    monkeypatch.setitem(RENDERERS, "broken", broken)
+    html = static_html(hostile_trajectory("an answer"))
+    assert "board: the renderer broken raised KeyError: &#x27;&lt;b&gt;tile&lt;/b&gt;&#x27;" in html
+    check_inert(html)
 
 
 def test_nothing_to_show():

@@ -462,10 +462,10 @@ def test_comparing_marks_the_first_difference():
     index = load_all(TrajectoryGroup(thread("q", "same", *end) for end in ends))
     told = sendable(replies.compare_reply(index, [0, 1]))
     assert told["prefix"] == 3
-    assert told["at"] == {"message": 3, "char": 3}  # the smile is two units
+    assert [item["shared_chars"] for item in told["items"]] == [3, 3]  # the smile is two units
     assert [len(item["messages"]) for item in told["items"]] == [1, 1]
     told = sendable(replies.compare_reply(index, [0, 2]))
-    assert (told["prefix"], told["at"]["char"], told["identical"]) == (2, 0, False)
+    assert (told["prefix"], told["items"][0]["shared_chars"], told["identical"]) == (2, 0, False)
     assert sendable(replies.compare_reply(index, [1, 1]))["identical"]
     with pytest.raises(ValueError, match="two to four"):
         replies.compare_reply(index, [0])
@@ -515,8 +515,6 @@ def test_what_is_asked_wrongly_is_refused():
         lambda: replies.traj_reply(index, 9),
         lambda: replies.traj_reply(index, -1),
         lambda: tokens_reply(index, 0, 5),
-        lambda: tokens_reply(index, 0, 0, ["mood"]),
-        lambda: replies.index_reply(index, 0, ["colour"]),
         lambda: replies.page_reply(index, [0] * 201),
         lambda: replies.step_diff_reply(index, 7),
     ]

@@ -1,4 +1,4 @@
-"""The lens says what the trainer computed: its terms, losses and gradients against the learner's own path."""
+"""The replay of a step is what the trainer computed: its terms, losses and gradients against the learner's own path."""
 
 import math
 
@@ -269,8 +269,9 @@ async def test_the_ratio_is_the_learners_over_the_samplers(tiny_model_dir, tmp_p
     write_record(model.store, result.step, record)
     index = load_all(model)
     row = int(np.flatnonzero(index.table["advantage"])[0])
-    told, (_, *halves) = tokens_reply(index, row, 0, ["ratio"])
-    np.testing.assert_allclose(np.frombuffer(halves[0], "<f2"), np.exp(-0.5), rtol=1e-3)
+    told, (_, *halves) = tokens_reply(index, row, 0)
+    ratios = halves[told["channels"].index("ratio")]
+    np.testing.assert_allclose(np.frombuffer(ratios, "<f2"), np.exp(-0.5), rtol=1e-3)
     terms = {term["name"]: term["value"] for term in objective_reply(index, row, 0, 0)[0]["losses"][0]["terms"]}
     assert terms["ratio"] == pytest.approx(np.exp(-0.5), rel=1e-5)
     clipped = objective_reply(index, row, 0, 0, ["ppo"])[0]["losses"]
@@ -402,5 +403,5 @@ async def test_tokens_have_texts_and_logprobs_that_no_request_asked_for(tiny_mod
         assert choice.message.content in "".join(texts)
         np.testing.assert_allclose(values["logprob"], choice.token_logprobs, atol=2e-3)
     assert from_disk[1]["ratio"].shape == from_disk[1]["logprob"].shape
-    lens, _ = objective_reply(index, 3, 0, 1)
-    assert lens["text"] == from_disk[0][1]
+    told, _ = objective_reply(index, 3, 0, 1)
+    assert told["text"] == from_disk[0][1]

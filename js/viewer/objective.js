@@ -2,7 +2,7 @@
 import { fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
 
 /** @param {any} app */
-export function createInspector(app) {
+export function createObjective(app) {
   const node = h("section.drawer", { label: "Token", hidden: true });
   const { ui } = app;
   let token = null,
@@ -16,7 +16,7 @@ export function createInspector(app) {
   }
 
   function draw() {
-    const lens = h("div.lens");
+    const terms = h("div");
     fill(
       node,
       h(
@@ -28,36 +28,36 @@ export function createInspector(app) {
         h(
           "button.button",
           {
-            "aria-pressed": String(ui.lens),
+            "aria-pressed": String(ui.objective),
             onclick: () => {
-              app.saveUi({ lens: !ui.lens });
+              app.saveUi({ objective: !ui.objective });
               draw();
             },
           },
-          "Loss lens",
+          "Loss terms",
         ),
         iconButton("✕", "Close", () => app.tokens.choose(null)),
       ),
-      ui.lens ? lens : null,
+      ui.objective ? terms : null,
     );
-    if (ui.lens) loadLens(lens);
+    if (ui.objective) loadTerms(terms);
     scrollToToken();
   }
 
   /** Scroll to the selected token, which the drawer may cover. */
   const scrollToToken = () => app.root.querySelector(".art-is-chosen")?.scrollIntoView({ block: "nearest" });
 
-  async function loadLens(lens) {
+  async function loadTerms(node) {
     const request = ++requests,
       { id, turn, k } = token;
-    fill(lens, h("p.muted", "Computing the objective with the trainer's functions …"));
+    fill(node, h("p.muted", "Computing the objective with the trainer's functions …"));
     try {
-      const { reply } = await app.wire.request("lens", { id, turn, token: k });
+      const { reply } = await app.wire.request("objective", { id, turn, token: k });
       if (request === requests)
-        fill(lens, reply.why ? h("p.note", marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
+        fill(node, reply.why ? h("p.note", marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
       scrollToToken();
     } catch (error) {
-      if (request === requests) fill(lens, h("p.note", marked(error.message)));
+      if (request === requests) fill(node, h("p.note", marked(error.message)));
     }
   }
 
@@ -77,7 +77,8 @@ export function createInspector(app) {
     };
     const term = (name) => {
       const cells = losses.map((loss) => cell(loss, name)),
-        allEqual = cells.every((value) => value === cells[0]);
+        values = losses.map((loss) => findTerm(loss, name)?.value),
+        allEqual = values.every((value) => value === values[0]);
       const symbol = losses.map((loss) => findTerm(loss, name)?.symbol).find(Boolean) ?? "";
       const node = tableLine(
         [name, symbol.length < 9 && symbol !== name ? muted(" ", symbol) : null],
@@ -90,7 +91,7 @@ export function createInspector(app) {
     };
     return h(
       "div.scroll",
-      { tabIndex: 0, role: "region", label: "Loss lens" },
+      { tabIndex: 0, role: "region", label: "Loss terms" },
       assumed && !recorded ? h("p.note", marked(assumed)) : null,
       h(
         "table.table.terms",
