@@ -97,10 +97,10 @@ def _epoch_order(seed: int, epoch: int, n: int) -> list[int]:
 
 
 def scenarios_of_step(
-    scenarios: Sequence,
+    scenarios: Sequence,  # of the whole run
     finished_steps: int,  # before this step
-    groups_per_step: int,
-    seed: int = 0,
+    groups_per_step: int,  # scenarios that each step uses
+    seed: int = 0,  # of the order
 ) -> list:
     """Return the scenarios of a step, drawn without replacement within each epoch."""
     picked = []
