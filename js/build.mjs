@@ -33,9 +33,10 @@ const options = {
 const packageOf = (path) => /node_modules\/((?:@[^/]+\/)?[^/]+)/.exec(path)?.[1];
 
 // Our custom properties (--art-*) in all style sheets. The sheets of all panels are in one page, so the names are common.
-const propertyNames = readdirSync(directory, { recursive: true })
-  .filter((path) => path.endsWith(".css") && !path.includes("node_modules"))
-  .flatMap((path) => readFileSync(join(directory, path), "utf8").match(/--art-[\w-]+/g) ?? []);
+const propertyNames = [".", "judging", "live", "viewer"]
+  .flatMap((folder) => readdirSync(join(directory, folder)).map((file) => join(directory, folder, file)))
+  .filter((path) => path.endsWith(".css"))
+  .flatMap((path) => readFileSync(path, "utf8").match(/--art-[\w-]+/g) ?? []);
 const properties = [...new Set(propertyNames)].sort();
 
 /** Return the short name of one of our custom properties. @param {string} name */

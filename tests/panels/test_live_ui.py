@@ -241,6 +241,17 @@ def test_a_failure_shows_the_events_before_it_and_advice(page_with, script):
     assert "Lower tokens_per_batch" in frozen and "<img src=x" not in frozen
 
 
+def test_without_buttons_the_files_for_pausing_and_stopping_are_named(page_with, cell, script):
+    page = page_with(cell)
+    script.rollouts(groups=1)
+    cell.button_stage = "unavailable"
+    look(cell)
+    wait_for(page, "this kernel ignores the buttons")
+    text = page.locator(".art-live-note[role=status]").inner_text()
+    assert f"To pause, interrupt the cell (■) or create the file {script.store.path}/PAUSE." in text
+    assert text.endswith(f"To stop, create {script.store.path}/STOP.")
+
+
 def test_warnings_are_shown_with_what_to_try(page_with, cell, script):
     page = page_with(cell)
     script.rollouts()
