@@ -52,7 +52,7 @@ def begin(front, waiting=""):
     """A run that trains, and a cell that waits for it in some way; it has begun, so an interrupt reaches it."""
     front.run(RETURNED)
     cell = front.execute(waiting) if waiting else ""
-    begun = lambda tick: tick["rows"] >= 1 and bool(tick["waits"]) == bool(waiting)
+    begun = lambda tick: tick["rows"] >= 1 and bool(tick["button_stage"]) == bool(waiting)
     assert front.until(lambda: begun(front.tick()), 60), front.stacks()
     return cell
 
@@ -67,8 +67,8 @@ def over(front):
 def test_stop_is_heard_and_done(front, waiting, record_property):
     cell, version = begin(front, waiting), front.version
     if waiting:
-        waits = "deaf" if (version, waiting) in DEAF else "heard"
-        assert front.until(lambda: front.tick()["waits"] == waits, 60), front.tick()
+        stage = "unavailable" if (version, waiting) in DEAF else "receiving"
+        assert front.until(lambda: front.tick()["button_stage"] == stage, 60), front.tick()
     pressed = time.monotonic()
     number = front.send("control", action="stop")  # of 100,000 steps: no other message could end the cell
     if (version, waiting) in DEAF:
@@ -149,7 +149,7 @@ def test_cells_that_wait_in_line_are_run(front):
 
 def test_interrupting_a_waiting_cell_pauses(front):
     cell = begin(front, AWAITING)
-    assert front.until(lambda: front.tick()["waits"] == "heard", 60)  # no ping is being answered any more
+    assert front.until(lambda: front.tick()["button_stage"] == "receiving", 60)  # no ping is being answered any more
     front.manager.interrupt_kernel()
     assert front.until(lambda: cell in front.idle, 60), front.stacks()
     assert front.until(lambda: front.tick()["status"] == "paused", 60)
