@@ -105,7 +105,14 @@ def mean_verdict(
 @limit_concurrency(16, derive_key=lambda judge, *_: judge.name)
 async def _ask(judge: Judge, question: JudgeQuestion, repeat: int) -> JudgeReply | JudgeError:
     try:
-        return await judge.judge(question, repeat)
+        reply = await judge.judge(question, repeat)
+        n, expected = len(reply.verdicts), len(question.trajectories)
+        if n != expected:
+            raise JudgeError(
+                f"The judge {judge.name} returned {n} verdicts for {expected} trajectories. "
+                "Return one verdict per trajectory."
+            )
+        return reply
     except BackendMissing:
         raise
     except JudgeError as error:

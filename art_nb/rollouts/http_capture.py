@@ -367,10 +367,11 @@ def _patch_aiohttp(module: ModuleType) -> None:
 
     @wraps(request)
     async def wrapper(self: Any, method: str, url: Any, **options: Any) -> Any:
-        recording = call_or_warn(begin_recording, method, str(url), lambda: _request_body(options))
+        address = call_or_warn(_absolute_url, self, url) or str(url)
+        recording = call_or_warn(begin_recording, method, address, lambda: _request_body(options))
         if current_seed_scope() is not None:
             options["headers"] = _copy_headers(options.get("headers"))
-        with with_request_seed(method, call_or_warn(_absolute_url, self, url) or "", options.get("headers", {})):
+        with with_request_seed(method, address, options.get("headers", {})):
             if recording is None:
                 return await request(self, method, url, **options)
             with no_capture():

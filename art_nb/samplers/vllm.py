@@ -618,6 +618,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         return frozen_weights(self.policy) if self.shared else {}
 
     def _iterate(self) -> bool:
+        if self._policy is None:  # closed while requests were running
+            return False
         with self._workspace.in_use():
             if self.policy.device.type != "cpu":
                 return super()._iterate()
