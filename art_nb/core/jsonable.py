@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['MAX_PLAIN_DEPTH', 'compact', 'expand', 'plain', 'finite', 'utf8_text', 'text_digest', 'json_safe', 'finite_or_none',
-           'as_json', 'one_line', 'param_of']
+           'as_json', 'one_line', 'error_path']
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #f21215a3
 import hashlib
@@ -162,7 +162,7 @@ def one_line(text: str, length: int = 80) -> str:
     return " ".join(text[: 20 * length].split())[:length]
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #d562c5ce
-def param_of(error: Mapping[str, Any], body: Any) -> str:
+def error_path(error: Mapping[str, Any], body: Any) -> str:
     """Return the path of a pydantic error, like `messages[0].content`, without the names of union branches."""
     path, last = "", len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):

@@ -190,7 +190,7 @@ def test_kill_at_any_moment(tmp_path, delay_s):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_on_append(tmp_path):
     os.symlink("/dev/full", tmp_path / "history.jsonl")
-    with pytest.raises(StoreError, match=r"no space left to write .*history.jsonl: \d+ bytes are needed"):
+    with pytest.raises(StoreError, match=r"Could not write .*history.jsonl: no space left: \d+ bytes are needed"):
         RunStore(tmp_path).append_history({"step": 1})
 
 
