@@ -153,6 +153,6 @@ def test_replies_alike_are_counted_by_their_beginning():
     assert identical_share([]) == {}
 
 
-@pytest.mark.parametrize("message", ["Could not write /runs/a: Permission denied.", "Could not create /runs/a.lock: full."])
+@pytest.mark.parametrize("message", ["Could not write /runs/a: Denied.", "Could not create /runs/a.lock: full"])
 def test_a_failed_write_has_advice(message):
     assert "Free some disk space" in advice_for(message)
