@@ -254,7 +254,7 @@ async def test_supervised_training_on_what_is_no_list(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("smolm2-135m", "did you mean 'smollm2-135m'"), ("nowhere/at/all", "no base model")]
+    ("name", "words"), [("smolm2-135m", "Did you mean 'smollm2-135m'"), ("nowhere/at/all", "no base model")]
 )
 async def test_a_base_model_that_does_not_exist(fresh, name, words):
     with pytest.raises(StoreError, match=words):

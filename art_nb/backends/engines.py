@@ -16,12 +16,12 @@ import torch
 
 from ..core.types import BackendMissing
 from ..learners.base import Learner
-from ..learners.unsloth import UnslothLearner, usable_unsloth
+from ..learners.unsloth import UnslothLearner, require_unsloth
 from ..policy.device import DeviceThread
 from ..policy.lora import Policy
 from ..samplers.base import Sampler
 from ..samplers.transformers import TransformersSampler
-from ..samplers.vllm import StartedEngine, VLLMSampler, check_model, known_args, usable_vllm
+from ..samplers.vllm import StartedEngine, VLLMSampler, check_model, known_args, require_vllm
 
 # %% ../../nbs/50_backends/05_engines.ipynb #b7e3c1fa
 UNSHARED = (
@@ -137,7 +137,7 @@ def choose_sampler(
     device = torch.device(device)
     if requested == "vllm":
         check_first_device("vLLM", device, "sampler_device")
-        return requested, usable_vllm(device.type)
+        return requested, require_vllm(device.type)
     if requested in SAMPLERS:
         return requested, requested
     if requested != "auto":
@@ -148,7 +148,7 @@ def choose_sampler(
     try:
         check_capability(device)
         check_first_device("vLLM", device, "sampler_device")
-        return "vllm", usable_vllm(device.type)
+        return "vllm", require_vllm(device.type)
     except BackendMissing as error:
         warn("auto", FALLBACK.format(error))
         return "transformers", "transformers"
@@ -200,7 +200,7 @@ def choose_learner(
     """Return a name in `LEARNERS` and its description. Raise `BackendMissing` if it cannot be used."""
     if requested == "unsloth":
         check_first_device("Unsloth", torch.device(device), "learner_device")
-        return requested, usable_unsloth()
+        return requested, require_unsloth()
     if requested in ("auto", "peft"):
         return "peft", "LoRA"
     if requested in LEARNERS:

@@ -42,7 +42,7 @@ from ..learners.base import Learner
 from ..models.gguf import LOADING
 from ..models.weights import adapter_directory, base_name, check_hub, fetch
 from ..policy.architectures import context_length, read_config
-from ..policy.device import DeviceThread, clear_frames, if_full, retry_if_full, use_device
+from ..policy.device import DeviceThread, clear_frames, oom_as_error, retry_after_oom, use_device
 from ..policy.lora import Policy, coverage_note
 from ..policy.loading import chosen_dtype, load_policy, pick_device
 from ..policy.memory_plan import MemoryPlan
@@ -442,9 +442,9 @@ async def open_runtime(
 
 
 def _load_with_retry(load: Callable[[], ModelRuntime], release: Callable[[], None]) -> ModelRuntime:
-    with if_full(ServeError, "Loading the model", "Use a smaller model, or lower max_running or max_model_len."):
+    with oom_as_error(ServeError, "Loading the model", "Use a smaller model, or lower max_running or max_model_len."):
         try:
-            return retry_if_full(load, release)
+            return retry_after_oom(load, release)
         except BaseException as error:
             clear_frames(error)  # the caller may keep the error, and its frames hold the weights
             raise

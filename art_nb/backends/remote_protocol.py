@@ -29,7 +29,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
 from ..core.files import commit_directory, json_lines
-from ..core.jsonable import param_of, plain
+from ..core.jsonable import error_path, plain
 from ..core.machine import temporary_path
 from art_nb.core.types import (
     ArtError,
@@ -323,7 +323,7 @@ def parse_call(body: bytes, forms: Mapping[str, type[FormT]]) -> tuple[str, Form
         form = forms[verb].model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ServeError(f"{verb}: {param_of(first, fields)}: {first['msg']}.") from error
+        raise ServeError(f"{verb}: {error_path(first, fields)}: {first['msg']}.") from error
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ServeError(
             f"The first line of a call is invalid ({type(error).__name__}): it must be a JSON object whose verb is one "

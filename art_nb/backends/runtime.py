@@ -27,13 +27,13 @@ from ..learners import checkpoints
 from ..learners.base import Learner
 from ..models.clients import at_step
 from ..policy import adapter_files
-from ..policy.device import DeviceThread, if_full, retry_if_full
+from ..policy.device import DeviceThread, oom_as_error, retry_after_oom
 from ..policy.adapters import Adapter, adapter, load_adapter
 from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.store import RunStore
-from ..samplers.base import LOWER, Sampler
+from ..samplers.base import LOWER_LIMITS_ADVICE, Sampler
 from ..serving.endpoint import Endpoint
 from ..tokens.chat import ChatFormat
 
@@ -147,7 +147,7 @@ class ModelRuntime:
         self.last_requests[key] = time.monotonic()  # set before loading: a step that ends now must not unload it
         if not loaded:
             step = int(key.rpartition("@")[2])
-            with if_full(ServeError, f"Loading the adapter of step {step}", LOWER):
+            with oom_as_error(ServeError, f"Loading the adapter of step {step}", LOWER_LIMITS_ADVICE):
                 self.sampler.load(key, adapter_files.read_adapter(self.store.checkpoint_dir(step)))
         return key
 
@@ -198,7 +198,7 @@ class ModelRuntime:
             metrics=self.unsaved,
             parent=str(self.store.checkpoint_dir(self.step - 1)),
         )
-        size = retry_if_full(write, self.make_room)
+        size = retry_after_oom(write, self.make_room)
         self.unsaved = None
         self.emit(CheckpointSaved(step=self.step, path=str(path), bytes=size))
 

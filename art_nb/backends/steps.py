@@ -27,7 +27,7 @@ from ..learners.base import config_to_json, mean_metrics, optimizer_steps, resto
 from ..learners.settings import StepConfig, unusual_values
 from ..learners.sft_rows import sft_batches
 from ..policy import adapter_files
-from ..policy.device import give_memory_back, if_full, retry_if_full
+from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
 from ..policy.packing import WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices, lacks_prompt
 from ..tokens import learner_records
@@ -44,7 +44,7 @@ def finish_step(
     start = time.perf_counter()
     give_memory_back()
     _warn_about_overflows(runtime, metrics)
-    retry_if_full(partial(runtime.publish, runtime.step + 1), partial(runtime.on_sampler, runtime.sampler.release))
+    retry_after_oom(partial(runtime.publish, runtime.step + 1), partial(runtime.on_sampler, runtime.sampler.release))
     sync_s = time.perf_counter() - start
     how = runtime.sampler.adapter_mode
     runtime.emit(AdapterServed(step=runtime.step, name=runtime.key(), seconds_s=sync_s, how=how))
@@ -142,12 +142,12 @@ def update_policy(
         event = GradientStep(step=step, micro_batch=micro_batch, micro_batches=micro_batches, tokens=tokens)
         runtime.emit(event)
 
-    with if_full(TrainError, "The learner", memory_advice(weighted_rows, config)):
+    with oom_as_error(TrainError, "The learner", memory_advice(weighted_rows, config)):
         reference = None
         if config.kl_reference:
             reference = adapter_files.read_matching_adapter(Path(config.kl_reference), runtime.policy)
         run_steps = partial(optimizer_steps, runtime.learner, weighted_rows, config, progress, reference)
-        metrics = retry_if_full(run_steps, runtime.make_room)
+        metrics = retry_after_oom(run_steps, runtime.make_room)
     learner_records.save_record(
         runtime.store, runtime.step + 1, runtime.learner.seen, rows, config_to_json(config), runtime.bus, weighted_rows
     )
@@ -233,7 +233,7 @@ def train_sft_step(
         start = time.perf_counter()
         _warn_about_learning_rate(runtime, config)
         _begin_step(runtime)
-        with if_full(TrainError, "The learner", "The adapter is unchanged: leave out the longest conversations."):
+        with oom_as_error(TrainError, "The learner", "The adapter is unchanged: leave out the longest conversations."):
             batches, rates = sft_batches(runtime.chat, trajectories, config, runtime.learner.check_length)
             batch_metrics = _train_batches(runtime, batches, rates, options or {})
         means = {name.replace("loss/train", "loss"): value for name, value in mean_metrics(batch_metrics).items()}
@@ -266,7 +266,7 @@ def _train_batches(
         learner.reset_optimizer()
         for i, (batch, rate) in enumerate(zip(batches, learning_rates, strict=True)):
             runtime.worker.check()
-            metrics.append(retry_if_full(partial(train_batch, batch, rate), runtime.make_room))
+            metrics.append(retry_after_oom(partial(train_batch, batch, rate), runtime.make_room))
             event = GradientStep(
                 step=runtime.step + 1,
                 micro_batch=i + 1,

@@ -11,8 +11,8 @@
 # %% auto #0
 __all__ = ['DAMAGED', 'MAX_FILE_BYTES', 'MAX_DEPTH', 'MAX_UNPACKED_BYTES', 'Writer', 'ReaderT', 'describe_damage', 'reading',
            'open_file', 'read_file', 'parse_json', 'read_json', 'parse_yaml', 'load_arrays', 'open_parquet',
-           'WriteError', 'atomic_write', 'flush_names', 'write_error', 'flush_files', 'commit_directory', 'json_lines',
-           'append_lines', 'read_lines', 'file_stamp', 'cached_by_file', 'JsonLinesTail']
+           'WriteError', 'atomic_write', 'fsync_directory', 'write_error', 'fsync_files', 'commit_directory',
+           'json_lines', 'append_lines', 'read_lines', 'file_stamp', 'cached_by_file', 'JsonLinesTail']
 
 # %% ../../nbs/00_core/70_files.ipynb #dee1e91c
 import errno
@@ -268,7 +268,7 @@ def atomic_write(
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        flush_names(path.parent)
+        fsync_directory(path.parent)
     except OSError as error:
         raise write_error(error, path, needed) from error
     finally:
@@ -276,7 +276,7 @@ def atomic_write(
             temporary.unlink(missing_ok=True)
 
 
-def flush_names(directory: Path) -> None:
+def fsync_directory(directory: Path) -> None:
     """Flush the names in a directory to disk."""
     if os.name == "posix":  # elsewhere a directory cannot be opened
         handle = os.open(directory, os.O_RDONLY)
@@ -293,17 +293,17 @@ def write_error(
 ) -> WriteError:
     """Return the error for a failed write. If the disk is full, it states the required and the available space."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return WriteError(f"cannot write {path}: {error.strerror or error}. Check the path and its permissions.")
+        return WriteError(f"Could not write {path}: {error.strerror or error}. Check the path and its permissions.")
     required = f"{needed:,} bytes are needed" if needed else "the size is not known"
     available = f", {shutil.disk_usage(path.parent).free:,} are available" if path.parent.exists() else ""
     reason = "" if error.errno == errno.ENOSPC else f" ({error.strerror})"
     return WriteError(
-        f"no space left to write {path}{reason}: {required}{available}. Free some space and try again. "
+        f"Could not write {path}: no space left{reason}: {required}{available}. Free some space and try again. "
         "The existing file was not changed."
     )
 
 # %% ../../nbs/00_core/70_files.ipynb #d1c0a002
-def flush_files(directory: Path) -> None:
+def fsync_files(directory: Path) -> None:
     """Flush every file of a directory to disk, so that the directory can be renamed safely."""
     for path in directory.iterdir():
         with path.open("rb+") as file:
@@ -315,7 +315,7 @@ def commit_directory(
     directory: Path,  # the final name; an existing directory is replaced
 ) -> None:
     """Flush every file of `temporary` to disk and rename it to `directory`, which an `OSError` leaves unchanged."""
-    flush_files(temporary)
+    fsync_files(temporary)
     old = temporary_path(directory, "old")
     if directory.exists():
         os.replace(directory, old)
@@ -325,7 +325,7 @@ def commit_directory(
         if old.exists():
             os.replace(old, directory)
         raise
-    flush_names(directory.parent)
+    fsync_directory(directory.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 # %% ../../nbs/00_core/70_files.ipynb #d1c0a005

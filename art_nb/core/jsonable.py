@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['MAX_PLAIN_DEPTH', 'compact', 'expand', 'plain', 'finite', 'utf8_text', 'text_digest', 'json_safe', 'finite_or_none',
-           'as_json', 'one_line', 'param_of']
+           'as_json', 'one_line', 'error_path']
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #f21215a3
 import hashlib
@@ -86,6 +86,8 @@ def plain(
     if depth > MAX_PLAIN_DEPTH:
         return f"(nested more than {MAX_PLAIN_DEPTH} levels deep)"
     match value:
+        case np.longdouble():  # its `tolist` returns the same type
+            return plain(float(value), depth)
         case np.generic() | np.ndarray():
             return plain(value.tolist(), depth)
         case float():
@@ -99,7 +101,10 @@ def plain(
         case BaseModel():
             return plain(value.model_dump(), depth)
         case SupportsFloat():
-            return plain(float(value))
+            try:
+                return plain(float(value), depth)
+            except (TypeError, ValueError, RuntimeError, OverflowError):  # for example a tensor with several elements
+                return str(value)
     return str(value)
 
 
@@ -128,11 +133,18 @@ def text_digest(
 
 def json_safe(value: Any, max_chars: int = 2000) -> Any:
     """Return a value as JSON types in which all texts are valid UTF-8."""
-    if isinstance(value, Mapping):
-        return {utf8_text(key, 200): json_safe(entry, max_chars) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_safe(entry, max_chars) for entry in value]
-    return utf8_text(value, max_chars) if isinstance(value, str) else plain(value)
+    return _utf8_texts(plain(value), max_chars)
+
+
+def _utf8_texts(data: Any, max_chars: int) -> Any:
+    match data:
+        case str():
+            return utf8_text(data, max_chars)
+        case dict():
+            return {utf8_text(key, 200): _utf8_texts(entry, max_chars) for key, entry in data.items()}
+        case list():
+            return [_utf8_texts(entry, max_chars) for entry in data]
+    return data
 
 
 def finite_or_none(value: float) -> float | None:
@@ -150,7 +162,7 @@ def one_line(text: str, length: int = 80) -> str:
     return " ".join(text[: 20 * length].split())[:length]
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #d562c5ce
-def param_of(error: Mapping[str, Any], body: Any) -> str:
+def error_path(error: Mapping[str, Any], body: Any) -> str:
     """Return the path of a pydantic error, like `messages[0].content`, without the names of union branches."""
     path, last = "", len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):

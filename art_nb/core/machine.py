@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BEAT_S', 'DEAD_S', 'machine_tag', 'process_start', 'process_runs', 'temporary_path', 'parse_temporary', 'owner_runs',
-           'machine_memory', 'process_memory', 'process_has_ended']
+           'machine_memory', 'process_memory', 'interpreter_is_exiting']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import hashlib
@@ -131,8 +131,6 @@ def machine_memory(
 
 def process_memory() -> dict[str, Any]:
     """Return the bytes that this process uses, the total, and the peak."""
-    import platform
-
     with suppress(OSError, ValueError, AttributeError):
         page = os.sysconf("SC_PAGE_SIZE")
         totals, used = [page * os.sysconf("SC_PHYS_PAGES")], page * int(Path("/proc/self/statm").read_text().split()[1])
@@ -145,6 +143,6 @@ def process_memory() -> dict[str, Any]:
     return {}
 
 
-def process_has_ended() -> bool:
+def interpreter_is_exiting() -> bool:
     """Return whether the interpreter is shutting down and threads can start no more work."""
     return bool(getattr(thread_pools, "_shutdown", False))

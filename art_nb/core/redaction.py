@@ -98,15 +98,15 @@ def _split_url(url: str) -> SplitResult | None:
 
 
 def redact_url(url: Any, query: bool = True) -> str:
-    """Return a URL without its credentials and secret parameters. `query=False` removes all parameters."""
+    """Return a URL without credentials and secret parameters. `query=False` removes parameters and fragment."""
     parts = _split_url(str(url))
     if parts is None:
         return REDACTED if "@" in str(url) else str(url)
     if not parts.netloc:
         return str(url)
-    parameters = "&".join(_redact_pairs(parts.query)) if query else ""
     host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}" + (f"?{parameters}" if parameters else "")
+    ends = [(mark, text) for mark, text in (("?", parts.query), ("#", parts.fragment)) if query and text]
+    return f"{parts.scheme}://{host}{parts.path}" + "".join(mark + "&".join(_redact_pairs(t)) for mark, t in ends)
 
 
 def redact_text(text: Any, secrets: Iterable[str] = ()) -> str:

@@ -20,6 +20,7 @@ __all__ = ['BOUND', 'LEVELS', 'LOSSES', 'MISMATCH', 'KL_SOURCES', 'CLIP_BOUNDS',
 # %% ../../nbs/35_learners/00_losses.ipynb #a9641a99
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Any
 
 import torch
@@ -210,7 +211,7 @@ def dapo(t: TokenTensors, *, eps_low: float = 0.2, eps_high: float = 0.28, **opt
     return ppo(t, eps_low=eps_low, eps_high=eps_high, **options)
 
 
-def dr_grpo(t: TokenTensors, **options) -> Tensor:
+def dr_grpo(t: TokenTensors, *, eps_low: float = 0.2, eps_high: float | None = None, **options) -> Tensor:
     """Return the loss of `ppo`. Use it with reduction "constant" and scale "none". Dr. GRPO, arXiv:2503.20783."""
     return ppo(t, **options)
 
@@ -437,7 +438,11 @@ def from_trl(
     return {"is_min": 0.0, "is_max": epsilon_high}
 
 # %% ../../nbs/35_learners/00_losses.ipynb #78078c69
-CLIP_BOUNDS = {ppo: (0.2, None), dapo: (0.2, 0.28), dr_grpo: (0.2, None), gspo: (3e-4, 4e-4)}  # eps_low, eps_high
+def _default(loss: Callable, name: str) -> Any:
+    return signature(loss).parameters[name].default
+
+
+CLIP_BOUNDS = {loss: (_default(loss, "eps_low"), _default(loss, "eps_high")) for loss in (ppo, dapo, dr_grpo, gspo)}
 
 
 def clip_band(
@@ -447,7 +452,7 @@ def clip_band(
     """Return the lowest and the highest ratio that a loss does not clip."""
     loss = find_option(LOSSES, loss)
     if loss is cispo:
-        return options.get("is_min", 0.0), options.get("is_max", 5.0)
+        return options.get("is_min", _default(loss, "is_min")), options.get("is_max", _default(loss, "is_max"))
     if loss not in CLIP_BOUNDS:
         return None
     low, high = options.get("eps_low", CLIP_BOUNDS[loss][0]), options.get("eps_high", CLIP_BOUNDS[loss][1])
@@ -479,7 +484,7 @@ def clip_metrics(
     band = clip_band(loss, options)
     if loss is dppo:
         gained_E = t.logprobs_E.exp() - torch.where(torch.isfinite(t.old_E), t.old_E, t.logprobs_E).exp()
-        threshold, advantages_E = options.get("threshold", 0.2), t.advantages_E
+        threshold, advantages_E = options.get("threshold", _default(loss, "threshold")), t.advantages_E
         below_E, above_E = gained_E < -threshold, gained_E > threshold
     elif band:
         ratio_E, advantages_E = loss_ratio(t, loss, options)

@@ -32,7 +32,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, l
 from ..runs.costs import CostCalculator
 from ..runs.metrics import MetricsBuilder, counted_row, group_metrics, metric_name
 from ..runs.store import RunStore
-from ..runs.trackers import Tracker, note_metrics
+from ..runs.trackers import Tracker, merge_wandb_config
 
 # %% ../../nbs/15_models/30_model.ipynb #e2221b6f
 class ModelBackend(Protocol):
@@ -153,7 +153,7 @@ def _check_backend(model: "Model[Any, Any]", backend: Any) -> None:
             f"received {backend!r}."
         )
     if model._backend not in (None, backend) and model.trainable:
-        model._say_once(
+        model._warn_once(
             "second backend",
             f"{model.name} was registered with another backend. Requests and training "
             "now use the new one; `await backend.close()` frees the memory of the other.",
@@ -247,7 +247,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     def _get_output_dir(self) -> str:
         return str(Path(self.base_path) / _folder_name(self.project) / "models" / _folder_name(self._storage_name()))
 
-    def _say_once(self, key: str, message: str) -> None:
+    def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
             self._warned.add(key)
             self._bus.warn_once(key, message)
@@ -376,7 +376,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         config : dict
             Values for the config of the W&B run.
         """
-        self._wandb_config = note_metrics(self._wandb_config, config)
+        self._wandb_config = merge_wandb_config(self._wandb_config, config)
         self._tracker.configure(self)
 
     def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
@@ -565,7 +565,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)
         if unused := _unused_settings(_openai_client_config or {}):
-            self._say_once(
+            self._warn_once(
                 f"client config {unused}",
                 f"These settings of _openai_client_config have no effect here: {', '.join(unused)}.",
             )
@@ -653,7 +653,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         trajectories : iterable of Trajectory
             Conversations. They are streamed if `config.learning_rate` is a list.
         config : TrainSFTConfig, optional
-            Learning rate, batch size and epochs.
+            Learning rate, batch size, and which assistant turns are trained.
         _config : dict, optional
             ART's experimental options, which have no effect.
         verbose : bool
@@ -665,7 +665,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
             listed("train_sft", trajectories, "trajectories")  # raises an error that shows the correct call
         options = dict(_config or {})
         if unused := sorted(name for name, value in options.items() if value is not None):
-            self._say_once(
+            self._warn_once(
                 f"sft config {unused}",
                 f"These options in _config of train_sft have no effect here: {', '.join(unused)}.",
             )
@@ -686,7 +686,7 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         best = await asyncio.to_thread(self._best_step, best_checkpoint_metric)
         if best is None:
             missing = f"{best_checkpoint_metric!r} is not in the history of {self.run_name}"
-            self._say_once(
+            self._warn_once(
                 missing, f"{missing}: only the latest checkpoint is kept. Pass another metric, such as 'train/reward'."
             )
         steps = {await self.get_step()} if best is None else {await self.get_step(), best}

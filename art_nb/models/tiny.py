@@ -9,13 +9,10 @@ __all__ = ['CHATML', 'SPECIAL_TOKENS', 'TRAINING_TEXT', 'byte_bpe', 'tiny_tokeni
 from pathlib import Path
 from typing import Any
 
+from .gguf import CHATML_TURNS
+
 # %% ../../nbs/15_models/40_tiny.ipynb #1bb2bb44
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+CHATML = CHATML_TURNS
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # token IDs 0, 1, 2
 TRAINING_TEXT = [
     "system user assistant\n",

@@ -9,7 +9,6 @@ __all__ = ['EMBEDDED', 'PART', 'CONVERSION', 'HUB_NAME', 'Wheel', 'Embedded', 'c
            'check_hub', 'unknown_model_error', 'fetch']
 
 # %% ../../nbs/15_models/10_weights.ipynb #3722a48d
-import difflib
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from typing import Any
 import httpx
 
 from ..core.files import commit_directory
-from ..core.types import BackendMissing, StoreError, install_hint
+from ..core.types import BackendMissing, StoreError, install_hint, suggest_name
 from .gguf import convert_gguf
 
 # %% ../../nbs/15_models/10_weights.ipynb #b62828c7
@@ -348,11 +347,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 def unknown_model_error(name: str) -> StoreError:
     """Return the error for an unknown base model, with a suggestion."""
-    close = difflib.get_close_matches(name.lower(), EMBEDDED, n=1)
-    suggestion = f"did you mean {close[0]!r}? " if close else ""
     return StoreError(
-        f"no base model {name!r}: {suggestion}Give an embedded name ({', '.join(EMBEDDED)}), the path of a "
-        "model directory or .gguf file, or a hub name such as 'org/name'"
+        f"There is no base model {name!r}.{suggest_name(name, EMBEDDED)} Pass an embedded name "
+        f"({', '.join(EMBEDDED)}), the path of a model directory or .gguf file, or a hub name like 'org/name'."
     )
 
 

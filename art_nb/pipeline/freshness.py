@@ -19,7 +19,7 @@ from .settings import PipelineRuntimeConfig
 from ..rollouts.entries import sampled_tokens
 from ..rollouts.gather import completion_tokens
 from ..rollouts.trajectories import TrajectoryGroup, choices
-from ..runs.metrics import rewards_differ
+from ..runs.metrics import has_variance
 
 # %% ../../nbs/70_pipeline/10_freshness.ipynb #829a80e7
 def token_ages(group: TrajectoryGroup, step: int) -> list[tuple[int, int]]:
@@ -60,7 +60,7 @@ def drop_reason(group: TrajectoryGroup, step: int, max_age: int | None, max_mean
         return "failed"
     if is_stale(group, step, max_age, max_mean_age):
         return "stale"
-    return None if rewards_differ([trajectory.reward for trajectory in group]) else "zero_variance"
+    return None if has_variance([trajectory.reward for trajectory in group]) else "zero_variance"
 
 # %% ../../nbs/70_pipeline/10_freshness.ipynb #02399696
 FRESHNESS_DECAY_STEPS = 8.0

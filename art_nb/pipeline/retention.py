@@ -122,7 +122,7 @@ async def delete_checkpoints(
             f"checkpoint_retention_strategy has no effect: the checkpoints of {model.name} are not in "
             f"{model.store.path}. They are on the machine of the backend."
         )
-        model._say_once("retention", message)
+        model._warn_once("retention", message)
         return
     infos = await asyncio.to_thread(checkpoints_of, model.store, used, evaluated)
     context = CheckpointRetentionContext(current_step=run.step, checkpoints=infos)

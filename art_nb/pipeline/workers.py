@@ -234,7 +234,7 @@ class Evaluations:
     def _policy_of(self, step: int, saved_steps: list[int]) -> AbstractContextManager[None]:
         if step in saved_steps or not saved_steps:
             return at_step(self.model.name, step)
-        self.model._say_once(
+        self.model._warn_once(
             "evaluation",
             f"{self.model.store.path} has no checkpoint of step {step}. The evaluation of step {step} uses "
             "the newest policy instead. Train with save_checkpoint=True to evaluate each step with its own adapter.",

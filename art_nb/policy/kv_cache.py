@@ -45,9 +45,12 @@ class PrefixCache:
         return len(self._page_of) * self._page_bytes
 
     def add(self, hashes: Sequence[int], kv: torch.Tensor) -> None:  # kv: [layers, 2, heads, tokens, dim]
-        """Store the full blocks of a conversation."""
+        """Store the full blocks of a conversation. Its own blocks are never removed for it."""
         self._make_pool(kv)
-        new = [i for i, h in enumerate(hashes) if h not in self._page_of][: len(self._free) + len(self._page_of)]
+        self._touch(hashes)
+        missing = [i for i, h in enumerate(hashes) if h not in self._page_of]
+        n_stored = len(hashes) - len(missing)
+        new = missing[: len(self._free) + len(self._page_of) - n_stored]
         pages = [self._take() for _ in new]
         if pages:
             blocks = kv[..., : len(hashes) * BLOCK, :].unflatten(3, (-1, BLOCK)).permute(3, 0, 1, 2, 4, 5)

@@ -37,7 +37,7 @@ from art_nb.policy.architectures import (
     read_config,
     usable_dtype,
 )
-from .device import out_of_memory
+from .device import is_out_of_memory
 from .lora import TARGETS, Policy, modules_only
 from .kv_cache import KVSlots
 from .packing import WeightedRow, micro_batches, tree_attention
@@ -121,7 +121,7 @@ def load_model(
             path, config=text, dtype=dtype, device_map={"": device}, output_loading_info=True, **options
         )
     except Exception as error:  # of transformers, safetensors, torch or the file system
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise StoreError(
             f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
@@ -277,7 +277,7 @@ def checked_policy(model, tokenizer, **options) -> Policy:
     except TrainError:
         raise
     except Exception as error:  # raised by the code of the architecture
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         raise TrainError(
             f"{name} cannot be trained here: it does not run with art_nb's attention ({error_line(error)}). "

@@ -27,7 +27,7 @@ from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
     bf16_products,
-    has_wide_products,
+    has_fp32_output,
     lora_product,
     packs,
     rms_norm,
@@ -582,7 +582,7 @@ class Policy:
         if self._head_product is None:
             with torch.inference_mode(False):  # the learner needs it for gradients, even if the sampler creates it
                 weight = self.model.get_output_embeddings().weight.detach()
-                self._head_product = FrozenWeight(weight if has_wide_products(weight) else weight.float())
+                self._head_product = FrozenWeight(weight if has_fp32_output(weight) else weight.float())
         return self._head_product
 
     def _head_bias(self) -> torch.Tensor | None:

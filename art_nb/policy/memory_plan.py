@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 from ..core.machine import process_memory
 from ..core.types import TrainError
 from .architectures import context_length, is_wrapped, model_class
+from .device import dtype_name
 from .kv_cache import head_dim
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #7a351e23
@@ -357,7 +358,7 @@ class MemoryPlan:
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #e54c34e0
 def plan_title(plan: MemoryPlan) -> str:
     """Return the model, its dtype and its engines as text."""
-    settings, dtype = plan.settings, str(plan.settings.dtype).removeprefix("torch.")
+    settings, dtype = plan.settings, dtype_name(plan.settings.dtype)
     engines = " and ".join(filter(None, (settings.sampler, settings.learner)))
     return f"{plan.shape.name} in {dtype}, {engines}" + (f", on {settings.device_name}" if settings.device_name else "")
 

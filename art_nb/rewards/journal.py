@@ -23,9 +23,9 @@ import numpy as np
 from ..core.events import fits
 from ..core.files import append_lines, atomic_write, json_lines, read_lines
 from ..core.jsonable import plain
-from .judges import Judgment, group_id
-from .rubrics import conversation, rubric_id, shared_prefix
-from .ruler import kendall_tau
+from .judges import Judgment, group_id, human_score
+from .rubrics import rubric_id, shared_prefix
+from .ruler import _pair_signs, kendall_tau
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #f08ca087
@@ -135,12 +135,20 @@ def override(
     step: int = 0,
     by: str = "human",
 ) -> list[Judgment]:  # to append to a journal
-    """Return the judgments with which a person overrides the judge's scores."""
+    """Return the judgments with which a person overrides the judge's scores. Raise `JudgeError` for invalid scores."""
     name = group if isinstance(group, str) else group_id(group)
-    clipped = {i: None if score is None else min(max(float(score), 0.0), 1.0) for i, score in scores.items()}
+    numbers = {i: human_score(i, score) for i, score in scores.items()}
     return [
-        Judgment(group=name, trajectory=i, score=score, step=step, judge=by, by="human", reason=reason)
-        for i, score in clipped.items()
+        Judgment(
+            group=name,
+            trajectory=i,
+            score=None if score is None else min(max(score, 0.0), 1.0),
+            step=step,
+            judge=by,
+            by="human",
+            reason=reason,
+        )
+        for i, score in numbers.items()
     ]
 
 
@@ -193,9 +201,7 @@ def compare(
     b: Sequence[float | None],
 ) -> Agreement:
     """Compare the scores of two raters for one group."""
-    both = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    signs = [(np.sign(p[0] - q[0]), np.sign(p[1] - q[1])) for p, q in combinations(both, 2)]
-    products = [int(x * y) for x, y in signs if x or y]
+    products = [int(x * y) for x, y in _pair_signs(a, b) if x or y]
     tau = kendall_tau(a, b)
     return Agreement(products.count(1), products.count(-1), products.count(0), [] if np.isnan(tau) else [tau])
 
@@ -270,7 +276,7 @@ def preference_pairs(
     pick: Pick = every_pair,
     step: int | None = None,  # of the groups in the journal; None: all
 ) -> list[dict[str, Any]]:  # prompt, chosen and rejected as message lists, and the scores
-    """Convert judged groups into preference pairs."""
+    """Convert judged groups into preference pairs. Raise `ValueError` for a trajectory with additional histories."""
     pairs = []
     for group in groups:
         latest = journal.current(group, step) if journal is not None else {}
@@ -284,7 +290,7 @@ def preference_pairs(
 
 
 def _pair(better: Scored, worse: Scored, group: str) -> dict[str, Any]:
-    chosen, rejected = conversation(better[0]), conversation(worse[0])
+    chosen, rejected = _messages(better[0]), _messages(worse[0])
     shared = shared_prefix([chosen, rejected])
     return {
         "prompt": chosen[:shared],
@@ -295,6 +301,15 @@ def _pair(better: Scored, worse: Scored, group: str) -> dict[str, Any]:
         "by": [better[2], worse[2]],
         "group": group,
     }
+
+
+def _messages(trajectory: Trajectory) -> list[dict[str, Any]]:
+    if trajectory.additional_histories:
+        raise ValueError(
+            "A trajectory with additional histories cannot be part of a preference pair. "
+            "Pass groups without such trajectories."
+        )
+    return [plain(message) for message in trajectory.messages()]
 
 
 def write_pairs(path: str | Path, pairs: Iterable[Mapping[str, Any]]) -> Path:

@@ -105,7 +105,14 @@ def mean_verdict(
 @limit_concurrency(16, derive_key=lambda judge, *_: judge.name)
 async def _ask(judge: Judge, question: JudgeQuestion, repeat: int) -> JudgeReply | JudgeError:
     try:
-        return await judge.judge(question, repeat)
+        reply = await judge.judge(question, repeat)
+        n, expected = len(reply.verdicts), len(question.trajectories)
+        if n != expected:
+            raise JudgeError(
+                f"The judge {judge.name} returned {n} verdicts for {expected} trajectories. "
+                "Return one verdict per trajectory."
+            )
+        return reply
     except BackendMissing:
         raise
     except JudgeError as error:
@@ -192,13 +199,18 @@ async def score_group(
     return GroupScores(judge.name, rubric, verdicts, rounds, seed, seconds_s=time.perf_counter() - start, **sums)
 
 # %% ../../nbs/20_rewards/30_ruler.ipynb #8b6002e7
+def _pair_signs(a: Sequence[float | None], b: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return for each pair of trajectories with two scores how each rater orders it: 1, 0 or -1."""
+    both = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    return [(np.sign(p[0] - q[0]), np.sign(p[1] - q[1])) for p, q in combinations(both, 2)]
+
+
 def kendall_tau(
     a: Sequence[float | None],  # scores; pairs with None are ignored
     b: Sequence[float | None],
 ) -> float:  # nan if either ranking orders no pair
     """Return Kendall's τ-b of two rankings."""
-    both = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    signs = [(np.sign(p[0] - q[0]), np.sign(p[1] - q[1])) for p, q in combinations(both, 2)]
+    signs = _pair_signs(a, b)
     ordered_a, ordered_b = (sum(sign[i] != 0 for sign in signs) for i in (0, 1))
     if not ordered_a or not ordered_b:
         return float("nan")

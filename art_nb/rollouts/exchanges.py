@@ -159,6 +159,8 @@ def _join_message(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
             _merge_block_delta(blocks[-1], event["delta"])
         elif kind == "message_delta":
             whole |= {key: value for key, value in event["delta"].items() if value is not None}
+            usage = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+            whole |= {"usage": {**(whole.get("usage") or {}), **usage}} if usage else {}
     return whole | {"content": [_finish_block(block) for block in whole.get("content", [])]}
 
 

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from weakref import ref
 
 from ..core.seeds import SEED_HEADER, SeedScope, current_seed_scope
+from .exchanges import PROTOCOLS
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #5170c405
 class CaptureScope(Protocol):
@@ -74,7 +75,7 @@ def no_capture() -> Iterator[None]:
         _scopes.set(scopes)
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #00d9b059
-COMPLETION_PATHS = ("/chat/completions", "/completions", "/responses", "/messages")
+COMPLETION_PATHS = tuple(PROTOCOLS)
 MAX_CAPTURED_BYTES = 64 << 20  # of a request or a response
 _DONE = (b"\ndata: [DONE]", b"\ndata:[DONE]")  # inside model text, the newline would be escaped
 _warned: set[str] = set()
@@ -367,10 +368,11 @@ def _patch_aiohttp(module: ModuleType) -> None:
 
     @wraps(request)
     async def wrapper(self: Any, method: str, url: Any, **options: Any) -> Any:
-        recording = call_or_warn(begin_recording, method, str(url), lambda: _request_body(options))
+        address = call_or_warn(_absolute_url, self, url) or str(url)
+        recording = call_or_warn(begin_recording, method, address, lambda: _request_body(options))
         if current_seed_scope() is not None:
             options["headers"] = _copy_headers(options.get("headers"))
-        with with_request_seed(method, call_or_warn(_absolute_url, self, url) or "", options.get("headers", {})):
+        with with_request_seed(method, address, options.get("headers", {})):
             if recording is None:
                 return await request(self, method, url, **options)
             with no_capture():

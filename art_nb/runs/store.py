@@ -110,6 +110,7 @@ def _step_directories(path: Path) -> dict[int, Path]:
 
 # %% ../../nbs/10_runs/40_store.ipynb #42601b14
 OWN_STATE = ("_metrics_builder_state", "_pipeline_trainer")  # art_nb's keys in state.json; the others are the user's
+_SPLIT_NAME = re.compile(r"\w[\w.@+= -]*")
 _state_lock = threading.Lock()
 
 
@@ -234,8 +235,11 @@ class RunStore:
         return (event for event in events if event is not None)
 
     def _file(self, split: str, step: int, ending: str) -> Path:
-        if not re.fullmatch(r"\w[\w.@+= -]*", split):
-            raise StoreError(f"Invalid split name {split!r}: use letters, digits, '-' and '_'.")
+        if not _SPLIT_NAME.fullmatch(split):
+            raise StoreError(
+                f"Invalid split name {split!r}: use letters, digits, spaces and `.@+=_-`, and start with a letter, "
+                "digit or `_`."
+            )
         return self.path / "trajectories" / split / f"{step:04d}{ending}"
 
     def write_groups(
@@ -298,10 +302,10 @@ class RunStore:
         self._warn(f"tokens:{path}", f"{path.name} does not match its groups. They are read without token data.")
 
     def splits(self) -> list[str]:
-        """Return the splits that have trajectories."""
+        """Return the splits that have trajectories. Directories with other names are skipped."""
         folder = self.path / "trajectories"
         names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
-        return [name for name in names if self.steps(name)]
+        return [name for name in names if _SPLIT_NAME.fullmatch(name) and self.steps(name)]
 
     def steps(self, split: str) -> list[int]:
         """Return the steps of a split that have trajectories.

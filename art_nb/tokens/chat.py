@@ -509,7 +509,7 @@ class ChatFormat:
         stream.add(text, last=True)
         return stream.message()
 
-    def begun_ids(self, prompt_ids: Sequence[int], name: str | None) -> tuple[str, list[int]]:
+    def forced_call_start(self, prompt_ids: Sequence[int], name: str | None) -> tuple[str, list[int]]:
         """Return text and IDs that start a forced call of a tool (None: any tool), after closing open reasoning.
 
         Parameters

@@ -369,7 +369,10 @@ ADVICE_BY_MESSAGE = [
     (r"max_exceptions", "Run one rollout by hand: `await rollout(model, scenarios[0])`. Or raise max_exceptions."),
     (r"timeout_s|after [\d.]+ s", "Raise timeout_s, or lower max_completion_tokens so that replies end earlier."),
     (r"not finite|norm is (nan|inf)", "Look for rewards or logprobs that are not finite; lower the learning_rate."),
-    (r"space left|cannot write", "Free some disk space and train again. The run continues from its last checkpoint."),
+    (
+        r"space left|Could not (write|create)",
+        "Free some disk space and train again. The run continues from its last checkpoint.",
+    ),
     (r"[Cc]onnection|[Tt]imeout", "An endpoint did not answer: check the address of the judge or the tool."),
     (r"registered|closed", "Register the model with a backend again: `await model.register(art.LocalBackend())`."),
 ]

@@ -37,7 +37,7 @@ from weakref import WeakValueDictionary
 from ..backends.options import BackendOptions
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
-from ..core.machine import BEAT_S, process_has_ended
+from ..core.machine import BEAT_S, interpreter_is_exiting
 from ..core.types import StoreError, TrainError
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
@@ -164,7 +164,7 @@ class TrainingLoop:
                 )
                 run._fail(TrainError(message))
         except Exception as error:
-            if process_has_ended():
+            if interpreter_is_exiting():
                 await asyncio.Event().wait()  # forever: the run is left as if its kernel was killed
             run._fail(error)
         finally:

@@ -28,7 +28,7 @@ from art_nb.tokens.learner_records import (
     LearnerRecord,
     TrajectoryTokens,
     cached_record,
-    group_checksum,
+    token_checksum,
     row_spans,
     trajectory_tokens,
 )
@@ -126,7 +126,7 @@ def _assumed_record(rewards: np.ndarray, rows: Sequence[TokenRow], rule: tuple[A
     sizes = np.array([int(row.sampled.sum()) for row in weighed.rows], np.int32)
     return LearnerRecord(
         place_R=np.array([(0, row.trajectory, numbers[id(row.tokens)]) for row in weighed.rows], np.int32),
-        check_R=np.array([group_checksum(row.tokens) for row in weighed.rows], np.uint32),
+        check_R=np.array([token_checksum(row.tokens) for row in weighed.rows], np.uint32),
         size_R=sizes,
         coef_R=weighed.coef_R.astype(np.float32),
         old_E=old,

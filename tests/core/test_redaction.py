@@ -2,7 +2,7 @@
 
 import pytest
 
-from art_nb.core.redaction import REDACTED, redact, redact_text, secrets_in
+from art_nb.core.redaction import REDACTED, redact, redact_text, redact_url, secrets_in
 from art_nb.runs.store import RunStore
 
 
@@ -46,3 +46,12 @@ def test_a_model_record_keeps_its_names(tmp_path):
 def test_an_address_that_cannot_be_parsed_is_no_error():
     assert secrets_in({"url": "http://[bad/x"}) == []
     assert redact_text("http://[bad/x") == "http://[bad/x"
+
+
+def test_the_fragment_of_an_address_is_kept_without_its_secrets():
+    page = "See https://u:p@host.example/docs?a=1#section-2."
+    assert redact_text(page) == "See https://host.example/docs?a=1#section-2."
+    assert redact_url("https://host/callback#state=1&access_token=abc") == (
+        "https://host/callback#state=1&access_token=[redacted]"
+    )
+    assert redact_url("https://host/docs?a=1#section-2", query=False) == "https://host/docs"

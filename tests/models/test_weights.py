@@ -280,7 +280,7 @@ MEANINGLESS = ["", " ", "gpt2", "smollm2", "a/b/c", "../no/model", "no/such.gguf
 @pytest.mark.parametrize("name", MEANINGLESS)
 def test_a_name_that_means_nothing(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match=r"no base model .*smollm2-135m, gemma3-270m.*'org/name'"):
+    with pytest.raises(StoreError, match=r"There is no base model .*smollm2-135m, gemma3-270m.*'org/name'"):
         fetch(name)
 
 

@@ -15,7 +15,7 @@ import art_nb as art
 from art_nb.core.types import ServeError, TrainError, TrainSFTConfig
 from art_nb.policy.adapters import adapter, fingerprint
 from art_nb.policy.architectures import model_class
-from art_nb.policy.device import out_of_memory
+from art_nb.policy.device import is_out_of_memory
 
 SCRIPT = """
 import asyncio, resource, sys, tempfile, threading
@@ -111,7 +111,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("error", [*map(RuntimeError, TEXTS), MemoryError(), torch.OutOfMemoryError("CUDA")], ids=str)
 def test_failed_allocations_are_recognized(error):
-    assert out_of_memory(error)
+    assert is_out_of_memory(error)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_failed_allocations_are_recognized(error):
     ids=str,
 )
 def test_other_errors_are_not_failed_allocations(error):
-    assert not out_of_memory(error)
+    assert not is_out_of_memory(error)
 
 
 @contextmanager

@@ -33,14 +33,14 @@ def gpu(monkeypatch):
         }.items():
             monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
 
-    monkeypatch.setattr(engines, "usable_vllm", lambda device: "vllm 0.32.0")
+    monkeypatch.setattr(engines, "require_vllm", lambda device: "vllm 0.32.0")
     return pretend
 
 
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5)], ids=["V100", "T4"])
 def test_a_gpu_without_bfloat16_gets_the_embedded_sampler_and_float16(gpu, monkeypatch, capability):
     gpu(*capability)
-    monkeypatch.setattr(engines, "usable_vllm", lambda device: pytest.fail("vLLM was imported"))
+    monkeypatch.setattr(engines, "require_vllm", lambda device: pytest.fail("vLLM was imported"))
     warnings = []
     for settings in (LoadSettings(), LoadSettings.of_profile("t4", None)):
         devices = settings.devices()
@@ -93,7 +93,7 @@ def test_on_the_second_gpu_auto_is_the_embedded_sampler(gpu):
 
 def test_a_mac_gets_the_embedded_sampler_without_a_warning(monkeypatch):
     monkeypatch.setattr(loading.torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(engines, "usable_vllm", lambda device: pytest.fail("vLLM was imported"))
+    monkeypatch.setattr(engines, "require_vllm", lambda device: pytest.fail("vLLM was imported"))
     assert pick_device() == pick_device("mps") == MPS
     chosen = choose_engines("auto", "auto", (MPS, MPS), lambda key, text: pytest.fail(text))
     assert (chosen.sampler, chosen.learner) == ("transformers", "peft")

@@ -10,7 +10,7 @@ from support.gpu_parts import grouped_rows, learner_on
 from torch.nn.attention import varlen
 
 from art_nb.learners.base import StepConfig
-from art_nb.policy.kernels import has_wide_products, token_logprobs
+from art_nb.policy.kernels import has_fp32_output, token_logprobs
 from art_nb.policy.packing import Segment, joined_attention, joined_segments, padded_attention
 
 FAMILIES = ("llama", "qwen3", "qwen3_window", "gemma3", "mistral", "qwen2")
@@ -108,7 +108,7 @@ def scored(device, dtype, head_dtype, scale):
 @pytest.mark.parametrize("scale", [0.1, 1.0, 6.0], ids=["even", "usual", "certain"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_logprobs_of_a_head_in_half_precision_are_those_in_fp32(dtype, scale):
-    assert has_wide_products(torch.zeros(1, dtype=dtype, device=fake_gpu.NAME))
+    assert has_fp32_output(torch.zeros(1, dtype=dtype, device=fake_gpu.NAME))
     exact = scored("cpu", torch.float32, torch.float32, scale)
     logprobs, entropies, *grads = scored(fake_gpu.NAME, dtype, dtype, scale)
     torch.testing.assert_close(logprobs, exact[0], atol=1e-4, rtol=1e-5)

@@ -147,6 +147,14 @@ async def test_a_canceled_reply_is_aborted(model, vllm):
     assert not engine_of(model).requests
 
 
+async def test_nothing_is_left_to_do_after_closing(model):
+    """The device's thread asks once more if requests were running when the sampler was closed."""
+    sampler = sampler_of(model)
+    await sampler.worker.result(sampler.close)
+    sampler.close = lambda: None  # the backend closes it again
+    assert await sampler.worker.result(sampler._iterate) is False
+
+
 async def test_each_training_step_is_sampled_with_its_own_adapter(model, vllm):
     """More versions than vLLM keeps. On the fake GPU, each is a LoRA request, and the oldest ones are removed."""
     choices = []

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scripted_judge import ASK, animals, saying
 
+from art_nb.core.types import JudgeError
 from art_nb.rewards.journal import (
     Agreement,
     Journal,
@@ -20,7 +21,7 @@ from art_nb.rewards.journal import (
 )
 from art_nb.rewards.judges import Judgment
 from art_nb.rewards.ruler import ranks, ruler_score_group, score_group, with_scores
-from art_nb.rollouts.trajectories import TrajectoryGroup
+from art_nb.rollouts.trajectories import History, TrajectoryGroup
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("error")]
 
@@ -111,6 +112,28 @@ def test_preference_pairs():
     assert all(p["prompt"] == [ASK] for p in pairs)
     assert preference_pairs([TrajectoryGroup([saying("cat")])]) == []
     assert preference_pairs([TrajectoryGroup([saying("cat", reward=0.5), saying("dog", reward=0.5)])]) == []
+
+
+def test_preference_pairs_have_the_messages_of_the_conversation():
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
+    trajectories = [saying("cat", reward=0.9), saying("dog", reward=0.1)]
+    for trajectory in trajectories:
+        trajectory.messages_and_choices.insert(0, image)
+    [pair] = preference_pairs([TrajectoryGroup(trajectories)])
+    assert pair["prompt"] == [image, ASK]
+
+
+def test_additional_histories_are_no_preference_pair():
+    group = TrajectoryGroup([saying("cat", reward=0.9), saying("dog", reward=0.1)])
+    group.trajectories[0].additional_histories = [History(messages_and_choices=[ASK])]
+    with pytest.raises(ValueError, match="additional histories"):
+        preference_pairs([group])
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "good", [1]])
+def test_an_override_must_be_a_number(score):
+    with pytest.raises(JudgeError, match=r"Invalid score .* of trajectory 2: expected a number from 0 to 1, or None"):
+        override("g1", {0: 0.5, 2: score})
 
 
 def test_with_scores_leaves_the_input_alone():

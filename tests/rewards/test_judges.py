@@ -10,7 +10,7 @@ from art_nb.rewards import judges
 from art_nb.rewards.judges import CachedJudge, JudgeCache, Person, ReplayJudge, as_judge
 from art_nb.rewards.llm_judges import JudgeReply
 from art_nb.rewards.rubrics import Verdict
-from art_nb.rewards.ruler import ruler_score_group, score_group
+from art_nb.rewards.ruler import ruler_score_group, score_group, with_scores
 from art_nb.rollouts.trajectories import TrajectoryGroup
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("error")]
@@ -52,6 +52,19 @@ async def test_a_person_answers_from_another_thread():
     assert not person.pending
     with pytest.raises(JudgeError, match="answered or withdrawn"):
         person.answer(asked_of[0], [0.5, 0.5])
+
+
+@pytest.mark.parametrize("score", [float("nan"), "good", [1]])
+async def test_a_person_must_answer_with_numbers(score):
+    person = Person()
+    waiting = asyncio.ensure_future(score_group(animals(2), person, cache=None))
+    while not person.pending:
+        await asyncio.sleep(0.001)
+    [key] = person.pending
+    with pytest.raises(JudgeError, match="Invalid score .* of trajectory 1: expected a number from 0 to 1, or None"):
+        person.answer(key, [0.5, score])
+    person.answer(key, [0.5, None])  # the question is still open
+    assert [t.reward for t in with_scores(animals(2), await waiting)] == [0.5]
 
 
 async def test_a_person_who_leaves():

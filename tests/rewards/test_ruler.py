@@ -317,6 +317,21 @@ async def test_a_round_that_fails_leaves_the_others(error):
     assert "down" in result.verdicts[0].problem
 
 
+@pytest.mark.parametrize("n", [0, 1, 3])
+async def test_a_wrong_number_of_verdicts_is_an_error(n):
+    class Miscounting:
+        name, lasting = "miscounting", False
+
+        async def judge(self, question, repeat=0):
+            return JudgeReply([Verdict(0.5) for _ in range(n)])
+
+    message = rf"miscounting returned {n} verdicts for 2 trajectories\. Return one verdict per trajectory"
+    with pytest.raises(JudgeError, match=message):
+        await score_group(animals(2), Miscounting(), cache=None)
+    with pytest.warns(UserWarning, match=message):
+        assert await ruler_score_group(animals(2), Miscounting(), cache=None, swallow_exceptions=True) is None
+
+
 def test_the_mean_is_over_the_rounds_that_scored():
     assert mean_verdict([Verdict(0.2), Verdict(None, problem="x"), Verdict(0.4)]).score == pytest.approx(0.3)
     assert mean_verdict([Verdict(None, problem="x")] * 2).score is None

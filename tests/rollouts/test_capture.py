@@ -138,6 +138,15 @@ async def by_aiohttp(served, body):
         return text_of([line.decode() async for line in reply.content])
 
 
+async def by_aiohttp_with_a_base(served, body):
+    aiohttp = pytest.importorskip("aiohttp")
+    session = aiohttp.ClientSession(base_url=served.base_url + "/", headers=address(served)[1])
+    async with session, session.post("chat/completions", json=body) as reply:
+        if not body.get("stream"):
+            return (await reply.json())["choices"][0]["message"]["content"]
+        return text_of([line.decode() async for line in reply.content])
+
+
 async def by_openai_over_aiohttp(served, body):
     pytest.importorskip("aiohttp")
     async with openai.AsyncOpenAI(
@@ -157,6 +166,7 @@ CLIENTS = [
     by_httpx_sync,
     by_requests,
     by_aiohttp,
+    by_aiohttp_with_a_base,
     by_openai_over_aiohttp,
 ]
 
@@ -945,6 +955,7 @@ def test_anthropics_stream_becomes_messages(fixed):
     with art.Trajectory() as t:
         assert httpx.post(url, json=body).content == stream
         httpx.post(url, json={**body, "messages": again})
+    assert t.exchanges.messages[0].response["usage"] == {"input_tokens": 1, "output_tokens": 9}
     history = t.anthropic_messages_history()
     assert [message["role"] for message in history.messages()] == ["system", "user", "assistant", "tool", "assistant"]
     (call,) = history.messages()[2]["tool_calls"]

@@ -181,7 +181,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
 
     path = tmp_path / "1.jsonl"
     path.write_text('{"input": "a", "output": "b", "score": 1}\n')
-    monkeypatch.setattr(art_nb.runs.readers, "MAX_FORMAT_BYTES", 10)
+    monkeypatch.setattr(art_nb.runs.readers, "MAX_FILE_BYTES", 10)
     with pytest.raises(StoreError, match="Split it"):
         read_groups(path)
 

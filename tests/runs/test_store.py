@@ -190,7 +190,7 @@ def test_kill_at_any_moment(tmp_path, delay_s):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_full_disk_on_append(tmp_path):
     os.symlink("/dev/full", tmp_path / "history.jsonl")
-    with pytest.raises(StoreError, match=r"no space left to write .*history.jsonl: \d+ bytes are needed"):
+    with pytest.raises(StoreError, match=r"Could not write .*history.jsonl: no space left: \d+ bytes are needed"):
         RunStore(tmp_path).append_history({"step": 1})
 
 
@@ -384,3 +384,14 @@ def test_token_data_of_an_older_version_is_read():
     unpack_tokens([fresh], older)
     assert fresh.trajectories[0].messages_and_choices[0].token_ids == [7, 8]
     assert set(group_tokens(older, 0)) == set(older)
+
+
+@pytest.mark.parametrize("name", [".ipynb_checkpoints", "@eaDir", "-x"])
+def test_directories_of_other_programs_are_not_splits(tmp_path, name):
+    store = RunStore(tmp_path)
+    store.write_groups("val set", 3, [])
+    (tmp_path / "trajectories" / name).mkdir()
+    (tmp_path / "trajectories" / name / "0003.parquet").touch()
+    assert store.splits() == ["val set"]
+    with pytest.raises(StoreError, match=r"spaces and `\.@\+=_-`, and start with a letter, digit or `_`"):
+        store.write_groups(name, 3, [])

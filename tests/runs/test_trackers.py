@@ -16,7 +16,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2 as wire
 
 import art_nb as art
-from art_nb.runs.trackers import is_installed, note_metrics
+from art_nb.runs.trackers import merge_wandb_config, wandb_is_installed
 
 ROOT = Path(__file__).parents[2]
 BLOCK, WHOLE, LAST = 32768, 1, 4  # of the log that a run's file is: whole records, and last parts of others
@@ -298,15 +298,15 @@ def test_a_name_that_is_not_known_is_said(without_wandb, recwarn):
 
 
 def test_a_folder_of_runs_is_no_package(monkeypatch, tmp_path):
-    assert is_installed()
+    assert wandb_is_installed()
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert not is_installed()
+    assert not wandb_is_installed()
 
 
 def test_a_nested_setting_cannot_change():
-    config = note_metrics({"game": {"size": 3}}, {"game": {"dice": 2}})
+    config = merge_wandb_config({"game": {"size": 3}}, {"game": {"dice": 2}})
     assert config == {"game": {"size": 3, "dice": 2}}
     with pytest.raises(ValueError, match=r"game\.size is recorded as 3 .* Create another model"):
-        note_metrics(config, {"seed": 1, "game": {"size": 4}})
+        merge_wandb_config(config, {"seed": 1, "game": {"size": 4}})

@@ -15,7 +15,7 @@ from art_nb.core.types import ServeError
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.kv_cache import SlotAttention
 from art_nb.samplers.base import SamplingParams
-from art_nb.samplers.transformers import DRAWN, TransformersSampler, noise_size, sample_tokens, seeded_noise
+from art_nb.samplers.transformers import DRAW_BLOCK, TransformersSampler, noise_size, sample_tokens, seeded_noise
 
 CLOSE = 1e-4
 SLACKS = 0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, 1e-5, -1e-5  # a wide one alone takes in two tokens at once
@@ -219,7 +219,7 @@ def test_no_random_number_draws_a_token_that_was_cut(edge):
     rows = torch.randn(64, 5000, generator=torch.Generator().manual_seed(1))
     rows[:, 4000:] = float("-inf")
     noise = torch.ones(64, noise_size(5000))
-    noise[:, -DRAWN:] = edge
+    noise[:, -DRAW_BLOCK:] = edge
     noise[::2, 1:] = edge
     ids, logprobs, _ = sample_tokens(rows, [SamplingParams(top_k=50)] * 32 + [SamplingParams()] * 32, noise)
     assert torch.isfinite(logprobs).all()

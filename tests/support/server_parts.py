@@ -46,7 +46,7 @@ class Tags:
     def stream(self, prompt_ids, tools=None, single_call=False):
         return ReplyStream(CALL_FORMATS["hermes"] if tools else None, single_call=single_call)
 
-    def begun_ids(self, prompt_ids, name):
+    def forced_call_start(self, prompt_ids, name):
         text = call_prefix(CALL_FORMATS["hermes"], name)
         return text, list(text.encode())
 

@@ -161,7 +161,7 @@ def recorded_run(path) -> "art.RunStore":
     import numpy as np
 
     from art_nb.tokens.advantages import advantages
-    from art_nb.tokens.learner_records import LearnerRecord, group_checksum, write_record
+    from art_nb.tokens.learner_records import LearnerRecord, token_checksum, write_record
     from art_nb.tokens.rows import group_rows
 
     store, rng = art.RunStore(path), np.random.default_rng(0)
@@ -182,7 +182,7 @@ def recorded_run(path) -> "art.RunStore":
         3,
         LearnerRecord(
             place_R=np.array(places, np.int32),
-            check_R=np.array([group_checksum(row.tokens) for row in rows], np.uint32),
+            check_R=np.array([token_checksum(row.tokens) for row in rows], np.uint32),
             size_R=np.array(sizes, np.int32),
             coef_R=np.ones(len(rows), np.float32),
             old_E=np.concatenate(old),

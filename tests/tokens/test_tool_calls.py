@@ -122,7 +122,7 @@ def test_text_that_is_no_call_stays_text_in_later_turns(family):
 def test_a_begun_call_and_its_rest_are_one_call(family):
     chat, messages = chat_of(family), [{"role": "user", "content": "go"}]
     prompt = chat.prompt_ids(messages, TOOLS)
-    begun, ids = chat.begun_ids(prompt, "play")
+    begun, ids = chat.forced_call_start(prompt, "play")
     closing = {"hermes": "}\n</tool_call>", "llama3_json": "}", "mistral": "}]"}[family]
     rest, text = sampled(chat, '{"cell": "b2"}' + closing)
     stream = chat.stream(prompt, TOOLS)
@@ -276,7 +276,7 @@ def test_other_forms_are_vllms():
     ]
     assert chat.reply("b2", TOOLS) == {"role": "assistant", "content": "b2"}
     with pytest.raises(ServeError, match="cannot begin a call"):
-        chat.begun_ids([], "play")
+        chat.forced_call_start([], "play")
     with pytest.raises(ServeError, match="Unknown `tool_call_parser='abacus'`"):
         ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="abacus")
 

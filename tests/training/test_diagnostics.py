@@ -6,7 +6,7 @@ import random
 import pytest
 
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
-from art_nb.training.diagnostics import ADVICE_BY_MESSAGE, CHECKS, diagnose
+from art_nb.training.diagnostics import ADVICE_BY_MESSAGE, CHECKS, advice_for, diagnose
 from art_nb.training.steps import identical_share
 
 
@@ -151,3 +151,8 @@ def test_replies_alike_are_counted_by_their_beginning():
         "train/alike": 0.0
     }  # short answers are alike anyway
     assert identical_share([]) == {}
+
+
+@pytest.mark.parametrize("message", ["Could not write /runs/a: Denied.", "Could not create /runs/a.lock: full"])
+def test_a_failed_write_has_advice(message):
+    assert "Free some disk space" in advice_for(message)
