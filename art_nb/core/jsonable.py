@@ -86,8 +86,10 @@ def plain(
     if depth > MAX_PLAIN_DEPTH:
         return f"(nested more than {MAX_PLAIN_DEPTH} levels deep)"
     match value:
-        case np.longdouble():  # its `tolist` returns the same type
+        case np.floating():  # `tolist` of a longdouble returns the same type
             return plain(float(value), depth)
+        case np.complexfloating():
+            return str(value)
         case np.generic() | np.ndarray():
             return plain(value.tolist(), depth)
         case float():

@@ -41,6 +41,7 @@ ODD = {
     "object": Unreadable(),
     "longdouble": np.longdouble(0.5),
     "longdoubles": np.ones(2, np.longdouble),
+    "clongdouble": np.clongdouble(1),
     "deep list": nested(5000),
     "endless dict": endless(),
     "set": {"\ud800"},
