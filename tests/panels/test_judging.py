@@ -457,7 +457,7 @@ async def test_a_question_opens_one_session_in_each_open_panel_and_is_announced_
     waiting = asyncio.ensure_future(score_group(answers("Paris", "Lyon"), person, cache=None))
     while not heard:
         await asyncio.sleep(0.002)
-    for hear in person.listeners:  # the same question again, as while a panel is being opened
+    for hear in person.listeners[1:]:  # the same question again, as while a panel is being opened
         hear(heard[0], person.pending[heard[0]].question)
     assert (len(heard), len(panel.sessions), len(closed.sessions), len(person.listeners)) == (1, 1, 0, 2)
     assert len(questions_panel(person).sessions) == 1
