@@ -213,7 +213,7 @@ def dapo(t: TokenTensors, *, eps_low: float = 0.2, eps_high: float = 0.28, **opt
 
 def dr_grpo(t: TokenTensors, *, eps_low: float = 0.2, eps_high: float | None = None, **options) -> Tensor:
     """Return the loss of `ppo`. Use it with reduction "constant" and scale "none". Dr. GRPO, arXiv:2503.20783."""
-    return ppo(t, **options)
+    return ppo(t, eps_low=eps_low, eps_high=eps_high, **options)
 
 
 def gspo(t: TokenTensors, *, eps_low: float = 3e-4, eps_high: float = 4e-4, **options) -> Tensor:
