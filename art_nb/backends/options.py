@@ -299,7 +299,7 @@ def check_names(
             suggestion = suggest_name(name, {*KNOWN_OPTIONS, *more})
         hints.append(f"Unknown option `{name}`.{suggestion}")
     if hints:
-        places = "docs/options.md and help(art_nb.backends.options.StepOptions)"
+        places = 'docs/options.md and help("art_nb.backends.options.BackendOptions")'
         raise TrainError(f"{' '.join(hints)} All options: {places}.")
 
 # %% ../../nbs/50_backends/20_options.ipynb #f70d3c21

@@ -172,6 +172,7 @@ def view(path: str, no_browser: bool) -> int:
 
     page = write_pages(Path(path), Path(tempfile.mkdtemp(prefix="art-nb-view-")))
     print(page)
+    print("A static page. In a notebook, art.view(path) opens the interactive viewer.", file=sys.stderr)
     if not no_browser:
         webbrowser.open(page.as_uri())
     return 0

@@ -196,7 +196,7 @@ class JudgingPanel(Panel):
         """Return the static form."""
         from art_nb.reports.html import LIMIT, Html, fit_to_bytes, tag
 
-        hint = tag("p", tag("code", "await art_nb.judge(group)"), " opens it again")
+        hint = tag("p", tag("code", "await art.judge(group)"), " opens it again")
         return fit_to_bytes(
             lambda detail: tag("div", *(Html(static_session(each, detail)) for each in self.sessions), hint), LIMIT
         )

@@ -355,7 +355,7 @@ def static_run(
         tag("div", tag("b", index.title), f" · {_about(store)}" if _about(store) else ""),
         facts_line(state, note, lost_line(index)),
     ]
-    hint = tag("p", tag("code", f'art_nb.view("{store.path}")'), " opens it again")
+    hint = tag("p", tag("code", f'art.view("{store.path}")'), " opens it again")
     return fit_to_bytes(
         lambda level: tag(
             "div",

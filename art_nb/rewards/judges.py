@@ -87,7 +87,9 @@ class PythonRule:
             return Verdict(problem=f"{self.name} raised {type(error).__name__}: {error}")
         value, reason = result if isinstance(result, tuple) else (result, "")
         score = as_score(float(value) if isinstance(value, bool) else value)
-        return Verdict(problem=f"{self.name} returned {value!r}") if score is None else clamped(score, reason)
+        if score is None:
+            return Verdict(problem=f"{self.name} returned {value!r}, but must return a number or (number, reason)")
+        return clamped(score, reason)
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #3b6d2c39
 @dataclass(slots=True)

@@ -638,7 +638,8 @@ def train(
     start : bool
         Start now. Otherwise the run waits for its Start button or for `run.start()`.
     **options : BackendOptions
-        Options of `backend.train`, for example `loss_fn` and `entropy_coef`. `help(BackendOptions)` lists them.
+        Options of `backend.train`, for example `loss`, `loss_options`, `kl_coef` and `entropy_coef`.
+        `help("art_nb.backends.options.BackendOptions")` and docs/options.md list all.
 
     Returns
     -------

@@ -31,9 +31,11 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
     )
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
+        print(f"The untrained model plays {games} games.", flush=True)
         before = await art.evaluate(model, rollout, unseen, metric="win")
         print(f"before: {before}", flush=True)
         start = time.time()
+        print(f"Training: imitation of {warm_up} games, then {steps} steps of {groups * 8} games.", flush=True)
         if await model.get_step() == 0:
             await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
         run = art.train(
@@ -48,6 +50,7 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
         )
         await run
         seconds = time.time() - start
+        print(f"The trained model plays {games} games.", flush=True)
         after = await art.evaluate(model, rollout, unseen, metric="win")
         print(f"after: {after}")
     print(

@@ -29,7 +29,7 @@ export function createCompare(app) {
     const summary = identical
       ? "The rollouts are identical."
       : prefix
-        ? `The first ${prefix} message${prefix === 1 ? " is" : "s are"} the same.`
+        ? `The first ${prefix === 1 ? "message is" : `${prefix} messages are`} the same.`
         : "They differ from the first message.";
     const sharedMessages = joinPieces(shared);
     fill(

@@ -162,7 +162,7 @@ def test_a_run_of_the_whole_corpus_is_inert(tmp_path):
     page = check_inert(shown)
     assert len(shown.encode()) <= LIMIT
     assert "train/reward over 3 steps: 0.3333 at step 1, 1 at step 3" in page.text
-    assert 'art_nb.view("' in page.text
+    assert 'art.view("' in page.text
     assert "sk-secret" not in shown
     for path in (report(store, tmp_path / "report.html"), export(store, [0, 1, 2, 30], tmp_path / "rows.html")):
         text = path.read_text()
