@@ -31,6 +31,7 @@ class Sampling:
         with torch.no_grad():
             for layer in self.policy.layers.values():
                 layer.B.normal_(0, 1e-3)
+        self.policy.cast_masters()  # the adapter is the trained one, as in a training run
         make = (
             (lambda: TransformersSampler(self.policy, self.worker, max_model_len=LENGTH))
             if kind == "embedded"

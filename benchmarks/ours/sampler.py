@@ -25,6 +25,7 @@ def setup(model: str, adapter_path: str) -> dict:
     with torch.no_grad():
         for layer in policy.layers.values():
             layer.B.normal_(0, 1e-3, generator=torch.Generator().manual_seed(0))
+    policy.cast_masters()  # the adapter is the trained one, as in a training run
     save_checkpoint(Path(adapter_path), Learner(policy), step=0, base_model=model)
     worker = DeviceThread()
     worker.call(use_device, policy.device)
