@@ -42,7 +42,7 @@ from ..learners.base import Learner
 from ..models.gguf import LOADING
 from ..models.weights import adapter_directory, base_name, check_hub, fetch
 from ..policy.architectures import context_length, read_config
-from ..policy.device import DeviceThread, clear_frames, oom_as_error, retry_after_oom, use_device
+from ..policy.device import DeviceThread, clear_frames, dtype_name, oom_as_error, retry_after_oom, use_device
 from ..policy.lora import Policy, coverage_note
 from ..policy.loading import chosen_dtype, load_policy, pick_device
 from ..policy.memory_plan import MemoryPlan
@@ -50,7 +50,7 @@ from ..runs.locks import RunLock, acquire_lock
 from ..runs.migrate import move_checkpoints
 from ..runs.store import RunStore, record_events
 from ..samplers.base import Sampler
-from ..samplers.vllm import dtype_name, known_args
+from ..samplers.vllm import known_args
 from ..serving.endpoint import Endpoint
 from ..tokens.chat import ChatFormat
 
@@ -467,7 +467,7 @@ def describe_runtime(
 ) -> str:
     """Return the memory plans, and one line about a runtime: model, devices, dtype, engines, step and address."""
     policy, sampler_device = runtime.policy, runtime.sampler_device
-    dtype = str(policy.dtype).removeprefix("torch.")
+    dtype = dtype_name(policy.dtype)
     line = (
         f"{runtime.name}: {runtime.base_model} on {policy.device} in {dtype}, "
         f"sampled by {engines.sampler_text}{'' if sampler_device is None else f' on {sampler_device.policy.device}'}, "

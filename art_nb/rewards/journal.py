@@ -25,7 +25,7 @@ from ..core.files import append_lines, atomic_write, json_lines, read_lines
 from ..core.jsonable import plain
 from .judges import Judgment, group_id, human_score
 from .rubrics import rubric_id, shared_prefix
-from .ruler import _pair_signs, kendall_tau
+from .ruler import pair_signs, kendall_tau
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #f08ca087
@@ -201,7 +201,7 @@ def compare(
     b: Sequence[float | None],
 ) -> Agreement:
     """Compare the scores of two raters for one group."""
-    products = [int(x * y) for x, y in _pair_signs(a, b) if x or y]
+    products = [int(x * y) for x, y in pair_signs(a, b) if x or y]
     tau = kendall_tau(a, b)
     return Agreement(products.count(1), products.count(-1), products.count(0), [] if np.isnan(tau) else [tau])
 

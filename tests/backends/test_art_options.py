@@ -8,7 +8,7 @@ from support.registered import QUESTION, a_group, heard
 
 import art_nb as art
 from art_nb.core.events import Bus, Warned
-from art_nb.models.tiny import CHATML
+from art_nb.models.gguf import CHATML_TURNS
 from art_nb.tokens.learner_records import read_record
 
 
@@ -54,7 +54,8 @@ async def test_without_settings_the_defaults_are_ours(named, local):
 
 
 async def test_a_request_may_switch_thinking_off(named, local):
-    thinks = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    closed = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    thinks = CHATML_TURNS + closed
     model = named(_internal_config={"chat_template": thinks})
     await model.register(local)
     ask = {"model": model.get_inference_name(), "messages": QUESTION, "max_tokens": 2}

@@ -15,7 +15,7 @@ from support.tiny import spelling_tokenizer
 import art_nb as art
 from art_nb.compat.utils import freeze_tool_schema, get_guided_completion_params
 from art_nb.core.types import ServeError
-from art_nb.models.tiny import CHATML
+from art_nb.models.gguf import CHATML_TURNS
 from art_nb.policy.lora import sequence_logprobs
 from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.reply_stream import ReplyStream
@@ -39,7 +39,7 @@ OFFER = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 @pytest.fixture
 async def home(tiny_model_dir, tmp_path):
     """A registered model, told of its tools in few words, and its backend."""
-    template = {"chat_template": OFFER + CHATML}
+    template = {"chat_template": OFFER + CHATML_TURNS}
     async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=template) as pair:
         yield pair
 
@@ -465,7 +465,7 @@ def test_a_call_that_is_complete_at_the_last_token_is_a_call():
 
 @pytest.mark.parametrize("style", ["llama3_json", "mistral", "deepseek_v3", "qwen3_coder"])
 async def test_the_format_of_the_model_is_used_or_the_missing_call_is_reported(tiny_model_dir, tmp_path, style):
-    config = {"chat_template": f"{{# {_MARKS[style]} #}}{OFFER}{CHATML}"}
+    config = {"chat_template": f"{{# {_MARKS[style]} #}}{OFFER}{CHATML_TURNS}"}
     assert detect_call_format(config["chat_template"]) == style
     async with at_home(tiny_model_dir, tmp_path, "student", _internal_config=config) as (model, _):
         answer = await ask(model, tools=REQUIRED[:1], tool_choice="required", max_tokens=90, n=8, seed=1)

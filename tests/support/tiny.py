@@ -5,7 +5,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
-from art_nb.models.tiny import CHATML, SPECIAL_TOKENS, byte_bpe, tiny_model, tiny_tokenizer
+from art_nb.models.gguf import CHATML_TURNS
+from art_nb.models.tiny import SPECIAL_TOKENS, byte_bpe, tiny_model, tiny_tokenizer
 
 
 def spelling_tokenizer(special, end, template):
@@ -65,7 +66,7 @@ def vocabulary(out, tokenizer):
     out.add_eos_token_id(0)  # as many files have it: the end of a turn is not named here
     out.add_pad_token_id(0)
     out.add_add_bos_token(False)
-    out.add_chat_template(CHATML)
+    out.add_chat_template(CHATML_TURNS)
 
 
 def gguf_name(key):

@@ -7,7 +7,8 @@ from openai.types.chat.chat_completion import Choice
 
 import art_nb as art
 from art_nb import TokenFlag
-from art_nb.models.tiny import CHATML, tiny_tokenizer
+from art_nb.models.gguf import CHATML_TURNS
+from art_nb.models.tiny import tiny_tokenizer
 from art_nb.tokens.chat import ChatFormat
 from art_nb.tokens.rows import trajectory_rows
 
@@ -110,7 +111,7 @@ def test_a_conversation_without_ids_is_printed(tiny_model_dir):
 
 async def test_a_template_of_ones_own_prints_it():
     t = art.Trajectory(messages_and_choices=[GO, {"role": "assistant", "content": "A1"}])
-    tokenizer, template = tiny_tokenizer(), "{{ mark | default('-') }}" + CHATML
+    tokenizer, template = tiny_tokenizer(), "{{ mark | default('-') }}" + CHATML_TURNS
     usual = tokenizer.decode(t.tokenize(tokenizer=tokenizer).tokens)
     for more, mark in (({}, "-"), ({"chat_template_kwargs": {"mark": "!"}}, "!")):
         how = {"tokenizer": tokenizer, "chat_template": template} | more
