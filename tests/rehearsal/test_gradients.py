@@ -1,5 +1,6 @@
 """The branches for devices other than the CPU compute the CPU's gradients, in each family and dtype."""
 
+import math
 from functools import cache
 
 import numpy as np
@@ -123,10 +124,11 @@ def test_probabilities_that_float16_does_not_have_keep_their_gradient():
     hidden = torch.eye(8, dtype=torch.float16)[:1].to(fake_gpu.NAME).requires_grad_()
     logprobs, _ = token_logprobs(hidden, head.to(fake_gpu.NAME), torch.zeros(1, dtype=torch.long).to(fake_gpu.NAME))
     logprobs.sum().backward()
-    rest = -float(logprobs.detach().cpu().expm1())
-    assert 0.009 < rest < 0.011
+    rest = 1 - 1 / (1 + 399_999 * math.exp(-17.5))
+    # torch sums in as many lanes as the CPU has. The lane of the large value loses its share: an eighth with AVX2.
+    assert -float(logprobs.detach().cpu().expm1()) == pytest.approx(rest, rel=0.15)
     expected = [17.5 * rest, -rest, *[0.0] * 6]
-    assert hidden.grad.cpu().flatten().tolist() == pytest.approx(expected, rel=0.1, abs=1e-6)  # a long sum on a CPU
+    assert hidden.grad.cpu().flatten().tolist() == pytest.approx(expected, rel=0.15, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
