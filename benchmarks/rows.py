@@ -157,7 +157,7 @@ def learner(bench: Bench) -> Iterator[Planned]:
         return {"value": operations / ours().ask("train", **request)["seconds"] / 1e9}
 
     row = Row(
-        "learner arithmetic over the measured bf16 GEMM peak",
+        "learner arithmetic over the measured GEMM peak",
         0.25,
         0.5,
         "GFLOP/s",

@@ -15,7 +15,7 @@ from art_nb.backends.planning import apply_plan
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
 from art_nb.policy.kernels import has_flash
-from art_nb.policy.loading import load_policy
+from art_nb.policy.loading import default_dtype, load_policy
 from art_nb.policy.lora import Policy
 from art_nb.policy.memory_plan import MemoryPlan, MemorySettings, free_memory, model_shape, plan_memory
 from art_nb.policy.packing import WeightedRow
@@ -33,6 +33,7 @@ from gpu.common import (
 )
 
 RANK = 16
+DTYPE = default_dtype(DEVICE)
 PEAKS = {  # dense bf16 FLOP/s from NVIDIA's data sheets; "T4" is its fp16 peak
     "T4": 65e12,
     "L4": 121e12,
@@ -89,26 +90,26 @@ def nominal_peak() -> float | None:
 
 
 def measured_peak() -> float:
-    """Measure the FLOP/s of a bf16 matrix product."""
+    """Measure the FLOP/s of a matrix product."""
     size = 8192 if CUDA else 512
-    a = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16)
+    a = torch.randn(size, size, device=DEVICE, dtype=DTYPE)
     return 2 * size**3 / median_seconds(lambda _: a @ a, 9)
 
 
 def random_learner(name: str, length: int) -> tuple[Learner, MemoryPlan]:
     """Return a learner with random weights in the shape of a model, and the memory plan that it follows."""
-    config, dtype = model_config(name), torch.bfloat16
+    config = model_config(name)
     settings = MemorySettings(
-        dtype=dtype,
+        dtype=DTYPE,
         device=DEVICE.type,
         rank=RANK,
         sampler=None,
         max_model_len=length,
-        masks=CUDA and not has_flash(DEVICE, dtype),
+        masks=CUDA and not has_flash(DEVICE, DTYPE),
     )
     plan = plan_memory(model_shape(config, name), free_memory(DEVICE), settings)
     with torch.device(DEVICE):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=DTYPE)
     policy = Policy(model, rank=RANK)
     apply_plan(plan, policy)
     return Learner(policy), plan

@@ -70,10 +70,10 @@ def arithmetic(shape: dict, share: bool = True) -> dict:
 
 
 def gemm() -> dict:
-    """Return the GFLOP/s of bf16 products: the best of five shapes, each the median of nine runs."""
-    gflops = {}
+    """Return the GFLOP/s of products in the learner's dtype: the best of five shapes, each the median of nine runs."""
+    gflops, dtype = {}, HELD["learner"].policy.dtype
     for m, k, n in ((2048, 2048, 2048), (1024, 1024, 1024), (4096, 2048, 2048), (1024, 576, 1536), (4096, 576, 1536)):
-        a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+        a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
         times = []
         for _ in range(10):
             start = time.perf_counter()
