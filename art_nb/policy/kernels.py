@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAX_SCORES', 'FLASH_DEVICES', 'SCORES_PER_CALL', 'FACTOR_SCALE', 'bf16_products', 'has_fp32_output', 'fp32_product',
            'rms_norm', 'rms_norm_into', 'signed_sin', 'rotate_signed', 'rotate', 'FrozenWeight', 'packs',
-           'LowRankProduct', 'lora_product', 'attention', 'has_flash', 'has_varlen', 'varlen_attention', 'causal_bias',
-           'batch_by_size', 'IndexSelect', 'token_logprobs']
+           'packed_dtypes', 'LowRankProduct', 'lora_product', 'attention', 'has_flash', 'has_varlen',
+           'varlen_attention', 'causal_bias', 'batch_by_size', 'IndexSelect', 'token_logprobs']
 
 # %% ../../nbs/30_policy/00_kernels.ipynb #a69486b9
 from collections.abc import Callable, Iterator, Sequence
@@ -187,19 +187,17 @@ class FrozenWeight:
 
 def packs(weight: torch.Tensor) -> bool:
     """Return whether products with `weight` use oneDNN's layout."""
-    return weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32) and _has_packing()
+    return weight.device.type == "cpu" and weight.dtype in packed_dtypes()
 
 
 @lru_cache(maxsize=1)
-def _has_packing() -> bool:
-    """Return whether torch has the two private functions of inductor and the processor supports bf16."""
+def packed_dtypes() -> frozenset[torch.dtype]:
+    """Return the dtypes that this processor packs. The set is empty if torch lacks inductor's private functions."""
     ops = torch.ops.mkldnn
     functions = "_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise"
-    return (
-        torch.backends.mkldnn.is_available()
-        and all(hasattr(ops, n) for n in functions)
-        and ops._is_mkldnn_bf16_supported()
-    )
+    if not (torch.backends.mkldnn.is_available() and all(hasattr(ops, n) for n in functions)):
+        return frozenset()
+    return frozenset({torch.float32, torch.bfloat16} if ops._is_mkldnn_bf16_supported() else {torch.float32})
 
 
 @lru_cache(maxsize=1)
