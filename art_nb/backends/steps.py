@@ -29,9 +29,9 @@ from ..learners.sft_rows import sft_batches
 from ..policy import adapter_files
 from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
 from ..policy.packing import WeightedRow
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices, lacks_prompt
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
 from ..tokens import learner_records
-from ..tokens.advantages import histories, signal_report
+from ..tokens.advantages import signal_report
 from ..tokens.rows import TokenRow, common_temperature, comparable, group_rows, temperature_of
 
 # %% ../../nbs/50_backends/15_steps.ipynb #f2ac944f
@@ -213,7 +213,7 @@ def _begin_step(runtime: ModelRuntime) -> None:
 
 def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup]) -> None:
     trajectories = [trajectory for group in groups for trajectory in group]
-    count = sum(any(map(lacks_prompt, histories(trajectory))) for trajectory in trajectories)
+    count = sum(any(lacks_prompt(h.messages_and_choices) for h in all_histories(t)) for t in trajectories)
     if count:
         message = (
             f"{count} trajectories of step {runtime.step + 1} have a Choice before the message it answers. "

@@ -24,7 +24,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.types import TokenError
 from ..rollouts.entries import sampled_logprobs, sampled_tokens
 from ..rollouts.exchanges import policy_name
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, is_choice
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, is_choice
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #87fd5ee0
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ def read_turns(
 ) -> list[list[Turn | None]]:  # for each history, one per choice; None if nothing of the choice can be trained
     """Read the token IDs and logprobs of all choices of a trajectory."""
     _check_one_policy(trajectory, index)
-    histories = [trajectory.messages_and_choices, *(h.messages_and_choices for h in trajectory.additional_histories)]
+    histories = [history.messages_and_choices for history in all_histories(trajectory)]
     wheres = [f"trajectory {index}, " + (f"additional history {i}, " if i else "") for i in range(len(histories))]
     return [_turns(entries, where, strict) for entries, where in zip(histories, wheres, strict=True)]
 
