@@ -32,7 +32,7 @@ from ..policy.packing import WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
 from ..tokens import learner_records
 from ..tokens.advantages import signal_report
-from ..tokens.rows import TokenRow, common_temperature, comparable, group_rows, temperature_of
+from ..tokens.rows import TokenRow, common_temperature, group_rows, temperature_mask, temperature_of
 
 # %% ../../nbs/50_backends/15_steps.ipynb #f2ac944f
 def finish_step(
@@ -84,7 +84,7 @@ def match_temperature(
 ) -> None:
     """Set `config.temperature`, and remove the sampler's logprobs of tokens with other sampling parameters."""
     config.temperature = common_temperature([row for group in rows for row in group])
-    scorable = {id(row.tokens): comparable(row, config.temperature) for group in rows for row in group}
+    scorable = {id(row.tokens): temperature_mask(row, config.temperature) for group in rows for row in group}
     mixed_rows = [row for row in weighted_rows if not scorable[id(row.tokens)][row.sampled].all()]
     for row in mixed_rows:
         row.logprobs = np.where(scorable[id(row.tokens)], row.logprobs, np.float32("nan"))

@@ -382,7 +382,7 @@ class TrajectoryCase:
     advantage: float  # 0 if its group has no variance
     rows: int  # number of its rows (expected number, if it was not converted)
     shortest: int  # tokens of its shortest row
-    uncut: bool  # the rule for truncated answers leaves it a row
+    keeps_rows: bool  # the rule for truncated answers trains at least one of its rows
 
 
 def choices_of(messages_and_choices: Sequence) -> list[Choice]:
@@ -428,8 +428,9 @@ def group_cases(index: int, group: Any, rows: Sequence, rule: Callable) -> list[
     for i, (lists, cut) in enumerate(zip(lists_G, cuts, strict=True)):
         sizes = row_sizes(lists, [row for row in rows if row.trajectory == i])
         choices = [choice for messages in lists for choice in choices_of(messages)]
-        uncut = bool(counts[i] and rule(cut.any(keepdims=True), cut)[1].any())
-        cases.append(TrajectoryCase(index, choices, float(advantages_G[i]), len(sizes), min(sizes, default=0), uncut))
+        keeps_rows = bool(counts[i] and rule(cut.any(keepdims=True), cut)[1].any())
+        shortest = min(sizes, default=0)
+        cases.append(TrajectoryCase(index, choices, float(advantages_G[i]), len(sizes), shortest, keeps_rows))
     return cases
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #4515687a
@@ -485,7 +486,7 @@ def signal_checks(
             "allow_missing_logprobs=True",
         ),
         (
-            lambda case: case.uncut,
+            lambda case: case.keeps_rows,
             "all truncated: {n} trajectories reached the token limit, and truncated rows are not trained. "
             "Increase max_tokens, or set truncated='keep'",
         ),

@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['TokenRow', 'Turn', 'temperature_of', 'read_turn', 'trained_turns', 'read_turns', 'rows_of_turns', 'trajectory_rows',
-           'group_rows', 'common_temperature', 'comparable']
+           'group_rows', 'common_temperature', 'temperature_mask']
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #71ca979b
 import zlib
@@ -314,7 +314,7 @@ def common_temperature(rows: Sequence[TokenRow]) -> float:  # 1 if no temperatur
     return float(str(values[counts.argmax()])) if len(values) else 1.0
 
 
-def comparable(row: TokenRow, temperature: float) -> np.ndarray:  # bool [T]
+def temperature_mask(row: TokenRow, temperature: float) -> np.ndarray:  # bool [T]
     """Return which tokens have sampler logprobs of this temperature without any other restriction."""
     if row.temperature is None:
         return np.ones(len(row.tokens), dtype=bool)
