@@ -279,7 +279,7 @@ def parse_judge_scores(
     text: str,  # the judge's answer
     n: int,  # number of trajectories, with IDs 1…n
 ) -> ParsedScores:
-    """Parse the answer to a question about `n` trajectories; never raises."""
+    """Parse the answer to a question about `n` trajectories. An invalid answer raises no exception."""
     ids = [str(number) for number in range(1, n + 1)]
     objects = best_entries(text, ids)
     verdicts = [_verdict([entry for entry in objects if entry.id == name]) for name in ids]
