@@ -457,11 +457,11 @@ def checked_options(
     fields = (renamed.keys() & StepConfig.__dataclass_fields__.keys()) - {"loss", "loss_options"}
     values = {"scale": "group" if is_scaled else "none", **loss_of(renamed), **mismatch_of(renamed, bus)}
     config = StepConfig(**values | {name: renamed[name] for name in fields})
-    typed_names = {
+    option_names = {
         name: art_name for art_name, name in RENAMED.items() if art_name in explicit and name not in explicit
     }
-    check_step(config, typed_names)
-    for message in unusual_values(config, typed_names):
+    check_step(config, option_names)
+    for message in unusual_values(config, option_names):
         bus.warn_once(message, message)
     return config, renamed
 

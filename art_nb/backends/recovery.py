@@ -36,7 +36,7 @@ def restore_newest_checkpoint(
         if not any(directories[step].iterdir()):
             continue  # an empty directory
         try:
-            if not is_complete_checkpoint(directories[step]) or not checkpoints.is_complete(directories[step]):
+            if not is_complete_checkpoint(directories[step]) or not checkpoints.has_required_files(directories[step]):
                 raise adapter_files.DamagedCheckpoint("a file is missing or incomplete")
             checkpoints.load_checkpoint(directories[step], learner, base_model)
         except adapter_files.DamagedCheckpoint as error:

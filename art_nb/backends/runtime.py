@@ -28,7 +28,7 @@ from ..learners.base import Learner
 from ..models.clients import at_step
 from ..policy import adapter_files
 from ..policy.device import DeviceThread, oom_as_error, retry_after_oom
-from ..policy.adapters import Adapter, adapter, load_adapter
+from ..policy.adapters import Adapter, copy_adapter, load_adapter
 from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan
 from ..runs.locks import RunLock, acquire_lock
@@ -60,7 +60,7 @@ class SamplerDevice:
     def serve(self, sampler: Sampler, key: str, weights: Adapter) -> None:
         """Sampler's device thread: load a trained adapter into the policy, and serve it under `key`."""
         load_adapter(self.policy, weights)
-        sampler.load(key, adapter(self.policy))
+        sampler.load(key, copy_adapter(self.policy))
 
 # %% ../../nbs/50_backends/00_runtime.ipynb #e11130cd
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -163,7 +163,7 @@ class ModelRuntime:
 
     def publish(self, step: int) -> None:
         """Device thread: serve the trained adapter as `step`."""
-        weights = adapter(self.policy)
+        weights = copy_adapter(self.policy)
         if self.sampler_device is None:
             self.sampler.load(self.key(step), weights)
         else:

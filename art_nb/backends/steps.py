@@ -29,10 +29,10 @@ from ..learners.sft_rows import sft_batches
 from ..policy import adapter_files
 from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
 from ..policy.packing import WeightedRow
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices, lacks_prompt
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
 from ..tokens import learner_records
-from ..tokens.advantages import histories, signal_report
-from ..tokens.rows import TokenRow, common_temperature, comparable, group_rows, temperature_of
+from ..tokens.advantages import signal_report
+from ..tokens.rows import TokenRow, common_temperature, group_rows, temperature_mask, temperature_of
 
 # %% ../../nbs/50_backends/15_steps.ipynb #f2ac944f
 def finish_step(
@@ -84,7 +84,7 @@ def match_temperature(
 ) -> None:
     """Set `config.temperature`, and remove the sampler's logprobs of tokens with other sampling parameters."""
     config.temperature = common_temperature([row for group in rows for row in group])
-    scorable = {id(row.tokens): comparable(row, config.temperature) for group in rows for row in group}
+    scorable = {id(row.tokens): temperature_mask(row, config.temperature) for group in rows for row in group}
     mixed_rows = [row for row in weighted_rows if not scorable[id(row.tokens)][row.sampled].all()]
     for row in mixed_rows:
         row.logprobs = np.where(scorable[id(row.tokens)], row.logprobs, np.float32("nan"))
@@ -213,7 +213,7 @@ def _begin_step(runtime: ModelRuntime) -> None:
 
 def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup]) -> None:
     trajectories = [trajectory for group in groups for trajectory in group]
-    count = sum(any(map(lacks_prompt, histories(trajectory))) for trajectory in trajectories)
+    count = sum(any(lacks_prompt(h.messages_and_choices) for h in all_histories(t)) for t in trajectories)
     if count:
         message = (
             f"{count} trajectories of step {runtime.step + 1} have a Choice before the message it answers. "

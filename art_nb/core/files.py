@@ -88,13 +88,13 @@ def open_file(path: str | Path) -> BinaryIO:
     return open(handle, "rb")
 
 
-def read_file(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:
-    """Return the content of a file. Raise `ValueError` if it has more than `limit` bytes."""
+def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Return the content of a file. Raise `ValueError` if it has more than `max_bytes`."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limit:
-            raise ValueError(f"it has {size:,} bytes, but the limit is {limit:,}")
-        return file.read(limit)
+        if size > max_bytes:
+            raise ValueError(f"it has {size:,} bytes, but the limit is {max_bytes:,}")
+        return file.read(max_bytes)
 
 # %% ../../nbs/00_core/70_files.ipynb #30c1ab3c
 MAX_DEPTH = 200
@@ -130,9 +130,9 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def read_json(path: str | Path, limit: int = MAX_FILE_BYTES) -> dict[str, Any]:
+def read_json(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
     """Return the JSON object of a file. Raise `ValueError` for anything else."""
-    value = parse_json(read_file(path, limit))
+    value = parse_json(read_file(path, max_bytes))
     if not isinstance(value, dict):
         raise ValueError(f"it holds a JSON {type(value).__name__}, not an object")
     return value
@@ -449,8 +449,12 @@ def cached_by_file(
 class JsonLinesTail:
     """Reads each line of a growing file once."""
 
-    def __init__(self, path: Path, limit: int = 2_000_000):
-        self.path, self.at = path, max(0, path.stat().st_size - limit) if path.is_file() else 0
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int = 2_000_000,  # read from the end of an existing file
+    ):
+        self.path, self.at = path, max(0, path.stat().st_size - max_bytes) if path.is_file() else 0
         self.cut = self.at > 0  # reading starts inside a line
 
     def new_rows(self) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from art_nb.learners.losses import (
     total_loss,
 )
 from .settings import StepConfig
-from ..policy.adapters import Adapter, adapter, load_adapter
+from ..policy.adapters import Adapter, copy_adapter, load_adapter
 from ..policy.lora import AdapterPart, Policy
 from ..policy.packing import Batch, WeightedRow, micro_batches, packing_ratio, tree_attention
 from ..tokens.advantages import weigh_rows
@@ -161,25 +161,25 @@ def mean_logprob_drift(
 
 
 def reference_terms(
-    learner: "Learner", batches: Sequence[Batch], config: StepConfig, between: ProgressFn, weights: Adapter | None
+    learner: "Learner", batches: Sequence[Batch], config: StepConfig, on_progress: ProgressFn, weights: Adapter | None
 ) -> tuple[Sequence[torch.Tensor | None], float]:
     """Return the reference logprobs of each batch, if a term needs them, and the mean log ratio of the tokens."""
     if not (config.kl_coef or config.kl_shaping):
         return [None] * len(batches), 0.0
-    references = learner.reference(batches, config.temperature, between, weights)
+    references = learner.reference(batches, config.temperature, on_progress, weights)
     if not config.kl_shaping:
         return references, 0.0
-    logprobs = learner.scored(batches, config.temperature, between)
+    logprobs = learner.scored(batches, config.temperature, on_progress)
     return references, mean_logprob_drift(batches, references, logprobs, config.kl_source)
 
 # %% ../../nbs/35_learners/20_base.ipynb #f972f770
 def rescore_rows(
-    learner: "Learner", rows: Sequence[WeightedRow], config: StepConfig, between: ProgressFn = no_progress
+    learner: "Learner", rows: Sequence[WeightedRow], config: StepConfig, on_progress: ProgressFn = no_progress
 ) -> list[WeightedRow]:
     """Return the rows with the learner's current logprobs. The sampler's logprobs move to the field `sampler`."""
     learner.activate_adapter()
     batches, rescored = learner.batches(rows, config), []
-    for batch, logprobs_N in zip(batches, learner.scored(batches, config.temperature, between)):
+    for batch, logprobs_N in zip(batches, learner.scored(batches, config.temperature, on_progress)):
         logprobs_E = logprobs_N[batch.node_E].float().cpu().numpy()
         ends = np.cumsum([row.sampled[1:].sum() for row in batch.rows])
         for row, values in zip(batch.rows, np.split(logprobs_E, ends[:-1])):
@@ -387,7 +387,7 @@ class Learner:
         return [b.to(self.policy.device) for b in micro_batches(rows, tokens_per_batch, share)]
 
     def scored(
-        self, batches: Sequence[Batch], temperature: float, between: ProgressFn = no_progress
+        self, batches: Sequence[Batch], temperature: float, on_progress: ProgressFn = no_progress
     ) -> list[torch.Tensor]:
         """Return the logprobs [N] of each batch under the current weights, without gradient.
 
@@ -397,7 +397,7 @@ class Learner:
             Micro-batches from `batches`.
         temperature : float
             Sampling temperature by which the logits are divided.
-        between : callable
+        on_progress : callable
             Function `(done, of, tokens)` that is called after each micro-batch. It can raise an exception to
             cancel.
         """
@@ -405,14 +405,14 @@ class Learner:
         for batch in batches:
             with torch.no_grad():
                 logprobs.append(self.logprobs(batch, temperature)[0])
-            between(0, len(batches), 0)
+            on_progress(0, len(batches), 0)
         return logprobs
 
     def reference(
         self,
         batches: Sequence[Batch],
         temperature: float,
-        between: ProgressFn = no_progress,
+        on_progress: ProgressFn = no_progress,
         weights: Adapter | None = None,
     ) -> list[torch.Tensor]:
         """Return the logprobs [N] of each batch under the reference model.
@@ -423,23 +423,23 @@ class Learner:
             Micro-batches from `batches`.
         temperature : float
             Sampling temperature by which the logits are divided.
-        between : callable
+        on_progress : callable
             Function `(done, of, tokens)` that is called after each micro-batch. It can raise an exception to
             cancel.
         weights : dict of Tensor, optional
             Adapter of the reference model. None is the base model.
         """
         with self.reference_model(weights):
-            return self.scored(batches, temperature, between)
+            return self.scored(batches, temperature, on_progress)
 
     def step(
         self,
         rows: Sequence[WeightedRow],
         config: StepConfig,
-        between: ProgressFn = no_progress,
+        on_progress: ProgressFn = no_progress,
         weights: Adapter | None = None,
     ) -> dict[str, float]:
-        """Take an optimizer step and return its metrics. An exception from `between` leaves the adapter unchanged.
+        """Take an optimizer step and return its metrics. An exception from `on_progress` leaves the adapter unchanged.
 
         Parameters
         ----------
@@ -447,7 +447,7 @@ class Learner:
             Rows from `step_rows`.
         config : StepConfig
             Options of the step.
-        between : callable
+        on_progress : callable
             Function `(done, of, tokens)` that is called after each micro-batch. It can raise an exception to
             cancel.
         weights : dict of Tensor, optional
@@ -460,7 +460,7 @@ class Learner:
                 "No row has a sampled token, so this step has nothing to train. Check the trajectories of the step."
             )
         self.activate_adapter()
-        references, mean = reference_terms(self, batches, config, between, weights)
+        references, mean = reference_terms(self, batches, config, on_progress, weights)
         parts, loss = [], 0.0
         self.optimizer.zero_grad()
         for i, (batch, reference_N) in enumerate(zip(batches, references)):
@@ -468,7 +468,7 @@ class Learner:
             self.backward(part, sum(len(b.node_E) for b in batches))
             loss += part.item()
             parts.append(join([t]))
-            between(i + 1, len(batches), len(batch.tokens_S))
+            on_progress(i + 1, len(batches), len(batch.tokens_S))
         self.seen = [pair for batch, t in zip(batches, parts) for pair in by_row(batch, t)]
         learning_rate = config.learning_rate * max(1, sum(row.advantage != 0 for row in rows)) ** config.row_power
         metrics = {"loss/train": loss} | self.update(learning_rate, config.max_grad_norm, config.weight_decay)
@@ -597,7 +597,7 @@ def split_optimizer_steps(rows: Sequence[WeightedRow], size: int | None, lot: in
 @contextmanager
 def restore_on_error(learner: Learner) -> Iterator[None]:
     """Restore the adapter and the optimizer if the context raises an exception."""
-    weights, state = adapter(learner.policy), {name: t.clone() for name, t in learner.state().items()}
+    weights, state = copy_adapter(learner.policy), {name: t.clone() for name, t in learner.state().items()}
     try:
         yield
     except Exception:
@@ -627,7 +627,7 @@ def optimizer_steps(
     learner: Learner,
     rows: Sequence[WeightedRow],
     config: StepConfig,
-    between: ProgressFn = no_progress,
+    on_progress: ProgressFn = no_progress,
     weights: Adapter | None = None,
 ) -> dict[str, float]:
     """Take the optimizer steps of a train call. If one fails, undo all of them.
@@ -640,7 +640,7 @@ def optimizer_steps(
         Rows from `step_rows`.
     config : StepConfig
         Options of the step.
-    between : callable
+    on_progress : callable
         Function `(done, of, tokens)` that is called after each micro-batch: the number of completed micro-batches,
         their total number, and the tokens of the last one. It can raise an exception to cancel the call.
     weights : dict of Tensor, optional
@@ -658,7 +658,7 @@ def optimizer_steps(
     """
     if config.rescored:
         idle = [row for row in rows if not has_gradient(row, config)]
-        rows = rescore_rows(learner, [row for row in rows if has_gradient(row, config)], config, between) + idle
+        rows = rescore_rows(learner, [row for row in rows if has_gradient(row, config)], config, on_progress) + idle
     portions = [
         [row for row in portion if has_gradient(row, config)]
         for portion in split_optimizer_steps(rows, config.rows_per_step, learner.steps)
@@ -667,7 +667,7 @@ def optimizer_steps(
     metrics, seen = [], []
     with restore_on_error(learner):
         for portion in portions:
-            metrics.append(learner.step(portion, config, between, weights))
+            metrics.append(learner.step(portion, config, on_progress, weights))
             seen += learner.seen
     learner.seen = seen
     means = mean_metrics(metrics)

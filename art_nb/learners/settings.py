@@ -259,19 +259,22 @@ def try_loss(config: StepConfig) -> None:
         ) from error
 
 # %% ../../nbs/35_learners/10_settings.ipynb #42d2c40f
-def check_step(config: StepConfig, typed: Mapping[str, str] | None = None) -> None:
+def check_step(
+    config: StepConfig,
+    option_names: Mapping[str, str] | None = None,  # names for messages by field of `config`, if they differ
+) -> None:
     """Raise `TrainError` for the first impossible value."""
-    typed = typed or {}
+    option_names = option_names or {}
     for name, possible in RANGES.items():
         if (value := getattr(config, name)) is not None:
-            check_number(typed.get(name, name), value, possible)
+            check_number(option_names.get(name, name), value, possible)
     for name in BOOLEAN_OPTIONS:
         value = getattr(config, name)
         if not isinstance(value, (bool, np.bool_)) and value not in (0, 1):
-            raise TrainError(f"Invalid `{typed.get(name, name)}={value!r}`: expected True or False.")
+            raise TrainError(f"Invalid `{option_names.get(name, name)}={value!r}`: expected True or False.")
     tables = named_options()
     for name in tables:
-        check_choice(typed.get(name, name), getattr(config, name), tables[name])
+        check_choice(option_names.get(name, name), getattr(config, name), tables[name])
     if config.reduction == "constant" and config.max_tokens is None:
         raise TrainError(
             "`reduction='constant'` divides by `max_tokens`: pass the maximum number of tokens of a reply."
@@ -280,9 +283,12 @@ def check_step(config: StepConfig, typed: Mapping[str, str] | None = None) -> No
         try_loss(config)
 
 
-def unusual_values(config: StepConfig, typed: Mapping[str, str] | None = None) -> Iterator[str]:
+def unusual_values(
+    config: StepConfig,
+    option_names: Mapping[str, str] | None = None,  # as in `check_step`
+) -> Iterator[str]:
     """Yield a warning for each value that is possible but probably a mistake."""
-    typed = typed or {}
+    option_names = option_names or {}
     for name, (limit, reason) in UNUSUAL_ABOVE.items():
         if (value := getattr(config, name)) > limit:
-            yield f"`{typed.get(name, name)}={value:g}` is unusually large: {reason}."
+            yield f"`{option_names.get(name, name)}={value:g}` is unusually large: {reason}."

@@ -40,7 +40,7 @@ def sft_rows(
                 f"Conversation {i} is a {type(trajectory).__name__}: make it an art.Trajectory("
                 "messages_and_choices=[…])."
             )
-        turns = list(chat.fresh().turns(trajectory.messages(), trajectory.tools))
+        turns = list(chat.with_empty_cache().turns(trajectory.messages(), trajectory.tools))
         if not turns:
             raise TokenError(f"Conversation {i} has no assistant message, so there is nothing to train.")
         trained = TURNS[assistant_turns]([position for position, _, _ in turns])

@@ -116,14 +116,15 @@ class EndpointClient(AsyncOpenAI):
     """The OpenAI client of a model that is served by a backend, with a helpful error if the endpoint is gone."""
 
     async def request(self, *args: Any, **options: Any) -> Any:
-        """Send a request; raises LocalServingUnavailableError if the endpoint does not answer."""
+        """Send a request. Raise `LocalServingUnavailableError` if the endpoint does not answer."""
         try:
             return await super().request(*args, **options)
         except APITimeoutError:
             raise
         except APIConnectionError as error:
             raise LocalServingUnavailableError(
-                f"nothing answers at {redact_url(self.base_url)}: its backend was closed or its process ended. "
-                "Register the model again, and call model.openai_client() for a new client.",
+                f"The endpoint {redact_url(self.base_url)} does not answer, because its backend was closed or its "
+                "process has ended. Register the model again with `await model.register(backend)`. Then call "
+                "model.openai_client() to get a new client.",
                 request=cast(httpx.Request, error.request),  # the client has httpx's transport, see `_make_client`
             ) from error

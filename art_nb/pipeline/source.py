@@ -133,8 +133,8 @@ class PipelineSource:
         self.run, self._event_loop = run, asyncio.get_running_loop()
         self._restore()
         coroutines = [self._work(), self.evaluations.work()]
-        if isinstance(run.show.place, StatusReporter):
-            coroutines.append(run.show.place.show_repeatedly(run.progress))
+        if isinstance(run.display, StatusReporter):
+            coroutines.append(run.display.show_repeatedly(run.progress))
         self._tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
 
     def _restore(self) -> None:

@@ -144,8 +144,8 @@ class FrozenWeight:
     def __init__(self, weight: torch.Tensor):
         self.weight, self.columns, self.packed = weight, weight[:, :0], None
 
-    def append(self, columns: torch.Tensor) -> None:
-        """Store columns [out, r] behind those of W in the packed copy, for `extended`."""
+    def set_columns(self, columns: torch.Tensor) -> None:
+        """Set the columns [out, r] that follow those of W in the packed copy, for `extended`."""
         self.columns, self.packed = columns, None
 
     def __call__(self, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
@@ -159,7 +159,7 @@ class FrozenWeight:
         return torch.ops.mkldnn._linear_pointwise(x, delta, self._packed(), None, "add")
 
     def extended(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        """Return Wx + Ct for the appended columns C, rounded once. `x` is [T, in], `t` is [T, r]."""
+        """Return Wx + Ct for the columns C of `set_columns`, rounded once. `x` is [T, in], `t` is [T, r]."""
         if not packs(self.weight):
             return torch.addmm(F.linear(t, self.columns), x, self.weight.T)
         return self.joined(torch.cat([x, t], 1))
@@ -169,7 +169,7 @@ class FrozenWeight:
         packed = self._packed() if self.packed is None else self.packed
         return _packed_product()(z, packed, bias, "none", [], "")
 
-    def wide(self, x: torch.Tensor) -> torch.Tensor:
+    def fp32_product(self, x: torch.Tensor) -> torch.Tensor:
         """Return Wx [T, out] in fp32. `x` is [T, in]. Gradients are not recorded."""
         return self(x.float()) if self.weight.dtype == torch.float32 else fp32_product(x, self.weight.T)
 
@@ -180,8 +180,8 @@ class FrozenWeight:
                 self.packed = torch.ops.mkldnn._reorder_linear_weight(matrix, None)
         return self.packed
 
-    def drop(self) -> None:
-        """Delete the packed copy until the next product."""
+    def drop_packed(self) -> None:
+        """Delete the packed copy. The next product creates it again."""
         self.packed = None
 
 

@@ -500,13 +500,13 @@ class Policy:
         """Cast the masters after they have changed."""
         self.working = self.cast()
         for fused, low_rank in self.working.items():
-            fused.product.append(low_rank.B)
+            fused.product.set_columns(low_rank.B)
 
-    def unpack(self) -> None:
+    def drop_packed_weights(self) -> None:
         """Drop the packed copies of the weights. They are packed again at the next use."""
         for module in self.model.modules():
             if isinstance(module, FusedLinear):
-                module.product.drop()
+                module.product.drop_packed()
 
     def hidden(
         self, tokens_S, positions_S, attend: Callable, adapters: Sequence[AdapterPart] | None = None
@@ -543,7 +543,7 @@ class Policy:
         head, bias, scale = self._head(), self._head_bias(), logit_scale(self.model.config)
         with bf16_products(hidden_N):
             recorded = torch.is_grad_enabled()
-            logits = hidden_N.float() @ head.weight.float().T if recorded else head.wide(hidden_N)
+            logits = hidden_N.float() @ head.weight.float().T if recorded else head.fp32_product(hidden_N)
         logits = logits if bias is None else logits + bias
         logits = logits if scale == 1 else logits * scale
         bound = getattr(self.model.config, "final_logit_softcapping", None)

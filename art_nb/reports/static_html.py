@@ -194,14 +194,14 @@ def _evenly_spaced(values: Sequence[int], count: int) -> list[int]:
     return [values[i] for i in np.unique(indices)]
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #28eeabb2
-def static_trajectory(trajectory: Trajectory, limit: int = LIMIT) -> Html:
+def static_trajectory(trajectory: Trajectory, limit: int = LIMIT) -> Html:  # at most `limit` bytes
     """Return one trajectory as static HTML."""
     index = load_all(trajectory)
     title = tag("div", tag("b", "Trajectory"), f" · {headline(index, 0).partition(' · ')[2]}")
     return fit_to_bytes(lambda level: tag("div", title, rollout_html(index, 0, level), style=WRAP), limit)
 
 
-def static_group(group: TrajectoryGroup, limit: int = LIMIT) -> Html:
+def static_group(group: TrajectoryGroup, limit: int = LIMIT) -> Html:  # at most `limit` bytes
     """Return a group as static HTML."""
     index = load_all(group)
     if not len(index):
@@ -256,7 +256,7 @@ def _groups_table(index: RolloutIndex, level: DetailLevel) -> Html:
     )
 
 
-def static_groups(groups: Any, limit: int = LIMIT) -> Html:
+def static_groups(groups: Any, limit: int = LIMIT) -> Html:  # at most `limit` bytes
     """Return a list of groups, steps of groups, or files of other programs as static HTML."""
     index = load_all(groups)
     title, selected = facts_line(index.title, f"{len(index)} rollouts", lost_line(index)), representative_groups(index)
@@ -337,7 +337,7 @@ def _about(store: RunStore) -> str:
 def static_run(
     run: RunView | Model | RunStore | str | Path,
     note: str = "",  # a sentence below the title, for example why the run ended
-    limit: int = LIMIT,
+    limit: int = LIMIT,  # bytes
 ) -> Html:
     """Return a run as static HTML: its steps, its curves, and representative groups of the newest step."""
     index = open_rollouts(run)

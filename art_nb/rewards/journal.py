@@ -24,7 +24,7 @@ from ..core.events import fits
 from ..core.files import append_lines, atomic_write, json_lines, read_lines
 from ..core.jsonable import plain
 from .judges import Judgment, group_id, human_score
-from .rubrics import rubric_id, shared_prefix
+from .rubrics import clamp_score, rubric_id, shared_prefix
 from .ruler import pair_signs, kendall_tau
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
@@ -142,7 +142,7 @@ def override(
         Judgment(
             group=name,
             trajectory=i,
-            score=None if score is None else min(max(score, 0.0), 1.0),
+            score=None if score is None else clamp_score(score),
             step=step,
             judge=by,
             by="human",

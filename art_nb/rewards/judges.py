@@ -26,7 +26,7 @@ from ..core.jsonable import text_digest
 from ..core.types import JudgeError, suggest_name
 from ..models.model import Model
 from .llm_judges import Judge, JudgeReply, endpoint_judge, litellm_judge, local_judge, model_judge
-from .rubrics import JudgeQuestion, Verdict, as_score, clamped
+from .rubrics import JudgeQuestion, Verdict, as_score, clamped_verdict
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #e160a465
@@ -56,6 +56,11 @@ def group_id(group: TrajectoryGroup) -> str:  # "" if it has no ID
     return str(group.metadata.get("group_id") or group.metadata.get("scenario_id") or "")
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #509184d2
+def _as_number(score: Any) -> float | None:  # None if it is not a finite number
+    """Return a score of a Python function or a person as a number. True is 1 and False is 0."""
+    return as_score(float(score) if isinstance(score, bool) else score)
+
+
 @dataclass(slots=True)
 class PythonRule:
     """A Python function as a judge."""
@@ -86,10 +91,10 @@ class PythonRule:
         except Exception as error:  # a user's function can raise anything
             return Verdict(problem=f"{self.name} raised {type(error).__name__}: {error}")
         value, reason = result if isinstance(result, tuple) else (result, "")
-        score = as_score(float(value) if isinstance(value, bool) else value)
+        score = _as_number(value)
         if score is None:
             return Verdict(problem=f"{self.name} returned {value!r}, but must return a number or (number, reason)")
-        return clamped(score, reason)
+        return clamped_verdict(score, reason)
 
 # %% ../../nbs/20_rewards/20_judges.ipynb #3b6d2c39
 @dataclass(slots=True)
@@ -106,7 +111,7 @@ def human_score(
     score: Any,  # a number, or None for no decision
 ) -> float | None:
     """Return a person's score as a number. Raise `JudgeError` if it is not a finite number."""
-    number = as_score(float(score) if isinstance(score, bool) else score)
+    number = _as_number(score)
     if number is None and score is not None:
         raise JudgeError(f"Invalid score {score!r} of trajectory {index}: expected a number from 0 to 1, or None.")
     return number
@@ -178,7 +183,7 @@ class Person:
             )
         numbers = [human_score(i, score) for i, score in enumerate(scores)]
         verdicts = [
-            Verdict(problem="the person gave no score") if score is None else clamped(score, reason)
+            Verdict(problem="the person gave no score") if score is None else clamped_verdict(score, reason)
             for score, reason in zip(numbers, reasons or [""] * n, strict=True)
         ]
         self._take_pending(key).answered.set_result(verdicts)

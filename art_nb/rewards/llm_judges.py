@@ -198,7 +198,10 @@ def _judge_error(error: Exception, name: str, secrets: Sequence[str]) -> JudgeEr
 
 def _to_model_reply(answer: Any, name: str, cost: Callable[[Any], float]) -> ModelReply:
     if not getattr(answer, "choices", None):
-        raise JudgeError(f"the judge {name} answered without a choice. Check that its address is that of a chat API.")
+        raise JudgeError(
+            f"The response of the judge {name} contains no choices. Check that its URL belongs to an API for chat "
+            "completions."
+        )
     choice, usage = answer.choices[0].model_dump(), answer.usage
     top = ((choice.get("logprobs") or {}).get("top_logprobs") or [{}])[0]
     text = choice["message"]["content"] if "message" in choice else choice["text"]
@@ -238,7 +241,9 @@ async def _only_model(connection: openai.AsyncOpenAI, name: str, secrets: Sequen
     except openai.OpenAIError as error:
         raise _judge_error(error, name, secrets) from None
     if not served:
-        raise JudgeError(f"{name} serves no model. Write the judge as model@http://host:port/v1.")
+        raise JudgeError(
+            f"The endpoint of the judge {name} lists no models. Name the model: model@http://host:port/v1."
+        )
     return served[0]
 
 

@@ -11,7 +11,8 @@
 # %% auto #0
 __all__ = ['DEFAULT_RUBRIC', 'JUDGE_SYSTEM', 'REPAIRS', 'INJECTION_PATTERNS', 'rubric_id', 'conversation', 'JudgeQuestion',
            'shared_prefix', 'judge_messages', 'json_values', 'ScoreObject', 'score_objects', 'best_entries', 'Verdict',
-           'ParsedScores', 'as_score', 'clamped', 'parse_judge_scores', 'correction_message', 'flags']
+           'ParsedScores', 'as_score', 'clamp_score', 'clamped_verdict', 'parse_judge_scores', 'correction_message',
+           'flags']
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #ca9aaed7
 import ast
@@ -248,9 +249,16 @@ def as_score(
     return number if number is not None and math.isfinite(number) else None
 
 # %% ../../nbs/20_rewards/00_rubrics.ipynb #32aa255d
-def clamped(score: float, explanation: str = "") -> Verdict:  # `problem` contains a note if the score was clamped
+def clamp_score(score: float) -> float:
+    """Return the nearest score in [0, 1]."""
+    return min(max(score, 0.0), 1.0)
+
+
+def clamped_verdict(
+    score: float, explanation: str = ""
+) -> Verdict:  # `problem` contains a note if the score was clamped
     """Return a verdict with the score clamped to [0, 1]."""
-    inside = min(max(score, 0.0), 1.0)
+    inside = clamp_score(score)
     problem = "" if inside == score else f"the judge said {score:g}; clamped to {inside:g}"
     return Verdict(inside, explanation, problem)
 
@@ -264,14 +272,14 @@ def _verdict(entries: list[ScoreObject]) -> Verdict:
     score = scores.pop()
     if score is None:
         return Verdict(problem=f"the judge's score is not a number: {str(entries[0].score)[:40]!r}")
-    return clamped(score, entries[-1].explanation)
+    return clamped_verdict(score, entries[-1].explanation)
 
 
 def parse_judge_scores(
     text: str,  # the judge's answer
     n: int,  # number of trajectories, with IDs 1…n
 ) -> ParsedScores:
-    """Parse the answer to a question about `n` trajectories; never raises."""
+    """Parse the answer to a question about `n` trajectories. An invalid answer raises no exception."""
     ids = [str(number) for number in range(1, n + 1)]
     objects = best_entries(text, ids)
     verdicts = [_verdict([entry for entry in objects if entry.id == name]) for name in ids]
@@ -282,7 +290,7 @@ def parse_judge_scores(
     if unknown:
         faults.append(f"unknown ids: {', '.join(unknown)[:80]}")
     scores = {score for entry in objects if (score := as_score(entry.score)) is not None}
-    if len(scores) > len({min(max(score, 0.0), 1.0) for score in scores}):
+    if len(scores) > len({clamp_score(score) for score in scores}):
         faults.append("scores lie outside 0 to 1, on a scale of their own")
     return ParsedScores(verdicts, faults)
 

@@ -29,9 +29,9 @@ from pydantic import ValidationError
 from ..core.files import MAX_FILE_BYTES, open_parquet, parse_json, parse_yaml
 from ..core.jsonable import plain
 from ..core.types import BackendMissing
-from ..rollouts.entries import sampled_tokens
+from ..rollouts.entries import History, is_choice, sampled_tokens
 from ..rollouts.exchanges import TrajectoryExchanges
-from ..rollouts.trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
+from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup, all_histories
 
 # %% ../../nbs/10_runs/10_formats.ipynb #5b7a3256
 NONE, SAME = -1, -2  # sizes: no data; bytes equal to the text
@@ -41,7 +41,7 @@ EntryLocation: TypeAlias = tuple[int, int, int, int]
 def _locate_choices(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[EntryLocation, Choice]]:
     for g, group in enumerate(groups):
         for t, trajectory in enumerate(group.trajectories):
-            for h, history in enumerate([trajectory, *trajectory.additional_histories]):
+            for h, history in enumerate(all_histories(trajectory)):
                 for p, entry in enumerate(history.messages_and_choices):
                     if is_choice(entry):
                         yield (g, t, h, p), entry

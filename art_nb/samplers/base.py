@@ -241,7 +241,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 
 class QueuedSampler(Generic[RequestT]):
-    """Base class of samplers that run on the worker's thread. Subclasses set `request` and implement one iteration.
+    """Base class of samplers that run on the worker's thread. Subclasses set `request_type` and implement an iteration.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ class QueuedSampler(Generic[RequestT]):
         Maximum number of requests that run at the same time.
     """
 
-    request: type[RequestT]
+    request_type: type[RequestT]
     guides: frozenset[str] = frozenset()
     adapter_mode: str = "unmerged"
     seed_limits: str = "this sampler does not guarantee that a seed repeats a reply"
@@ -308,7 +308,8 @@ class QueuedSampler(Generic[RequestT]):
             Key of a loaded adapter. None is the base model.
         """
         tag, weights = self._check(prompt_ids, adapter)
-        request = self.request(list(prompt_ids), params, tag, weights, TextStream(self.tokenizer, stop=params.stop))
+        text = TextStream(self.tokenizer, stop=params.stop)
+        request = self.request_type(list(prompt_ids), params, tag, weights, text)
         self._waiting.append(request)
         if self._closed:  # closed after the check: the request would never be processed
             raise closed_error()

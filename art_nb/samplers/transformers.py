@@ -234,7 +234,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         Maximum number of prompt tokens that one iteration computes.
     """
 
-    request = SlottedRequest
+    request_type = SlottedRequest
     guides = frozenset({"choice"})
 
     def __init__(
@@ -276,7 +276,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
             self._requeue(self._running.pop())
         self._slots.clear()
         self._shrink_prefixes()
-        self.policy.unpack()
+        self.policy.drop_packed_weights()
 
     def _shrink_prefixes(self) -> None:
         """Clear the prefix cache and halve its size, because memory is full."""

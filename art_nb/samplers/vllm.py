@@ -537,7 +537,7 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
         If `shared` is set and `adapter_mode` is "merged".
     """
 
-    request = NamedRequest
+    request_type = NamedRequest
     guides = FORMS
     seed_limits = (
         "vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "

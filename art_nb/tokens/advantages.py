@@ -13,7 +13,7 @@ __all__ = ['Option', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'Signa
            'by_group', 'by_batch', 'unscaled', 'balanced', 'advantages', 'group_advantages', 'LiveRows', 'unit_tokens',
            'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant', 'as_art',
            'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'StepWeights', 'is_truncated',
-           'weigh_rows', 'TrajectoryCase', 'histories', 'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes',
+           'weigh_rows', 'TrajectoryCase', 'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes',
            'truncated_histories', 'group_cases', 'no_variance_message', 'signal_checks', 'first_failing_check',
            'signal_report']
 
@@ -28,6 +28,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.events import SignalReport
 from ..core.types import TrainError
 from ..rollouts.entries import is_choice, sampled_logprobs, sampled_tokens
+from ..rollouts.trajectories import all_histories
 from ..runs.metrics import TIE, has_variance
 from .rows import temperature_of
 
@@ -381,12 +382,7 @@ class TrajectoryCase:
     advantage: float  # 0 if its group has no variance
     rows: int  # number of its rows (expected number, if it was not converted)
     shortest: int  # tokens of its shortest row
-    uncut: bool  # the rule for truncated answers leaves it a row
-
-
-def histories(trajectory: Any) -> list[list]:
-    """Return the message lists of a trajectory: the main history and the additional histories."""
-    return [trajectory.messages_and_choices, *(h.messages_and_choices for h in trajectory.additional_histories)]
+    keeps_rows: bool  # the rule for truncated answers trains at least one of its rows
 
 
 def choices_of(messages_and_choices: Sequence) -> list[Choice]:
@@ -424,7 +420,7 @@ def truncated_histories(lists: list[list]) -> np.ndarray:
 # %% ../../nbs/25_tokens/30_advantages.ipynb #c7b3c0b0
 def group_cases(index: int, group: Any, rows: Sequence, rule: Callable) -> list[TrajectoryCase]:
     """Return the cases of one group."""
-    lists_G = [histories(trajectory) for trajectory in group.trajectories]
+    lists_G = [[history.messages_and_choices for history in all_histories(t)] for t in group.trajectories]
     cuts = [truncated_histories(lists) for lists in lists_G]
     counts = rule(np.array([cut.any() for cut in cuts], dtype=bool), np.zeros(0, dtype=bool))[0]
     advantages_G = advantages([[t.reward for t in group.trajectories]], counts=[counts])[0]
@@ -432,8 +428,9 @@ def group_cases(index: int, group: Any, rows: Sequence, rule: Callable) -> list[
     for i, (lists, cut) in enumerate(zip(lists_G, cuts, strict=True)):
         sizes = row_sizes(lists, [row for row in rows if row.trajectory == i])
         choices = [choice for messages in lists for choice in choices_of(messages)]
-        uncut = bool(counts[i] and rule(cut.any(keepdims=True), cut)[1].any())
-        cases.append(TrajectoryCase(index, choices, float(advantages_G[i]), len(sizes), min(sizes, default=0), uncut))
+        keeps_rows = bool(counts[i] and rule(cut.any(keepdims=True), cut)[1].any())
+        shortest = min(sizes, default=0)
+        cases.append(TrajectoryCase(index, choices, float(advantages_G[i]), len(sizes), shortest, keeps_rows))
     return cases
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #4515687a
@@ -489,7 +486,7 @@ def signal_checks(
             "allow_missing_logprobs=True",
         ),
         (
-            lambda case: case.uncut,
+            lambda case: case.keeps_rows,
             "all truncated: {n} trajectories reached the token limit, and truncated rows are not trained. "
             "Increase max_tokens, or set truncated='keep'",
         ),

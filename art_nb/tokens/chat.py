@@ -539,7 +539,7 @@ class ChatFormat:
         chat.template_kwargs = self.template_kwargs | template_kwargs
         return chat
 
-    def fresh(self) -> "ChatFormat":
+    def with_empty_cache(self) -> "ChatFormat":
         """Return this format with an empty cache."""
         chat = copy(self)
         chat._memory = SampledTokenCache(self._memory.limit)

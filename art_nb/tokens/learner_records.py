@@ -25,7 +25,7 @@ import numpy as np
 from ..core.events import Bus
 from ..core.files import DAMAGED, atomic_write, cached_by_file, load_arrays, parse_json
 from ..core.types import StoreError, TokenError
-from ..rollouts.trajectories import Trajectory, is_choice
+from ..rollouts.trajectories import Trajectory, all_histories, is_choice
 from ..runs.store import RunStore, step_number
 from .rows import TokenRow, Turn, read_turn, read_turns, rows_of_turns, trained_turns
 
@@ -203,7 +203,7 @@ def spans_of_turns(
 
 def turn_spans(trajectory: Trajectory) -> dict[int, slice]:  # as `spans_of_turns`
     """Return the span of each turn of a trajectory. Turns that cannot be read count as turns without token IDs."""
-    histories = (trajectory, *trajectory.additional_histories)
+    histories = all_histories(trajectory)
     return spans_of_turns(
         [[_readable_turn(entry) for entry in history.messages_and_choices if is_choice(entry)] for history in histories]
     )

@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['TokenRow', 'Turn', 'temperature_of', 'read_turn', 'trained_turns', 'read_turns', 'rows_of_turns', 'trajectory_rows',
-           'group_rows', 'common_temperature', 'comparable']
+           'group_rows', 'common_temperature', 'temperature_mask']
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #71ca979b
 import zlib
@@ -24,7 +24,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.types import TokenError
 from ..rollouts.entries import sampled_logprobs, sampled_tokens
 from ..rollouts.exchanges import policy_name
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, is_choice
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, is_choice
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #87fd5ee0
 @dataclass(slots=True)
@@ -234,7 +234,7 @@ def read_turns(
 ) -> list[list[Turn | None]]:  # for each history, one per choice; None if nothing of the choice can be trained
     """Read the token IDs and logprobs of all choices of a trajectory."""
     _check_one_policy(trajectory, index)
-    histories = [trajectory.messages_and_choices, *(h.messages_and_choices for h in trajectory.additional_histories)]
+    histories = [history.messages_and_choices for history in all_histories(trajectory)]
     wheres = [f"trajectory {index}, " + (f"additional history {i}, " if i else "") for i in range(len(histories))]
     return [_turns(entries, where, strict) for entries, where in zip(histories, wheres, strict=True)]
 
@@ -314,7 +314,7 @@ def common_temperature(rows: Sequence[TokenRow]) -> float:  # 1 if no temperatur
     return float(str(values[counts.argmax()])) if len(values) else 1.0
 
 
-def comparable(row: TokenRow, temperature: float) -> np.ndarray:  # bool [T]
+def temperature_mask(row: TokenRow, temperature: float) -> np.ndarray:  # bool [T]
     """Return which tokens have sampler logprobs of this temperature without any other restriction."""
     if row.temperature is None:
         return np.ones(len(row.tokens), dtype=bool)

@@ -33,12 +33,13 @@ from art_nb.rollouts.trajectories import (
     PydanticException,
     Trajectory,
     TrajectoryGroup,
+    all_histories,
     choices,
     get_messages,
     is_choice,
     lacks_prompt,
 )
-from ..tokens.advantages import TIE, has_variance, histories
+from ..tokens.advantages import TIE, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
 from .steps import start_rollout
 
@@ -233,7 +234,8 @@ def check_success(probe: Probe) -> Check:
 def check_choices(probe: Probe) -> Check:
     """Check whether the trajectories contain the replies of the model as `Choice` objects."""
     total = len(probe.trajectories)
-    if misplaced := sum(any(map(lacks_prompt, histories(t))) for t in probe.trajectories):
+    without_prompt = (any(lacks_prompt(h.messages_and_choices) for h in all_histories(t)) for t in probe.trajectories)
+    if misplaced := sum(without_prompt):
         finding = f"{_share(misplaced, total)} trajectories have a Choice before the message it answers."
         return Check("choices", "warn", finding, "Append the messages of the request first, then response.choices[0].")
     if without := sum(not choices(trajectory) for trajectory in probe.trajectories):
@@ -248,7 +250,7 @@ def check_choices(probe: Probe) -> Check:
 
 def check_tools(probe: Probe) -> Check | None:
     """Check whether the model calls the tools that it is offered."""
-    offered = [t for t in probe.trajectories if choices(t) and any(h.tools for h in (t, *t.additional_histories))]
+    offered = [t for t in probe.trajectories if choices(t) and any(h.tools for h in all_histories(t))]
     calling = sum(any(choice.message.tool_calls for choice in choices(t)) for t in offered)
     if not offered:
         return None
@@ -297,7 +299,7 @@ def check_tokens(probe: Probe) -> Check | None:
 
 def check_rows(probe: Probe) -> Check | None:
     """Check whether each conversation becomes one training row."""
-    histories = [h for trajectory in probe.trajectories for h in [trajectory, *trajectory.additional_histories]]
+    histories = [history for trajectory in probe.trajectories for history in all_histories(trajectory)]
     conversations = sum(any(map(is_choice, history.messages_and_choices)) for history in histories)
     if not probe.rows:
         return None

@@ -172,7 +172,7 @@ class TrainingLoop:
             run.transition(TRANSITIONS["end"])
             try:
                 record_status(run)
-                run.show.close(run.status)
+                run.updater.close(run.status)
             finally:
                 run._over.set()
                 run.request_heartbeat()
@@ -185,10 +185,10 @@ class TrainingLoop:
         run.step = await run.model.get_step()
         try:
             await source.open(run)
-            run.show.set_status(run.status, run.step)
+            run.updater.set_status(run.status, run.step)
             while source.has_more() and run.status != "stopping" and time.monotonic() < end:
                 if run.transition(TRANSITIONS["finish_step"]):
-                    run.show.set_status(run.status, run.step)
+                    run.updater.set_status(run.status, run.step)
                 if run.status == "paused":
                     await asyncio.sleep(0.05)
                 else:
@@ -252,7 +252,7 @@ class TrainingLoop:
                 run.bus.emit(Warned(key=f"disk {run.step}", message=str(error)))
                 print(f"{run.model.name} is paused at step {run.step}: {error}. Then call run.resume().")
                 run.transition(TRANSITIONS["disk_full"])
-                run.show.set_status(run.status, run.step)
+                run.updater.set_status(run.status, run.step)
                 while run.status == "paused":
                     await asyncio.sleep(0.05)
                 if run.status == "stopping":
@@ -346,11 +346,11 @@ class Run(RunView):
             status=self.status,
         )
         self.progress.rows = training_rows(model.store.history())  # of earlier sessions
-        self.show = DisplayUpdater(self.backend.bus, self.progress, NoDisplay(), run=model.run_name)
+        self.updater = DisplayUpdater(self.backend.bus, self.progress, NoDisplay(), run=model.run_name)
         if display is not None:
-            self.show.place = display
+            self.updater.place = display
         elif show:
-            self.show.place = choose_display(self, self.progress)
+            self.updater.place = choose_display(self, self.progress)
 
     @property
     def store(self) -> RunStore:
@@ -365,11 +365,11 @@ class Run(RunView):
     @property
     def display(self) -> RunDisplay:
         """The place where this kernel displays the run."""
-        return self.show.place
+        return self.updater.place
 
     @display.setter
     def display(self, place: RunDisplay) -> None:
-        self.show.place = place
+        self.updater.place = place
 
     @property
     def groups_in_memory(self) -> list[TrajectoryGroup]:
@@ -416,7 +416,7 @@ class Run(RunView):
         self._begin()
         self._thread, work = threading.current_thread(), asyncio.ensure_future(self.loop.run_to_end())
         try:
-            async with self.show.place.listening(self._over) as listen:
+            async with self.display.listening(self._over) as listen:
                 while not work.done():
                     await listen()
         except (asyncio.CancelledError, KeyboardInterrupt):
@@ -429,7 +429,7 @@ class Run(RunView):
         self.loop = TrainingLoop(self)
         self.status, self.error, self.started = "running", None, time.time()
         self._over.clear()
-        self.show.open("running", self.step)
+        self.updater.open("running", self.step)
         name = f"art-nb-beat-{self.model.name}"
         threading.Thread(target=send_heartbeats, args=[self], name=name, daemon=True).start()
 
@@ -499,7 +499,7 @@ class Run(RunView):
         """
         end = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         try:
-            with self.show.place.listening(self._over) as listen:
+            with self.display.listening(self._over) as listen:
                 while not self._over.is_set() and time.monotonic() < end:
                     listen()
         except KeyboardInterrupt:
@@ -512,7 +512,7 @@ class Run(RunView):
     async def wait(self) -> "Run":
         """Wait for the run in a notebook. Interrupting the cell pauses the run, a second interrupt stops it."""
         try:
-            async with self.show.place.listening(self._over) as listen:
+            async with self.display.listening(self._over) as listen:
                 while not self._over.is_set():
                     await listen()
         except (asyncio.CancelledError, KeyboardInterrupt):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from ..rollouts.entries import content_texts
-from ..rollouts.trajectories import Trajectory
+from ..rollouts.trajectories import Trajectory, all_histories
 
 # %% ../../nbs/75_views/00_boards.ipynb #cd9da3bc
 Cells: TypeAlias = list[list[str]]
@@ -105,8 +105,7 @@ def frames_of(
 
 
 def _messages(trajectory: Trajectory) -> list[Mapping[str, Any]]:
-    histories = (trajectory, *trajectory.additional_histories)
-    return [message for history in histories for message in history.messages()]
+    return [message for history in all_histories(trajectory) for message in history.messages()]
 
 
 def _text(message: Mapping[str, Any]) -> str:

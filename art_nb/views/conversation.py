@@ -28,7 +28,7 @@ from ..core.types import ArtError
 from ..models.weights import EMBEDDED, base_name, cache_directory, converted, fetch, is_model
 from ..rewards.rubrics import shared_prefix
 from ..rollouts.entries import sampled_tokens
-from ..rollouts.trajectories import Trajectory, get_messages, is_choice
+from ..rollouts.trajectories import Trajectory, all_histories, get_messages, is_choice
 
 # %% ../../nbs/75_views/40_conversation.ipynb #c3bae348
 MAX_PIECE_CHARS, MAX_PART_BYTES = 16_000, 256_000
@@ -75,9 +75,9 @@ def displayed_message(
 
 def conversation_of(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return the messages of all histories of a trajectory."""
-    histories, turn = (trajectory, *trajectory.additional_histories), 0
     messages: list[dict[str, Any]] = []
-    for number, history in enumerate(histories):
+    turn = 0
+    for number, history in enumerate(all_histories(trajectory)):
         for entry in history.messages_and_choices:
             is_reply = is_choice(entry)
             fields = {"i": len(messages), "history": number, "turn": turn if is_reply else None, "trained": is_reply}

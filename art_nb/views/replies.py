@@ -94,7 +94,13 @@ def select_reply(index: RolloutIndex, where: str = "", sort: str = "", preset: s
     return {"total": len(index), "shown": len(ids)}, [ids.astype("<u4").tobytes()]
 
 
-def search_reply(index: RolloutIndex, query: str, after_id: int = -1, limit: int = 200, number: int = 0) -> ViewReply:
+def search_reply(
+    index: RolloutIndex,
+    query: str,  # words
+    after_id: int = -1,  # the last row of the previous page
+    limit: int = 200,  # rows of the page
+    number: int = 0,  # of the search, as in `search`
+) -> ViewReply:
     """Return a page of the rows whose text contains some words."""
     ids = search(index, query, number) if query else np.zeros(0, np.uint32)
     if ids is None:

@@ -23,7 +23,7 @@ from ..core.types import TrainError
 from ..rewards.judges import group_id
 from ..rollouts.entries import content_texts, is_choice
 from ..rollouts.gather import completion_tokens
-from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices
 from ..runs.formats import TOKEN_ARRAYS, TOKENS, group_tokens, read_rows, unpack_tokens
 from ..runs.store import RunStore
 from ..tokens.advantages import advantages, has_variance
@@ -141,8 +141,7 @@ def _facts(trajectory: Trajectory) -> tuple:
     replies = choices(trajectory)
     counted = sum(completion_tokens(choice) or 0 for choice in replies)
     tokens = counted or int(trajectory.metrics.get("completion_tokens", 0))
-    histories = (trajectory, *trajectory.additional_histories)
-    tools = sum(_tool_calls(entry) for history in histories for entry in history.messages_and_choices)
+    tools = sum(_tool_calls(entry) for history in all_histories(trajectory) for entry in history.messages_and_choices)
     truncated = any(choice.finish_reason == "length" for choice in replies)
     return trajectory.reward, len(replies), tools, tokens, truncated
 
@@ -174,8 +173,8 @@ def texts_of(
 
 def thread_text(trajectory: Trajectory) -> str:
     """Return the text of a trajectory that a search reads: all conversations and the logs."""
-    histories = (trajectory, *trajectory.additional_histories)
-    texts = (text for history in histories for entry in history.messages_and_choices for text in texts_of(entry))
+    entries = (entry for history in all_histories(trajectory) for entry in history.messages_and_choices)
+    texts = (text for entry in entries for text in texts_of(entry))
     return "\n".join([*texts, *trajectory.logs])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from shapes import ids
 
-from art_nb.policy.adapters import adapter
+from art_nb.policy.adapters import copy_adapter
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import sequence_logprobs
@@ -40,7 +40,7 @@ class Sampling:
             )
         )
         self.sampler = self.worker.call(make)
-        self.sampler.load("made@1", adapter(self.policy))
+        self.sampler.load("made@1", copy_adapter(self.policy))
 
     async def replies(self, n: int, new: int, key: str | None, prompt: int = 128) -> list:
         """Return prompts and replies of `n` concurrent requests."""
@@ -99,7 +99,7 @@ def sync(side: Sampling) -> dict:
     load, first = [], []
     for step in range(2, 7):  # like after an optimizer step
         start = synchronized_time()
-        side.sampler.load(f"made@{step}", adapter(side.policy))
+        side.sampler.load(f"made@{step}", copy_adapter(side.policy))
         load.append(synchronized_time() - start)
         asyncio.run(side.replies(1, 1, f"made@{step}"))
         first.append(synchronized_time() - start)

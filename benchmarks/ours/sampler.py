@@ -10,7 +10,7 @@ from talk import serve
 
 from art_nb.learners.base import Learner
 from art_nb.learners.checkpoints import save_checkpoint
-from art_nb.policy.adapters import adapter
+from art_nb.policy.adapters import copy_adapter
 from art_nb.policy.device import DeviceThread, use_device
 from art_nb.policy.loading import load_policy
 from art_nb.samplers.base import SamplingParams
@@ -30,7 +30,7 @@ def setup(model: str, adapter_path: str) -> dict:
     worker = DeviceThread()
     worker.call(use_device, policy.device)
     HELD["sampler"] = TransformersSampler(policy, worker)
-    HELD["sampler"].load("bench", adapter(policy))
+    HELD["sampler"].load("bench", copy_adapter(policy))
     return {"threads": torch.get_num_threads(), "dtype": str(policy.dtype)}
 
 

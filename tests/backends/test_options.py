@@ -12,7 +12,7 @@ from art_nb.core.events import Warned
 from art_nb.core.types import StoreError, TrainConfig, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
 from art_nb.learners.losses import LEVELS, LOSSES, MISMATCH
-from art_nb.policy.adapters import adapter
+from art_nb.policy.adapters import copy_adapter
 from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow
 from art_nb.tokens.learner_records import read_record
@@ -297,10 +297,10 @@ def test_a_failure_in_the_third_step_takes_back_the_first_two(tiny_model_dir):
 
     rows, config = some_rows(), StepConfig(learning_rate=1e-2, rows_per_step=1)
     optimizer_steps(learner, rows, config)
-    before, state = adapter(policy), {name: t.clone() for name, t in learner.state().items()}
+    before, state = copy_adapter(policy), {name: t.clone() for name, t in learner.state().items()}
     with pytest.raises(Enough):
         optimizer_steps(learner, rows, config, between)
-    assert all((before[name] == t).all() for name, t in adapter(policy).items())
+    assert all((before[name] == t).all() for name, t in copy_adapter(policy).items())
     assert all((state[name] == t).all() for name, t in learner.state().items() if name != "rng")
     assert learner.steps == 4
     optimizer_steps(learner, rows, config)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Llama4TextConfig
 
 from art_nb.core.types import ServeError, TrainError
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps
-from art_nb.policy.adapters import adapter, load_adapter, masters
+from art_nb.policy.adapters import copy_adapter, load_adapter, masters
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import TARGETS
@@ -67,19 +67,19 @@ def some_rows(seed, groups=3, size=6):
 
 def grads(made, rows, **config):
     """The loss and the gradients of one step that is not taken, through the learner's own `step`."""
-    found, before = {}, adapter(made.policy)
+    found, before = {}, copy_adapter(made.policy)
 
     class Enough(Exception):
         pass
 
-    def between(done, of, tokens):
+    def on_progress(done, of, tokens):
         if done == of:
             found.update({name: master.grad.clone() for name, master in masters(made.policy).items()})
             raise Enough
 
     with pytest.raises(Enough):
-        made.step(rows, StepConfig(**config), between)
-    assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
+        made.step(rows, StepConfig(**config), on_progress)
+    assert all(torch.equal(before[name], now) for name, now in copy_adapter(made.policy).items())
     return found
 
 
@@ -125,7 +125,7 @@ def worst(ours, theirs):
 @pytest.mark.parametrize(("tokens", "share"), CUTS)
 def test_packed_logprobs_are_those_of_each_row_alone(family, tokens, share):
     made, rows = learner(family), some_rows(0)
-    model = peft_model(family, adapter(made.policy))
+    model = peft_model(family, copy_adapter(made.policy))
     made.policy.cast_masters()
     seen = 0
     for batch in micro_batches(rows, tokens, share):
@@ -142,7 +142,7 @@ def test_packed_logprobs_are_those_of_each_row_alone(family, tokens, share):
 @pytest.mark.parametrize("extras", [{}, {"temperature": 0.7, "kl_coef": 0.2, "entropy_coef": 0.03}], ids=len)
 def test_gradients_are_pefts_whatever_the_packing(family, extras):
     made, rows = learner(family), some_rows(1)
-    model = peft_model(family, adapter(made.policy))
+    model = peft_model(family, copy_adapter(made.policy))
     theirs = their_grads(model, their_loss(model, rows, **extras))
     assert max(float(g.abs().max()) for g in theirs.values()) > 0.01
     for tokens, share in CUTS:
@@ -152,7 +152,7 @@ def test_gradients_are_pefts_whatever_the_packing(family, extras):
 @families
 def test_three_steps_end_where_adamw_on_peft_ends(family):
     made, config = learner(family), StepConfig(learning_rate=3e-3, weight_decay=0.01, max_grad_norm=0.1)
-    model = peft_model(family, adapter(made.policy))
+    model = peft_model(family, copy_adapter(made.policy))
     trained = [p for name, p in model.named_parameters() if "lora_" in name]
     theirs = torch.optim.AdamW(trained, lr=3e-3, betas=(0.9, 0.99), weight_decay=0.01)
     for step in range(3):
@@ -166,7 +166,7 @@ def test_three_steps_end_where_adamw_on_peft_ends(family):
         assert figures["loss/train"] == pytest.approx(loss.item(), abs=1e-4)
         assert figures["loss/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
         assert norm > 0.1, "the norm is cut"
-    mine = adapter(made.policy)
+    mine = copy_adapter(made.policy)
     for name, p in model.named_parameters():
         if "lora_" in name:  # where a gradient is next to nothing, rounding decides Adam's sign
             far = (mine[ours(name)] - p).abs() > 1e-4
@@ -176,7 +176,7 @@ def test_three_steps_end_where_adamw_on_peft_ends(family):
 @families
 def test_supervised_loss_is_transformers_own(family):
     made, rows = learner(family), some_rows(3, groups=1, size=1)[:1]
-    model = peft_model(family, adapter(made.policy))
+    model = peft_model(family, copy_adapter(made.policy))
     row = rows[0]
     labels = torch.where(torch.tensor(row.sampled), torch.tensor(row.tokens.tolist()), -100)
     theirs = model(input_ids=torch.tensor([row.tokens.tolist()]), labels=labels[None]).loss
@@ -231,14 +231,14 @@ def test_what_is_masked_counts_for_nothing():
 @pytest.mark.parametrize("tokens", [2048, 1])
 def test_where_all_is_masked_nothing_moves(tokens):
     made, rows = learner("llama"), [masked(row) for row in some_rows(5)]
-    before = adapter(made.policy)
+    before = copy_adapter(made.policy)
     with pytest.raises(TrainError, match="nothing to train"):
         made.step(rows, StepConfig(tokens_per_batch=tokens))
     with pytest.raises(TrainError, match="nothing to train"):
         made.step([], StepConfig())
     with pytest.raises(TrainError, match="assistant"):
         made.sft_step(rows, 1e-3)
-    assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
+    assert all(torch.equal(before[name], now) for name, now in copy_adapter(made.policy).items())
     figures = made.step(some_rows(5), StepConfig())
     assert all(math.isfinite(value) for value in figures.values())
 
@@ -246,7 +246,7 @@ def test_where_all_is_masked_nothing_moves(tokens):
 def test_an_unknown_logprob_is_a_ratio_of_one():
     made, rows = learner("llama"), some_rows(6)
     unknown = [replace(row, logprobs=np.full(len(row.tokens), np.nan, np.float32)) for row in rows]
-    model, known = peft_model("llama", adapter(made.policy)), []
+    model, known = peft_model("llama", copy_adapter(made.policy)), []
     for row in rows:
         now = np.full(len(row.tokens), np.nan, np.float32)
         now[1:][row.sampled[1:]] = their_logprobs(model, row)[0].detach().numpy()
@@ -260,29 +260,29 @@ def test_an_unknown_logprob_is_a_ratio_of_one():
 def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was():
     made, rows = learner("llama"), some_rows(7)
     made.step(rows, StepConfig(learning_rate=1e-3))
-    before, state = adapter(made.policy), made.state()
+    before, state = copy_adapter(made.policy), made.state()
     wild = [replace(row, advantage=float("inf")) for row in rows]
     with pytest.raises(TrainError, match="norm"):
         made.step(wild, StepConfig(learning_rate=1e-3))
-    assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
+    assert all(torch.equal(before[name], now) for name, now in copy_adapter(made.policy).items())
     assert all(torch.equal(state[name], now) for name, now in made.state().items())
 
 
 def test_a_learning_rate_that_makes_the_weights_infinite_undoes_the_step():
     made, rows = learner("llama"), some_rows(7)
     made.step(rows, StepConfig(learning_rate=1e-3))
-    before, state = adapter(made.policy), {name: value.clone() for name, value in made.state().items()}
+    before, state = copy_adapter(made.policy), {name: value.clone() for name, value in made.state().items()}
     with pytest.raises(TrainError, match=r"learning_rate=1e\+37 made the adapter's weights infinite"):
         optimizer_steps(made, rows, StepConfig(learning_rate=1e37))
-    assert all(torch.equal(before[name], now) for name, now in adapter(made.policy).items())
+    assert all(torch.equal(before[name], now) for name, now in copy_adapter(made.policy).items())
     assert all(torch.equal(state[name], now) for name, now in made.state().items())
 
 
 async def test_an_adapter_that_computes_nan_is_an_error_of_the_request():
     policy, worker = learner("llama").policy, DeviceThread()
     sampler = TransformersSampler(policy, worker, max_running=8)
-    sampler.load("m@1", adapter(policy))
-    sampler.load("m@2", {name: torch.full_like(value, 1e30) for name, value in adapter(policy).items()})
+    sampler.load("m@1", copy_adapter(policy))
+    sampler.load("m@2", {name: torch.full_like(value, 1e30) for name, value in copy_adapter(policy).items()})
     with pytest.raises(ServeError, match="logits are not finite"):
         [_ async for _ in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@2")]
     assert [s async for s in sampler.generate([3, 4, 5], SamplingParams(max_tokens=4), "m@1")]  # others continue
@@ -295,7 +295,7 @@ async def test_an_adapter_that_computes_nan_is_an_error_of_the_request():
 def test_sampler_and_learner_give_a_token_the_same_logprob(family, temperature):
     made, worker, rng = learner(family), DeviceThread(), random.Random(8)
     sampler = TransformersSampler(made.policy, worker, max_running=8)
-    sampler.load("m@1", adapter(made.policy))
+    sampler.load("m@1", copy_adapter(made.policy))
     start = [rng.randrange(3, VOCABULARY) for _ in range(40)]
 
     async def roll(i):

@@ -12,7 +12,7 @@ import torch
 
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner
-from art_nb.policy.adapters import adapter, masters
+from art_nb.policy.adapters import copy_adapter, masters
 from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 
@@ -65,12 +65,12 @@ def test_a_step_is_our_step(pair, options):
     ours, theirs = (learner.step(rows(), StepConfig(learning_rate=1e-3, **options)) for learner in pair)
     assert ours["loss/train"] == pytest.approx(theirs["loss/train"], abs=1e-5)
     assert ours["loss/grad_norm"] == pytest.approx(theirs["loss/grad_norm"], rel=1e-3)
-    for name, tensor in adapter(pair[0].policy).items():
-        torch.testing.assert_close(tensor, adapter(pair[1].policy)[name], atol=2e-4, rtol=0)
+    for name, tensor in copy_adapter(pair[0].policy).items():
+        torch.testing.assert_close(tensor, copy_adapter(pair[1].policy)[name], atol=2e-4, rtol=0)
 
 
 def test_the_drift_is_measured_from_another_adapter(pair):
-    config, other = StepConfig(learning_rate=0.0, kl_shaping=0.5), adapter(pair[0].policy)
+    config, other = StepConfig(learning_rate=0.0, kl_shaping=0.5), copy_adapter(pair[0].policy)
     far = {name: tensor * 2 for name, tensor in other.items()}
     found = [
         [learner.step(rows(), config, weights=weights)["loss/kl_policy_ref"] for weights in (None, other, far)]

@@ -7,7 +7,7 @@ import torch
 from support.families import FAMILIES, SHAPE, VOCABULARY, plain
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from art_nb.policy.adapters import adapter, load_adapter
+from art_nb.policy.adapters import copy_adapter, load_adapter
 from art_nb.policy.kernels import packed_dtypes
 from art_nb.policy.kv_cache import KVSlots
 from art_nb.policy.lora import TARGETS, Policy, modules_only
@@ -20,7 +20,7 @@ def policy_of(family, dtype=torch.float32):
     """A new policy whose adapter is not zero."""
     policy = Policy(copy.deepcopy(plain(family)).to(dtype))
     generator = torch.Generator().manual_seed(0)
-    load_adapter(policy, {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in adapter(policy).items()})
+    load_adapter(policy, {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in copy_adapter(policy).items()})
     return policy
 
 
@@ -35,7 +35,7 @@ def with_and_without(policy, compute):
 
 def parts_of(policy, n):
     """The trained adapter, the base model, another adapter, and all of them in one pass."""
-    other = policy.cast({name: 0.5 * t for name, t in adapter(policy).items()})
+    other = policy.cast({name: 0.5 * t for name, t in copy_adapter(policy).items()})
     several = [(weights, torch.arange(n)[i::3]) for i, weights in enumerate((None, other, policy.working))]
     return None, [(None, None)], [(other, None)], [part for part in several if len(part[1])]
 

@@ -13,14 +13,14 @@ from transformers import LlamaConfig
 
 import art_nb as art
 from art_nb.core.types import ServeError, TrainError, TrainSFTConfig
-from art_nb.policy.adapters import adapter, fingerprint
+from art_nb.policy.adapters import copy_adapter, fingerprint
 from art_nb.policy.architectures import model_class
 from art_nb.policy.device import is_out_of_memory
 
 SCRIPT = """
 import asyncio, resource, sys, tempfile, threading
 import art_nb as art
-from art_nb.policy.adapters import adapter, fingerprint
+from art_nb.policy.adapters import copy_adapter, fingerprint
 from art_nb.core.types import TrainError
 
 async def main(path):
@@ -35,7 +35,7 @@ async def main(path):
                                                     reward=float(i % 3)) for i, c in enumerate(choices)])
         await backend.train(model, [group], learning_rate=1e-3, tokens_per_batch=512)
         policy = backend.runtime(model).policy
-        before, home = fingerprint(adapter(policy)), backend.runtime(model)
+        before, home = fingerprint(copy_adapter(policy)), backend.runtime(model)
         home.worker.call(home.sampler.release)          # else the second try has 512 MB more, and takes minutes
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (30 << 20), resource.RLIM_INFINITY))
@@ -43,7 +43,7 @@ async def main(path):
         except TrainError as error: print(error)
         else: print("there was room enough")
         await ask(1)
-        print("as before" if fingerprint(adapter(policy)) == before else "moved")
+        print("as before" if fingerprint(copy_adapter(policy)) == before else "moved")
         print((await backend.train(model, [group], learning_rate=1e-3, tokens_per_batch=512)).step)
 
 asyncio.run(main(sys.argv[1]))
@@ -187,7 +187,7 @@ async def test_a_step_tries_once_more_and_is_the_same_step(named, local, monkeyp
             return await local._train_sft(model, told, TrainSFTConfig(learning_rate=1e-3))
         return await local.train(model, [group], learning_rate=1e-3)
 
-    adapter_of = lambda model: fingerprint(adapter(local.runtime(model).policy))
+    adapter_of = lambda model: fingerprint(copy_adapter(local.runtime(model).policy))
     await step(plain)
     inner, before = local.runtime(model).policy.model.model, adapter_of(model)
     with failing(monkeypatch, inner, "forward", {0, 1}):

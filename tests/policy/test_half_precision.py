@@ -12,7 +12,7 @@ import art_nb as art
 from art_nb.core.events import Warned
 from art_nb.core.types import TrainError, TrainSFTConfig
 from art_nb.learners.base import Learner, StepConfig, optimizer_steps, split_optimizer_steps
-from art_nb.policy.adapters import adapter
+from art_nb.policy.adapters import copy_adapter
 from art_nb.policy.lora import Policy
 from art_nb.policy.packing import WeightedRow
 
@@ -106,16 +106,16 @@ def overflowing(dtype, bad):
 
 def test_a_step_that_overflows_float16_is_skipped_and_counted():
     learner, config = overflowing(torch.float16, [1]), StepConfig(learning_rate=1e-4, rows_per_step=4)
-    [first, _], before = split_optimizer_steps(rows(), 4, 0), adapter(learner.policy)
+    [first, _], before = split_optimizer_steps(rows(), 4, 0), copy_adapter(learner.policy)
     told = optimizer_steps(learner, rows(), config)
     assert (told["data/step_num_gradient_steps"], told["data/step_num_overflows"]) == (1, 1)
     assert np.isfinite(told["loss/grad_norm"])
     assert 0.5 <= learner.loss_scale < 0.51
-    moved = adapter(learner.policy)
+    moved = copy_adapter(learner.policy)
     assert any(not torch.equal(before[name], moved[name]) for name in moved)
     only = overflowing(torch.float16, [])
     only.step(first, config)
-    assert all(torch.equal(moved[name], now) for name, now in adapter(only.policy).items())
+    assert all(torch.equal(moved[name], now) for name, now in copy_adapter(only.policy).items())
     again = overflowing(torch.float16, [])
     again.load_state(learner.state())
     assert again.loss_scale == pytest.approx(learner.loss_scale)

@@ -30,7 +30,7 @@ import art_nb as art
 from art_nb.core.types import StoreError, TrainError
 from art_nb.models.gguf import load_gguf
 from art_nb.policy.adapter_files import peft_files
-from art_nb.policy.adapters import adapter
+from art_nb.policy.adapters import copy_adapter
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.kernels import bf16_products
 from art_nb.policy.loading import checked_policy, load_policy
@@ -376,4 +376,4 @@ def test_gpt_oss_is_refused_by_its_feature(tmp_path):
 def test_the_adapter_of_a_checked_policy_can_be_trained():
     made = checked_policy(copy.deepcopy(plain("llama")), tokenizer())
     assert all(not p.is_inference() and p.requires_grad for p in made.parameters())
-    assert not any(t.is_inference() for t in adapter(made).values())
+    assert not any(t.is_inference() for t in copy_adapter(made).values())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from art_nb.learners.base import Learner, StepConfig
-from art_nb.policy.adapters import adapter, load_adapter, merged_weights
+from art_nb.policy.adapters import copy_adapter, load_adapter, merged_weights
 from art_nb.policy.kernels import LowRankProduct
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import FusedLinear, modules_only, sequence_logprobs
@@ -31,7 +31,7 @@ def some_rows(policy, seed):
 
 def trained(policy, learning_rate, steps):
     """Train a new adapter for some steps."""
-    fresh = {name: t if "lora_A" in name else torch.zeros_like(t) for name, t in adapter(policy).items()}
+    fresh = {name: t if "lora_A" in name else torch.zeros_like(t) for name, t in copy_adapter(policy).items()}
     load_adapter(policy, fresh)
     learner = Learner(policy)
     for step in range(steps):
@@ -79,7 +79,7 @@ def test_an_update_counts_in_full(policy, learning_rate, steps):
 def test_the_change_of_the_whole_model_is_that_in_fp32(policy, smollm2_dir):
     trained(policy, 1e-4, 8)
     exact = load_policy(smollm2_dir, device="cpu", dtype=torch.float32)
-    load_adapter(exact, adapter(policy))
+    load_adapter(exact, copy_adapter(policy))
     ids = policy.tokenizer(TEXT * 4)["input_ids"]
     changes = [sequence_logprobs(p, ids) - sequence_logprobs(p, ids, [(None, None)]) for p in (policy, exact)]
     share = float((changes[0] * changes[1]).sum() / changes[1].square().sum())
@@ -90,7 +90,7 @@ def test_the_change_of_the_whole_model_is_that_in_fp32(policy, smollm2_dir):
 def test_the_base_weights_never_change(policy):
     before = {name: layer.weight.clone() for name, layer in policy.layers.items()}
     trained(policy, 1e-3, 2)
-    list(merged_weights(policy, adapter(policy)))
+    list(merged_weights(policy, copy_adapter(policy)))
     assert all(torch.equal(layer.weight, before[name]) for name, layer in policy.layers.items())
 
 

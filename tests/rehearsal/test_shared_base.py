@@ -15,7 +15,7 @@ from art_nb.backends import engines, shared_base
 from art_nb.core.events import Warned
 from art_nb.core.types import BackendMissing
 from art_nb.learners import unsloth
-from art_nb.policy.adapters import adapter, frozen_weights, masters
+from art_nb.policy.adapters import copy_adapter, frozen_weights, masters
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import sequence_logprobs
 from art_nb.policy.packing import WeightedRow, micro_batches
@@ -75,7 +75,7 @@ async def test_one_base_is_sampled_and_trained(vllm, unsloth_stub, named, tmp_pa
         assert (args.logprobs_mode, args.max_logprobs) == ("processed_logprobs", 20)
         assert (args.max_num_seqs, args.max_loras, args.max_lora_rank) == (16, 2, 8)
         assert args.quantization == ("bitsandbytes" if four_bits else None)
-        before = adapter(policy)
+        before = copy_adapter(policy)
         for step in (1, 2, 3, 4):
             choices = []
             for seed in range(6):
@@ -85,7 +85,7 @@ async def test_one_base_is_sampled_and_trained(vllm, unsloth_stub, named, tmp_pa
             result = await backend.train(model, groups_of(choices), learning_rate=1e-3)
             assert result.step == step
             assert (await ask(model, step)).token_ids == TOKENS
-        assert any(not torch.equal(before[name], t) for name, t in adapter(policy).items())
+        assert any(not torch.equal(before[name], t) for name, t in copy_adapter(policy).items())
         numbers = {lora.lora_int_id for lora in engine.adapters if lora is not None}
         assert len(numbers) == 4
         assert len(engine.removed) >= 2  # the engine keeps two versions
@@ -121,14 +121,14 @@ async def test_a_run_continues_with_the_other_way_of_loading(vllm, named, tmp_pa
             vllm.REPLY = [30 + seed, *TOKENS[1:]]
             choices.append(await ask(model, seed))
         await backend.train(model, groups_of(choices), learning_rate=1e-3)
-        weights = {name: t.cpu() for name, t in adapter(backend.runtime(model).policy).items()}
+        weights = {name: t.cpu() for name, t in copy_adapter(backend.runtime(model).policy).items()}
     copies = BOTH | {"init_args": {"fast_inference": False}}
     async with art.LocalBackend(path=tmp_path / "runs", **copies) as backend:
         again = named()
         await again.register(backend)
         runtime = backend.runtime(again)
         assert runtime.step == 1
-        for name, tensor in adapter(runtime.policy).items():
+        for name, tensor in copy_adapter(runtime.policy).items():
             torch.testing.assert_close(tensor.cpu(), weights[name])
 
 

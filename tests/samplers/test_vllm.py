@@ -34,7 +34,7 @@ from art_nb.core.types import BackendMissing, ServeError
 from art_nb.models.tiny import save_tiny_model, tiny_tokenizer
 from art_nb.models.weights import fetch
 from art_nb.policy import adapter_files
-from art_nb.policy.adapters import adapter, frozen_weights, load_adapter
+from art_nb.policy.adapters import copy_adapter, frozen_weights, load_adapter
 from art_nb.policy.device import DeviceThread
 from art_nb.policy.loading import load_policy
 from art_nb.policy.lora import TARGETS, sequence_logprobs
@@ -78,7 +78,7 @@ def made(request, tiny_model_dir):
 def shaken(policy, seed):
     """An adapter that changes what the model says."""
     draw = torch.Generator().manual_seed(seed)
-    return {name: t + 0.05 * torch.randn(t.shape, generator=draw) for name, t in adapter(policy).items()}
+    return {name: t + 0.05 * torch.randn(t.shape, generator=draw) for name, t in copy_adapter(policy).items()}
 
 
 async def said(sampler, prompt, key=None, **params):
@@ -225,7 +225,7 @@ async def test_each_version_keeps_its_prefix_cache(tiny_model_dir):
 
 async def test_an_untrained_adapter_is_the_base_model(made):
     policy, sampler = made
-    sampler.load("ttt@0", adapter(policy))
+    sampler.load("ttt@0", copy_adapter(policy))
     prompt = [1, 60, 61, 62] * 100
     await said(sampler, prompt, None, max_tokens=2, ignore_eos=True)
     before = sampler.stats()["cached_tokens"]
@@ -362,7 +362,7 @@ async def test_a_change_of_our_tensor_is_a_change_of_vllm(tiny_model_dir):
     with torch.no_grad():
         for tensor in frozen_weights(policy).values():
             tensor.mul_(1.1)
-    policy.unpack()
+    policy.drop_packed_weights()
     policy._head_product = None
     prompt = [1, 40, 41, 42] * 6
     reply = await said(sampler, prompt, max_tokens=8, seed=1, ignore_eos=True)

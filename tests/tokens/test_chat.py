@@ -273,7 +273,7 @@ def test_many_threads_share_one_format():
 @given(user=spoken, text=spoken)
 @TOKENIZERS
 def test_a_written_reply_has_the_ids_the_template_would_give(tokenizer, user, text):
-    chat = ChatFormat(tokenizer).fresh()
+    chat = ChatFormat(tokenizer).with_empty_cache()
     messages, reply = [{"role": "user", "content": user}], {"role": "assistant", "content": text}
     written = chat.reply_ids(messages, reply)
     assert written[-1] == END
