@@ -27,6 +27,7 @@ Modules:
 - `art_nb.policy.isolation`: Engines like vLLM and Unsloth inside the kernel's process
 - `art_nb.policy.packing`: Micro-batches of rows that share prefixes
 - `art_nb.reports.html`: HTML elements, tables and collapsible sections with escaped text and a size limit
+- `art_nb.reports.profile`: Where the seconds of a training step go, by phase and core
 - `art_nb.reports.report`: One self-contained HTML file of a run or of selected rollouts
 - `art_nb.reports.static_html`: Rollouts, groups and runs as static HTML for saved notebooks, without a kernel or scripts
 - `art_nb.rewards.journal`: An append-only journal of judgments, with human overrides, agreement statistics and preference pairs
@@ -135,7 +136,7 @@ _COMPLETIONS = (
     "register_board retry limit_concurrency"
 ).split()
 # Modules that add methods to the classes of another module.
-_EXTENSIONS = {"training.run": ["reports.report"], "rollouts.trajectories": ["tokens.tokenized"]}
+_EXTENSIONS = {"training.run": ["reports.report", "reports.profile"], "rollouts.trajectories": ["tokens.tokenized"]}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})

@@ -2,8 +2,8 @@
 
 art_nb and the peer run in separate processes and take turns, so that only one process computes at a time. Each figure
 is the median of `--repeats` turns after one warm-up turn. The first line of the output describes the machine. Then each
-row is printed as a line of JSON when it has been measured. The script asserts nothing. The first run creates an
-environment for each peer."""
+row is printed as a line of JSON when it has been measured. At the end, rows that are more than 10 % worse than in
+docs/benchmarks.md are named. The script asserts nothing. The first run creates an environment for each peer."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import curves
 import rows
+from documented import PAGE, documented_rows, worse_rows
 from machine import CORES, QUIET, machine
 from measuring import Bench
 
@@ -48,14 +49,23 @@ def main() -> None:
     repeats = arguments.repeats or (1 if arguments.quick else 5)
     print(json.dumps({"machine": facts, "model": MODEL, "repeats": repeats, "quick": arguments.quick}), flush=True)
     with tempfile.TemporaryDirectory(prefix="art-nb-bench-", ignore_cleanup_errors=True) as folder:
-        bench = Bench(str(fetch(MODEL)), Path(folder), repeats, arguments.quick)
+        bench, lines = Bench(str(fetch(MODEL)), Path(folder), repeats, arguments.quick), []
         try:
             for line in (
                 curves.measured(bench) if arguments.curves else rows.measured(bench, re.compile(arguments.rows))
             ):
                 print(json.dumps(line), flush=True)
+                lines.append(line)
         finally:
             bench.close()
+    if not (arguments.curves or arguments.quick):
+        worse = worse_rows(lines, documented_rows(PAGE.read_text()))
+        print(
+            "\n".join(["Worse than in docs/benchmarks.md:", *worse])
+            if worse
+            else "No row is worse than in docs/benchmarks.md.",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -257,6 +257,7 @@ SHARED_NAMES = {
     "RequestT": "a type variable",
     "doctor": "a function and its command",
     "migrate": "a function and its command",
+    "profile": "a function and its command",
     "train": "a function, its command and its remote call",
     "view": "a function and its command",
     "delete_checkpoints": "functions of the runtime and the pipeline, and the remote call",

@@ -9,7 +9,6 @@ __all__ = ['PLANNED_ENGINES', 'format_gigabytes', 'check_machine', 'check_engine
 # %% ../../nbs/95_cli/10_machine.ipynb #9b664db7
 import importlib.util
 import json
-import os
 import re
 import shutil
 from importlib import metadata
@@ -24,16 +23,15 @@ def check_machine() -> list:
     """Return the checks of Python, cores, memory and disk."""
     import platform
 
-    from art_nb.core.machine import process_memory
+    from art_nb.core.machine import process_memory, usable_cores
     from art_nb.training.doctor import Check
 
     system = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}."
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     size, free = process_memory().get("total"), shutil.disk_usage(".").free
     is_small = size is not None and size < 5.7e9  # a machine with "6 GB" reports slightly less
     return [
         Check("python", "ok", system),
-        Check("cores", "ok", f"{cores}."),
+        Check("cores", "ok", f"{usable_cores()}."),
         Check(
             "memory",
             "warn" if is_small else "ok",

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'run', 'script_globals', 'line_of_error', 'script_model', 'source_line', 'train',
-           'follow_run', 'view', 'write_pages', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
+           'follow_run', 'view', 'write_pages', 'profile', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -204,6 +204,17 @@ def write_pages(path: Path, folder: Path) -> Path:
     return folder / "runs.html"
 
 # %% ../../nbs/95_cli/20_main.ipynb #a3c504b8
+def profile(path: str, out: str | None) -> int:
+    """Show where the seconds of a run's training steps went."""
+    from art_nb.reports.profile import profile
+
+    shown = profile(path)
+    print(shown)
+    if out is not None:
+        print(f"The picture: {shown.save(out)}")
+    return 0
+
+
 def init(path: str) -> int:
     """Write a notebook (.ipynb) or script (.py) that trains a small model in about two minutes."""
     from art_nb.cli.starter import write_starter
@@ -227,12 +238,12 @@ def show_help(topic: str | None) -> int:
     parser().parse_args(["--help"] if topic is None else [topic, "--help"])
     return 0
 
-# %% ../../nbs/95_cli/20_main.ipynb #b8f2d9d8
+# %% ../../nbs/95_cli/20_main.ipynb #c4d578eb
 def option(*names: str, **settings: Any) -> tuple:
     """Return an argument of a command: names and settings for `ArgumentParser.add_argument`."""
     return names, settings
 
-
+# %% ../../nbs/95_cli/20_main.ipynb #b8f2d9d8
 COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
     "run": (
         run,
@@ -262,6 +273,13 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         [
             option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
             option("--no-browser", action="store_true", help="only print the path of the page"),
+        ],
+    ),
+    "profile": (
+        profile,
+        [
+            option("path", metavar="PATH", help="the directory of a run"),
+            option("--out", metavar="FILE.html", help="also write the picture to this file"),
         ],
     ),
     "doctor": (

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BEAT_S', 'DEAD_S', 'machine_tag', 'process_start', 'process_runs', 'temporary_path', 'parse_temporary', 'owner_runs',
-           'machine_memory', 'process_memory', 'interpreter_is_exiting']
+           'machine_memory', 'usable_cores', 'process_memory', 'interpreter_is_exiting']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import hashlib
@@ -127,6 +127,11 @@ def machine_memory(
             "total": torch.mps.recommended_max_memory(),
         }
     return process_memory()
+
+
+def usable_cores() -> int:
+    """Return the number of CPU cores that this process can use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_memory() -> dict[str, Any]:

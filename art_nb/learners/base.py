@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ..core.types import TrainError
+from ..policy.phases import phase
 from art_nb.learners.losses import (
     LOSSES,
     TokenTensors,
@@ -403,7 +404,7 @@ class Learner:
         """
         logprobs = []
         for batch in batches:
-            with torch.no_grad():
+            with torch.no_grad(), phase("score"):
                 logprobs.append(self.logprobs(batch, temperature)[0])
             on_progress(0, len(batches), 0)
         return logprobs
@@ -464,7 +465,8 @@ class Learner:
         parts, loss = [], 0.0
         self.optimizer.zero_grad()
         for i, (batch, reference_N) in enumerate(zip(batches, references)):
-            t, part = micro_batch_loss(self, batch, reference_N, mean, config)
+            with phase("forward"):
+                t, part = micro_batch_loss(self, batch, reference_N, mean, config)
             self.backward(part, sum(len(b.node_E) for b in batches))
             loss += part.item()
             parts.append(join([t]))
@@ -504,11 +506,13 @@ class Learner:
             raise TrainError("There is no assistant token to train: the trajectories have no assistant message.")
         self.optimizer.zero_grad()
         for batch in self.packed(rows, tokens_per_batch, self.shares):
-            part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
+            with phase("forward"):
+                part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
             self.backward(part, total)
             loss += part.item()
         return self.update(learning_rate, max_grad_norm, 0.0) | {"loss/train": loss, "data/step_trained_tokens": total}
 
+    @phase("backward")
     def backward(self, loss: torch.Tensor, tokens: int) -> None:
         """Accumulate gradients. In float16, scale the loss to the sum over tokens, which `update` divides out again.
 
@@ -522,6 +526,7 @@ class Learner:
         self.loss_factor = tokens * self.loss_scale if self.policy.dtype == torch.float16 else 1
         (loss * self.loss_factor).backward()
 
+    @phase("optimizer")
     def update(self, learning_rate: float, max_grad_norm: float, weight_decay: float) -> dict[str, float]:
         """Clip the gradients and update the adapter. Skip the step if the gradients overflow float16.
 

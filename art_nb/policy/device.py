@@ -29,6 +29,7 @@ from typing import TypeVar
 import torch
 
 from ..core.types import ArtError, ServeError, TrainError
+from .phases import PhaseClock, use_clock
 
 # %% ../../nbs/30_policy/40_device.ipynb #4aefdd69
 def _glibc(name: str) -> Callable:
@@ -146,9 +147,16 @@ class DeviceThread:
     ----------
     name : str
         Name of the thread.
+
+    Attributes
+    ----------
+    clock : PhaseClock
+        Counts the time of the thread by phase: "idle" while it waits, "schedule" in the idle work, "other" in jobs,
+        and the phases that both name.
     """
 
     def __init__(self, name: str = "art-nb-device"):
+        self.clock = PhaseClock()
         self._jobs, self._ready, self._closed = deque(), threading.Condition(), False
         self._idle_work: Callable[[], bool] = lambda: False
         self._awake, self._current, self._canceled = False, None, None
@@ -268,11 +276,15 @@ class DeviceThread:
             return self._jobs.popleft() if self._jobs else None
 
     def _run(self):
+        use_clock(self.clock)
         while not self._closed:
+            self.clock.switch("idle")
             job = self._next_job()
             if job is not None:
+                self.clock.switch("other")
                 self._execute(*job)
             elif not self._closed:
+                self.clock.switch("schedule")
                 self._awake = False
                 if self._idle_work():
                     self._awake = True

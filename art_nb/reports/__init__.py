@@ -11,6 +11,7 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
+        "profile": ["Profile"],
         "report": ["export"],
         "plots": ["learning_curve", "comparison_bars", "reward_histogram", "token_heatmaps"],
         "static_html": ["static_html"],

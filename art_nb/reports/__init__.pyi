@@ -1,4 +1,5 @@
 # Written by tools/stubs.py. Do not edit.
+from .profile import Profile as Profile
 from .report import export as export
 from .plots import comparison_bars as comparison_bars
 from .plots import learning_curve as learning_curve

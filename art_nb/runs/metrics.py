@@ -37,8 +37,8 @@ from art_nb.runs.costs import (
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #c8d9bb0c
 SECTIONS = frozenset(
-    "loss objective offpolicy pipeline pipeline_settings queue sample_efficiency throughput costs discarded time data"
-    " vllm train val test".split()
+    "loss objective offpolicy pipeline pipeline_settings profile queue sample_efficiency throughput costs discarded"
+    " time data vllm train val test".split()
 )
 ADDITIVE = ("costs/", "time/step_", "data/step_")
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..core.types import ServeError
+from ..policy.phases import phase
 from ..policy.device import DeviceThread, give_memory_back, is_out_of_memory
 from ..policy.adapters import Adapter
 from ..policy.lora import AdapterPart, Policy, WorkingAdapter
@@ -349,15 +350,18 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         tokens = torch.tensor([t for r, end in zip(running, due) for t in r.ids[r.cached : end]], device=device)
         positions = torch.tensor([i for r, end in zip(running, due) for i in range(r.cached, end)], device=device)
         slots = torch.tensor([i for i, n in enumerate(counts) for _ in range(n)], device=device)
-        logits = self._logits(tokens, positions, self._slots.attention(slots, positions, counts), counts)
-        mask_choices(logits, running, self._eos)
-        noise = noise_of_requests(running, due, logits.shape[1], self._generator)
-        sampled = sample_next([request.params for request in running], logits, noise)
+        with phase("prefill" if len(tokens) > len(running) else "decode"):
+            logits = self._logits(tokens, positions, self._slots.attention(slots, positions, counts), counts)
+        with phase("draw"):
+            mask_choices(logits, running, self._eos)
+            noise = noise_of_requests(running, due, logits.shape[1], self._generator)
+            sampled = sample_next([request.params for request in running], logits, noise)
         for request, end in zip(running, due):  # a failed allocation before this line changes no state
             request.cached = end
-        for request, item in zip([*running], sampled):
-            if request.cached == len(request.ids):  # otherwise the request is being replayed
-                self._emit_token(request, item)
+        with phase("deliver"):
+            for request, item in zip([*running], sampled):
+                if request.cached == len(request.ids):  # otherwise the request is being replayed
+                    self._emit_token(request, item)
 
     def _logits(self, tokens, positions, attend, counts: list[int]) -> torch.Tensor:
         """Return the logits of the last token of each request. `tokens` has the new tokens of all requests."""

@@ -32,6 +32,7 @@ import torch
 from pydantic import ValidationError
 
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
+from ..policy.phases import phase
 from ..policy.architectures import architecture_name, check_config, context_length, read_config
 from ..policy.device import DeviceThread, dtype_name, first_line, oom_as_error, is_out_of_memory, release_memory
 from ..policy.adapter_files import PREFIX, peft_config
@@ -635,8 +636,12 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
 
     def _decode(self) -> None:
         # A retry is impossible, because vLLM's scheduler has advanced.
-        with oom_as_error(partial(ServeError, status=500), "vLLM", LOWER_LIMITS_ADVICE):
+        with phase("decode"), oom_as_error(partial(ServeError, status=500), "vLLM", LOWER_LIMITS_ADVICE):
             outputs = self._engine.step()
+        with phase("deliver"):
+            self._deliver(outputs)
+
+    def _deliver(self, outputs: Iterable[Any]) -> None:
         for output in outputs:
             request = self._requests.get(output.request_id)
             if request is None:

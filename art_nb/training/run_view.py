@@ -67,6 +67,7 @@ class RunView(ABC):
     backend: Any = None
     display: Any = None
     report: ClassVar[Callable[..., Path]]  # added by `reports.report`
+    profile: ClassVar[Callable[..., Any]]  # added by `reports.profile`
 
     @property
     def groups_in_memory(self) -> Iterable[TrajectoryGroup]:

@@ -1,0 +1,39 @@
+"""The results in docs/benchmarks.md, and the measured rows that are worse."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+LIMIT = 0.10  # a row that is worse by a larger share is named
+
+
+def documented_rows(page: str) -> dict[str, tuple[float | None, float | None]]:
+    """Return our value and the ratio to the peer of each row in the table of a page."""
+    table = page.partition("| row | ours | peer |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {row[0]: (first_number(row[1]), first_number(row[3])) for row in cells}
+
+
+def first_number(text: str) -> float | None:
+    """Return the first number of a text."""
+    match = re.search(r"\d[\d,.]*", text)
+    return float(match[0].replace(",", "")) if match else None
+
+
+def worse_rows(lines: Iterable[dict], documented: dict[str, tuple[float | None, float | None]]) -> list[str]:
+    """Return a sentence for each measured row that is worse than documented.
+
+    Rows with a peer are compared by their ratio, which depends less on the machine than the value itself.
+    """
+    sentences = []
+    for line in lines:
+        value, ratio = documented.get(line["row"], (None, None))
+        before, now = (ratio, line["ratio"]) if ratio and line["ratio"] else (value, line["ours"])
+        if not before or not now:
+            continue
+        loss = before / now - 1 if line["better"] == "more" else now / before - 1
+        if loss > LIMIT:
+            what = "ratio" if before is ratio else line["unit"]
+            sentences.append(f"{line['row']}: {now:g} instead of {before:g} ({what}), {loss:.0%} worse")
+    return sentences
