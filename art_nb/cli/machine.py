@@ -59,13 +59,20 @@ def check_engines() -> list:
     import torch
 
     from art_nb.backends.engines import choose_learner, choose_sampler
-    from art_nb.policy.loading import pick_device
+    from art_nb.policy.device import dtype_name
+    from art_nb.policy.loading import default_dtype, pick_device
 
     device = pick_device()
-    summary = f"torch {torch.__version__} computes on {device.type}"
+    dtype = default_dtype(device)
+    summary = f"torch {torch.__version__} computes on {device.type} in {dtype_name(dtype)}"
     if device.type == "cuda":
         free, size = torch.cuda.mem_get_info()
         summary += f", {torch.cuda.get_device_name()}, {format_gigabytes(free)} of {format_gigabytes(size)} free"
+    elif dtype == torch.float32:
+        summary += (
+            ", because the processor has no bf16 instructions. "
+            "Training takes several times as long as with AVX512-BF16 or AMX"
+        )
     hint = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
     reasons: list[str] = []
     sampler = choose_sampler("auto", device.type, lambda key, reason: reasons.append(reason))[1]
