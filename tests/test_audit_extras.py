@@ -36,7 +36,11 @@ def test_what_the_readme_tells_to_install_are_extras():
     assert {extra for one in typed for extra in one.split(",")} <= {*EXTRAS}
 
 
-PINNED = [ROOT / "constraints.txt", *sorted((ROOT / "benchmarks" / "peers").glob("*.txt"))]
+PINNED = [
+    ROOT / "constraints.txt",
+    ROOT / "docs/site/requirements.txt",
+    *sorted((ROOT / "benchmarks/peers").glob("*.txt")),
+]
 
 
 @pytest.mark.parametrize("path", PINNED, ids=lambda path: path.name)

@@ -28,8 +28,12 @@ def npm():
 
 
 def test_python_is_formatted():
-    done = run(sys.executable, "-m", "ruff", "format", "--check", "nbs", "tests", "examples", "benchmarks", "tools")
-    assert done.returncode == 0, f"run `ruff format nbs tests examples benchmarks tools`\n{done.stdout}{done.stderr}"
+    done = run(
+        sys.executable, "-m", "ruff", "format", "--check", "nbs", "tests", "examples", "benchmarks", "tools", "docs"
+    )
+    assert done.returncode == 0, (
+        f"run `ruff format nbs tests examples benchmarks tools docs`\n{done.stdout}{done.stderr}"
+    )
 
 
 def test_javascript_is_formatted(npm):

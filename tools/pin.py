@@ -1,4 +1,4 @@
-"""Write constraints.txt and benchmarks/peers/*.txt with hashes: `python tools/pin.py [PACKAGE ...]`.
+"""Write the hashes of all pinned packages: `python tools/pin.py [PACKAGE ...]`.
 
 This needs uv (in the dev extra).
 Versions do not change, except those of the packages that you name. The hashes cover the files of every platform for
@@ -67,12 +67,12 @@ def pin_ours(released):
     path.write_text(comments(path) + "".join(entries))
 
 
-def pin_peers():
-    """Write the hashes of the peers' files, whose versions are edited by hand."""
-    for path in sorted((ROOT / "benchmarks" / "peers").glob("*.txt")):
+def pin_others():
+    """Write the hashes of the files of the peers and of the documentation, whose versions are edited by hand."""
+    for path in (*sorted((ROOT / "benchmarks" / "peers").glob("*.txt")), ROOT / "docs" / "site" / "requirements.txt"):
         path.write_text(comments(path) + compile_pins(pins(path), "--no-deps"))
 
 
 if __name__ == "__main__":
     pin_ours({name.lower() for name in sys.argv[1:]})
-    pin_peers()
+    pin_others()

@@ -268,7 +268,7 @@ def position_bias(rounds: Iterable[Round]) -> PositionBias:
     Returns
     -------
     PositionBias
-        Mean rank by position, `z` in standard deviations, number of rounds, and a warning if |z| is above 2.6.
+        Mean rank by position, `z` in standard deviations, number of rounds, and a warning if `|z|` is above 2.6.
     """
     by_position = [[each.scores()[i] for i in each.order] for each in rounds]
     rankings = [ranks(scores) for scores in by_position if len(scores) > 1 and None not in scores]

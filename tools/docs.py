@@ -1,0 +1,174 @@
+"""Build the documentation site in build/docs from the notebooks, docs/ and the docstrings (`make docs`).
+
+The source directory of Sphinx is a copy of the repository's layout, so links between pages are the same as in the
+repository. The script adds a page for each public name and the table of contents."""
+
+import importlib
+import inspect
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from sphinx.cmd.build import main as sphinx_build
+
+import art_nb
+
+ROOT = Path(__file__).parents[1]
+SOURCE, OUTPUT = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
+TUTORIALS = (
+    "tic_tac_toe/tic-tac-toe yes_no_maybe/yes-no-maybe ruler/ruler 2048/2048 own_loss/own-loss "
+    "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
+    "rock_paper_tool_use/rock-paper-tool-use"
+).split()
+SECTIONS = {  # of the table of contents
+    "Tutorials": [f"examples/{name}" for name in TUTORIALS],
+    "How-to": ["docs/features", "docs/gpu", "docs/colab"],
+    "Reference": ["docs/options", "api/index"],
+    "Project": ["docs/architecture", "docs/benchmarks", "docs/performance", "docs/audit-2026-11", "CONTRIBUTING"],
+    "Modules": [],  # the packages of nbs/
+}
+
+
+def copy_pages() -> None:
+    """Copy the pages, notebooks and images of the repository to the source directory."""
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    ignored = shutil.ignore_patterns(".art", ".ipynb_checkpoints", "__pycache__", "site")
+    for folder in ("docs", "examples", "nbs"):
+        shutil.copytree(ROOT / folder, SOURCE / folder, ignore=ignored)
+    shutil.copy(ROOT / "CONTRIBUTING.md", SOURCE)
+    shutil.copy(ROOT / "README.md", SOURCE / "index.md")
+    shutil.copy(ROOT / "docs" / "site" / "conf.py", SOURCE)
+    for name in ("index.ipynb", "llms.txt"):  # the README is the first page
+        (SOURCE / "nbs" / name).unlink()
+
+
+def site_link(match: re.Match, page: Path) -> str:
+    """Return a link of a page as it is in the site: a folder is its index notebook, a file outside is its text."""
+    text, target = match.groups()
+    if "://" in target or target.startswith("#"):
+        return match[0]
+    path, hash_, anchor = target.partition("#")
+    path = path.replace("README.md", "index.md")
+    if (page.parent / path).is_dir():
+        path = f"{path}/index.ipynb"
+    return f"[{text}]({path}{hash_}{anchor})" if (page.parent / path).is_file() else text
+
+
+def without_directives(cell: dict) -> dict:
+    """Return a cell without nbdev's directives. A hidden cell is empty."""
+    source = "".join(cell["source"])
+    hidden = re.search(r"^#\| *hide$", source, re.MULTILINE)
+    return cell | {"source": "" if hidden else re.sub(r"^#\|.*\n?", "", source, flags=re.MULTILINE).strip()}
+
+
+def fix_pages() -> None:
+    """Change the relative links of all pages to targets in the site, and remove nbdev's directives."""
+
+    def fixed(text: str, page: Path) -> str:
+        return re.sub(r"(?<!!)\[([^\[\]]+)\]\(([^()\s]+)\)", lambda match: site_link(match, page), text)
+
+    for page in SOURCE.rglob("*.md"):
+        page.write_text(fixed(page.read_text(), page))
+    for page in SOURCE.rglob("*.ipynb"):
+        notebook = json.loads(page.read_text())
+        notebook["cells"] = [cell for cell in map(without_directives, notebook["cells"]) if cell["source"]]
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                cell["source"] = fixed(cell["source"], page)
+        page.write_text(json.dumps(notebook))
+
+
+def public_names() -> dict[str, str]:
+    """Return the public names with the module that defines each of them."""
+    names = {f"art.{name}": f"art_nb.{art_nb._MODULE_OF[name]}" for name in art_nb._MODULE_OF}
+    for package in art_nb._PACKAGES:
+        module = importlib.import_module(f"art_nb.{package}")
+        for name in getattr(module, "__all__", ()):
+            if name not in art_nb._MODULE_OF:
+                value = getattr(module, name)
+                names[f"art_nb.{package}.{name}"] = getattr(value, "__module__", module.__name__)
+    return names
+
+
+def notebook_of(module: str) -> str | None:
+    """Return the page of the notebook that exports a module."""
+    package, _, name = module.removeprefix("art_nb.").partition(".")
+    found = [*ROOT.glob(f"nbs/*_{package}/{f'*_{name}' if name else 'index'}.ipynb")]
+    return str(found[0].relative_to(ROOT).with_suffix("")) if found else None
+
+
+def description(name: str, module: str) -> list[str]:
+    """Return the lines that document a public name: from its docstring, or its value if it is a constant."""
+    path = f"{module}.{name.rpartition('.')[2]}"
+    value = getattr(importlib.import_module(module), name.rpartition(".")[2])
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return [f".. {'autoclass' if inspect.isclass(value) else 'autofunction'}:: {path}"]
+    if isinstance(value, dict):
+        value = ", ".join(value)
+    return [f".. py:data:: {path}", "", "   ::", "", *(f"      {line}" for line in str(value).splitlines())]
+
+
+def write_api() -> None:
+    """Write a page for each public name, and their list."""
+    (SOURCE / "api").mkdir()
+    names = public_names()
+    for name, module in names.items():
+        page = [name, "=" * len(name), "", *description(name, module), ""]
+        if notebook := notebook_of(module):
+            page += [f"Examples: :doc:`{notebook.removeprefix('nbs/')} </{notebook}>`", ""]
+        (SOURCE / "api" / f"{name}.rst").write_text("\n".join(page))
+    first = "The names of `art` come first (`import art_nb as art`). Each page has the parameters and the source."
+    index = ["API", "===", "", first, "", ".. toctree::", "   :maxdepth: 1", "", *(f"   {name}" for name in names), ""]
+    (SOURCE / "api" / "index.rst").write_text("\n".join(index))
+
+
+def write_contents() -> None:
+    """Append the table of contents to the first page, and to the page of each package."""
+    sections = SECTIONS | {"Modules": [f"nbs/{folder.name}/index" for folder in sorted((SOURCE / "nbs").iterdir())]}
+    toctrees = [
+        "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
+        for caption, pages in sections.items()
+    ]
+    with (SOURCE / "index.md").open("a") as file:
+        file.writelines(toctrees)
+    for folder in sorted((SOURCE / "nbs").iterdir()):
+        index = folder / "index.ipynb"
+        notebook = json.loads(index.read_text())
+        pages = sorted(file.stem for file in folder.glob("*.ipynb") if file != index)
+        source = "\n".join(["```{toctree}", ":maxdepth: 1", "", *pages, "```"])
+        notebook["cells"].append({"cell_type": "markdown", "id": "contents", "metadata": {}, "source": source})
+        index.write_text(json.dumps(notebook))
+
+
+ACCESSIBILITY = {  # what axe-core finds in pages of the theme, and the correction
+    'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
+    '<aside class="sidebar-drawer"': '<aside class="sidebar-drawer" aria-label="Contents"',
+    "<pre>": '<pre tabindex="0">',
+}
+
+
+def correct_pages() -> None:
+    """Make headings, landmarks and wide code usable with a screen reader and a keyboard."""
+    for file in OUTPUT.rglob("*.html"):
+        text = file.read_text()
+        for old, new in ACCESSIBILITY.items():
+            text = text.replace(old, new)
+        file.write_text(text)
+
+
+def main() -> int:
+    """Build the site and return the exit status of Sphinx. Warnings are errors."""
+    copy_pages()
+    fix_pages()
+    write_api()
+    write_contents()
+    shutil.rmtree(OUTPUT, ignore_errors=True)
+    status = sphinx_build(["-q", "-W", "--keep-going", "-b", "html", str(SOURCE), str(OUTPUT)])
+    correct_pages()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
