@@ -2525,6 +2525,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'art_nb/reports/profile.py'),
                                         'art_nb.reports.profile.Profile._repr_html_': ( '80_reports/profile.html#profile._repr_html_',
                                                                                         'art_nb/reports/profile.py'),
+                                        'art_nb.reports.profile.Profile._step_times': ( '80_reports/profile.html#profile._step_times',
+                                                                                        'art_nb/reports/profile.py'),
                                         'art_nb.reports.profile.Profile._table': ( '80_reports/profile.html#profile._table',
                                                                                    'art_nb/reports/profile.py'),
                                         'art_nb.reports.profile.Profile.rows': ( '80_reports/profile.html#profile.rows',

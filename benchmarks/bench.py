@@ -63,7 +63,7 @@ def main() -> None:
         print(
             "\n".join(["Worse than in docs/benchmarks.md:", *worse])
             if worse
-            else "No row is worse than in docs/benchmarks.md.",
+            else "No row is more than 10 % worse than in docs/benchmarks.md.",
             file=sys.stderr,
         )
 

@@ -22,18 +22,19 @@ def first_number(text: str) -> float | None:
 
 
 def worse_rows(lines: Iterable[dict], documented: dict[str, tuple[float | None, float | None]]) -> list[str]:
-    """Return a sentence for each measured row that is worse than documented.
+    """Return a line for each measured row that is worse than documented or cannot be compared.
 
     Rows with a peer are compared by their ratio, which depends less on the machine than the value itself.
     """
-    sentences = []
+    worse = []
     for line in lines:
         value, ratio = documented.get(line["row"], (None, None))
         before, now = (ratio, line["ratio"]) if ratio and line["ratio"] else (value, line["ours"])
         if not before or not now:
+            worse.append(f"{line['row']}: not compared, it {'failed' if before else 'is not in the table'}")
             continue
         loss = before / now - 1 if line["better"] == "more" else now / before - 1
         if loss > LIMIT:
             what = "ratio" if before is ratio else line["unit"]
-            sentences.append(f"{line['row']}: {now:g} instead of {before:g} ({what}), {loss:.0%} worse")
-    return sentences
+            worse.append(f"{line['row']}: {now:g} instead of {before:g} ({what}), {loss:.0%} worse")
+    return worse

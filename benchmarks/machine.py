@@ -10,7 +10,9 @@ from pathlib import Path
 from envs import VERSIONS
 from talk import HERE
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+from art_nb.core.machine import usable_cores
+
+CORES = usable_cores()
 QUIET = 0.3  # load average above which the machine counts as busy
 PACKAGES = ("art_nb", "torch", "transformers", "peft", "numpy")
 

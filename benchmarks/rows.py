@@ -162,7 +162,7 @@ def learner(bench: Bench) -> Iterator[Planned]:
         0.5,
         "GFLOP/s",
         note="operations required by the packed tokens, divided by the time of the whole optimizer step, packing "
-        "ratio 3.3; ratio_1: packing ratio 1; peer: the best of five shapes of bf16 products, 2048 x 2048 among them",
+        "ratio 3.3; ratio_1: packing ratio 1; peer: the best of five shapes of products in the same dtype",
     )
     peak = lambda: {"value": ours().ask("gemm")["gflops"]}
     yield row, partial(bench.measure, row, partial(flops, True), peak, ratio_1=partial(flops, False))

@@ -376,6 +376,7 @@ def load_runtime(
         (adam,) = parts.learner.optimizer.param_groups
         adam.update(adam_options(model, bus, adam["betas"]))
         chat = ChatFormat(parts.policy.tokenizer, warn=bus.warn_once, **chat_options(model))
+        worker.clock.take()  # the profile of the first step begins here
         runtime = ModelRuntime(
             name=model.name,
             base_model=base_name(model.base_model),

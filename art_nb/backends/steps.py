@@ -63,7 +63,7 @@ def finish_step(
     path = str(runtime.store.checkpoint_dir(runtime.step)) if is_saved else None
     metrics["time/step_sync_s"] = sync_s
     metrics["time/step_save_s"] = time.perf_counter() - start - sync_s
-    metrics |= _time_and_cost(runtime) | phase_metrics(runtime)
+    metrics |= _time_and_cost(runtime)
     return LocalTrainResult(step=runtime.step, metrics=metrics, checkpoint_path=path)
 
 
@@ -215,6 +215,7 @@ def train_rl_step(
             "time/step_backend_train_s": time.perf_counter() - start,
         }
         result = finish_step(runtime, metrics, save_checkpoint)
+        result.metrics |= phase_metrics(runtime)
     for group in groups:
         group.metadata["trained_step"] = result.step  # the judging panel shows it
     return result
@@ -256,7 +257,9 @@ def train_sft_step(
         metrics = {f"sft/{name.rpartition('/')[2]}": value for name, value in means.items()}
         metrics["sft/final_loss"] = batch_metrics[-1]["loss/train"]
         metrics["time/step_backend_train_s"] = time.perf_counter() - start
-        return finish_step(runtime, metrics)
+        result = finish_step(runtime, metrics)
+        phase_metrics(runtime)  # the next profile begins here
+        return result
 
 
 def _warn_about_learning_rate(runtime: ModelRuntime, config: TrainSFTConfig) -> None:

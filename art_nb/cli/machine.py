@@ -70,8 +70,8 @@ def check_engines() -> list:
         summary += f", {torch.cuda.get_device_name()}, {format_gigabytes(free)} of {format_gigabytes(size)} free"
     elif dtype == torch.float32:
         summary += (
-            ", because the processor has no bf16 instructions. "
-            "Training takes several times as long as with AVX512-BF16 or AMX"
+            ", because the processor has neither AVX512-BF16 nor AMX. "
+            "Training is several times faster on a processor with one of them"
         )
     hint = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
     reasons: list[str] = []

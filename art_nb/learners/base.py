@@ -468,7 +468,8 @@ class Learner:
             with phase("forward"):
                 t, part = micro_batch_loss(self, batch, reference_N, mean, config)
             self.backward(part, sum(len(b.node_E) for b in batches))
-            loss += part.item()
+            with phase("backward"):
+                loss += part.item()  # waits for a GPU
             parts.append(join([t]))
             on_progress(i + 1, len(batches), len(batch.tokens_S))
         self.seen = [pair for batch, t in zip(batches, parts) for pair in by_row(batch, t)]
@@ -509,7 +510,8 @@ class Learner:
             with phase("forward"):
                 part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
             self.backward(part, total)
-            loss += part.item()
+            with phase("backward"):
+                loss += part.item()
         return self.update(learning_rate, max_grad_norm, 0.0) | {"loss/train": loss, "data/step_trained_tokens": total}
 
     @phase("backward")

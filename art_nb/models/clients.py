@@ -123,8 +123,8 @@ class EndpointClient(AsyncOpenAI):
             raise
         except APIConnectionError as error:
             raise LocalServingUnavailableError(
-                f"The endpoint {redact_url(self.base_url)} does not answer, because its backend was closed or its "
+                f"The endpoint {redact_url(self.base_url)} does not answer. Its backend was probably closed, or its "
                 "process has ended. Register the model again with `await model.register(backend)`. Then call "
-                "model.openai_client() to get a new client.",
+                "`model.openai_client()` to get a new client.",
                 request=cast(httpx.Request, error.request),  # the client has httpx's transport, see `_make_client`
             ) from error

@@ -391,7 +391,10 @@ def lacks_prompt(
 def all_histories(
     trajectory: Trajectory,
 ) -> list[Trajectory | History]:  # each has `messages_and_choices`, `tools` and `messages()`
-    """Return the trajectory itself, which holds the main conversation, and its additional histories."""
+    """Return the trajectory itself, which holds the main conversation, and its additional histories.
+
+    Unlike `Trajectory.histories`, this copies nothing into a new `History`.
+    """
     return [trajectory, *trajectory.additional_histories]
 
 

@@ -290,7 +290,7 @@ def test_a_failure_in_the_third_step_takes_back_the_first_two(tiny_model_dir):
     class Enough(Exception):
         pass
 
-    def between(i, n, tokens):
+    def on_progress(i, n, tokens):
         done.append(i)
         if len(done) == 3:
             raise Enough
@@ -299,7 +299,7 @@ def test_a_failure_in_the_third_step_takes_back_the_first_two(tiny_model_dir):
     optimizer_steps(learner, rows, config)
     before, state = copy_adapter(policy), {name: t.clone() for name, t in learner.state().items()}
     with pytest.raises(Enough):
-        optimizer_steps(learner, rows, config, between)
+        optimizer_steps(learner, rows, config, on_progress)
     assert all((before[name] == t).all() for name, t in copy_adapter(policy).items())
     assert all((state[name] == t).all() for name, t in learner.state().items() if name != "rng")
     assert learner.steps == 4

@@ -153,24 +153,26 @@ def test_gradients_are_pefts_whatever_the_packing(family, extras):
 def test_three_steps_end_where_adamw_on_peft_ends(family):
     made, config = learner(family), StepConfig(learning_rate=3e-3, weight_decay=0.01, max_grad_norm=0.1)
     model = peft_model(family, copy_adapter(made.policy))
-    trained = [p for name, p in model.named_parameters() if "lora_" in name]
-    theirs = torch.optim.AdamW(trained, lr=3e-3, betas=(0.9, 0.99), weight_decay=0.01)
+    trained = {name: p for name, p in model.named_parameters() if "lora_" in name}
+    smallest = {name: torch.full_like(p, torch.inf) for name, p in trained.items()}  # gradients of the three steps
+    theirs = torch.optim.AdamW(trained.values(), lr=3e-3, betas=(0.9, 0.99), weight_decay=0.01)
     for step in range(3):
         rows = some_rows(step)
         figures = made.step(rows, config)
         loss = their_loss(model, rows)
         theirs.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(trained, 0.1)
+        norm = torch.nn.utils.clip_grad_norm_(trained.values(), 0.1)
+        smallest = {name: torch.minimum(smallest[name], p.grad.abs()) for name, p in trained.items()}
         theirs.step()
         assert figures["loss/train"] == pytest.approx(loss.item(), abs=1e-4)
         assert figures["loss/grad_norm"] == pytest.approx(norm.item(), rel=1e-3)
         assert norm > 0.1, "the norm is cut"
     mine = copy_adapter(made.policy)
-    for name, p in model.named_parameters():
-        if "lora_" in name:  # where a gradient is next to nothing, rounding decides Adam's sign
-            far = (mine[ours(name)] - p).abs() > 1e-4
-            assert far.float().mean() < 0.001
+    for name, p in trained.items():
+        far = (mine[ours(name)] - p).abs() > 1e-4
+        assert not (far & (smallest[name] > 1e-6)).any()  # of a smaller gradient, rounding decides Adam's sign
+        assert far.float().mean() < 0.01
 
 
 @families

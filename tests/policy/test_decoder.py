@@ -8,7 +8,7 @@ from support.families import FAMILIES, SHAPE, VOCABULARY, plain
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from art_nb.policy.adapters import copy_adapter, load_adapter
-from art_nb.policy.kernels import packed_dtypes
+from art_nb.policy.kernels import packed_dtypes, packs
 from art_nb.policy.kv_cache import KVSlots
 from art_nb.policy.lora import TARGETS, Policy, modules_only
 from art_nb.policy.packing import Segment, tree_attention
@@ -65,7 +65,16 @@ def test_new_tokens_of_running_conversations(family):
                 assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(torch.bfloat16 not in packed_dtypes(), reason="the processor has no instructions for bf16")
+def test_a_processor_without_bf16_packs_float32(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    packed_dtypes.cache_clear()
+    try:
+        assert packs(torch.zeros(1)) and not packs(torch.zeros(1, dtype=torch.bfloat16))
+    finally:
+        packed_dtypes.cache_clear()
+
+
+@pytest.mark.skipif(torch.bfloat16 not in packed_dtypes(), reason="this processor does not pack bf16")
 @pytest.mark.parametrize("family", COMPUTED)
 def test_packed_rows_in_bf16(family):
     policy, n = policy_of(family, torch.bfloat16), 40

@@ -50,6 +50,8 @@ async def test_no_operation_mixes_the_devices_and_both_agree(backend, named, tmp
             result = await backend.train(model, groups_of(choices), learning_rate=1e-2)
             assert result.step == step
             assert result.metrics["offpolicy/logprob_diff_max"] < 1e-4
+            assert {"profile/sampler_decode_s", "profile/forward_s"} <= result.metrics.keys()
+            assert "profile/decode_s" not in result.metrics
         # The newest adapter extends the frozen weights of the sampler, which saves a product in every layer.
         _, weights = runtime.sampler._adapters[runtime.key(2)]
         assert weights is own.policy.working

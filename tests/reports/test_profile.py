@@ -19,7 +19,7 @@ async def test_the_phases_add_up_to_the_step(tiny_model_dir, tmp_path):
         for seed in (1, 2):
             metrics = (await backend.train(model, [await a_group(model, seed)])).metrics
     seconds = [value for name, value in metrics.items() if name in {f"profile/{phase}_s" for phase in PHASE_MEANINGS}]
-    assert sum(seconds) == pytest.approx(metrics["time/step_wall_s"], abs=0.01)
+    assert sum(seconds) == pytest.approx(metrics["time/step_wall_s"], rel=0.1, abs=0.05)
 
 
 async def test_a_run_shows_its_profile_here_from_disk_and_in_a_terminal(tiny_model_dir, tmp_path, capsys):
@@ -40,4 +40,4 @@ async def test_a_run_without_a_profile_is_one_sentence(tmp_path, capsys):
     model = art.TrainableModel(name="none", project="tests", base_model="x", base_path=str(tmp_path))
     model.store.append_history({"step": 1, "train/reward": 1.0})
     assert main(["profile", str(model.store.path)]) == 1
-    assert "has no profile of the selected steps" in capsys.readouterr().err
+    assert "has no profile. Profiles are recorded by LocalBackend" in capsys.readouterr().err
