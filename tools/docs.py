@@ -146,6 +146,7 @@ ACCESSIBILITY = {  # what axe-core finds in pages of the theme, and the correcti
     'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
     '<aside class="sidebar-drawer"': '<aside class="sidebar-drawer" aria-label="Contents"',
     "<pre>": '<pre tabindex="0">',
+    '<div style="overflow-x:auto">': '<div style="overflow-x:auto" tabindex="0">',  # tables of saved outputs
 }
 
 
