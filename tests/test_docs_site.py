@@ -1,6 +1,5 @@
 """The documentation site that `make docs` has built: in Chromium, from disk, without a network."""
 
-import json
 from pathlib import Path
 
 import pytest
