@@ -2533,6 +2533,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'art_nb/reports/profile.py'),
                                         'art_nb.reports.profile.Profile.save': ( '80_reports/profile.html#profile.save',
                                                                                  'art_nb/reports/profile.py'),
+                                        'art_nb.reports.profile.Profile.threads': ( '80_reports/profile.html#profile.threads',
+                                                                                    'art_nb/reports/profile.py'),
                                         'art_nb.reports.profile.Profile.title': ( '80_reports/profile.html#profile.title',
                                                                                   'art_nb/reports/profile.py'),
                                         'art_nb.reports.profile._is_phase': ( '80_reports/profile.html#_is_phase',

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import curves
 import rows
-from documented import PAGE, documented_rows, worse_rows
+from baseline import PAGE, baseline_rows, regressions
 from machine import CORES, QUIET, machine
 from measuring import Bench
 
@@ -59,9 +59,9 @@ def main() -> None:
         finally:
             bench.close()
     if not (arguments.curves or arguments.quick):
-        worse = worse_rows(lines, documented_rows(PAGE.read_text()))
+        worse = regressions(lines, baseline_rows(PAGE.read_text()))
         print(
-            "\n".join(["Worse than in docs/benchmarks.md:", *worse])
+            "\n".join(["Compared with docs/benchmarks.md:", *worse])
             if worse
             else "No row is more than 10 % worse than in docs/benchmarks.md.",
             file=sys.stderr,

@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from readme import DIRECTIVE, HIDE
 from sphinx.cmd.build import main as sphinx_build
 
 import art_nb
@@ -27,7 +28,6 @@ SECTIONS = {  # of the table of contents
     "How-to": ["docs/features", "docs/gpu", "docs/colab"],
     "Reference": ["docs/options", "api/index"],
     "Project": ["docs/architecture", "docs/benchmarks", "docs/performance", "docs/audit-2026-11", "CONTRIBUTING"],
-    "Modules": [],  # the packages of nbs/
 }
 
 
@@ -59,24 +59,23 @@ def site_link(match: re.Match, page: Path) -> str:
 def without_directives(cell: dict) -> dict:
     """Return a cell without nbdev's directives. A hidden cell is empty."""
     source = "".join(cell["source"])
-    hidden = re.search(r"^#\| *hide$", source, re.MULTILINE)
-    return cell | {"source": "" if hidden else re.sub(r"^#\|.*\n?", "", source, flags=re.MULTILINE).strip()}
+    return cell | {"source": "" if HIDE.search(source) else DIRECTIVE.sub("", source).strip()}
 
 
 def fix_pages() -> None:
     """Change the relative links of all pages to targets in the site, and remove nbdev's directives."""
 
-    def fixed(text: str, page: Path) -> str:
+    def with_site_links(text: str, page: Path) -> str:
         return re.sub(r"(?<!!)\[([^\[\]]+)\]\(([^()\s]+)\)", lambda match: site_link(match, page), text)
 
     for page in SOURCE.rglob("*.md"):
-        page.write_text(fixed(page.read_text(), page))
+        page.write_text(with_site_links(page.read_text(), page))
     for page in SOURCE.rglob("*.ipynb"):
         notebook = json.loads(page.read_text())
         notebook["cells"] = [cell for cell in map(without_directives, notebook["cells"]) if cell["source"]]
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                cell["source"] = fixed(cell["source"], page)
+                cell["source"] = with_site_links(cell["source"], page)
         page.write_text(json.dumps(notebook))
 
 
@@ -95,14 +94,14 @@ def public_names() -> dict[str, str]:
 def notebook_of(module: str) -> str | None:
     """Return the page of the notebook that exports a module."""
     package, _, name = module.removeprefix("art_nb.").partition(".")
-    found = [*ROOT.glob(f"nbs/*_{package}/{f'*_{name}' if name else 'index'}.ipynb")]
-    return str(found[0].relative_to(ROOT).with_suffix("")) if found else None
+    paths = [*ROOT.glob(f"nbs/*_{package}/{f'*_{name}' if name else 'index'}.ipynb")]
+    return str(paths[0].relative_to(ROOT).with_suffix("")) if paths else None
 
 
 def description(name: str, module: str) -> list[str]:
     """Return the lines that document a public name: from its docstring, or its value if it is a constant."""
-    path = f"{module}.{name.rpartition('.')[2]}"
-    value = getattr(importlib.import_module(module), name.rpartition(".")[2])
+    attribute = name.rpartition(".")[2]
+    path, value = f"{module}.{attribute}", getattr(importlib.import_module(module), attribute)
     if inspect.isclass(value) or inspect.isfunction(value):
         return [f".. {'autoclass' if inspect.isclass(value) else 'autofunction'}:: {path}"]
     if isinstance(value, dict):
@@ -126,17 +125,18 @@ def write_api() -> None:
 
 def write_contents() -> None:
     """Append the table of contents to the first page, and to the page of each package."""
-    sections = SECTIONS | {"Modules": [f"nbs/{folder.name}/index" for folder in sorted((SOURCE / "nbs").iterdir())]}
+    packages = sorted((SOURCE / "nbs").iterdir())
+    sections = SECTIONS | {"Modules": [f"nbs/{package.name}/index" for package in packages]}
     toctrees = [
         "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
         for caption, pages in sections.items()
     ]
     with (SOURCE / "index.md").open("a") as file:
         file.writelines(toctrees)
-    for folder in sorted((SOURCE / "nbs").iterdir()):
-        index = folder / "index.ipynb"
+    for package in packages:
+        index = package / "index.ipynb"
         notebook = json.loads(index.read_text())
-        pages = sorted(file.stem for file in folder.glob("*.ipynb") if file != index)
+        pages = sorted(file.stem for file in package.glob("*.ipynb") if file != index)
         source = "\n".join(["```{toctree}", ":maxdepth: 1", "", *pages, "```"])
         notebook["cells"].append({"cell_type": "markdown", "id": "contents", "metadata": {}, "source": source})
         index.write_text(json.dumps(notebook))

@@ -8,6 +8,7 @@ import nbformat
 
 ROOT = Path(__file__).parents[1]
 DIRECTIVE = re.compile(r"^#\|.*\n?", re.MULTILINE)
+HIDE = re.compile(r"^#\| *hide", re.MULTILINE)
 
 
 def outputs(cell) -> list[str]:
@@ -21,7 +22,7 @@ def blocks(cell) -> list[str]:
     if cell.cell_type == "markdown":
         text = DIRECTIVE.sub("", cell.source).strip()
         return [text.replace("](../", "](")]  # links relative to the root of the repository
-    if cell.cell_type != "code" or re.search(r"^#\| *hide", cell.source, re.MULTILINE):
+    if cell.cell_type != "code" or HIDE.search(cell.source):
         return []
     code = DIRECTIVE.sub("", cell.source).strip()
     return [f"```python\n{code}\n```", *outputs(cell)] if code else []

@@ -208,10 +208,10 @@ def profile(path: str, out: str | None) -> int:
     """Show where the seconds of a run's training steps went."""
     from art_nb.reports.profile import profile
 
-    shown = profile(path)
-    print(shown)
+    run_profile = profile(path)
+    print(run_profile)
     if out is not None:
-        print(f"The picture: {shown.save(out)}")
+        print(f"The picture: {run_profile.save(out)}")
     return 0
 
 

@@ -151,8 +151,8 @@ class DeviceThread:
     Attributes
     ----------
     clock : PhaseClock
-        Counts the time of the thread by phase: "idle" while it waits, "schedule" in the idle work, "other" in jobs,
-        and the phases that both name.
+        Counts the time of the thread by phase. It is "idle" while it waits, "schedule" in the idle work, and "other"
+        in jobs. Jobs and the idle work can name other phases.
     """
 
     def __init__(self, name: str = "art-nb-device"):

@@ -79,9 +79,16 @@ class Profile:
         busy = cpu_s / max(seconds, 1e-9)
         return f"{self.name}, {steps}: {seconds:.1f} s per step, {busy:.2f} of {self.cores} cores busy"
 
+    def threads(self) -> list[dict[str, tuple[float, float]]]:
+        """Return the phases of the learner's thread, and those of the sampler's thread if it has its own."""
+        threads: dict[bool, dict[str, tuple[float, float]]] = {False: {}}
+        for name, times in self.phases.items():
+            threads.setdefault(name.startswith(SAMPLER_PREFIX), {})[name] = times
+        return [*threads.values()]
+
     def _step_times(self) -> tuple[float, float]:
         """Return the seconds and the CPU seconds of a step, measured in the learner's thread."""
-        times = [times for name, times in self.phases.items() if not name.startswith(SAMPLER_PREFIX)]
+        times = self.threads()[0].values()
         return sum(seconds for seconds, _ in times), sum(cpu_s for _, cpu_s in times)
 
     def rows(self) -> list[list]:
@@ -173,15 +180,11 @@ def _thread_picture(phases: Mapping[str, tuple[float, float]], cores: int, scale
 
 def picture(profile: Profile) -> Html:
     """Return the picture of a profile as SVG."""
-    threads: dict[bool, dict[str, tuple[float, float]]] = {}
-    for name, times in profile.phases.items():
-        threads.setdefault(name.startswith(SAMPLER_PREFIX), {})[name] = times
-    longest = max(sum(seconds for seconds, _ in phases.values()) for phases in threads.values())
+    threads = profile.threads()
+    longest = max(sum(seconds for seconds, _ in phases.values()) for phases in threads)
     scale, row = WIDTH / max(longest, 1e-9), THREAD_HEIGHT + LABEL_HEIGHT
     parts = [
-        part
-        for i, phases in enumerate(threads.values())
-        for part in _thread_picture(phases, profile.cores, scale, i * row)
+        part for i, phases in enumerate(threads) for part in _thread_picture(phases, profile.cores, scale, i * row)
     ]
     bottom = len(threads) * row
     height = f"height: {profile.cores} cores, dark: busy, light: unused"
@@ -215,9 +218,9 @@ def profile(run: RunView | Model | RunStore | str | Path, steps: Sequence[int] |
     selected = (sorted(recorded)[1:] or sorted(recorded)) if steps is None else sorted({*steps} & recorded.keys())
     rows = [recorded[step] for step in selected]
     if not rows:
-        of_which = "" if steps is None else " of these steps"
-        known = f"Steps with a profile: {min(recorded)} to {max(recorded)}." if recorded else NOT_RECORDED
-        raise StoreError(f"{store.path} has no profile{of_which}. {known}")
+        selection = "" if steps is None else " of these steps"
+        advice = f"Steps with a profile: {min(recorded)} to {max(recorded)}." if recorded else NOT_RECORDED
+        raise StoreError(f"{store.path} has no profile{selection}. {advice}")
     names = {name.removeprefix("profile/").removesuffix("_cpu_s") for row in rows for name in row if _is_phase(name)}
 
     def mean(metric: str) -> float:

@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 LIMIT = 0.10  # a row that is worse by a larger share is named
 
 
-def documented_rows(page: str) -> dict[str, tuple[float | None, float | None]]:
+def baseline_rows(page: str) -> dict[str, tuple[float | None, float | None]]:
     """Return our value and the ratio to the peer of each row in the table of a page."""
     table = page.partition("| row | ours | peer |")[2].partition("\n\n")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
@@ -21,20 +21,21 @@ def first_number(text: str) -> float | None:
     return float(match[0].replace(",", "")) if match else None
 
 
-def worse_rows(lines: Iterable[dict], documented: dict[str, tuple[float | None, float | None]]) -> list[str]:
+def regressions(lines: Iterable[dict], baseline: dict[str, tuple[float | None, float | None]]) -> list[str]:
     """Return a line for each measured row that is worse than documented or cannot be compared.
 
     Rows with a peer are compared by their ratio, which depends less on the machine than the value itself.
     """
     worse = []
     for line in lines:
-        value, ratio = documented.get(line["row"], (None, None))
-        before, now = (ratio, line["ratio"]) if ratio and line["ratio"] else (value, line["ours"])
+        value, ratio = baseline.get(line["row"], (None, None))
+        before, now, unit = value, line["ours"], line["unit"]
+        if ratio and line["ratio"]:
+            before, now, unit = ratio, line["ratio"], "ratio"
         if not before or not now:
             worse.append(f"{line['row']}: not compared, it {'failed' if before else 'is not in the table'}")
             continue
         loss = before / now - 1 if line["better"] == "more" else now / before - 1
         if loss > LIMIT:
-            what = "ratio" if before is ratio else line["unit"]
-            worse.append(f"{line['row']}: {now:g} instead of {before:g} ({what}), {loss:.0%} worse")
+            worse.append(f"{line['row']}: {now:g} instead of {before:g} ({unit}), {loss:.0%} worse")
     return worse
