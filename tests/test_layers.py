@@ -160,7 +160,7 @@ PAGES = [
     *sorted((ROOT / "nbs").rglob("*.ipynb")),
     *sorted((ROOT / "examples").rglob("*.ipynb")),
     *[ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 

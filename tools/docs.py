@@ -23,9 +23,12 @@ TUTORIALS = (
     "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
     "rock_paper_tool_use/rock-paper-tool-use"
 ).split()
+CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents
     "Tutorials": [f"examples/{name}" for name in TUTORIALS],
     "How-to": ["docs/features", "docs/gpu", "docs/colab"],
+    "Concepts": [f"docs/concepts/{name}" for name in CONCEPTS],
+    "Coming from": [f"docs/coming-from/{name}" for name in ("art", "trl", "verl", "tinker")],
     "Reference": ["docs/options", "api/index"],
     "Project": ["docs/architecture", "docs/benchmarks", "docs/performance", "docs/audit-2026-11", "CONTRIBUTING"],
 }
