@@ -215,7 +215,7 @@ function build(root, wire, model) {
     loadingUntil = 0;
     missingFrom = null;
     if (!charts) {
-      charts = createCharts(reply.charts, columns);
+      charts = createCharts(reply.charts, reply.columns);
       charts.follow(root.parentElement ?? root);
       chartsPlace.append(charts.node);
     }
