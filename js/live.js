@@ -63,7 +63,6 @@ const MAX_GROUPS = 400;
 function build(root, wire, model) {
   let runState = model.get("tick"),
     lastUpdateAt = Date.now(),
-    columns = /** @type {string[]} */ ([]),
     charts = /** @type {any} */ (null);
   let loadingUntil = 0,
     missingFrom = /** @type {number|null} */ (null), // the first row that is missing in `rows`
@@ -216,8 +215,7 @@ function build(root, wire, model) {
     loadingUntil = 0;
     missingFrom = null;
     if (!charts) {
-      columns = reply.columns;
-      charts = createCharts(columns);
+      charts = createCharts(reply.charts, reply.columns);
       charts.follow(root.parentElement ?? root);
       chartsPlace.append(charts.node);
     }

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -24,8 +25,9 @@ from IPython.display import HTML, display
 from ..core.machine import machine_memory
 from ..core.types import ServeError, StoreError
 from .base import Panel, command, static, display_mode
-from .live_state import CURVE_COLUMNS, failure_card, group_entries, groups_by_id, curve_points, live_state
+from .live_state import failure_card, group_entries, groups_by_id, live_state
 from .viewer import RolloutViewer
+from ..reports.charts import CHARTS, CURVE_COLUMNS, curve_points
 from ..reports.html import WRAP, Html, escaped, tag
 from ..reports.static_html import static_run
 from ..rollouts.trajectories import TrajectoryGroup
@@ -104,7 +106,7 @@ def static_form(run: RunView) -> str:
         tag("div", "⚠ ", tag("b", f"{diagnosis.title}."), f" {diagnosis.finding} {diagnosis.advice}")
         for diagnosis in diagnose(p.rows)
     ]
-    return tag("div", Html(failure_html(p)), Html(static_run(run)), *warnings, style=WRAP)
+    return static_run(run, warnings=[Html(failure_html(p)), *warnings])
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #458e2ad6
 PING_TIMEOUT_S = 0.6
@@ -226,6 +228,7 @@ class LiveCell(Panel):
         in_memory = available_groups(self.run)
         with self.progress.lock:
             return {
+                "charts": [asdict(chart) for chart in CHARTS],
                 "columns": CURVE_COLUMNS,
                 "rows": curve_points(self.progress.rows, from_row),
                 "total": len(self.progress.rows),

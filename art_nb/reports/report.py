@@ -21,11 +21,11 @@ from ..core.jsonable import one_line
 from ..core.redaction import redact
 from ..core.types import StoreError
 from ..models.model import Model
+from .charts import chart_cards
 from .html import DETAIL_LEVELS, Html, DetailLevel, escaped, facts_line, details, table, tag
 from art_nb.reports.static_html import (
     METRICS,
     representative_groups,
-    curves,
     metrics_of,
     groups_html,
     headline,
@@ -132,7 +132,12 @@ def report(
         sections = [("selected groups", dict.fromkeys(map(int, groups), "selected"))]
     store = index.store
     about = (
-        [steps_table(store, DetailLevel(0, 0, 0, 1000)), curves(store), _warnings_html(store), _model(store)]
+        [
+            chart_cards(store.history()),
+            steps_table(store, DetailLevel(0, 0, 0, 1000)),
+            _warnings_html(store),
+            _model(store),
+        ]
         if store
         else []
     )

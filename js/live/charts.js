@@ -3,35 +3,7 @@ import uPlot from "uplot";
 import { h, num, perFrame } from "../panel.js";
 import { formatPercent } from "./format.js";
 
-/** @typedef {{key: string, title: string, hint: string, percent?: boolean, zero?: boolean, band?: string, wide?: boolean}} Chart */
-
-/** @type {Chart[]} */
-export const CHARTS = [
-  {
-    key: "reward",
-    title: "Reward",
-    hint: "mean of the step; band: standard deviation within groups",
-    band: "std",
-    wide: true,
-  },
-  {
-    key: "kl",
-    title: "KL",
-    hint: "KL of the policy to its reference, or to the sampler if there is no reference",
-    zero: true,
-  },
-  { key: "entropy", title: "Entropy", hint: "nats per token", zero: true },
-  { key: "grad", title: "Gradient norm", hint: "before clipping", zero: true },
-  { key: "length", title: "Length", hint: "sampled tokens per rollout", zero: true },
-  {
-    key: "flat",
-    title: "Groups without variance",
-    hint: "all rewards are equal: no gradient",
-    percent: true,
-    zero: true,
-  },
-  { key: "truncated", title: "Truncated", hint: "rollouts that reached the token limit", percent: true, zero: true },
-];
+/** @typedef {{key: string, title: string, hint: string, percent?: boolean, zero?: boolean, spread?: string, wide?: boolean}} Chart */
 
 /**
  * Return the range of the vertical axis for values from `low` to `high`, with a margin of 8 %.
@@ -49,9 +21,9 @@ export function axisRange(chart, low, high) {
 
 /**
  * Create the grid of curves.
- * @param {string[]} columns names of the values of a row, after its index
+ * @param {Chart[]} charts @param {string[]} columns names of the values of a row, after its index
  */
-export function createCharts(columns) {
+export function createCharts(charts, columns) {
   const probe = h("i", { hidden: true }),
     node = h("div.curves", probe);
   const cssColor = (name) => {
@@ -61,7 +33,7 @@ export function createCharts(columns) {
   const columnIndex = Object.fromEntries(columns.map((name, i) => [name, i + 1]));
   /** @type {any[]} */
   let rows = [];
-  const cards = CHARTS.map((chart) => card(chart));
+  const cards = charts.map((chart) => card(chart));
   node.append(...cards.map((card) => card.figure));
 
   /** @param {Chart} chart */
@@ -117,8 +89,8 @@ export function createCharts(columns) {
               values: (self, ticks) => ticks.map((tick) => (chart.percent ? formatPercent(tick) : num(tick))),
             },
           ],
-          series: [{}, ...(chart.band ? [edge, edge] : []), line],
-          bands: chart.band ? [{ series: [1, 2], fill: () => cssColor("--art-accent-bg") }] : [],
+          series: [{}, ...(chart.spread ? [edge, edge] : []), line],
+          bands: chart.spread ? [{ series: [1, 2], fill: () => cssColor("--art-accent-bg") }] : [],
         },
         data(),
         plot,
@@ -127,7 +99,7 @@ export function createCharts(columns) {
     /** @param {number|null} [i] */
     function show(i) {
       const row = rows[i ?? lastRow()],
-        spread = chart.band && row?.[columnIndex[chart.band]];
+        spread = chart.spread && row?.[columnIndex.spread];
       value.textContent =
         (row ? format(row[columnIndex[chart.key]]) : "–") +
         (spread ? ` ± ${num(spread)}` : "") +
@@ -142,8 +114,8 @@ export function createCharts(columns) {
     function data() {
       const values = rows.map((row) => row[columnIndex[chart.key]] ?? null),
         steps = rows.map((row) => row[columnIndex.step] ?? row[0]);
-      if (!chart.band) return [steps, values];
-      const spread = rows.map((row) => row[columnIndex[chart.band ?? ""]] ?? 0);
+      if (!chart.spread) return [steps, values];
+      const spread = rows.map((row) => row[columnIndex.spread] ?? 0);
       return [steps, ...[1, -1].map((sign) => values.map((v, i) => (v == null ? null : v + sign * spread[i]))), values];
     }
     return {

@@ -9,10 +9,11 @@ from support.ui import browser  # noqa: F401
 
 from art_nb.core.events import Failed, Warned
 from art_nb.panels.live_cell import static_form
+from art_nb.reports.charts import CHARTS, chart_cards, describe_curve
 from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible_text
 from art_nb.reports.html import table as html_table
 from art_nb.reports.report import MAX_REPORT_BYTES, export, report
-from art_nb.reports.static_html import curves, describe_curve, static_html, static_run
+from art_nb.reports.static_html import static_html, static_run
 from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
 from art_nb.training.heartbeat import write_run_record
@@ -45,8 +46,8 @@ CORPUS = [
     "]]><![CDATA[<b>",
     "${alert(1)} {{7*7}} `x`",
 ]
-TAGS = set("div b i p pre details summary table thead tbody tr th td caption img code".split())
-ATTRIBUTES = {"style", "open", "src", "alt", "title"}
+TAGS = set("div b i p pre details summary table thead tbody tr th td caption img code progress span".split())
+ATTRIBUTES = {"style", "open", "src", "alt", "title", "value", "max"}
 STYLE = re.compile(r"(?:[a-z-]+:(?:[a-z0-9. #%-]|rgba\([0-9., ]+\))+;?)+")
 
 
@@ -132,7 +133,7 @@ def hostile_run(folder, texts=CORPUS):
     return store
 
 
-def check_inert(text, more_tags=frozenset(), more_attributes=frozenset(), sources=("data:image/png;base64,",)):
+def check_inert(text, more_tags=frozenset(), more_attributes=frozenset(), sources=("data:image/svg+xml;base64,",)):
     """Nothing in a page is anything but ours."""
     page = Page(text)
     assert page.tags <= TAGS | more_tags
@@ -161,7 +162,7 @@ def test_a_run_of_the_whole_corpus_is_inert(tmp_path):
     shown = static_run(store, note=CORPUS[0])
     page = check_inert(shown)
     assert len(shown.encode()) <= LIMIT
-    assert "train/reward over 3 steps: 0.3333 at step 1, 1 at step 3" in page.text
+    assert "Reward by step: 0.333 at step 1, 1 at step 3" in shown
     assert 'art.view("' in page.text
     assert "sk-secret" not in shown
     for path in (report(store, tmp_path / "report.html"), export(store, [0, 1, 2, 30], tmp_path / "rows.html")):
@@ -173,7 +174,7 @@ def test_a_run_of_the_whole_corpus_is_inert(tmp_path):
             body.removesuffix("</html>\n"),
             {"body", "h1", "h2", "section", "a"},
             {"id", "href"},
-            ("data:image/png;base64,", "#r"),
+            ("data:image/svg+xml;base64,", "#r"),
         )
         assert "sk-secret" not in text
 
@@ -251,20 +252,10 @@ def test_the_error_of_a_board_renderer_is_shown(monkeypatch):
 def test_nothing_to_show():
     assert "no rollouts" in static_html(TrajectoryGroup([]))
     assert "0 rollouts" in static_html([])
-    assert "reward: no values" in describe_curve([], [], "reward")
+    assert describe_curve(CHARTS[0], []) == "Reward: no values"
+    assert chart_cards([]) == ""
     broke = static_html(TrajectoryGroup([ValueError("<x>")]))
     assert "failed: ValueError: &lt;x&gt;" in broke
-
-
-def test_without_matplotlib_the_text_is_shown(monkeypatch, tmp_path):
-    import sys
-
-    store = RunStore(tmp_path)
-    for step in (1, 2):
-        store.append_history({"train/reward": step / 4, "step": step})
-    assert curves(store).startswith("<img src=")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert curves(store).startswith("<p>train/reward over 2 steps: 0.25 at step 1, 0.5 at step 2")
 
 
 def test_a_run_of_another_process_is_a_run_and_a_damaged_step_is_said(tmp_path):
@@ -274,7 +265,7 @@ def test_a_run_of_another_process_is_a_run_and_a_damaged_step_is_said(tmp_path):
         store.append_history({"train/reward": step / 4, "step": step})
     (tmp_path / "trajectories" / "train" / "0003.parquet").write_bytes(b"PAR1 torn")
     shown = static_html(Run.attach(tmp_path))
-    assert "<img src=" in shown and "groups of step 2" in shown and "step 3 of train could not be read" in shown
+    assert "<img src=" in shown and "Groups of step 2" in shown and "step 3 of train could not be read" in shown
 
 
 def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
@@ -284,7 +275,7 @@ def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
     RunStore(tmp_path).append_event(Failed(where="step 1", message="ValueError: the reward is missing"))
     run = Run.attach(tmp_path)
     shown = static_html(run)
-    assert "groups of step 0 (val)" in shown and "reward 0.5" in shown
+    assert "Groups of step 0 (val)" in shown and "reward 0.5" in shown
     assert "the reward is missing" in static_form(run)
 
 
@@ -383,5 +374,5 @@ def test_it_reads_with_scripts_off(browser, tmp_path):  # noqa: F811
     assert not fold.locator("table, pre").first.is_visible()
     fold.locator("summary").first.click()
     assert fold.locator("table, pre").first.is_visible()
-    assert page.locator("img").first.get_attribute("alt").startswith("train/reward over 3 steps")
+    assert page.locator("img").first.get_attribute("alt").startswith("Reward by step")
     context.close()

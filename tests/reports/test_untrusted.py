@@ -138,10 +138,10 @@ def check_readable(areas, page):
         message.scroll_into_view_if_needed()
         expect(message).to_be_visible()
     for n in (VIEW, RUN, FROZEN_RUN):
-        curves = areas[n].get_by_role("img", name="train/reward over 3 steps")
+        curves = areas[n].get_by_role("img", name="Reward by step")
         curves.scroll_into_view_if_needed()
         expect(curves).to_be_visible()
-        expect(areas[n]).to_contain_text("groups of step 3")
+        expect(areas[n]).to_contain_text("Groups of step 3")
     judged = areas[JUDGED].get_by_text("shared messages: 1")
     judged.scroll_into_view_if_needed()
     expect(judged).to_be_visible()
