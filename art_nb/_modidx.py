@@ -163,6 +163,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'art_nb.backends.local.LocalBackend.unregister': ( '50_backends/local.html#localbackend.unregister',
                                                                                           'art_nb/backends/local.py'),
                                        'art_nb.backends.local.backend': ('50_backends/local.html#backend', 'art_nb/backends/local.py'),
+                                       'art_nb.backends.local._train_with_progress': ( '50_backends/local.html#_train_with_progress',
+                                                                                       'art_nb/backends/local.py'),
                                        'art_nb.backends.local.batch_progress': ( '50_backends/local.html#batch_progress',
                                                                                  'art_nb/backends/local.py'),
                                        'art_nb.backends.local.warn_about_arguments': ( '50_backends/local.html#warn_about_arguments',

@@ -123,6 +123,14 @@ def batch_progress(
         finally:
             unsubscribe()
 
+
+async def _train_with_progress(
+    runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: TrainSFTConfig
+) -> LocalTrainResult:
+    with batch_progress(runtime, "SFT"):
+        options = planned_options(runtime.plan)
+        return await runtime.worker.result(train_sft_step, runtime, trajectories, config, options)
+
 # %% ../../nbs/50_backends/40_local.ipynb #ef746112
 class LocalBackend:
     """Backend that samples and trains in this process, on one device or two.
@@ -379,9 +387,7 @@ class LocalBackend:
         verbose: bool = False,
     ) -> LocalTrainResult:
         runtime = self.runtime(model)
-        with batch_progress(runtime, "SFT"):
-            options = planned_options(runtime.plan)
-            return await runtime.worker.result(train_sft_step, runtime, trajectories, config, options)
+        return await _train_with_progress(runtime, trajectories, config)
 
     async def _get_step(self, model: Any) -> int:
         return self.runtime(model).step
