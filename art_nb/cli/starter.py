@@ -341,7 +341,7 @@ def check_base_model(name: str) -> str:
         return name
     raise unknown_model_error(name)
 
-
+# %% ../../nbs/95_cli/00_starter.ipynb #d00d0000
 QUESTIONS = {  # field: the question and the choices
     "task": ("What does the model do?", {"single": "one reply", "tools": "tool calls", "game": "several turns"}),
     "reward": (
@@ -377,7 +377,7 @@ def read_model(read: Callable[[str], str]) -> str:
         except StoreError as error:
             print(error)
 
-
+# %% ../../nbs/95_cli/00_starter.ipynb #d00d0003
 def read_answers(
     known: dict[str, str],  # answers that were given as options
     read: Callable[[str], str] | None,  # reads a line after a prompt; None uses the defaults without asking
@@ -421,7 +421,7 @@ if __name__ == "__main__":
         {settings}).join()
     {rewards}"""
 
-
+# %% ../../nbs/95_cli/00_starter.ipynb #d00d0002
 def starter_cells(
     answers: StarterAnswers,
     project: str,
@@ -477,7 +477,7 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, wait]
     return "\n\n\n".join(parts) + "\n"
 
-
+# %% ../../nbs/95_cli/00_starter.ipynb #d00d0001
 TEST = """\
 \"\"\"Tests of {file}: its reward on two examples, and one rollout of a tiny random model. Run them with pytest.\"\"\"
 
