@@ -132,6 +132,7 @@ def train(
             groups_per_step=groups_per_step,
             rollouts_per_group=rollouts_per_group,
             learning_rate=learning_rate,
+            after_each=defined.get("after_each"),
             start=False,
         )
         return follow_run(run, Path(script))
@@ -215,13 +216,15 @@ def profile(path: str, out: str | None) -> int:
     return 0
 
 
-def init(path: str) -> int:
-    """Write a notebook (.ipynb) or script (.py) that trains a small model in about two minutes."""
-    from art_nb.cli.starter import write_starter
+def init(path: str, yes: bool = False, **options: str | None) -> int:
+    """Write a notebook (.ipynb) or script (.py) that trains a small model, and a test. It asks what to train."""
+    from art_nb.cli.starter import read_answers, write_starter
 
-    file = write_starter(path)
+    known = {name: value for name, value in options.items() if value is not None}
+    asks = not yes and sys.stdin.isatty()
+    file, test = write_starter(path, read_answers(known, input if asks else None))
     usage = f"python {file}, or art-nb train {file}" if file.suffix == ".py" else f"jupyter lab {file}"
-    print(f"Wrote {file}. To run it: {usage}")
+    print(f"Wrote {file} and {test}.\nTo run it: {usage}\nTo test it: pytest {test}")
     return 0
 
 
@@ -258,7 +261,9 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
     "train": (
         train,
         [
-            option("script", metavar="SCRIPT.py", help="defines rollout, scenarios and optionally model"),
+            option(
+                "script", metavar="SCRIPT.py", help="defines rollout, scenarios and optionally model and after_each"
+            ),
             option("--steps", type=int, default=40, help="total number of training steps of the run (%(default)s)"),
             option("--groups-per-step", type=int, default=8, help="scenarios per step (%(default)s)"),
             option("--rollouts-per-group", type=int, default=8, help="rollouts per scenario (%(default)s)"),
@@ -290,7 +295,18 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--memory", type=float, metavar="GIB", help="plan for a CUDA device with this much memory"),
         ],
     ),
-    "init": (init, [option("path", nargs="?", default="first-run.ipynb", help="file to write (%(default)s)")]),
+    "init": (
+        init,
+        [
+            option("path", nargs="?", default="first-run.ipynb", help="file to write (%(default)s)"),
+            option(
+                "--task", choices=["single", "tools", "game"], help="one reply, tool calls or a game; default: single"
+            ),
+            option("--reward", choices=["rule", "judge", "environment"], help="how it is scored; default: rule"),
+            option("--model", metavar="NAME", help="base model: an embedded name, a directory or a hub name"),
+            option("--yes", "-y", action="store_true", help="use the defaults instead of asking"),
+        ],
+    ),
     "migrate": (
         migrate,
         [
@@ -354,6 +370,7 @@ def main(line: list[str] | None = None) -> int:
     try:
         return arguments.pop("work")(**arguments)
     except KeyboardInterrupt:
+        print("art-nb: Stopped with Ctrl-C.", file=sys.stderr)
         return 130
     except Exception as error:
         from art_nb.core.types import ArtError, install_hint

@@ -53,7 +53,11 @@ def tiny_tokenizer() -> Any:  # a PreTrainedTokenizerFast
     return tokenizer
 
 # %% ../../nbs/15_models/40_tiny.ipynb #63c638b8
-def tiny_model(vocab_size: int, seed: int = 0) -> Any:  # a LlamaForCausalLM
+def tiny_model(
+    vocab_size: int,
+    seed: int = 0,
+    context: int = 512,  # the maximum number of tokens of a conversation
+) -> Any:  # a LlamaForCausalLM
     """Return a random Llama: 2 layers, hidden size 64, 2 heads, 1 key-value head, fp32."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -65,7 +69,7 @@ def tiny_model(vocab_size: int, seed: int = 0) -> Any:  # a LlamaForCausalLM
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
@@ -77,13 +81,15 @@ def tiny_model(vocab_size: int, seed: int = 0) -> Any:  # a LlamaForCausalLM
         return LlamaForCausalLM(config).float().eval()
 
 
-def save_tiny_model(directory: str | Path) -> Path:
+def save_tiny_model(directory: str | Path, context: int = 512) -> Path:
     """Write the tiny model with its tokenizer as a directory that `base_model` accepts.
 
     Parameters
     ----------
     directory : str or Path
         The directory to write; it is created.
+    context : int
+        The maximum number of tokens of a conversation.
 
     Returns
     -------
@@ -91,7 +97,8 @@ def save_tiny_model(directory: str | Path) -> Path:
         The directory.
     """
     tokenizer = tiny_tokenizer()
-    model = tiny_model(len(tokenizer))
+    model = tiny_model(len(tokenizer), context=context)
+    tokenizer.model_max_length = context
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

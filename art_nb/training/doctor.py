@@ -49,7 +49,7 @@ class Check:
     """The result of one check."""
 
     name: str
-    verdict: str  # ok, warn or fail
+    verdict: str  # ok, warn or fail; info for what is optional
     finding: str  # what was measured
     advice: str = ""  # what to change
 

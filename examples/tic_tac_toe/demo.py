@@ -77,7 +77,10 @@ if __name__ == "__main__":
     parser.add_argument("--warm-up", type=int, default=144, help="games of the warm-up")
     parser.add_argument("--path", help="directory of the run; by default a temporary directory")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        asyncio.run(
-            main(arguments.steps, arguments.groups, arguments.games, arguments.warm_up, arguments.path or temporary)
-        )
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            asyncio.run(
+                main(arguments.steps, arguments.groups, arguments.games, arguments.warm_up, arguments.path or temporary)
+            )
+    except KeyboardInterrupt:
+        sys.exit("The demo was stopped with Ctrl-C.")

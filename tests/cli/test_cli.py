@@ -1,6 +1,5 @@
 """`art-nb` as a person meets it: real processes, exit statuses, one sentence for each mistake."""
 
-import ast
 import json
 import os
 import signal
@@ -9,13 +8,11 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
-import nbformat
 import pytest
 from support.remote_parts import MAIN, command
 from support.warm import warm_python
 
 import art_nb as art
-from art_nb.cli.starter import as_notebook, as_script
 
 ROOT = Path(__file__).parents[2]
 VERBS = ["run", "train", "view", "doctor", "init", "migrate", "help"]
@@ -119,15 +116,6 @@ def test_a_command_that_only_art_has_names_ours(words, instead):
 # init
 
 
-def test_the_starter_is_a_notebook_or_a_script():
-    nb = nbformat.reads(as_notebook(), as_version=4)
-    nbformat.validate(nb)
-    for cell in nb.cells:
-        if cell.cell_type == "code":
-            compile(cell.source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    compile(as_script(), "script", "exec")
-
-
 def test_init_writes_and_never_overwrites(tmp_path):
     assert call("init", folder=tmp_path).returncode == 0
     before = (tmp_path / "first-run.ipynb").read_bytes()
@@ -142,7 +130,7 @@ def test_the_script_trains_as_it_stands(tmp_path, tiny_model_dir):
     assert call("init", "toy.py", folder=tmp_path).returncode == 0
     done = call("train", "toy.py", "--steps", 1, "--base-model", tiny_model_dir, *SMALL, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = art.open_run(tmp_path / ".art" / "first-run" / "models" / "maybe-001")
+    run = art.open_run(tmp_path / ".art" / "toy" / "models" / "room-001")
     assert run.steps_saved() == [0, 1]
 
 
@@ -270,8 +258,11 @@ def test_doctor():
     assert told["ok"]
     assert {"python", "cores", "memory", "disk", "device", "sampler", "learner", "[local]", "weights"} <= found.keys()
     assert "torch" in found["[local]"]
+    assert {"jupyter"} <= found.keys()
+    assert {check["verdict"] for check in told["checks"] if "not installed" in check["finding"]} <= {"info"}
     shown = call("doctor")
     assert shown.returncode == 0
+    assert shown.stderr.splitlines()[0].startswith("art-nb doctor imports")
     assert found["sampler"].split()[0] in shown.stdout
 
 

@@ -1,0 +1,137 @@
+"""Every notebook and script that `art-nb init` can write runs with a tiny model for one step, and so does its test."""
+
+import ast
+import inspect
+import json
+import os
+import pty
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import nbformat
+import pytest
+from support.remote_parts import MAIN
+from support.warm import warm_python
+
+from art_nb.cli.starter import SCORINGS, TASKS, StarterAnswers, check_base_model, read_answers, write_starter
+from art_nb.core.types import StoreError
+from art_nb.models.tiny import save_tiny_model
+
+ROOT = Path(__file__).parents[2]
+COMBINATIONS = [*product(TASKS, SCORINGS)]
+ONE_STEP = "steps=1, groups_per_step=2, rollouts_per_group=2"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The tiny model with a context that is long enough for the schema of a tool."""
+    return str(save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", context=2048))
+
+
+async def execute(source, names):
+    """Execute a cell as a notebook does."""
+    code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = eval(code, names)
+    if inspect.iscoroutine(result):
+        await result
+
+
+@pytest.mark.parametrize(("task", "reward"), COMBINATIONS)
+def test_it_is_a_notebook(task, reward, tmp_path):
+    notebook, _ = write_starter(tmp_path / "toy.ipynb", StarterAnswers(task, reward))
+    nbformat.validate(nbformat.read(notebook, as_version=4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "reward"), COMBINATIONS)
+async def test_the_notebook_runs(task, reward, tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    notebook, _ = write_starter("toy.ipynb", StarterAnswers(task, reward, tiny))
+    names = {}
+    try:
+        for cell in json.loads(notebook.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                await execute("".join(cell["source"]).replace(TASKS[task].settings, ONE_STEP), names)
+    finally:
+        if "model" in names:
+            await names["model"].backend().close()
+    (rewards,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    assert len(json.loads(rewards)) == 1
+    (row,) = names["run"].history
+    assert row["train/exception_rate"] == 0
+    assert sum(len(group) for group in names["run"].groups) == 4
+
+
+def outcome_of(folder, *options):
+    """What pytest says about a folder."""
+    line = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *options, str(folder)]
+    return subprocess.run(line, cwd=folder, env=environment(), capture_output=True, text=True, check=False).stdout
+
+
+def test_the_tests_pass(tmp_path):
+    """Those of all notebooks, and of three scripts."""
+    for task, reward in COMBINATIONS:
+        write_starter(tmp_path / f"{task}-{reward}.ipynb", StarterAnswers(task, reward))
+    for task, reward in zip(TASKS, SCORINGS):
+        write_starter(tmp_path / f"{task}_script.py", StarterAnswers(task, reward))
+    said = outcome_of(tmp_path)
+    assert "24 passed" in said, said
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_test_fails_if_the_reward_is_wrong(task, tmp_path):
+    notebook, _ = write_starter(tmp_path / "toy.ipynb", StarterAnswers(task))
+    notebook.write_text(notebook.read_text().replace("return score", "return -score"))
+    assert "assert reward(good) > reward(bad)" in outcome_of(tmp_path, "-k", "reward")
+
+
+# questions
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+
+
+def test_questions_in_a_terminal(tmp_path):
+    """In a real terminal: a word, a typo and a number, an empty answer."""
+    terminal, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "init"], cwd=tmp_path, env=environment(), stdin=other, stdout=other, stderr=other
+    )
+    os.close(other)
+    os.write(terminal, b"tools\nrobot\n3\n\n")
+    shown = b""
+    while part := _read(terminal):
+        shown += part
+    assert process.wait() == 0, shown.decode()
+    assert b"Invalid answer 'robot'" in shown
+    notebook = (tmp_path / "first-run.ipynb").read_text()
+    assert "def reward(boxes)" in notebook
+    assert "smollm2-135m" in notebook
+    assert b"pytest test_first_run.py" in shown
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux: the other end is closed
+        return b""
+
+
+def test_options_are_answers(tmp_path, capsys):
+    assert read_answers({}, None) == StarterAnswers("single", "rule", "smollm2-135m")
+    lines = iter(["judge"])
+    known = {"task": "game", "model": "Org/Name-1"}
+    assert read_answers(known, lambda prompt: next(lines)) == StarterAnswers("game", "judge", "Org/Name-1")
+    assert check_base_model(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(StoreError, match="did you mean 'smollm2-135m'"):
+        check_base_model("smolm2-135m")
+
+
+def test_an_existing_test_is_not_overwritten(tmp_path):
+    (tmp_path / "test_toy.py").write_text("mine")
+    with pytest.raises(StoreError, match="test_toy.py already exists"):
+        write_starter(tmp_path / "toy.ipynb")
+    assert [path.name for path in tmp_path.iterdir()] == ["test_toy.py"]
