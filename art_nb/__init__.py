@@ -19,6 +19,7 @@ Modules:
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
 - `art_nb.learners.sft_rows`: Training rows from written conversations
+- `art_nb.models.provenance`: What is stored about a training session: options, program, base weights and engine
 - `art_nb.panels.base`: The base class of all panels: messages between the browser and Python, live updates, errors and the static form
 - `art_nb.panels.judging_session`: A judging session: the ranking of a group, a person's drafts and their effect on the advantages
 - `art_nb.pipeline.freshness`: The age of a group in steps, and whether the group is still used for training
@@ -29,6 +30,7 @@ Modules:
 - `art_nb.reports.html`: HTML elements, tables and collapsible sections with escaped text and a size limit
 - `art_nb.reports.profile`: Where the seconds of a training step go, by phase and core
 - `art_nb.reports.report`: One self-contained HTML file of a run or of selected rollouts
+- `art_nb.reports.reproduce`: A notebook that trains a run again and compares the rewards
 - `art_nb.reports.static_html`: Rollouts, groups and runs as static HTML for saved notebooks, without a kernel or scripts
 - `art_nb.rewards.journal`: An append-only journal of judgments, with human overrides, agreement statistics and preference pairs
 - `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers
@@ -39,6 +41,8 @@ Modules:
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data
 - `art_nb.runs.locks`: The lock of a run directory, which allows one writer
 - `art_nb.runs.readers`: Rollouts in the formats of TRL, verl, verifiers and ART
+- `art_nb.runs.sessions`: What each session of a run was trained with: versions, code, options and machine
+- `art_nb.runs.sources`: The source code of a rollout, with everything that it uses
 - `art_nb.runs.store`: The run directory: the files of a run, written so that no data is lost if the process is killed
 - `art_nb.runs.trackers`: Reporting of a run's metrics to Weights & Biases
 - `art_nb.serving.endpoint`: An OpenAI-compatible endpoint, over HTTP and in process
@@ -52,6 +56,7 @@ Modules:
 - `art_nb.training.diagnostics`: Warnings about a run, derived from its metrics, with advice
 - `art_nb.training.evaluation`: The mean of a metric on fixed scenarios, at any step, with a confidence interval
 - `art_nb.training.heartbeat`: The status of a run in `run.json`, updated at regular intervals
+- `art_nb.training.notifications`: Messages when a run ends, fails or stalls: on the desktop, to a webhook, or to a function
 - `art_nb.training.progress`: The state of a run, derived from its events
 - `art_nb.training.run`: `art.train` and its runs: training in the background that you can watch, pause, resume and stop
 - `art_nb.training.run_view`: The interface through which displays and reports read a run, in this kernel or from its directory
@@ -112,6 +117,7 @@ _NAMES = {
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
+    "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
     "pipeline.settings": (
         "MetricDefinition PIPELINE_RL_DASHBOARD_DEFAULT_METRICS PIPELINE_RL_METRIC_DEFINITIONS "
@@ -132,11 +138,11 @@ _PACKAGES = (
 _COMPLETIONS = (
     "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
-    "view report export open_run evaluate doctor learning_curve comparison_bars reward_histogram token_heatmaps "
+    "view report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram token_heatmaps "
     "register_board retry limit_concurrency"
 ).split()
 # Modules that add methods to the classes of another module.
-_EXTENSIONS = {"training.run": ["reports.report", "reports.profile"], "rollouts.trajectories": ["tokens.tokenized"]}
+_EXTENSIONS = {"training.run": ["reports.report", "reports.profile", "reports.reproduce"], "rollouts.trajectories": ["tokens.tokenized"]}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})

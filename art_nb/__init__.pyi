@@ -82,6 +82,7 @@ from .backends.remote_client import Backend as Backend
 from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train
+from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate
 from .training.evaluation import evaluate_steps as evaluate_steps

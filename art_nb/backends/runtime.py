@@ -27,7 +27,7 @@ from ..learners import checkpoints
 from ..learners.base import Learner
 from ..models.clients import at_step
 from ..policy import adapter_files
-from ..policy.device import DeviceThread, oom_as_error, retry_after_oom
+from ..policy.device import DeviceThread, dtype_name, oom_as_error, retry_after_oom
 from ..policy.adapters import Adapter, copy_adapter, load_adapter
 from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan
@@ -150,6 +150,16 @@ class ModelRuntime:
             with oom_as_error(ServeError, f"Loading the adapter of step {step}", LOWER_LIMITS_ADVICE):
                 self.sampler.load(key, adapter_files.read_adapter(self.store.checkpoint_dir(step)))
         return key
+
+    def details(self) -> dict[str, Any]:
+        """Return the device, the data type, the engines and the LoRA rank, for the record of a session."""
+        return {
+            "device": str(self.policy.device),
+            "dtype": dtype_name(self.policy.dtype),
+            "sampler": type(self.sampler).__name__,
+            "learner": type(self.learner).__name__,
+            "rank": self.policy.rank,
+        }
 
     def on_sampler(self, job: Callable, *args: Any) -> Any:
         """Run a job on the device thread of the sampler and return its result."""

@@ -27,6 +27,7 @@ from ..core.events import Bus
 from ..core.jsonable import finite
 from ..core.redaction import redact
 from ..core.types import StoreError, StrictModel, TrainConfig, TrainError, TrainResult, TrainSFTConfig
+from .provenance import record_session
 from .clients import EndpointClient, http_client, loop_or_thread
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
@@ -699,7 +700,10 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
                 f"These options in _config of train_sft have no effect here: {', '.join(unused)}.",
             )
         _check_config(config, TrainSFTConfig)
-        result = await self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), options, verbose)
+        config = config or TrainSFTConfig()
+        settings = config.model_dump(exclude_defaults=True)
+        await asyncio.to_thread(record_session, self, "model.train_sft", await self.get_step(), settings)
+        result = await self.backend()._train_sft(self, trajectories, config, options, verbose)
         if log_metrics and result.metrics:
             await self.log(metrics=result.metrics, split="sft", step=result.step)
         return result

@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "store": ["RunStore", "open_run", "find_runs"],
+        "sessions": ["read_sessions"],
         "readers": ["read_groups"],
         "metrics": ["MetricsBuilder", "track_api_cost"],
         "costs": ["ModelPricing"],

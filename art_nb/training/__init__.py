@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "run": ["Run", "train"],
+        "notifications": ["notify"],
         "evaluation": ["Evaluation", "evaluate", "evaluate_steps"],
         "doctor": ["doctor"],
         "sft": ["create_lr_schedule", "train_sft_from_file"],

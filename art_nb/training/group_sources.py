@@ -9,15 +9,21 @@ __all__ = ['GroupSource', 'StepSource']
 import asyncio
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Protocol
 
 from ..core.aio import cancel_and_wait
+from ..models.provenance import changed_values
 from ..rollouts.trajectories import TrajectoryGroup
 from .steps import TrainOptions, identical_share, roll_out_step, staleness_metrics, truncated_share
 
 # %% ../../nbs/65_training/55_group_sources.ipynb #c8b42481
 class GroupSource(Protocol):
     """Returns the groups of the steps of a run."""
+
+    def session(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Return the call that started the session, its options, and its functions and scenarios by role."""
+        ...
 
     async def open(self, run: Any) -> None:
         """Start work for `run`. `run.step` is the last finished step."""
@@ -52,6 +58,16 @@ class StepSource:
     def __init__(self, options: TrainOptions):
         self.options = options
         self._rollouts: dict[int, asyncio.Future] = {}  # by the number of finished steps before them
+
+    def session(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Return the options of `art.train` that differ from their defaults, the rollout and the scenarios."""
+        objects = {"rollout": self.options.rollout, "scenarios": self.options.scenarios}
+        values = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        defaults = {field.name: field.default for field in fields(self.options)}
+        options = changed_values(values, defaults)
+        for name in (*objects, "backend_options"):
+            del options[name]
+        return "art.train", options | self.options.backend_options, objects
 
     async def open(self, run: Any) -> None:
         """Start work for `run`. Print a message if its number of steps is already reached."""

@@ -15,8 +15,8 @@
 
 # %% auto #0
 __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'active_runs', 'claim_directory', 'report_unfinished_runs', 'record_status',
-           'send_heartbeats', 'follow_control_files', 'watch_control_files', 'TrainingLoop', 'Run', 'train',
-           'AttachedRun']
+           'record_call', 'send_heartbeats', 'follow_control_files', 'watch_control_files', 'TrainingLoop', 'Run',
+           'train', 'AttachedRun']
 
 # %% ../../nbs/65_training/60_run.ipynb #d115c6d3
 import asyncio
@@ -39,6 +39,7 @@ from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
 from ..core.machine import BEAT_S, interpreter_is_exiting
 from ..core.types import StoreError, TrainError
+from ..models.provenance import record_session
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import training_rows
@@ -104,6 +105,13 @@ def record_status(run: "Run") -> None:
             )
     except StoreError as error:
         run.bus.warn_once("run.json", str(error))
+
+
+def record_call(run: "Run") -> None:
+    """Record the session in the run directory: the options of the call and the functions that it was given."""
+    call, options, objects = run.source.session()
+    functions = {name: value for name, value in options.items() if callable(value)}
+    record_session(run.model, call, run.step, options, **objects, **functions)
 
 
 def send_heartbeats(run: "Run") -> None:
@@ -186,6 +194,8 @@ class TrainingLoop:
         try:
             await source.open(run)
             run.updater.set_status(run.status, run.step)
+            if source.has_more():
+                await self.until_stopped(asyncio.to_thread(record_call, run))
             while source.has_more() and run.status != "stopping" and time.monotonic() < end:
                 if run.transition(TRANSITIONS["finish_step"]):
                     run.updater.set_status(run.status, run.step)

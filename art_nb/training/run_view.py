@@ -68,6 +68,7 @@ class RunView(ABC):
     display: Any = None
     report: ClassVar[Callable[..., Path]]  # added by `reports.report`
     profile: ClassVar[Callable[..., Any]]  # added by `reports.profile`
+    reproduce: ClassVar[Callable[..., Path]]  # added by `reports.reproduce`
 
     @property
     def groups_in_memory(self) -> Iterable[TrajectoryGroup]:
