@@ -37,7 +37,7 @@ from art_nb.backends.runtime import (
     retire_runtime,
 )
 from .steps import train_rl_step, train_sft_step
-from ..core.events import Bus, GradientStep, print_warnings
+from ..core.events import Bus, Event, GradientStep, print_warnings
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
 from ..models.clients import served_name
@@ -112,8 +112,8 @@ def batch_progress(
 
     with tqdm(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar:
 
-        def advance(event: GradientStep) -> None:
-            if event.run == runtime.run:
+        def advance(event: Event) -> None:
+            if isinstance(event, GradientStep) and event.run == runtime.run:
                 bar.total = event.micro_batches
                 bar.update(event.micro_batch - bar.n)
 

@@ -30,6 +30,7 @@ def interrupt(process, stream, mark):
     """Wait until the mark is printed, send SIGINT to the group as a terminal does, and return the rest of stderr."""
     while mark not in (line := stream.readline().decode()):
         assert line, f"{mark!r} was not printed"
+    time.sleep(0.5)  # a signal between the mark and a blocking read would be seen only after the read
     os.killpg(process.pid, signal.SIGINT)
     said = process.communicate(timeout=200)[1].decode()
     assert no_process_left(process.pid)
@@ -63,8 +64,8 @@ def test_train_while_the_script_is_read(tmp_path):
 
 def test_run(tmp_path):
     process = start(tmp_path, "-c", MAIN, "run", "--port", "0")
-    assert interrupt(process, process.stdout, "Serving") == ""
-    assert process.returncode == 0
+    said = interrupt(process, process.stdout, "Serving")
+    assert (said, process.returncode) in (("", 0), (f"{LINE}\n", 130))  # after, or before uvicorn handles the signal
 
 
 def test_a_question(tmp_path):

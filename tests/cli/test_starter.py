@@ -126,7 +126,7 @@ def test_options_are_answers(tmp_path, capsys):
     known = {"task": "game", "model": "Org/Name-1"}
     assert read_answers(known, lambda prompt: next(lines)) == StarterAnswers("game", "judge", "Org/Name-1")
     assert check_base_model(str(tmp_path)) == str(tmp_path)
-    with pytest.raises(StoreError, match="did you mean 'smollm2-135m'"):
+    with pytest.raises(StoreError, match="Did you mean 'smollm2-135m'"):
         check_base_model("smolm2-135m")
 
 

@@ -369,7 +369,7 @@ def test_metrics_are_those_of_trl_and_verl():
 
 @pytest.mark.parametrize("peer", ["trl", "verl"])
 def test_advantages_are_those_of_trl_and_verl_up_to_the_deviation(peer):
-    """We divide by the population deviation, they by the sample deviation: a factor that docs/coming-from/trl.md names."""
+    """We divide by the population deviation, they by the sample deviation: the factor of docs/coming-from/trl.md."""
     groups = GIVEN["rewards"].view(-1, peer_losses.BATCH).numpy()
     ours = {scale: np.concatenate(advantages(groups, scale)) for scale in ("group", "none")}
     np.testing.assert_allclose(ours["none"], GIVEN["unscaled"][peer].numpy(), atol=1e-6)
