@@ -30,7 +30,7 @@ def test_extras_resolve_together(python, extras):
 
 
 def test_what_the_readme_tells_to_install_are_extras():
-    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "nbs").rglob("*.ipynb")]
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "nbs").rglob("*.ipynb")]
     typed = re.findall(r"'\.\[([\w,]+)\]'", "".join(path.read_text(encoding="utf-8") for path in texts))
     assert {"local,unsloth", "local,vllm"} <= {*typed}
     assert {extra for one in typed for extra in one.split(",")} <= {*EXTRAS}

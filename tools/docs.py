@@ -23,10 +23,12 @@ TUTORIALS = (
     "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
     "rock_paper_tool_use/rock-paper-tool-use"
 ).split()
+HOW_TO = "agent reward judge loss base-model debug resume export remote profile".split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents
+    "Start": ["docs/start/install", "docs/start/first-task"],
     "Tutorials": [f"examples/{name}" for name in TUTORIALS],
-    "How-to": ["docs/features", "docs/gpu", "docs/colab"],
+    "How-to": [*(f"docs/how-to/{name}" for name in HOW_TO), "docs/gpu", "docs/colab"],
     "Concepts": [f"docs/concepts/{name}" for name in CONCEPTS],
     "Coming from": [f"docs/coming-from/{name}" for name in ("art", "trl", "verl", "tinker")],
     "Reference": ["docs/options", "api/index"],
