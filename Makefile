@@ -18,7 +18,7 @@ ART := .venv-art/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art gpu lab docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean weights
 .DEFAULT_GOAL := help
 
@@ -60,6 +60,10 @@ tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
 		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
+
+wheel: $(STAMP)  ## build a wheel and an sdist in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 docs: $(DOCS)  ## build the documentation site in build/docs; it needs no network
 	.venv-docs/bin/python tools/docs.py

@@ -22,6 +22,7 @@ setup(
     long_description=(root / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     python_requires=f">={facts['min_python']}",
+    classifiers=[f"Programming Language :: Python :: {version}" for version in facts["tested_pythons"].split()],
     install_requires=split(facts["requirements"]),
     extras_require=extras,
     packages=find_packages(include=[facts["lib_path"] + "*"]),

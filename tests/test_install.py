@@ -46,7 +46,7 @@ def wheel(root, tmp_path_factory):
 @pytest.fixture
 def install(tmp_path):
     """A function that installs requirements into a new, empty environment and gives its Python."""
-    python = tmp_path / "venv" / "bin" / "python"
+    python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     call(sys.executable, "-m", "venv", tmp_path / "venv")
 
     def install(*requirements):

@@ -32,7 +32,16 @@ SECTIONS = {  # of the table of contents
     "Concepts": [f"docs/concepts/{name}" for name in CONCEPTS],
     "Coming from": [f"docs/coming-from/{name}" for name in ("art", "trl", "verl", "tinker")],
     "Reference": ["docs/options", "api/index"],
-    "Project": ["docs/architecture", "docs/benchmarks", "docs/performance", "docs/audit-2026-11", "CONTRIBUTING"],
+    "Project": [
+        "docs/architecture",
+        "docs/benchmarks",
+        "docs/performance",
+        "docs/audit-2026-11",
+        "docs/platforms",
+        "docs/hosts",
+        "CONTRIBUTING",
+        "CHANGELOG",
+    ],
 }
 
 
@@ -42,7 +51,8 @@ def copy_pages() -> None:
     ignored = shutil.ignore_patterns(".art", ".ipynb_checkpoints", "__pycache__", "site")
     for folder in ("docs", "examples", "nbs"):
         shutil.copytree(ROOT / folder, SOURCE / folder, ignore=ignored)
-    shutil.copy(ROOT / "CONTRIBUTING.md", SOURCE)
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, SOURCE)
     shutil.copy(ROOT / "README.md", SOURCE / "index.md")
     shutil.copy(ROOT / "docs" / "site" / "conf.py", SOURCE)
     for name in ("index.ipynb", "llms.txt"):  # the README is the first page

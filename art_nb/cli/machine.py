@@ -138,10 +138,12 @@ def check_extras() -> list:
 
 def extra_finding(extra: str, names: list[str]) -> tuple[str, str]:
     """Return the installed packages of an extra as text, and the command that installs the missing ones."""
+    from art_nb.core.types import install_hint
+
     versions = {name: installed_version(name) for name in names}
     installed = [f"{name} {version}" for name, version in versions.items() if version]
     missing = [name for name, version in versions.items() if not version]
-    advice = f"pip install -e '.[{extra}]'" if missing else ""
+    advice = install_hint(extra) if missing else ""
     if not installed:
         return "not installed:", advice
     return ", ".join(installed) + (f"; not installed: {', '.join(missing)}:" if missing else "."), advice

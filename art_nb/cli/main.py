@@ -14,7 +14,7 @@ import runpy
 import signal
 import sys
 import sysconfig
-import threading
+import time
 import traceback
 from collections.abc import Callable
 from importlib import metadata
@@ -48,7 +48,8 @@ def run(host: str, port: int, path: str, certfile: str | None, keyfile: str | No
             flush=True,
         )
         try:
-            threading.Event().wait()
+            while True:
+                time.sleep(3600)  # Ctrl-C also interrupts this on Windows, unlike a wait for an event
         except KeyboardInterrupt:
             print("Closing. A training step in progress is canceled.", flush=True)
     return 0
@@ -340,7 +341,7 @@ def parser() -> argparse.ArgumentParser:
 ABSENT_COMMANDS = {
     "install-skills": "art_nb has no files for coding assistants. `art-nb init` writes an example that trains.",
     "runtime": "art_nb needs no separate runtime, because it samples in this process. `art-nb doctor` prints the "
-    "sampler. To add vLLM, run pip install -e '.[vllm]' in the folder of art_nb.",
+    'sampler. To add vLLM, run pip install "art_nb[vllm]".',
 }
 
 

@@ -185,8 +185,8 @@ class BackendMissing(ArtError, ImportError):
 def install_hint(
     extra: str,  # of art_nb, for example "local"
 ) -> str:  # a phrase without a period
-    """Return how to install an extra. No package index has art_nb, so it is installed from a clone."""
-    return f"pip install -e '.[{extra}]' in the folder of art_nb"
+    """Return the command that installs an extra. art_nb itself is installed already, so pip keeps it."""
+    return f'pip install "art_nb[{extra}]"'
 
 # %% ../../nbs/00_core/20_types.ipynb #c79f2904
 class ServeError(ArtError, RuntimeError):

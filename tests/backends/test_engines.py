@@ -37,8 +37,8 @@ def packages(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "extra"),
     [
-        ({"sampler": "vllm"}, r"vllm is not installed: pip install -e '\.\[vllm\]' in the folder of art_nb"),
-        ({"learner": "unsloth"}, r"unsloth is not installed: pip install -e '\.\[unsloth\]' in the folder of art_nb"),
+        ({"sampler": "vllm"}, r'vllm is not installed: pip install "art_nb\[vllm\]"'),
+        ({"learner": "unsloth"}, r'unsloth is not installed: pip install "art_nb\[unsloth\]"'),
         ({"sampler": "vlm"}, "Invalid `sampler='vlm'`: expected one of auto, transformers, vllm"),
         ({"learner": "slow"}, "Invalid `learner='slow'`: expected one of auto, peft, unsloth"),
     ],

@@ -246,7 +246,7 @@ def test_directories_are_where_the_store_has_them(tmp_path):
 
 def test_provenance_needs_wandb(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(BackendMissing, match=r"pip install -e '\.\[wandb\]' in the folder of art_nb"):
+    with pytest.raises(BackendMissing, match=r'pip install "art_nb\[wandb\]"'):
         record_provenance(None, "local-rl")
 
 

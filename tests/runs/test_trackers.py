@@ -262,7 +262,7 @@ def without_wandb(monkeypatch, tmp_path):
 
 async def test_who_names_it_is_told_what_to_install(without_wandb, tmp_path):
     model = without_wandb(report_metrics=["wandb"])
-    with pytest.raises(art.BackendMissing, match=r"pip install -e '\.\[wandb\]'"):
+    with pytest.raises(art.BackendMissing, match=r'pip install "art_nb\[wandb\]"'):
         await model.register(art.LocalBackend(path=tmp_path / ".art", verbose=False))
     with pytest.raises(art.BackendMissing):
         await model.log(metrics={"x": 1}, step=1)
