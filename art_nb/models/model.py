@@ -702,8 +702,12 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         _check_config(config, TrainSFTConfig)
         config = config or TrainSFTConfig()
         settings = config.model_dump(exclude_defaults=True)
-        await asyncio.to_thread(record_session, self, "model.train_sft", await self.get_step(), settings)
-        result = await self.backend()._train_sft(self, trajectories, config, options, verbose)
+        recording = asyncio.to_thread(record_session, self, "model.train_sft", await self.get_step(), settings)
+        recorded = asyncio.create_task(recording)  # in parallel: the training must start at once
+        try:
+            result = await self.backend()._train_sft(self, trajectories, config, options, verbose)
+        finally:
+            await recorded
         if log_metrics and result.metrics:
             await self.log(metrics=result.metrics, split="sft", step=result.step)
         return result
