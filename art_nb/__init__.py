@@ -64,6 +64,7 @@ Modules:
 - `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories
 - `art_nb.views.boards`: Game boards in a conversation, as rows of text cells
 - `art_nb.views.conversation`: Messages and token texts of a conversation as JSON for the viewer
+- `art_nb.views.failures`: What went wrong in the rollouts of a run: exceptions, truncated replies, invalid tool calls, groups without signal
 - `art_nb.views.index`: The index of rollouts: loading, filters, sort orders, search and links
 - `art_nb.views.query`: The filter language of the viewer, sort keys and presets
 - `art_nb.views.token_objective`: The terms of the objective of one token, under the trainer's loss and under other losses"""
@@ -127,6 +128,7 @@ _NAMES = {
     "reports.plots": "comparison_bars learning_curve reward_histogram token_heatmaps",
     "reports.report": "export report",
     "panels.viewer": "view",
+    "panels.failures_panel": "failures",
     "panels.judging_panel": "judge",
     "panels.ipython": "load_ipython_extension",
 }
@@ -138,7 +140,8 @@ _PACKAGES = (
 _COMPLETIONS = (
     "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
-    "view report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram token_heatmaps "
+    "view failures report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
+    "token_heatmaps "
     "register_board retry limit_concurrency"
 ).split()
 # Modules that add methods to the classes of another module.

@@ -100,6 +100,7 @@ from .reports.plots import token_heatmaps as token_heatmaps
 from .reports.report import export as export
 from .reports.report import report as report
 from .panels.viewer import view as view
+from .panels.failures_panel import failures as failures
 from .panels.judging_panel import judge as judge
 from .panels.ipython import load_ipython_extension as load_ipython_extension
 

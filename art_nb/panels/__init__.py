@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "viewer": ["view"],
+        "failures_panel": ["failures"],
         "judging_panel": ["judge"],
         "ipython": ["load_ipython_extension"],
         "base": ["Panel", "command"],

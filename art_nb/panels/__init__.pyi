@@ -1,5 +1,6 @@
 # Written by tools/stubs.py. Do not edit.
 from .viewer import view as view
+from .failures_panel import failures as failures
 from .judging_panel import judge as judge
 from .ipython import load_ipython_extension as load_ipython_extension
 from .base import Panel as Panel

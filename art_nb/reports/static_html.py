@@ -343,9 +343,10 @@ def run_head(run: Any, title: str, about: str, *notes: str) -> list[Html]:
     if not isinstance(run, RunView):
         return [tag("div", tag("b", title), f" · {about}" if about else ""), facts_line(*notes)]
     p = run.progress
-    state = tag("span", run.status, style=BADGE + STATE_COLORS.get(run.status, "rgba(128,128,128,0.2)"))
+    color = STATE_COLORS.get(run.status, "rgba(128,128,128,0.2)")
+    state = tag("span", f"{run.status} at {step_count(run.step, p.steps)}", style=BADGE + color)
     return [
-        tag("div", tag("b", title), " ", state, " ", " · ".join(filter(None, [step_count(run.step, p.steps), about]))),
+        tag("div", tag("b", title), " ", state, " ", about),
         tag("progress", value=str(min(run.step, p.steps)), max=str(p.steps), style="width:100%"),
         facts_line(*notes),
         phases_line(p.past[-1] if p.past else {}),

@@ -26,6 +26,7 @@ from ..rollouts.gather import completion_tokens
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices
 from ..runs.formats import TOKEN_ARRAYS, TOKENS, group_tokens, read_rows, unpack_tokens
 from ..runs.store import RunStore
+from .reply_facts import RolloutFacts, facts_of_json, facts_of_trajectory
 from ..tokens.advantages import advantages, has_variance
 
 # %% ../../nbs/75_views/20_step_table.ipynb #223f3a83
@@ -68,6 +69,8 @@ class StepTable:
     group: Callable[[int], TrajectoryGroup]  # reads a group, by its position in the step
     matches: Callable[[str], np.ndarray]  # bool [n]: which rows contain a text; the text must be in lower case
     previews: Callable[[Sequence[int]], list[str]]  # of some rows
+    errors: dict[int, str]  # type and message of each failed rollout, on two lines, by its row in `table`
+    read_facts: Callable[[], list[RolloutFacts]]  # of the finished rollouts
     stamp: Callable[[], Any]  # returns a value that changes with the source
     initial_stamp: Any  # the stamp from before the source was read
     first_group: int = 0  # number of its first group in the index
@@ -228,6 +231,8 @@ def table_of_groups(
         group=lambda position: groups[position - first_position],
         matches=lambda text: np.array([text in _text(rollout).lower() for rollout in rollouts], dtype=bool),
         previews=lambda rows: [_preview_line(rollouts[i]) for i in rows],
+        errors={i: _text(r) for i, r in enumerate(rollouts) if not isinstance(r, Trajectory)},
+        read_facts=lambda: [facts_of_trajectory(trajectory) for trajectory in finished],
     )
 
 # %% ../../nbs/75_views/20_step_table.ipynb #43d06716
@@ -375,6 +380,8 @@ def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = 
         group=lambda position: _group(path, int(numbers[position])),
         matches=lambda text: _find(path, rows, errors, text),
         previews=lambda indices: _previews(path, rows, errors, indices),
+        errors=errors,
+        read_facts=lambda: _read_facts(path),
         stamp=lambda: file_stamp(path),
         initial_stamp=stamp,
     )
@@ -418,6 +425,29 @@ def _group(path: Path, number: int) -> TrajectoryGroup:
         with suppress(*DAMAGED):  # the group can be shown without its token data
             unpack_tokens([group], group_tokens(arrays, number))
     return group
+
+
+def _sampled_places(path: Path, table: pa.Table) -> dict[tuple[int, int], dict] | None:
+    """Return which choices have token IDs and logprobs, by group and rollout, then by history and entry."""
+    arrays = _token_arrays(path, table)
+    if arrays is None:
+        return None
+    bare = arrays.get("bare_sizes", np.zeros(len(arrays["sizes"]), np.int64))
+    columns = arrays["choice"].tolist(), arrays["sizes"].tolist(), bare.tolist()
+    places: dict[tuple[int, int], dict] = {}
+    for (g, t, h, p), (_, _, sampled, entries), logprobs in zip(*columns, strict=True):
+        places.setdefault((g, t), {})[h, p] = sampled > 0, entries > 0 or logprobs > 0
+    return places
+
+
+def _read_facts(path: Path) -> list[RolloutFacts]:
+    table = _finished(_columns(path, _FACT_COLUMNS))
+    places = _sampled_places(path, table)
+    columns = (table[name].to_pylist() for name in ("group_index", "trajectory_index", "trajectory_json"))
+    return [
+        facts_of_json(parse_json(text), None if places is None else places.get((group, rollout), {}))
+        for group, rollout, text in zip(*columns, strict=True)
+    ]
 
 
 def _trajectories(table: pa.Table) -> list[Trajectory]:

@@ -1,0 +1,150 @@
+"""The failures panel in Chromium, on the real panel and a run on disk."""
+
+import json
+import time
+
+import pytest
+from support.ui import HOSTILE, axe_faults, calm, waits
+from support.view_parts import CALLS, Talk, crowd, games
+
+import art_nb as art
+from art_nb.panels.failures_panel import FailuresPanel
+from art_nb.views.failures import MAX_LISTED
+
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"required": ["query"]}}}]
+
+
+def failing_steps():
+    """Two steps with every kind of failure."""
+    cut = Talk(1).add("user", "Count.").say("1 2 3", finish="length").end(0.5)
+    call = Talk(2).add("user", "Look.").say("I look", tool_calls=CALLS).end(0.25)
+    call.tools = TOOLS
+    plain = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "typed"}], reward=1.0)
+    errors = [ValueError(f"no number in 'line {n}' at 0x{n}f") for n in range(5)]
+    return {
+        1: [art.TrajectoryGroup([cut, call, plain, *errors[:2]], metadata={"scenario_id": "mixed"})],
+        2: [games(1, 4, reward=0.75), games(2, 3, failed=1), art.TrajectoryGroup([plain, cut, *errors[2:]])],
+    }
+
+
+@pytest.fixture
+def opened(page_with):
+    """Open the panel and wait until everything is read."""
+
+    def open_panel(what, **options):
+        panel = FailuresPanel(what)
+        page = page_with(panel, **options)
+        page.wait_for_function("document.querySelectorAll('.art-f-kind').length == 5")
+        page.wait_for_function("!document.querySelector('.art-f-bar').textContent.includes('reading')")
+        calm(page)
+        page.panel = panel
+        return page
+
+    return open_panel
+
+
+def row(page, text):
+    return page.locator(".art-f-row", has_text=text)
+
+
+def test_counts_shares_and_steps(opened, tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    for step, groups in failing_steps().items():
+        store.write_groups("train", step, groups)
+    for what in (store, failing_steps()):
+        page = opened(what)
+        text = row(page, "ValueError: no number in '…' at 0x…").inner_text().split("\n")
+        assert text[1:] == ["5 rollouts", "28 %"]
+        label = row(page, "ValueError").locator("[role=img]").get_attribute("aria-label")
+        assert label == "step 1: 2 of 5; step 2: 3 of 13"
+        assert row(page, "all rewards are 0.75").inner_text().split("\n")[1] == "4 rollouts"
+        assert row(page, "there is no tool 'evaluate'").count() == 1
+        assert row(page, "the reply reached the token limit").inner_text().split("\n")[1] == "2 rollouts"
+        advice = row(page, "no choice").inner_text()
+        assert "Append response.choices[0]" in advice
+
+
+def test_an_example_opens_in_the_viewer_by_keyboard(opened):
+    page = opened(failing_steps())
+    page.focus(".art-panel")
+    for _ in range(20):
+        page.keyboard.press("j")
+        if "ValueError" in page.evaluate("document.activeElement.textContent"):
+            break
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".art-viewer .art-failure")
+    assert "no number in 'line 2'" in page.inner_text(".art-failure")
+    assert "Example 1 of 5" in page.inner_text(".art-f-example-bar")
+    page.keyboard.press("n")
+    page.wait_for_function("document.querySelector('.art-failure').textContent.includes(\"'line 3'\")")
+    page.focus(".art-reader")
+    page.keyboard.press("p")  # in the viewer: the previous rollout
+    page.wait_for_function("document.querySelector('.art-failure').textContent.includes(\"'line 2'\")")
+    assert "Example 2 of 5" in page.inner_text(".art-f-example-bar")
+    page.click("text=Close")
+    page.wait_for_selector(".art-viewer", state="detached")
+    assert "ValueError" in page.evaluate("document.activeElement.textContent")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_accessible_and_not_wider_than_the_page(opened, theme):
+    page = opened(failing_steps(), theme=theme, width=870)
+    for width in (390, 870, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert not axe_faults(page)
+        over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert over <= 0, width
+    row(page, "the reply reached").click()
+    page.wait_for_selector(".art-msg")
+    calm(page)
+    assert not axe_faults(page)
+
+
+def test_hostile_texts_stay_texts(opened):
+    rollouts = [RuntimeError(text) for text in HOSTILE]
+    calls = [CALLS[0] | {"function": {"name": HOSTILE[1], "arguments": "{"}}]
+    call = Talk(2).add("user", "x").say("y", tool_calls=calls)
+    trajectory = call.end(0.1)
+    trajectory.tools = TOOLS
+    page = opened(art.TrajectoryGroup([trajectory, *rollouts], metadata={"scenario_id": HOSTILE[0]}))
+    allowed = set("DIV SPAN BUTTON SECTION UL LI I STRONG H3".split())
+    assert set(page.evaluate("[...document.querySelectorAll('.art-host *')].map((one) => one.tagName)")) <= allowed
+    assert page.evaluate("window.__pwned") is None
+    text = page.panel.html()
+    assert "<script" not in text and "<img" not in text and "&lt;script" in text
+
+
+def test_ten_thousand_rollouts_answer_as_fast_as_ten(opened):
+    for count in (16, 10_000):
+        groups = crowd(count)
+        for n, group in enumerate(groups):
+            group.exceptions = art.TrajectoryGroup([ValueError(f"{'abcdefgh'[n % 8] * (n % 97)} {n}")]).exceptions
+        panel = FailuresPanel({1: groups})
+        times, sizes, done = [], [], False
+        while not done:
+            start = time.process_time()
+            reply, _ = panel.failures()
+            times.append(time.process_time() - start)
+            sizes.append(len(json.dumps(reply)))
+            done = reply["done"]
+        assert max(times) < 1.5, times  # 0.2 s, and one piece of at most 1000 rollouts
+        assert max(sizes) < 60_000
+        assert all(len(kind["failures"]) <= MAX_LISTED for kind in reply["kinds"])
+        assert len(panel.failure_rows(0)[0]["rows"]) <= 200
+        panel.close()
+    assert reply["rollouts"] == 10_000 + 1250
+    page = opened({1: groups})
+    assert page.locator(".art-f-row").count() <= 5 * MAX_LISTED
+    assert "not listed" in page.inner_text(".art-failures")
+
+
+def test_a_new_step_and_freezing(opened, tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    store.write_groups("train", 1, [games(1, 4, failed=1)])
+    page = opened(store)
+    assert row(page, "TimeoutError").inner_text().split("\n")[1] == "1 rollout"
+    store.write_groups("train", 2, [games(1, 4, failed=2)])
+    page.panel.refresh()
+    waits(page, lambda: row(page, "TimeoutError").inner_text().split("\n")[1] == "3 rollouts")
+    page.click("text=Freeze")
+    page.wait_for_selector(".art-panel", state="detached")
