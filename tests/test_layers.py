@@ -256,6 +256,7 @@ SHARED_NAMES = {
     "LOG": "the logger of a module",
     "RequestT": "a type variable",
     "doctor": "a function and its command",
+    "failures": "a panel, and a check of diagnostics",
     "migrate": "a function and its command",
     "profile": "a function and its command",
     "train": "a function, its command and its remote call",

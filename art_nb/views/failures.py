@@ -80,8 +80,9 @@ _CALL_MARKS = re.compile(r"<tool_call>|<function=|\[TOOL_CALLS\]|<\|tool_call")
 
 
 def _fits_type(value: Any, schema: Any) -> bool:
-    expected = _TYPES.get(schema.get("type") if isinstance(schema, dict) else None)
-    if expected is None or (isinstance(value, bool) and schema["type"] != "boolean"):
+    kind = str(schema.get("type")) if isinstance(schema, dict) else ""
+    expected = _TYPES.get(kind)
+    if expected is None or (isinstance(value, bool) and kind != "boolean"):
         return expected is None
     return isinstance(value, expected)
 
@@ -105,8 +106,8 @@ def call_fault(
     if missing is not None:
         return f"{name}: the argument {missing!r} is missing"
     types = schema.get("properties") or {}
-    wrong = next((key for key, value in values.items() if not _fits_type(value, types.get(key))), None)
-    return "" if wrong is None else f"{name}: {wrong!r} is not of type {types[wrong]['type']}"
+    mismatched = next((key for key, value in values.items() if not _fits_type(value, types.get(key))), None)
+    return "" if mismatched is None else f"{name}: {mismatched!r} is not of type {types[mismatched]['type']}"
 
 
 def call_faults(facts: RolloutFacts) -> set[str]:
@@ -181,7 +182,7 @@ class Failure:
     title: str
     rows: list[int] = field(default_factory=list)  # in the order of the index: newest step first
 
-
+# %% ../../nbs/75_views/80_failures.ipynb #83d1f7be
 class FailureScan:
     """The failures of an index, read step by step.
 
@@ -226,11 +227,11 @@ class FailureScan:
     def _read_part(self, part: StepTable) -> None:
         first = int(part.table["id"][0]) if len(part.table) else 0
         try:
-            found = [*failures_of_part(part)]
+            entries = [*failures_of_part(part)]
         except (ArtError, *DAMAGED) as error:  # the other steps are still shown
             self.unread.append(f"step {part.step} of {part.split}: {describe_damage(error)}")
             return
-        for kind, title, row in found:
+        for kind, title, row in entries:
             if kind == "unknown":
                 self.unknown += 1
                 continue
@@ -298,7 +299,7 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
 def _is_trained(part: StepTable) -> np.ndarray:
     return np.full(len(part.table), part.split == "train")
 
-
+# %% ../../nbs/75_views/80_failures.ipynb #f84e6b20
 def _kind_reply(
     scan: FailureScan, name: str, table: np.ndarray, bins: tuple[np.ndarray, int], is_trained: np.ndarray
 ) -> dict[str, Any]:

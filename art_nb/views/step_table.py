@@ -386,7 +386,7 @@ def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = 
         initial_stamp=stamp,
     )
 
-
+# %% ../../nbs/75_views/20_step_table.ipynb #d5017b2e
 def _has_columns(schema: pa.Schema) -> bool:
     if not {*_FACT_COLUMNS[:7], "messages", "logs"} <= {*schema.names}:
         return False
