@@ -522,6 +522,8 @@ SINKS = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\s*\(|new\s+Function|srcdoc|DOMParser|createContextualFragment"
     r"|setHTML|https?://|\bimport\s*\(|WebSocket|XMLHttpRequest|\bfetch\s*\(|postMessage|localStorage"
 )
+# The script of the viewer, from the kernel and as a blob: anywidget imports the script of each panel in the same way.
+BLOB_IMPORT = "return (await import(url)).default;"
 SOURCES = sorted(path for path in JS.rglob("*.js") if "node_modules" not in path.parts)
 
 
@@ -532,6 +534,9 @@ def test_there_are_sources():
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(JS).as_posix())
 def test_no_sink_and_no_address_in_the_sources(path):
     lines = path.read_text(encoding="utf-8").splitlines()
+    if path.name == "failures.js":
+        assert [line.strip() for line in lines].count(BLOB_IMPORT) == 1
+        lines = [line for line in lines if line.strip() != BLOB_IMPORT]
     assert not [f"{n}: {line.strip()}" for n, line in enumerate(lines, 1) if SINKS.search(line)]
 
 
@@ -573,7 +578,7 @@ def test_no_panel_styles_what_is_anothers():
     named = {path.name: set(re.findall(r"\.(art-[\w-]+)", path.read_text(encoding="utf-8"))) for path in sheets}
     common = {name for sheet in ("panel.css", "thread.css") for name in named.pop(sheet)}
     owned = [name for names in named.values() for name in names - common if not name.startswith("art-is-")]
-    assert len(named) == 3
+    assert len(named) == 4
     assert sorted(owned) == sorted(set(owned))
 
 
