@@ -541,7 +541,7 @@ async def test_tables_need_polars(project, monkeypatch):
     from art_nb.utils.benchmarking import load_trajectories
 
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(BackendMissing, match=r"\.\[benchmarking\]"):
+    with pytest.raises(BackendMissing, match=r"art_nb\[benchmarking\]"):
         await load_trajectories("weather", art_path=str(project))
 
 

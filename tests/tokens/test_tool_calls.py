@@ -266,7 +266,7 @@ def test_other_forms_are_vllms():
     try:
         import vllm  # noqa: F401
     except ImportError:
-        with pytest.raises(BackendMissing, match=r"-e '\.\[vllm\]'.*hermes, llama3_json, mistral"):
+        with pytest.raises(BackendMissing, match=r"art_nb\[vllm\].*hermes, llama3_json, mistral"):
             ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="pythonic")
         return
     chat = ChatFormat(chat_of("hermes").tokenizer, tool_call_parser="pythonic")
