@@ -7,7 +7,7 @@ import time
 
 import pytest
 from support.live_parts import Home, Script
-from support.ui import HOSTILE, WireComm, axe_faults, calm
+from support.ui import HOSTILE, WireComm, axe_faults, calm, waits
 
 import art_nb as art
 from art_nb.core.files import JsonLinesTail
@@ -190,7 +190,8 @@ def test_a_lost_request_for_the_history_is_sent_again(page_with, cell, script, m
     monkeypatch.setattr(WireComm, "heard", lose_the_first)
     page = page_with(cell)
     wait_for(page, "running")
-    assert lost and not page.locator(".art-curve").count()
+    waits(page, lambda: lost)  # the page shows the state before it requests the history
+    assert not page.locator(".art-curve").count()
     page.evaluate("() => { const old = Date.now; Date.now = () => old() + 20000; }")
     script.whole(1)
     look(cell)
