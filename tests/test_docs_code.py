@@ -2,21 +2,26 @@
 
 The pages name the embedded model; here they run with the tiny one. An HTML comment before a block, `<!-- not run: needs
 an API key -->`, marks code that cannot run here. It is compiled and checked only. The how-to pages begin with what
-docs/start/first-task.md defines before its comment `<!-- the how-to pages start here -->`.
+docs/start/first-task.md defines before its comment `<!-- the how-to pages start here -->`. There, rewards are
+random: the tiny model writes random text, and steps without different rewards would not train.
 """
 
 import ast
 import importlib
 import inspect
+import random
 import re
 import textwrap
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 import art_nb as art
+from art_nb.reports import profile
+from art_nb.training import diagnostics
 
 ROOT = Path(__file__).parents[1]
 FIRST_TASK = ROOT / "docs" / "start" / "first-task.md"
@@ -129,7 +134,7 @@ async def test_the_code_runs(page, namespace, tiny_model_dir):
         await execute(
             FIRST_TASK.read_text(encoding="utf-8").partition(START)[0], FIRST_TASK.name, namespace, tiny_model_dir
         )
-    backends = []
+        namespace["reward"] = lambda found: random.random()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -146,6 +151,25 @@ def test_names_and_arguments_exist(page):
     for _, code, _ in blocks(page.read_text(encoding="utf-8")):
         found += faults(code, imported)
     assert not found
+
+
+def section(page, heading):
+    """Return the rows of the table below a heading: the first cell of each."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \|", text, re.M)[1:]
+    return [name for row in rows for name in row.replace("`", "").split(", ")]
+
+
+def test_the_tables_are_complete():
+    """Every finding of the doctor, every warning and every phase is explained, and every extra is listed."""
+    doctor = inspect.getsource(importlib.import_module("art_nb.training.doctor"))
+    assert {*section("how-to/debug.md", "Findings of `art.doctor`")} == {*re.findall(r'Check\(\s*"(\w+)"', doctor)}
+    warned = {title for _, title, _ in diagnostics.CHECKS}
+    assert {*section("how-to/debug.md", "Warnings of the live cell")} == warned
+    small = {"schedule", "draw", "deliver", "optimizer"}  # never the longest phase
+    assert {*section("how-to/profile.md", "What to change")} == profile.PHASE_MEANINGS.keys() - small
+    extras = {*metadata.metadata("art_nb").get_all("Provides-Extra")} - {"dev"}
+    assert {*section("start/install.md", "In your own environment")} == extras
 
 
 def test_code_is_found_and_most_of_it_runs():

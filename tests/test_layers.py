@@ -159,29 +159,76 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PAGES = [
     *sorted((ROOT / "nbs").rglob("*.ipynb")),
     *sorted((ROOT / "examples").rglob("*.ipynb")),
-    *[ROOT / "README.md", ROOT / "CONTRIBUTING.md"],
+    *[ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"],
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+HEADING = re.compile(r"^#+ +(.+?) *#*$", re.MULTILINE)
 
 
-def local_links(page):
-    """The files that a notebook or a Markdown page links to."""
+@cache
+def prose(page):
+    """The Markdown of a page or notebook, without its code blocks."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
         cells = json.loads(text)["cells"]
         text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    for link in LINK.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
-        if not re.match(r"[a-z]+:|#", link):
-            yield link.partition("#")[0]
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def local_links(page):
+    """The files that a notebook or a Markdown page links to, each with its anchor."""
+    for link in LINK.findall(prose(page)):
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            yield page.parent / path if path else page, anchor
+
+
+def anchors(page):
+    """The anchors of the headings, as GitHub and the documentation site write them."""
+    found = []
+    for heading in HEADING.findall(prose(page)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)  # a link in a heading is its text
+        found.append(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
+    return {f"{name}-{n}" if (n := found[:i].count(name)) else name for i, name in enumerate(found)}
+
+
+def dead_links(page):
+    """The links of a page to files or headings that do not exist."""
+    for target, anchor in local_links(page):
+        has_headings = target.suffix in (".md", ".ipynb") and target.is_file()
+        if not target.exists() or (anchor and has_headings and anchor not in anchors(target)):
+            yield f"{target}#{anchor}" if anchor else str(target)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_to_files(page):
-    assert not [link for link in local_links(page) if not (page.parent / link).exists()]
+def test_links_lead_to_files_and_headings(page):
+    assert not [*dead_links(page)]
 
 
 def test_links_are_found():
-    assert sum(len([*local_links(page)]) for page in PAGES) > 100
+    links = [link for page in PAGES for link in local_links(page)]
+    assert len(links) > 200
+    assert sum(bool(anchor) for _, anchor in links) > 40
+
+
+def test_a_dead_link_is_found(tmp_path):
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text("# One\n\n## `art.two`: what it does\n\n## One\n\n```sh\n# no heading\n```\n")
+    good = ["other.md", "other.md#one", "other.md#one-1", "other.md#arttwo-what-it-does", "#here", "https://x.org/#y"]
+    bad = ["absent.md", "other.md#two", "other.md#one-2", "other.md#no-heading", "#there", "absent.md#one"]
+    page.write_text("# Here\n\n" + "\n".join(f"[a]({link})" for link in [*good, *bad]))
+    assert [link.removeprefix(f"{tmp_path}/").removeprefix("page.md") for link in dead_links(page)] == bad
+
+
+DOCS_PAGE = re.compile(r"\bdocs/[\w/-]+\.md\b")
+
+
+def test_pages_that_the_code_names_exist():
+    """In error messages, docstrings and comments."""
+    files = [*(ROOT / "art_nb").rglob("*.py"), *(ROOT / "tools").glob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    named = {page: file.name for file in files for page in DOCS_PAGE.findall(file.read_text(encoding="utf-8"))}
+    assert len(named) >= 5
+    assert not {page: file for page, file in named.items() if not (ROOT / page).is_file()}
 
 
 # Names of earlier versions that say nothing to a reader who does not know them.
