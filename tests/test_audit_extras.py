@@ -31,8 +31,8 @@ def test_extras_resolve_together(python, extras):
 
 def test_what_the_readme_tells_to_install_are_extras():
     texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "nbs").rglob("*.ipynb")]
-    typed = re.findall(r"'\.\[([\w,]+)\]'", "".join(path.read_text(encoding="utf-8") for path in texts))
-    assert {"local,unsloth", "local,vllm"} <= {*typed}
+    typed = re.findall(r"(?:'\.|art_nb)\[([\w,]+)\]", "".join(path.read_text(encoding="utf-8") for path in texts))
+    assert {"local", "local,vllm", "unsloth", "judge", "wandb"} <= {*typed}
     assert {extra for one in typed for extra in one.split(",")} <= {*EXTRAS}
 
 
