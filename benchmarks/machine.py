@@ -11,6 +11,7 @@ from envs import VERSIONS
 from talk import HERE
 
 from art_nb.core.machine import usable_cores
+from art_nb.runs.sessions import processor_name
 
 CORES = usable_cores()
 QUIET = 0.3  # load average above which the machine counts as busy
@@ -21,12 +22,11 @@ def machine(threads: int) -> dict:
     """Return the description of the machine, which is the first line of the output."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     load = os.getloadavg()[0]
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True).stdout
     return {
-        "cpu": cpu,
+        "cpu": processor_name(),
         "bf16": [flag for flag in flags if "bf16" in flag],
         "cores": CORES,
         "threads": threads,

@@ -1,5 +1,19 @@
 // The failures of a run: kinds and counts, their steps, and examples that open in the rollout viewer.
-import { announcer, clamp, fill, h, initialize, keys, link, marked, mount, muted, num, plural } from "./panel.js";
+import {
+  announcer,
+  clamp,
+  coalesce,
+  fill,
+  h,
+  initialize,
+  keys,
+  link,
+  marked,
+  mount,
+  muted,
+  num,
+  plural,
+} from "./panel.js";
 
 /** Format a share as a percentage. @param {number} part @param {number} whole */
 const percent = (part, whole) => (whole ? `${num((100 * part) / whole, 2)} %` : "–");
@@ -88,7 +102,6 @@ function createExample(app) {
     if (!open) return;
     const position = clamp(open.position + by, open.total);
     if (position !== open.position) notified(show(open.failure, position));
-    if ((back.disabled && by < 0) || (next.disabled && by > 0)) return;
   }
   function close() {
     if (!open) return false;
@@ -189,25 +202,16 @@ function build(root, wire, model) {
     if (focused !== undefined) list.querySelector(`[data-failure="${focused}"]`)?.focus();
   }
 
-  let loading = false,
-    requested = false;
-  async function load() {
-    requested = true;
-    if (loading) return;
-    loading = true;
-    try {
-      while (requested) {
-        requested = false;
-        let reply;
-        do draw((reply = (await wire.request("failures")).reply));
-        while (!reply.done);
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") app.notify(error.message);
-    } finally {
-      loading = false;
-    }
-  }
+  const load = coalesce(
+    async () => {
+      let reply;
+      do draw((reply = (await wire.request("failures")).reply));
+      while (!reply.done);
+    },
+    (message, error) => {
+      if (error.name !== "AbortError") app.notify(message);
+    },
+  );
 
   /** Move the focus to the next or previous failure. @param {number} by */
   function move(by) {

@@ -334,6 +334,27 @@ export const tableRow = (name, ...cells) =>
 /** Create a small button that shows a symbol. @param {string} sign @param {string} label @param {() => any} onclick */
 export const iconButton = (sign, label, onclick) => h("button.button.plain", { label, title: label, onclick }, sign);
 
+/**
+ * Return a function that runs `work`. Calls during the work lead to one more run.
+ * @param {() => Promise<any>} work @param {(message: string, error: any) => void} report called if the work fails
+ */
+export function coalesce(work, report) {
+  let calls = 0; // since the last run began; 0 while nothing runs
+  return async () => {
+    if (calls++) return;
+    try {
+      do {
+        calls = 1;
+        await work();
+      } while (calls > 1);
+    } catch (error) {
+      report(error.message, error);
+    } finally {
+      calls = 0;
+    }
+  };
+}
+
 /** Return a number with its noun: "1 rollout", "2 rollouts". @param {number} n @param {string} noun */
 export const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 

@@ -1,5 +1,5 @@
 // The rollout viewer: rollout list, conversation, comparison, tokens, rewards, boards.
-import { announcer, fill, h, initialize, keys, marked, mount, iconButton } from "./panel.js";
+import { announcer, coalesce, fill, h, initialize, keys, marked, mount, iconButton } from "./panel.js";
 import { createCompare, createSteps } from "./viewer/compare.js";
 import { createFacts } from "./viewer/facts.js";
 import { createFinding } from "./viewer/finding.js";
@@ -182,10 +182,9 @@ function createComparison(app) {
 /** Load the index and its updates. @param {any} app @param {() => void} shown called after every part */
 function createLoader(app, shown) {
   const { index, list, ui, wire } = app;
-  let loading = false,
-    requested = false,
-    lostCount = 0;
-  async function loadAll() {
+  let lostCount = 0;
+  return coalesce(async () => {
+    index.done = false;
     do {
       const { version } = index,
         { reply, buffers } = await wire.request("index", { from_row: index.count });
@@ -197,23 +196,7 @@ function createLoader(app, shown) {
       if (!reply.rows && !reply.done) await new Promise((resolve) => setTimeout(resolve, 100));
     } while (!index.done || index.count < index.total);
     if (ui.where || ui.sort || ui.preset) await app.finding.choose({});
-  }
-  return async () => {
-    requested = true;
-    if (loading) return;
-    loading = true;
-    try {
-      while (requested) {
-        requested = false;
-        index.done = false;
-        await loadAll();
-      }
-    } catch (error) {
-      app.notify(error.message);
-    } finally {
-      loading = false;
-    }
-  };
+  }, app.notify);
 }
 
 /** @param {HTMLElement} root @param {any} wire @param {any} model */

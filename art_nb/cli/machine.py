@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDGETS_MANAGER', 'PLANNED_ENGINES', 'MACHINE_CHECKS', 'format_gigabytes', 'check_machine', 'has_nvidia_gpu',
-           'check_torch_build', 'check_engines', 'check_extras', 'extra_finding', 'installed_version', 'check_jupyter',
-           'plan_engines', 'check_plans', 'check_weights', 'doctor']
+           'check_torch_build', 'check_engines', 'check_extras', 'extra_finding', 'check_jupyter', 'plan_engines',
+           'check_plans', 'check_weights', 'doctor']
 
 # %% ../../nbs/95_cli/10_machine.ipynb #9b664db7
 import importlib.util
@@ -15,6 +15,8 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from ..core.machine import installed_version
 
 # %% ../../nbs/95_cli/10_machine.ipynb #f43b7336
 def format_gigabytes(size: float) -> str:
@@ -148,14 +150,6 @@ def extra_finding(extra: str, names: list[str]) -> tuple[str, str]:
         return "not installed:", advice
     return ", ".join(installed) + (f"; not installed: {', '.join(missing)}:" if missing else "."), advice
 
-
-def installed_version(name: str) -> str | None:
-    """Return the version of an installed package, or `None` if it is not installed."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
 # %% ../../nbs/95_cli/10_machine.ipynb #b3a91c05
 WIDGETS_MANAGER = "labextensions/@jupyter-widgets/jupyterlab-manager"
 
@@ -256,11 +250,11 @@ MACHINE_CHECKS = {
 def doctor(as_json: bool, model: str | None = None, memory: float | None = None) -> int:
     """Find what is missing on this machine, print the commands that fix it, and plan the memory of a model."""
 
-    def say(text: str) -> None:
+    def print_progress(text: str) -> None:
         if not as_json:
             print(text, file=sys.stderr, flush=True)
 
-    say("art-nb doctor imports the packages that it checks …")
+    print_progress("art-nb doctor imports the packages that it checks …")
     from dataclasses import asdict
 
     from art_nb.core.types import TrainError
@@ -271,10 +265,10 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     plans: dict = {}
     checks = []
     for name, check in MACHINE_CHECKS.items():
-        say(f"Checking {name} …")
+        print_progress(f"Checking {name} …")
         checks += check()
     if model is not None:
-        say(f"Checking the memory of {model} …")
+        print_progress(f"Checking the memory of {model} …")
         plans = plan_engines(model, memory)
     report = DoctorReport([*checks, *check_plans(plans)])
     fields = {"ok": report.ok, "checks": [asdict(check) for check in report.checks]}

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.jsonable import notebook_json
 from ..core.types import StoreError
 
 # %% ../../nbs/95_cli/00_starter.ipynb #494add47
@@ -278,7 +279,7 @@ JUDGE_TEXT = """\
 A judge scores the rollouts of a group with numbers from 0 to 1. This judge is a Python function, which needs no API
 key. It returns a score and a reason. To let a language model judge, replace `judge` in `after_each` with its name in
 LiteLLM, for example `"openai/o3"`, and give the criteria as `rubric="…"`. This needs an API key, and
-`pip install -e '.[judge]'` in the folder of art_nb. `"local"` uses the model in the kernel, but 135 million weights are
+`pip install "art_nb[judge]"`. `"local"` uses the model in the kernel, but 135 million weights are
 too few to judge."""
 AFTER_EACH = """
 
@@ -359,9 +360,9 @@ MODEL_QUESTION = "Which model? smollm2-135m, gemma3-270m, a directory of weights
 def read_choice(question: str, choices: dict[str, str], read: Callable[[str], str]) -> str:
     """Ask until the answer is a choice or its number. An empty answer is the first choice."""
     names = list(choices)
-    listed = "".join(f"  {n} {name:<12} {text}\n" for n, (name, text) in enumerate(choices.items(), 1))
+    menu = "".join(f"  {n} {name:<12} {text}\n" for n, (name, text) in enumerate(choices.items(), 1))
     while True:
-        answer = read(f"{question}\n{listed}Choice [1]: ").strip().lower() or "1"
+        answer = read(f"{question}\n{menu}Choice [1]: ").strip().lower() or "1"
         if answer in names:
             return answer
         if answer.isdecimal() and 0 < int(answer) <= len(names):
@@ -457,14 +458,7 @@ def rollout_source(task: StarterTask, scoring: Scoring) -> str:
 # %% ../../nbs/95_cli/00_starter.ipynb #4c5b5126
 def as_notebook(answers: StarterAnswers, project: str, test: str) -> str:
     """Return the starter as the text of a notebook."""
-    cells = [
-        {"cell_type": "markdown" if kind == "markdown" else "code", "id": f"part-{n}", "source": text.splitlines(True)}
-        | {"metadata": {"tags": ["task"]} if kind == "task" else {}}
-        | ({} if kind == "markdown" else {"outputs": [], "execution_count": None})
-        for n, (kind, text) in enumerate(starter_cells(answers, project, test))
-    ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+    return notebook_json(starter_cells(answers, project, test))
 
 
 def as_script(answers: StarterAnswers, project: str, test: str) -> str:
@@ -543,8 +537,8 @@ def write_starter(
         raise StoreError(f"{existing[0]} already exists: use another name.")
     try:
         for file, text in texts.items():
-            with open(file, "x", encoding="utf-8") as opened:
-                opened.write(text)
+            with open(file, "x", encoding="utf-8") as stream:
+                stream.write(text)
     except OSError as error:
         raise StoreError(f"Could not write {path} ({error.strerror}): use another path.") from error
     return path, test

@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['MAX_PLAIN_DEPTH', 'compact', 'expand', 'plain', 'finite', 'utf8_text', 'text_digest', 'json_safe', 'finite_or_none',
-           'as_json', 'one_line', 'error_path']
+           'as_json', 'one_line', 'error_path', 'notebook_json']
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #f21215a3
 import hashlib
@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -173,3 +173,19 @@ def error_path(error: Mapping[str, Any], body: Any) -> str:
         elif isinstance(body, dict) and (part in body or error["type"] == "missing" and i == last):
             path, body = f"{path}.{part}", body.get(part)
     return path.lstrip(".")
+
+# %% ../../nbs/00_core/30_jsonable.ipynb #c4471be2
+def notebook_json(
+    cells: Iterable[tuple[str, str]],  # kind and source: "markdown", "code", or the tag of a code cell
+) -> str:
+    """Return a Jupyter notebook as JSON text."""
+    parts = []
+    for n, (kind, source) in enumerate(cells):
+        part = {"cell_type": "code", "id": f"part-{n}", "metadata": {}, "source": source.splitlines(True)}
+        if kind == "markdown":
+            part["cell_type"] = kind
+        else:
+            part |= {"metadata": {} if kind == "code" else {"tags": [kind]}, "outputs": [], "execution_count": None}
+        parts.append(part)
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"cells": parts, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BEAT_S', 'DEAD_S', 'machine_tag', 'process_start', 'process_runs', 'temporary_path', 'parse_temporary', 'owner_runs',
-           'machine_memory', 'usable_cores', 'process_memory', 'interpreter_is_exiting']
+           'machine_memory', 'usable_cores', 'process_memory', 'interpreter_is_exiting', 'installed_version']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import hashlib
@@ -16,6 +16,7 @@ import uuid
 from concurrent.futures import thread as thread_pools
 from contextlib import suppress
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,11 @@ def process_memory() -> dict[str, Any]:
 def interpreter_is_exiting() -> bool:
     """Return whether the interpreter is shutting down and threads can start no more work."""
     return bool(getattr(thread_pools, "_shutdown", False))
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of an installed package, or `None`."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -34,7 +34,7 @@ class Chart:
     wide: bool = False
 
 
-FLAT = "flat groups"  # not in the history: `chart_values` computes it from the numbers of groups
+FLAT = "flat groups"  # not in the history: `chart_value` computes it from the numbers of groups
 CHARTS = (
     Chart(
         "reward",

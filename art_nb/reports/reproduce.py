@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.jsonable import notebook_json
 from ..core.redaction import REDACTED
 from ..core.types import StoreError
 from ..models.model import Model
@@ -220,7 +221,7 @@ def reproduce(run: RunView | Model | RunStore | str | Path, path: str | Path | N
     cells = _cells(store, calls, dict(zip(steps, rewards, strict=True)))
     try:
         with open(path, "x", encoding="utf-8") as file:
-            json.dump(_notebook(cells), file, indent=1)
+            file.write(notebook_json(cells))
     except FileExistsError as error:
         raise StoreError(f"{path} already exists: pass another path, run.reproduce(path).") from error
     except OSError as error:
@@ -240,16 +241,6 @@ def _cells(store: RunStore, calls: Sequence[Mapping[str, Any]], rewards: Mapping
         cells.append(("code", _call_cell(call)))
     compare = f"from art_nb.reports.reproduce import compare_rewards\n\ncompare_rewards({dict(rewards)!r}, model);"
     return [*cells, ("markdown", "## Both runs"), ("code", compare)]
-
-
-def _notebook(cells: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    parts = [
-        {"cell_type": kind, "id": f"part-{n}", "metadata": {}, "source": text.splitlines(True)}
-        | ({"outputs": [], "execution_count": None} if kind == "code" else {})
-        for n, (kind, text) in enumerate(cells)
-    ]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return {"cells": parts, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
 
 # %% ../../nbs/80_reports/60_reproduce.ipynb #b1ddb674
 RunView.reproduce = reproduce

@@ -16,7 +16,6 @@ __all__ = ['DEFINITIONS', 'MAX_PROGRAM_CHARS', 'MAX_LITERAL_CHARS', 'Statement',
 import ast
 import builtins
 import inspect
-import os
 import sys
 import symtable
 import textwrap
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.redaction import is_secret, redact_text
+from ..core.redaction import redact_text, secrets_of_environment
 
 # %% ../../nbs/10_runs/42_sources.ipynb #d6f34d05
 @dataclass(slots=True)
@@ -152,9 +151,9 @@ def _namespace(value: Any) -> Mapping[str, Any]:
 
 
 def _global_name(value: Any, namespace: Mapping[str, Any]) -> str | None:
-    own_name = getattr(value, "__name__", "")
-    if own_name and namespace.get(own_name) is value:
-        return own_name
+    function_name = getattr(value, "__name__", "")
+    if function_name and namespace.get(function_name) is value:
+        return function_name
     names = (name for name, other in list(namespace.items()) if other is value and not name.startswith("_"))
     return next(names, None)
 
@@ -199,11 +198,6 @@ def _add_unnamed(program: Program, parts: list[str], role: str, value: Any) -> N
         return
     parts.append("# this definition is part of another statement, so it may need changes\n" + source.rstrip())
 
-
-def _without_secrets(text: str) -> str:
-    secrets = [value for name, value in os.environ.items() if is_secret(name) and len(value) > 7]
-    return redact_text(text, secrets)
-
 # %% ../../nbs/10_runs/42_sources.ipynb #5a1c7e42
 def program_of(**objects: Any) -> Program:
     """Return the program that defines the given objects, by role, for example `rollout=…, scenarios=…`.
@@ -226,5 +220,6 @@ def program_of(**objects: Any) -> Program:
     included, undefined = defining_statements(program_statements(_read_program(main)), needed)
     undefined = {name for name in undefined if name in main and not name.startswith("__")}
     program.undefined = sorted({*program.undefined, *undefined})
-    program.code = _without_secrets("\n".join([*imports, *(statement.text for statement in included)]))
+    code = "\n".join([*imports, *(statement.text for statement in included)])
+    program.code = redact_text(code, secrets_of_environment())
     return program if len(program.code) <= MAX_PROGRAM_CHARS else Program(undefined=sorted(objects))

@@ -280,7 +280,8 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
         done = scan.read(limit_s)
         table = scan.index.table
         bins, labels = _bins(table["step"])
-        is_trained = np.concatenate([np.zeros(0, bool), *(_is_trained(part) for part in scan.index.parts)])
+        trained = [np.full(len(part.table), part.split == "train") for part in scan.index.parts]
+        is_trained = np.concatenate([np.zeros(0, bool), *trained])
         kinds = [_kind_reply(scan, name, table, (bins, len(labels)), is_trained) for name in KINDS]
         lost = [f"step {step} of {split}: {why}" for (split, step), why in scan.index.lost.items()]
         return {
@@ -294,10 +295,6 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
             "steps": labels,
             "kinds": kinds,
         }, []
-
-
-def _is_trained(part: StepTable) -> np.ndarray:
-    return np.full(len(part.table), part.split == "train")
 
 # %% ../../nbs/75_views/80_failures.ipynb #f84e6b20
 def _kind_reply(
