@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 from support.jupyter_kernels import run_notebook
 
@@ -47,7 +48,13 @@ def a_repository(folder):
     return folder
 
 
-async def test_a_run_records_each_session_and_no_secret(named, local, tmp_path, monkeypatch):
+@pytest.fixture
+async def on_float32(tmp_path):
+    async with art.LocalBackend(path=tmp_path / "runs", dtype="float32", verbose=False) as backend:
+        yield backend
+
+
+async def test_a_run_records_each_session_and_no_secret(named, on_float32, tmp_path, monkeypatch):
     monkeypatch.chdir(a_repository(tmp_path / "code"))
     monkeypatch.setenv("SERVICE_TOKEN", SECRETS[5])
     Path("task.py").write_text(Path("task.py").read_text() + f"OTHER = '{SECRETS[5]}'\n")
@@ -56,7 +63,7 @@ async def test_a_run_records_each_session_and_no_secret(named, local, tmp_path, 
         api_key: str = SECRETS[6]
 
     model = named(config=Config())
-    await model.register(local)
+    await model.register(on_float32)
     asked = {"groups_per_step": 1, "rollouts_per_group": 2, "seed": 7, "show": False, "kl_coef": 0.01}
     for steps in (1, 2):
         await art.train(model, rollout, [1, 2], steps=steps, loss_options={"is_max": 4.0}, **asked)
