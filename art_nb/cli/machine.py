@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDGETS_MANAGER', 'PLANNED_ENGINES', 'MACHINE_CHECKS', 'format_gigabytes', 'check_machine', 'has_nvidia_gpu',
-           'check_torch_build', 'check_engines', 'check_extras', 'extra_finding', 'check_jupyter', 'plan_engines',
-           'check_plans', 'check_weights', 'doctor']
+           'check_torch_build', 'check_engines', 'check_kernels', 'check_extras', 'extra_finding', 'check_jupyter',
+           'plan_engines', 'check_plans', 'check_weights', 'doctor']
 
 # %% ../../nbs/95_cli/10_machine.ipynb #9b664db7
 import importlib.util
@@ -120,9 +120,21 @@ def check_engines() -> list:
     return [
         Check("device", "ok", f"{summary}."),
         *build,
+        *(check_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else ()),
         Check("sampler", "warn" if reasons else "ok", f"{sampler}{hint}.", " ".join(reasons)),
         Check("learner", "ok", f'{choose_learner("auto")[1]}; for Unsloth, set learner="unsloth".'),
     ]
+
+
+def check_kernels() -> list:
+    """Return the check of the native library, on a processor that computes in bf16."""
+    from art_nb.policy.native_library import native_library
+    from art_nb.training.doctor import Check
+
+    library, reason = native_library()
+    if library is None:
+        return [Check("kernels", "info", f"PyTorch computes everything: {reason}", "With gcc, sampling is faster.")]
+    return [Check("kernels", "ok", "art_nb's own, compiled with gcc.")]
 
 # %% ../../nbs/95_cli/10_machine.ipynb #889d62d8
 def check_extras() -> list:

@@ -134,24 +134,35 @@ class Decoder:
     """
 
     def __init__(self, model, layers: Sequence[DecoderLayer], norm: Norm):
-        self._model, self._layers, self._norm = model, layers, norm
+        self.model, self.layers, self.norm = model, layers, norm
         kinds = getattr(model.config, "layer_types", None)
         several = kinds is not None and type(model).__name__ == "Gemma3TextModel"
-        self._kinds: list[str | None] = list(kinds or ()) if several else [None] * len(layers)
+        self.kinds: list[str | None] = list(kinds or ()) if several else [None] * len(layers)
 
-    def _angles(self, h: torch.Tensor, positions: torch.Tensor, kind: str | None) -> Angles:
+    def angles(self, h: torch.Tensor, positions: torch.Tensor, kind: str | None) -> Angles:
+        """Return the angles of the layers of a kind.
+
+        Parameters
+        ----------
+        h : Tensor
+            Embeddings [T, hidden], for their dtype.
+        positions : Tensor
+            Position of each token [T].
+        kind : str, optional
+            Type of the layers, if the model has several.
+        """
         options = () if kind is None else (kind,)
-        cos, sin = self._model.rotary_emb(h[None], positions[None], *options)
+        cos, sin = self.model.rotary_emb(h[None], positions[None], *options)
         return cos[0][:, None], signed_sin(sin[0])[:, None]
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Callable, product: Product
     ) -> torch.Tensor:
         """Return the last hidden states [T, hidden] of flat tokens."""
-        h, first = self._model.embed_tokens(tokens), self._layers[0]
-        angles = {kind: self._angles(h, positions, kind) for kind in {*self._kinds}}
+        h, first = self.model.embed_tokens(tokens), self.layers[0]
+        angles = {kind: self.angles(h, positions, kind) for kind in {*self.kinds}}
         attention, mlp = Inputs(first.attention.projections, h), Inputs(first.mlp.projections, h)
-        for layer, kind in zip(self._layers, self._kinds):
+        for layer, kind in zip(self.layers, self.kinds):
             h = attention_block(h, layer.attention, attention, angles[kind], attend, product)
             h = mlp_block(h, layer.mlp, mlp, product)
-        return rms_norm(h, self._norm.gain, self._norm.eps)
+        return rms_norm(h, self.norm.gain, self.norm.eps)

@@ -9,7 +9,7 @@ __all__ = ['BLOCK', 'block_hashes', 'PrefixCache', 'batches_of_parts', 'attend_s
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #17f388a7
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -191,8 +191,8 @@ class KVSlots:
         return SlotAttention(self.kv, slots, positions, counts)
 
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #1422cbf3
-class SlotAttention:
-    """Attention of a forward pass over slots, and the storage of its keys and values. It exists for one pass."""
+class _Attention:
+    """The attention of all layers of a forward pass."""
 
     def __init__(self, kv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, counts: list[int]):
         starts, device = [0, *accumulate(counts)], positions.device
@@ -238,3 +238,18 @@ class SlotAttention:
         else:
             keys, values = self._single_kv[0][layer], self._single_kv[1][layer]
         return attend_one(q_BHD, keys, values, self._visible[window], scale)
+
+
+class SlotAttention:
+    """Attention of a forward pass over slots, and the storage of its keys and values. It exists for one pass."""
+
+    def __init__(self, kv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, counts: list[int]):
+        self.kv, self.slots, self._positions, self._counts = kv, slots, positions, counts
+
+    @cached_property
+    def _attention(self) -> _Attention:  # a compiled pass does not need it
+        return _Attention(self.kv, self.slots, self._positions, self._counts)
+
+    def __call__(self, layer: int, q_SHD, k_SKD, v_SKD, scale: float, window: int | None) -> torch.Tensor:
+        """Store the new keys and values of a layer. Return the attention of its queries, [S, H, D]."""
+        return self._attention(layer, q_SHD, k_SKD, v_SKD, scale, window)

@@ -22,18 +22,21 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
 from .architectures import SUPPORTED_MODELS_ADVICE, logit_scale
+from .compiled import compile_decoder
 from .decoder import AttentionWeights, Decoder, DecoderLayer, MLPWeights, Norm, Product
 from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
     bf16_products,
     has_fp32_output,
+    has_panels,
     lora_product,
     packs,
     rms_norm,
     rotate,
     token_logprobs,
 )
+from .kv_cache import SlotAttention
 from .packing import Segment, tree_attention
 
 # %% ../../nbs/30_policy/60_lora.ipynb #aec73f85
@@ -55,22 +58,21 @@ class AdapterParts:
             return layer.product(x, self._delta(layer, x))
         if adapter is None:
             return layer.product(x)
-        low_rank = adapter[layer]
-        if low_rank.B is layer.product.columns:
-            return layer.product.extended(x, low_rank.down(x))
-        return layer.product(x, low_rank(x))
+        return layer.product.with_adapter(x, adapter[layer])[0]
 
     def joined_product(self, trained: WorkingAdapter) -> Product:
         """Return the product of a forward pass for inputs [x, 0], which may change."""
         (adapter, tokens), *others = self.parts
 
-        def trained_product(layer: "FusedLinear", z: torch.Tensor) -> torch.Tensor:
+        is_joined = adapter is trained and tokens is None and not others
+
+        def product(layer: "FusedLinear", z: torch.Tensor) -> torch.Tensor:
+            if not is_joined or has_panels(layer.weight):
+                return self.output(layer, z[:, : layer.weight.shape[1]])
             trained[layer].down_into(z)
             return layer.product.joined(z)
 
-        if adapter is trained and tokens is None and not others:
-            return trained_product
-        return lambda layer, z: self.output(layer, z[:, : layer.weight.shape[1]])
+        return product
 
     def _delta(self, layer: "FusedLinear", x: torch.Tensor) -> torch.Tensor:
         """Return what several adapters add to the output."""
@@ -417,6 +419,7 @@ class Policy:
         patch_modules(model)
         add_checkpointing(model, self._parts)
         self._decoder = build_decoder(model.model)
+        self._compiled = compile_decoder(self._decoder)
         has_meta = any(layer.weight.is_meta for layer in self.layers.values())
         self.has_weights = model.device.type == "meta" or not has_meta
         self._head_product: FrozenWeight | None = None
@@ -428,6 +431,11 @@ class Policy:
     def has_decoder(self) -> bool:
         """Whether passes without gradients use a `Decoder` instead of the modules."""
         return self._decoder is not None
+
+    @property
+    def has_compiled_decoder(self) -> bool:
+        """Whether the sampler's passes use a `CompiledDecoder`, whose rows do not depend on one another."""
+        return self._compiled is not None
 
     @property
     def checkpointing(self) -> bool:
@@ -507,6 +515,8 @@ class Policy:
         for module in self.model.modules():
             if isinstance(module, FusedLinear):
                 module.product.drop_packed()
+        if self._compiled is not None:
+            self._compiled.drop_packed()
 
     def hidden(
         self, tokens_S, positions_S, attend: Callable, adapters: Sequence[AdapterPart] | None = None
@@ -527,8 +537,11 @@ class Policy:
         if not self.has_weights:
             raise TrainError("This policy has only an adapter: the base weights are quantized, and an engine has them.")
         self._parts.parts = adapters or [(self.working, None)]
-        if self._decoder is not None and not torch.is_grad_enabled():
-            return self._decoder(tokens_S, positions_S, attend, self._parts.joined_product(self.working))
+        if not torch.is_grad_enabled():
+            if self._compiled is not None and isinstance(attend, SlotAttention):
+                return self._compiled(tokens_S, positions_S, attend, self._parts.parts)
+            if self._decoder is not None:
+                return self._decoder(tokens_S, positions_S, attend, self._parts.joined_product(self.working))
         out = self.model.model(input_ids=tokens_S[None], position_ids=positions_S[None], use_cache=False, attend=attend)
         return out.last_hidden_state[0]
 
@@ -568,7 +581,7 @@ class Policy:
         if getattr(self.model.config, "final_logit_softcapping", None) is None:
             return token_logprobs(
                 hidden_N,
-                self._head().weight,
+                self._head(),
                 target_N,
                 temperature / logit_scale(self.model.config),
                 with_entropy,
@@ -582,7 +595,8 @@ class Policy:
         if self._head_product is None:
             with torch.inference_mode(False):  # the learner needs it for gradients, even if the sampler creates it
                 weight = self.model.get_output_embeddings().weight.detach()
-                self._head_product = FrozenWeight(weight if has_fp32_output(weight) else weight.float())
+                keeps_dtype = has_fp32_output(weight) or has_panels(weight)
+                self._head_product = FrozenWeight(weight if keeps_dtype else weight.float())
         return self._head_product
 
     def _head_bias(self) -> torch.Tensor | None:
@@ -593,11 +607,11 @@ class Policy:
 @contextmanager
 def modules_only(policy: Policy) -> Iterator[None]:
     """Compute passes without gradients with the modules of transformers, like passes with gradients."""
-    decoder, policy._decoder = policy._decoder, None
+    decoders, policy._decoder, policy._compiled = (policy._decoder, policy._compiled), None, None
     try:
         yield
     finally:
-        policy._decoder = decoder
+        policy._decoder, policy._compiled = decoders
 
 
 def sequence_logprobs(policy: Policy, tokens: list[int], adapters: Sequence[AdapterPart] | None = None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from support.gpu_parts import grouped_rows, learner_on
 from torch.nn.attention import varlen
 
 from art_nb.learners.base import StepConfig
-from art_nb.policy.kernels import has_fp32_output, token_logprobs
+from art_nb.policy.kernels import FrozenWeight, has_fp32_output, token_logprobs
 from art_nb.policy.packing import Segment, joined_attention, joined_segments, padded_attention
 
 FAMILIES = ("llama", "qwen3", "qwen3_window", "gemma3", "mistral", "qwen2")
@@ -101,7 +101,7 @@ def scored(device, dtype, head_dtype, scale):
     head = (torch.randn(V, H, generator=numbers) / 8).bfloat16().to(head_dtype).to(device)
     targets = torch.arange(N)
     targets[: N // 2] = (hidden.detach().cpu().float() @ head.cpu().float().T).argmax(-1)[: N // 2]
-    results = token_logprobs(hidden, head, targets.to(device), 0.8, chunk=4)
+    results = token_logprobs(hidden, FrozenWeight(head), targets.to(device), 0.8, chunk=4)
     grads = [torch.autograd.grad(result.sum(), hidden, retain_graph=True)[0] for result in results]
     return [t.detach().cpu().float() for t in (*results, *grads)]
 
@@ -122,7 +122,8 @@ def test_probabilities_that_float16_does_not_have_keep_their_gradient():
     head = torch.zeros(400_000, 8, dtype=torch.float16)
     head[0, 0], head[1:, 1] = 17.5, 1.0  # a token with 99% of the probability, and 2.5e-8 for each other one
     hidden = torch.eye(8, dtype=torch.float16)[:1].to(fake_gpu.NAME).requires_grad_()
-    logprobs, _ = token_logprobs(hidden, head.to(fake_gpu.NAME), torch.zeros(1, dtype=torch.long).to(fake_gpu.NAME))
+    targets = torch.zeros(1, dtype=torch.long).to(fake_gpu.NAME)
+    logprobs, _ = token_logprobs(hidden, FrozenWeight(head.to(fake_gpu.NAME)), targets)
     logprobs.sum().backward()
     rest = 1 - 1 / (1 + 399_999 * math.exp(-17.5))
     # torch sums in as many lanes as the CPU has. The lane of the large value loses its share: an eighth with AVX2.

@@ -1,0 +1,215 @@
+"""The compiled pass is as close to fp32 as PyTorch's pass, for each family, number of tokens and adapter."""
+
+import copy
+import math
+
+import pytest
+import torch
+from support.families import SHAPE
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from art_nb.policy import compiled, native_library
+from art_nb.policy.adapters import copy_adapter, load_adapter
+from art_nb.policy.kernels import FrozenWeight, LowRankProduct, lora_product, token_logprobs
+from art_nb.policy.kv_cache import KVSlots
+from art_nb.policy.lora import Policy, modules_only, sequence_logprobs
+
+REASON = native_library.missing_requirement()
+needs_library = pytest.mark.skipif(bool(REASON), reason=REASON)
+VOCABULARY = 96
+SIZES = SHAPE | dict(
+    vocab_size=VOCABULARY, hidden_size=192, num_hidden_layers=3, num_attention_heads=6, head_dim=32
+)  # the library needs multiples of 32
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+FAMILIES = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 20},
+    "qwen2": {},
+    "qwen3": {"head_dim": 64, "num_key_value_heads": 1},
+    "gemma3_text": {"sliding_window": 20, "layer_types": WINDOWS, "query_pre_attn_scalar": 48},
+}
+
+
+def policies_of(family):
+    """A policy in bf16, and the same weights in fp32. Their adapter is not zero."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | FAMILIES[family]))
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, std=0.08, mean=float("norm" in name and family != "gemma3_text"))
+    model = model.bfloat16()
+    policies = Policy(copy.deepcopy(model)), Policy(copy.deepcopy(model).float())
+    shapes = {name: tensor.shape for name, tensor in copy_adapter(policies[0]).items()}
+    adapter = {name: (0.08 * torch.randn(shape)).bfloat16().float() for name, shape in shapes.items()}
+    for policy in policies:
+        load_adapter(policy, adapter)
+    return *policies, adapter
+
+
+def parts_of(policy, adapter, n):
+    """The trained adapter, the base model, another adapter, and all of them in one pass."""
+    other = policy.cast({name: 0.5 * tensor for name, tensor in adapter.items()})
+    several = [(weights, torch.arange(n)[i::3]) for i, weights in enumerate((None, other, policy.working))]
+    return None, [(None, None)], [(other, None)], [part for part in several if len(part[1])]
+
+
+def logprobs_of(policy, cached, tokens, positions, owner, counts, parts):
+    """Logprobs after new tokens in conversations with cached keys and values, and the stored keys and values."""
+    slots = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 24)
+    assert slots.room(len(counts), 128)
+    slots.kv.copy_(cached)
+    with torch.inference_mode():
+        hidden = policy.hidden(tokens, positions, slots.attention(owner, positions, counts), parts)
+        return policy.logits(hidden).log_softmax(-1), slots.kv.float()
+
+
+@needs_library
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_as_close_to_fp32_as_pytorch(family, monkeypatch):
+    policy, exact, adapter = policies_of(family)
+    assert policy.has_compiled_decoder and not exact.has_compiled_decoder
+    errors, usual = [], []
+    for counts, before in (([1], 40), ([1] * 3, 17), ([1] * 30, 33), ([5, 1, 7, 1], 40), ([60, 1, 30], 25), ([50], 0)):
+        tokens = torch.randint(0, VOCABULARY, (sum(counts),))
+        owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        positions = torch.cat([torch.arange(before, before + n) for n in counts])
+        slots = KVSlots(policy.model.config, torch.bfloat16, policy.device, 1 << 24)
+        slots.room(len(counts), 128)
+        inputs = torch.randn(slots.kv.shape).bfloat16(), tokens, positions, owner, counts
+        for parts, exact_parts in zip(
+            parts_of(policy, adapter, len(tokens)), parts_of(exact, adapter, len(tokens)), strict=True
+        ):
+            computed, stored = logprobs_of(policy, *inputs, parts)
+            expected, exactly_stored = logprobs_of(exact, *inputs, exact_parts)
+            with monkeypatch.context() as patch:
+                patch.setattr(policy, "_compiled", None)
+                pytorch, _ = logprobs_of(policy, *inputs, parts)
+            errors.append((computed - expected).abs().mean())
+            usual.append((pytorch - expected).abs().mean())
+            assert errors[-1] < 2 * usual[-1] + 1e-4, counts
+            assert ((stored - exactly_stored).abs() <= 0.03 * exactly_stored.abs() + 0.05).float().mean() > 0.99
+    assert sum(errors) < 1.1 * sum(usual)
+
+
+@needs_library
+def test_a_row_does_not_depend_on_the_others():
+    policy, _, _ = policies_of("llama")
+    tokens, positions, cached = torch.arange(30), torch.full((30,), 40), torch.randn(3, 2, 32, 2, 128, 32).bfloat16()
+    together, _ = logprobs_of(policy, cached, tokens, positions, torch.arange(30), [1] * 30, None)
+    for i in (0, 11, 29):
+        alone, _ = logprobs_of(
+            policy, cached[:, :, i : i + 1], tokens[i : i + 1], positions[:1], torch.zeros(1).long(), [1], None
+        )
+        assert torch.equal(alone[0], together[i])
+
+
+@needs_library
+def test_the_adapter_of_the_last_optimizer_step_is_used():
+    policy, _, adapter = policies_of("qwen3")
+    cached, first = torch.randn(3, 2, 1, 1, 128, 64).bfloat16(), torch.zeros(1).long()
+    inputs = cached, torch.tensor([7]), torch.tensor([9]), first, [1], None
+    before, _ = logprobs_of(policy, *inputs)
+    load_adapter(policy, {name: 0.5 * tensor for name, tensor in adapter.items()})
+    after, _ = logprobs_of(policy, *inputs)
+    assert (after - before).abs().max() > 0.01
+    policy.drop_packed_weights()
+    assert torch.equal(logprobs_of(policy, *inputs)[0], after)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"hidden_act": "relu"}, "activation"), ({"head_dim": 24}, "multiple"), ({"num_attention_heads": 32}, "heads")],
+)
+def test_pytorch_computes_other_shapes(changes, reason):
+    config = AutoConfig.for_model("llama", **SIZES | {"num_key_value_heads": 2} | changes)
+    policy = Policy(AutoModelForCausalLM.from_config(config).bfloat16())
+    assert not policy.has_compiled_decoder
+    if policy.has_decoder:
+        assert reason in compiled.unsupported_shape(policy._decoder)
+
+
+def test_why_there_is_no_library(monkeypatch, tmp_path):
+    monkeypatch.setenv("ART_NB_COMPILE", "0")
+    assert "ART_NB_COMPILE" in native_library.missing_requirement()
+    monkeypatch.delenv("ART_NB_COMPILE")
+    monkeypatch.setattr(native_library, "_processor", lambda: "flags : sse avx2")
+    assert "AVX512-BF16" in native_library.missing_requirement()
+    monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx512_bf16")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "gcc" in native_library.missing_requirement()
+
+
+@needs_library
+def test_an_error_of_gcc_is_the_reason(monkeypatch, tmp_path):
+    source = tmp_path / "kernels.c"
+    source.write_text("int forward(")
+    monkeypatch.setenv("ART_NB_CACHE", str(tmp_path))
+    monkeypatch.setattr(native_library, "KERNELS_SOURCE", source)
+    with pytest.raises(OSError, match="gcc could not compile kernels.c"):
+        native_library.compile_library()
+    assert not [*(tmp_path / "compiled").iterdir()]
+
+
+@needs_library
+def test_the_gradients_of_a_layer_are_as_close_to_fp32_as_pytorchs(monkeypatch):
+    torch.manual_seed(0)
+    shapes = ((256, 96), (128, 96))  # of two layers with the same input
+    W, x, dy = torch.randn(384, 96) / 10, torch.randn(50, 96), torch.randn(50, 384)
+    masters = [t.requires_grad_() for out, n in shapes for t in (torch.randn(8, n) / 10, torch.randn(out, 8) / 10)]
+
+    def results(dtype):
+        low_rank = LowRankProduct([*zip(masters[::2], masters[1::2])], scale=2.0, dtype=dtype)
+        inputs = x.bfloat16().to(dtype).requires_grad_()
+        y = lora_product(inputs, FrozenWeight(W.bfloat16().to(dtype)), low_rank, masters)
+        return y, *torch.autograd.grad(y, [inputs, *masters], dy.bfloat16().to(dtype))
+
+    ours, exact = results(torch.bfloat16), results(torch.float32)
+    monkeypatch.setattr("art_nb.policy.kernels.has_panels", lambda weight: False)
+    for a, b, c in zip(ours, results(torch.bfloat16), exact, strict=True):
+        assert (a.float() - c).norm() < 1.1 * (b.float() - c).norm() < 0.01 * c.norm()
+
+
+@needs_library
+def test_the_head_computes_in_fp32():
+    torch.manual_seed(0)
+    W, h, targets = torch.randn(VOCABULARY, 64).bfloat16(), torch.randn(9, 64).bfloat16(), torch.arange(9)
+    results, exact = [], []
+    for found, dtype in ((results, torch.bfloat16), (exact, torch.float32)):
+        hidden = h.to(dtype).requires_grad_()
+        found += token_logprobs(hidden, FrozenWeight(W.to(dtype)), targets, 0.8, chunk=4)
+        found += [torch.autograd.grad(value.sum(), hidden, retain_graph=True)[0] for value in tuple(found)]
+    for a, b in zip(results, exact, strict=True):
+        assert torch.allclose(a.double(), b.double(), atol=1e-5 if a.dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+@needs_library
+def test_learner_and_sampler_agree():
+    policy, _, _ = policies_of("llama")
+    tokens = torch.randint(0, VOCABULARY, (80,))
+    sampled, _ = logprobs_of(
+        policy,
+        torch.zeros(3, 2, 1, 2, 128, 32).bfloat16(),
+        tokens,
+        torch.arange(80),
+        torch.zeros(80).long(),
+        [80],
+        None,
+    )
+    sampled = sampled[:-1].gather(-1, tokens[1:, None])[:, 0]
+    learned = sequence_logprobs(policy, tokens.tolist())
+    with modules_only(policy):
+        assert torch.equal(learned, sequence_logprobs(policy, tokens.tolist()))
+    assert (sampled - learned).abs().mean() < 0.02 and math.isfinite(float(sampled.sum()))
+
+
+@needs_library
+def test_a_window_can_change_after_the_first_pass():
+    policy, _, _ = policies_of("gemma3_text")
+    cached, first = torch.randn(3, 2, 1, 2, 128, 32).bfloat16(), torch.zeros(1).long()
+    inputs = cached, torch.tensor([7]), torch.tensor([60]), first, [1], None
+    before, _ = logprobs_of(policy, *inputs)
+    for layer in policy.model.model.layers:
+        layer.self_attn.sliding_window = layer.self_attn.sliding_window and 2
+    changed, _ = logprobs_of(policy, *inputs)
+    assert (changed - before).abs().max() > 0.01
+    policy._compiled.drop_packed()
+    assert torch.equal(logprobs_of(policy, *inputs)[0], changed)
