@@ -293,7 +293,7 @@ class LowRankProduct:
         """Return whether another product has the same matrices."""
         return torch.equal(self.A, other.A) and torch.equal(self.B, other.B)
 
-
+# %% ../../nbs/30_policy/05_kernels.ipynb #35ebac04
 class _LoRA(Function):
     @staticmethod
     def forward(ctx, x, base, low_rank, *masters):
