@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LayerAdapter', 'Part', 'NormRecord', 'NORM_NAMES', 'PROJECTION_NAMES', 'LayerRecord', 'SegmentRecord', 'Shape',
-           'Cache', 'MAX_GROUP', 'norm_record', 'segments_of', 'activation_name', 'unsupported_shape', 'projections',
-           'CompiledDecoder', 'compile_decoder']
+           'Cache', 'norm_record', 'segments_of', 'unsupported_shape', 'projections', 'CompiledDecoder',
+           'compile_decoder']
 
 # %% ../../nbs/30_policy/57_compiled.ipynb #c0de0003
 import ctypes
@@ -18,7 +18,18 @@ import torch
 from .decoder import Decoder, DecoderLayer, Norm, Projection
 from .kernels import LowRankProduct
 from .kv_cache import SlotAttention
-from .native_library import PANEL, Int, Linear, LowRank, Pointer, low_rank_record, native_library, record
+from art_nb.policy.native_library import (
+    PANEL,
+    Int,
+    Linear,
+    LowRank,
+    Pointer,
+    call_native,
+    low_rank_record,
+    native_library,
+    record,
+)
+from .native_operations import GATES, MAX_TREE_GROUP, activation_name
 
 # %% ../../nbs/30_policy/57_compiled.ipynb #c0de0007
 LayerAdapter = record(qkv=LowRank, o=LowRank, gate_up=LowRank, down=LowRank)
@@ -53,25 +64,16 @@ def segments_of(slots: list[int], positions: list[int], owners: list[int]) -> li
     return [(slot, row, count, position) for slot, row, count, position in segments]
 
 # %% ../../nbs/30_policy/57_compiled.ipynb #c0de000a
-MAX_GROUP = 12  # query heads with the same keys
-
-
-def activation_name(decoder: Decoder) -> str:
-    """Return the name of the activation of the MLPs in the config of the model."""
-    config = decoder.model.config
-    return getattr(config, "hidden_activation", None) or config.hidden_act
-
-
 def unsupported_shape(decoder: Decoder) -> str:
     """Return why the compiled pass cannot compute a model, or "" if it can."""
     queries, keys, size = heads = decoder.layers[0].attention.heads
     matrices = [fused.weight for layer in decoder.layers for fused, _ in projections(layer)]
     if matrices[0].dtype != torch.bfloat16:
         return "The model does not compute in bfloat16."
-    if activation_name(decoder) not in ("silu", "gelu_pytorch_tanh"):
-        return f"The activation {activation_name(decoder)} is not known."
+    if activation_name(decoder.model.config) not in GATES:
+        return f"The activation {activation_name(decoder.model.config)} is not known."
     equal = all(layer.attention.heads == heads for layer in decoder.layers)
-    if not equal or queries % keys or queries // keys > MAX_GROUP:
+    if not equal or queries % keys or queries // keys > MAX_TREE_GROUP:
         return "The heads have another layout."
     if size % PANEL or any(side % PANEL for matrix in matrices for side in matrix.shape):
         return f"A size of a layer is not a multiple of {PANEL}."
@@ -90,12 +92,10 @@ class CompiledDecoder:
     ----------
     decoder : Decoder
         Weights of the model, of which `unsupported_shape` returns "".
-    library : ctypes.CDLL
-        The library from `native_library`.
     """
 
-    def __init__(self, decoder: Decoder, library: ctypes.CDLL):
-        self._decoder, self._library = decoder, library
+    def __init__(self, decoder: Decoder):
+        self._decoder = decoder
         self._kinds = sorted({*decoder.kinds}, key=str)
         self._adapters: dict[int, tuple] = {}  # of the last pass: the adapter, its records, and its largest rank
 
@@ -122,7 +122,7 @@ class CompiledDecoder:
             filled.kind, filled.scale = self._kinds.index(kind), attention.scale
         widths = records[0].qkv.inputs, records[0].down.inputs
         sizes = len(records), *widths, *decoder.layers[0].attention.heads
-        return Shape(*sizes, activation_name(decoder) != "silu", norm_record(decoder.norm)), records, tensors
+        return Shape(*sizes, GATES[activation_name(decoder.model.config)], norm_record(decoder.norm)), records, tensors
 
     def drop_packed(self) -> None:
         """Release the packed weights. The next pass gets them again."""
@@ -186,22 +186,15 @@ class CompiledDecoder:
         parts = (Part * len(adapters))()
         for i, entry in enumerate(known):
             parts[i] = Part(owners.count(i), ctypes.addressof(entry[1]) if entry else None)
-        failed = self._library.forward(
-            *(ctypes.byref(shape), layers, parts),
-            Int(max((entry[2] for entry in known if entry), default=0)),
-            ctypes.byref(Cache(kv.data_ptr(), kv.shape[2], kv.shape[4])),
-            *(Int(len(hidden)), Pointer(hidden.data_ptr())),
-            *((SegmentRecord * len(segments))(*segments), Int(len(segments))),
-            *(*pointers, Int(torch.get_num_threads())),
-        )
-        if failed:
-            raise MemoryError("There is not enough memory for a forward pass of the decoder.")
+        rank = max((entry[2] for entry in known if entry), default=0)
+        cache, records = Cache(kv.data_ptr(), kv.shape[2], kv.shape[4]), (SegmentRecord * len(segments))(*segments)
+        inputs = len(hidden), hidden, records, len(segments), *pointers
+        call_native("forward", shape, layers, parts, rank, cache, *inputs)
         return hidden
 
 # %% ../../nbs/30_policy/57_compiled.ipynb #c0de000f
 def compile_decoder(decoder: Decoder | None) -> CompiledDecoder | None:
     """Return the compiled pass of a decoder, or None if there is none for this model or processor."""
-    if decoder is None or unsupported_shape(decoder):
+    if decoder is None or unsupported_shape(decoder) or native_library()[0] is None:
         return None
-    library, _ = native_library()
-    return None if library is None else CompiledDecoder(decoder, library)
+    return CompiledDecoder(decoder)

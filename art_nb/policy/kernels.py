@@ -21,6 +21,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .native_library import has_panels, pack_panels, panel_product
+from .native_operations import NativeNorm, is_native
 
 try:
     from torch.nn.attention import varlen
@@ -94,6 +95,8 @@ def rms_norm(
     eps: float,
 ) -> torch.Tensor:
     """Return x divided by its root mean square and multiplied by `gain` (Zhang & Sennrich 2019, equation 4)."""
+    if is_native(x):
+        return NativeNorm.apply(x, gain, eps)
     return _Norm.apply(x, gain, eps) if torch.is_grad_enabled() else _normed(x, gain, eps)[0].to(x.dtype)
 
 
@@ -186,9 +189,9 @@ class FrozenWeight:
 
     def __call__(self, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
         """Return Wx + delta [T, out], rounded once. `x` is [T, in]. Gradients are not recorded."""
-        if delta is None and has_panels(self.weight):
-            return panel_product(x, self.panels())[0]
-        if has_panels(self.weight) or not packs(self.weight):
+        if has_panels(self.weight):
+            return panel_product(x, self.panels())[0] if delta is None else self.fp32_product(x).add_(delta).to(x.dtype)
+        if not packs(self.weight):
             return F.linear(x, self.weight) if delta is None else torch.addmm(delta, x, self.weight.T)
         if n := self.columns.shape[1]:
             x = F.pad(x, (0, n))

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MethodType
 
 import torch
@@ -34,9 +35,11 @@ from art_nb.policy.kernels import (
     packs,
     rms_norm,
     rotate,
+    signed_sin,
     token_logprobs,
 )
 from .kv_cache import SlotAttention
+from .native_operations import GATES, NativeGate, NativeHeads, activation_name, is_native
 from .packing import Segment, tree_attention
 
 # %% ../../nbs/30_policy/60_lora.ipynb #aec73f85
@@ -125,7 +128,7 @@ class LoRALinear(nn.Module):
         """Return Wx + sBAx plus the bias."""
         return self.fused(x)[self.fused.layers.index(self)]
 
-
+# %% ../../nbs/30_policy/60_lora.ipynb #45d68c3d
 class FusedLinear(nn.Module):
     """Linear layers with the same input, whose frozen weights are one matrix."""
 
@@ -141,8 +144,16 @@ class FusedLinear(nn.Module):
         for layer in layers:
             layer.fused = self
 
-    def forward(self, x) -> tuple[torch.Tensor, ...]:
-        """Return the output of each layer. With gradients, the adapter must be the trained one."""
+    @cached_property
+    def bias(self) -> torch.Tensor | None:
+        """The biases of the layers as one vector, or None if no layer has one."""
+        if all(layer.bias is None for layer in self.layers):
+            return None
+        sizes = zip(self.layers, self.sizes)
+        return torch.cat([self.weight.new_zeros(n) if l.bias is None else l.bias for l, n in sizes]).detach()
+
+    def joined(self, x) -> torch.Tensor:
+        """Return the outputs of the layers as one row. With gradients, the adapter must be the trained one."""
         tokens = x.flatten(0, -2)
         if torch.is_grad_enabled():
             [(adapter, _)] = self.parts.parts
@@ -150,8 +161,11 @@ class FusedLinear(nn.Module):
             y = lora_product(tokens, self.product, adapter[self], [m for l in self.layers for m in (l.A, l.B)])
         else:
             y = self.parts.output(self, tokens)
-        outputs = y.view(*x.shape[:-1], -1).split(self.sizes, -1)
-        return tuple(y if layer.bias is None else y + layer.bias for y, layer in zip(outputs, self.layers))
+        return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
+
+    def forward(self, x) -> tuple[torch.Tensor, ...]:
+        """Return the output of each layer."""
+        return self.joined(x).split(self.sizes, -1)
 
 # %% ../../nbs/30_policy/60_lora.ipynb #1d2d2eca
 NORMS = {  # supported norms, and the number that is added to their weight
@@ -170,10 +184,15 @@ def _norm(module, x):
 
 def _attention(module, hidden_states, position_embeddings, attention_mask=None, *, attend, **_):
     """Forward method of an attention layer."""
-    q, k, v = (y[0].unflatten(-1, (-1, module.head_dim)) for y in module.stack(hidden_states))
-    if hasattr(module, "q_norm"):
-        q, k = module.q_norm(q), module.k_norm(k)
-    q, k = rotate(torch.cat([q, k], 1), *(t[0] for t in position_embeddings)).split([q.shape[1], k.shape[1]], 1)
+    qkv, (cos, sin) = module.stack.joined(hidden_states)[0], (t[0] for t in position_embeddings)
+    queries, keys, _ = (size // module.head_dim for size in module.stack.sizes)
+    if is_native(cos) and not hasattr(module, "q_norm"):
+        q, k, v = NativeHeads.apply(qkv, cos, signed_sin(sin), (queries, keys, module.head_dim))
+    else:
+        q, k, v = qkv.unflatten(-1, (-1, module.head_dim)).split([queries, keys, keys], 1)
+        if hasattr(module, "q_norm"):
+            q, k = module.q_norm(q), module.k_norm(k)
+        q, k = rotate(torch.cat([q, k], 1), cos, sin).split([queries, keys], 1)
     out = attend(module.layer_idx, q, k, v, module.scaling, _window(module))
     return module.o_proj(out.flatten(1)[None]), None
 
@@ -190,10 +209,13 @@ def _window(module) -> int | None:
 
 def _mlp(module, x):
     """Forward method of a gated MLP."""
-    gate, up = module.stack(x)
+    gate_up, activation = module.stack.joined(x), activation_name(module.config)
+    if is_native(gate_up) and activation in GATES:
+        return module.down_proj(NativeGate.apply(gate_up, activation))
+    gate, up = gate_up.chunk(2, -1)
     return module.down_proj(module.act_fn(gate) * up)
 
-
+# %% ../../nbs/30_policy/60_lora.ipynb #1d2d2ecb
 def _attend(
     module,
     query,
@@ -279,14 +301,6 @@ def _read_norm(module) -> Norm:
     return Norm(module.gain, module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps)
 
 
-def _joined_bias(fused: "FusedLinear") -> torch.Tensor | None:
-    """Return the biases of the layers as one vector, or None if no layer has one."""
-    if all(layer.bias is None for layer in fused.layers):
-        return None
-    zeros = (fused.weight.new_zeros(size) for size in fused.sizes)
-    return torch.cat([zero if layer.bias is None else layer.bias for layer, zero in zip(fused.layers, zeros)]).detach()
-
-
 def _read_layer(layer, family: str) -> DecoderLayer:
     """Return the weights of a decoder layer."""
     attention, mlp, second_norm = layer.self_attn, layer.mlp, _read_norm(layer.post_attention_layernorm)
@@ -296,7 +310,7 @@ def _read_layer(layer, family: str) -> DecoderLayer:
         attention=AttentionWeights(
             norm=_read_norm(layer.input_layernorm),
             norm_after=second_norm if sandwich else None,
-            projections=((attention.stack, _joined_bias(attention.stack)), (o, _joined_bias(o))),
+            projections=((attention.stack, attention.stack.bias), (o, o.bias)),
             heads=(q // size, k // size, size),
             head_norms=tuple(_read_norm(getattr(attention, n)) for n in ("q_norm", "k_norm") if hasattr(attention, n)),
             index=attention.layer_idx,
@@ -306,7 +320,7 @@ def _read_layer(layer, family: str) -> DecoderLayer:
         mlp=MLPWeights(
             norm=_read_norm(layer.pre_feedforward_layernorm) if sandwich else second_norm,
             norm_after=_read_norm(layer.post_feedforward_layernorm) if sandwich else None,
-            projections=((mlp.stack, _joined_bias(mlp.stack)), (down, _joined_bias(down))),
+            projections=((mlp.stack, mlp.stack.bias), (down, down.bias)),
             activation=mlp.act_fn.forward,
         ),
     )

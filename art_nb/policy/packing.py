@@ -12,7 +12,7 @@
 __all__ = ['AttentionFn', 'WeightedRow', 'Segment', 'Batch', 'Tree', 'common_prefix_length', 'build_tree', 'group_trees',
            'plain_trees', 'entries', 'shift_segments', 'build_batch', 'micro_batches', 'packing_ratio',
            'JoinedSegments', 'joined_segments', 'joined_attention', 'PaddedSegments', 'padded_segments',
-           'padded_attention', 'tree_attention']
+           'padded_attention', 'native_attention', 'tree_attention']
 
 # %% ../../nbs/30_policy/10_packing.ipynb #53f196cd
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from .kernels import IndexSelect, batch_by_size, attention, causal_bias, has_varlen, varlen_attention
+from .native_operations import NativeTree, NativeTreeAttention, has_tree_attention
 
 # %% ../../nbs/30_policy/10_packing.ipynb #d3048ec7
 @dataclass(slots=True)
@@ -287,12 +288,19 @@ def padded_attention(segments: Sequence[Segment], device: torch.device) -> Atten
     return attend
 
 # %% ../../nbs/30_policy/10_packing.ipynb #7a41e011
+def native_attention(segments: Sequence[Segment], device: torch.device) -> AttentionFn:
+    """Return the attention of segments in the native library."""
+    tree = NativeTree([(s.start, s.stop, s.before) for s in segments])
+    return lambda q, k, v, scale, window: NativeTreeAttention.apply(q, k, v, tree, scale, window)
+
+
 def tree_attention(segments: Sequence[Segment]) -> Callable:
     """Return the attention function of a model for consecutive segments of a batch."""
     functions: dict[Callable, AttentionFn] = {}
 
     def attend(layer: int, q_SHD, k_SKD, v_SKD, scale: float, window: int | None):
-        prepare = joined_attention if has_varlen(q_SHD) else padded_attention
+        prepare = native_attention if has_tree_attention(q_SHD, k_SKD) else padded_attention
+        prepare = joined_attention if has_varlen(q_SHD) else prepare
         if prepare not in functions:  # once for all layers
             functions[prepare] = prepare(segments, q_SHD.device)
         return functions[prepare](q_SHD, k_SKD, v_SKD, scale, window)

@@ -13,6 +13,7 @@ from art_nb.policy.adapters import copy_adapter, load_adapter
 from art_nb.policy.kernels import FrozenWeight, LowRankProduct, lora_product, token_logprobs
 from art_nb.policy.kv_cache import KVSlots
 from art_nb.policy.lora import Policy, modules_only, sequence_logprobs
+from art_nb.policy.packing import Segment, native_attention, padded_attention, tree_attention
 
 REASON = native_library.missing_requirement()
 needs_library = pytest.mark.skipif(bool(REASON), reason=REASON)
@@ -140,11 +141,10 @@ def test_why_there_is_no_library(monkeypatch, tmp_path):
 
 @needs_library
 def test_an_error_of_gcc_is_the_reason(monkeypatch, tmp_path):
-    source = tmp_path / "kernels.c"
-    source.write_text("int forward(")
+    (tmp_path / "decoder.c").write_text("int forward(")
     monkeypatch.setenv("ART_NB_CACHE", str(tmp_path))
-    monkeypatch.setattr(native_library, "KERNELS_SOURCE", source)
-    with pytest.raises(OSError, match="gcc could not compile kernels.c"):
+    monkeypatch.setattr(native_library, "NATIVE_SOURCES", tmp_path)
+    with pytest.raises(OSError, match="gcc could not compile art_nb's kernels"):
         native_library.compile_library()
     assert not [*(tmp_path / "compiled").iterdir()]
 
@@ -213,3 +213,62 @@ def test_a_window_can_change_after_the_first_pass():
     assert (changed - before).abs().max() > 0.01
     policy._compiled.drop_packed()
     assert torch.equal(logprobs_of(policy, *inputs)[0], changed)
+
+
+def tree_of(kind):
+    """Segments of a prefix tree, and the window."""
+    if kind == "rows":
+        return [
+            Segment(0, 45, torch.arange(0)),
+            Segment(45, 46, torch.arange(0)),
+            Segment(46, 99, torch.arange(0)),
+        ], None
+    stem, branch = torch.arange(40), torch.cat([torch.arange(40), torch.arange(57, 90)])
+    return [
+        Segment(0, 40, stem[:0]), Segment(40, 57, stem), Segment(57, 90, stem), Segment(90, 99, branch)
+    ], None if kind == "tree" else 21  # fmt: skip
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["rows", "tree", "window"])
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (12, 1)], ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_attention_of_a_tree_is_as_close_to_fp32_as_pytorchs(kind, heads, threads):
+    torch.manual_seed(0)
+    segments, window = tree_of(kind)
+    q, k, v, dout = (torch.randn(99, n, 64).bfloat16() for n in (heads[0], heads[1], heads[1], heads[0]))
+    before = torch.get_num_threads()
+
+    def results(attention, dtype):
+        inputs = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = attention(segments, q.device)(*inputs, 0.3, window)
+        return out, *torch.autograd.grad(out, inputs, dout.to(dtype))
+
+    torch.set_num_threads(threads)
+    try:
+        ours, again = results(native_attention, torch.bfloat16), results(native_attention, torch.bfloat16)
+    finally:
+        torch.set_num_threads(before)
+    pytorch, exact = results(padded_attention, torch.bfloat16), results(padded_attention, torch.float32)
+    for a, b, c, d in zip(ours, pytorch, exact, again, strict=True):
+        assert (a.float() - c).norm() < 1.2 * (b.float() - c).norm() < 0.05 * c.norm()
+        assert torch.equal(a, d)
+
+
+@needs_library
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gradients_of_a_model_are_as_close_to_fp32_as_pytorchs(family, monkeypatch):
+    policy, exact, _ = policies_of(family)
+    tokens, segments = torch.randint(0, VOCABULARY, (99,)), tree_of("tree")[0]
+    positions = torch.cat([torch.arange(len(s.before), len(s.before) + s.stop - s.start) for s in segments])
+
+    def gradients(policy):
+        hidden = policy.hidden(tokens, positions, tree_attention(segments))
+        logprobs, entropies = policy.scores(hidden[:-1], tokens[1:])
+        return torch.cat([g.flatten() for g in torch.autograd.grad((logprobs + entropies).sum(), policy.parameters())])
+
+    ours, expected = gradients(policy), gradients(exact)
+    for name in ("kernels.is_native", "lora.is_native", "kernels.has_panels", "packing.has_tree_attention"):
+        monkeypatch.setattr(f"art_nb.policy.{name}", lambda *_: False)
+    policy._head_product = FrozenWeight(policy._head().weight.float())
+    assert (ours - expected).norm() < 1.1 * (gradients(policy) - expected).norm() < 0.2 * expected.norm()

@@ -58,7 +58,7 @@ def gains(policy):
         for fused, x in layer_inputs(policy).items():
             pairs, scale = [(layer.A, layer.B) for layer in fused.layers], fused.layers[0].scale
             exact = LowRankProduct(pairs, scale, torch.float32)(x.float())
-            before, after = (fused.product(x, delta).float() for delta in (None, policy.working[fused](x)))
+            before, after = fused.product(x).float(), fused.product.with_adapter(x, policy.working[fused])[0].float()
             matrices = [torch.addmm(l.weight.float(), l.B, l.A, alpha=scale).bfloat16() for l in fused.layers]
             merged = (x @ torch.cat(matrices).T).float()
             norm = exact.square().sum(0).clamp(min=1e-30).sqrt()  # every output counts
