@@ -272,3 +272,28 @@ def test_the_gradients_of_a_model_are_as_close_to_fp32_as_pytorchs(family, monke
         monkeypatch.setattr(f"art_nb.policy.{name}", lambda *_: False)
     policy._head_product = FrozenWeight(policy._head().weight.float())
     assert (ours - expected).norm() < 1.1 * (gradients(policy) - expected).norm() < 0.2 * expected.norm()
+
+
+@needs_library
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_prompt_gives_the_same_bits_with_and_without_a_cached_prefix(family):
+    policy, _, _ = policies_of(family)
+    tokens, positions = torch.randint(0, VOCABULARY, (90,)), torch.arange(90)
+
+    def hidden(*ends):
+        slots = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 24)
+        assert slots.room(1, 96)
+        with torch.inference_mode():
+            parts = [slice(start, end) for start, end in zip((0, *ends), ends)]
+            return torch.cat(
+                [
+                    policy.hidden(
+                        tokens[p], positions[p], slots.attention(0 * tokens[p], positions[p], [p.stop - p.start])
+                    )
+                    for p in parts
+                ]
+            )
+
+    whole = hidden(90)
+    for ends in ((16, 90), (32, 88, 90), (45, 47, 90)):
+        assert torch.equal(hidden(*ends), whole)
