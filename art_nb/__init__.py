@@ -31,6 +31,7 @@ Modules:
 - `art_nb.reports.profile`: Where the seconds of a training step go, by phase and core
 - `art_nb.reports.report`: One self-contained HTML file of a run or of selected rollouts
 - `art_nb.reports.reproduce`: A notebook that trains a run again and compares the rewards
+- `art_nb.reports.run_summary`: The sections of a report in words and numbers: summary, results with intervals, setup, findings and warnings
 - `art_nb.reports.static_html`: Rollouts, groups and runs as static HTML for saved notebooks, without a kernel or scripts
 - `art_nb.rewards.journal`: An append-only journal of judgments, with human overrides, agreement statistics and preference pairs
 - `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers

@@ -120,21 +120,22 @@ def check_engines() -> list:
     return [
         Check("device", "ok", f"{summary}."),
         *build,
-        *(check_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else ()),
+        *([check_kernels()] if dtype == torch.bfloat16 and device.type == "cpu" else []),
         Check("sampler", "warn" if reasons else "ok", f"{sampler}{hint}.", " ".join(reasons)),
         Check("learner", "ok", f'{choose_learner("auto")[1]}; for Unsloth, set learner="unsloth".'),
     ]
 
 
-def check_kernels() -> list:
+def check_kernels():
     """Return the check of the native library, on a processor that computes in bf16."""
-    from art_nb.policy.native_library import native_library
+    from art_nb.policy.native_library import NO_COMPILER, native_library
     from art_nb.training.doctor import Check
 
     library, reason = native_library()
-    if library is None:
-        return [Check("kernels", "info", f"PyTorch computes everything: {reason}", "With gcc, sampling is faster.")]
-    return [Check("kernels", "ok", "art_nb's own, compiled with gcc.")]
+    if library is not None:
+        return Check("kernels", "ok", "art_nb uses its own kernels in C, compiled with gcc.")
+    advice = "With gcc, training is faster. On Debian and Ubuntu: apt-get install gcc libc6-dev"
+    return Check("kernels", "info", f"PyTorch computes everything. {reason}", advice if reason == NO_COMPILER else "")
 
 # %% ../../nbs/95_cli/10_machine.ipynb #889d62d8
 def check_extras() -> list:

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SUPPORTED_MODELS_ADVICE', 'LAYER_TYPES', 'FEATURES', 'WRAPPERS', 'WRAPPED_PREFIX', 'KEY_MAPPING', 'OTHER_PARTS',
            'NO_FLOAT16', 'error_line', 'read_config', 'unsupported_feature', 'is_wrapped', 'check_config',
-           'quantization_method', 'usable_dtype', 'logit_scale', 'context_length', 'model_class', 'architecture_name']
+           'quantization_method', 'usable_dtype', 'logit_scale', 'activation_name', 'context_length', 'model_class',
+           'architecture_name']
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #6eb4f2d9
 import importlib.util
@@ -157,6 +158,11 @@ def logit_scale(config: PreTrainedConfig) -> float:
         return config.logit_scale
     scaling = getattr(config, "logits_scaling", None) or 1.0
     return scaling if config.model_type == "hyperclovax" else 1 / scaling
+
+
+def activation_name(config: PreTrainedConfig) -> str:
+    """Return the name of the activation of the MLPs, or "" if the config has none."""
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "")
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #d5cfc55f
 def context_length(config: PreTrainedConfig) -> int:

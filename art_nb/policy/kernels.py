@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FACTOR_SCALE', 'MAX_SCORES', 'FLASH_DEVICES', 'SCORES_PER_CALL', 'bf16_products', 'has_fp32_output', 'fp32_product',
-           'rms_norm', 'rms_norm_into', 'signed_sin', 'rotate_signed', 'rotate', 'packs', 'packed_dtypes',
-           'FrozenWeight', 'LowRankProduct', 'lora_product', 'attention', 'has_flash', 'has_varlen', 'varlen_attention',
-           'causal_bias', 'batch_by_size', 'IndexSelect', 'token_logprobs']
+           'rms_norm', 'rms_norm_into', 'signed_sin', 'rotate_signed', 'rotate', 'split_heads', 'gated', 'packs',
+           'packed_dtypes', 'FrozenWeight', 'LowRankProduct', 'lora_product', 'attention', 'has_flash', 'has_varlen',
+           'varlen_attention', 'causal_bias', 'batch_by_size', 'IndexSelect', 'token_logprobs']
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #a69486b9
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .native_library import has_panels, pack_panels, panel_product
-from .native_operations import NativeNorm, is_native
+from .native_operations import ACTIVATIONS, NativeGate, NativeHeads, NativeNorm, is_native
 
 try:
     from torch.nn.attention import varlen
@@ -142,6 +142,38 @@ def rotate(
     function = _Rotate.apply if torch.is_grad_enabled() else _rotated
     return function(x, cos[:, None], sin[:, None])
 
+# %% ../../nbs/30_policy/05_kernels.ipynb #no720002
+def split_heads(
+    qkv: torch.Tensor,  # [S, (Q + 2 K) D]
+    cos: torch.Tensor,  # [S, D], with two equal halves
+    sin: torch.Tensor,
+    heads: tuple[int, int, int],  # Q, K and D
+    norms: Sequence[Callable] = (),  # of queries and keys, or empty
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rotated queries [S, Q, D] and keys [S, K, D], and values [S, K, D]."""
+    queries, keys, size = heads
+    if is_native(qkv) and is_native(cos) and cos.shape[1] == size and not norms:
+        return NativeHeads.apply(qkv, cos, signed_sin(sin), heads)
+    q, k, v = qkv.unflatten(-1, (-1, size)).split([queries, keys, keys], 1)
+    if norms:
+        q, k = norms[0](q), norms[1](k)
+    else:
+        v = v.contiguous()  # a view would keep `qkv` in memory until the backward pass; norms need it anyway
+    q, k = rotate(torch.cat([q, k], 1), cos, sin).split([queries, keys], 1)
+    return q, k, v
+
+
+def gated(
+    gate_up: torch.Tensor,  # [..., 2 I]: gate and up
+    name: str,  # of the activation, in the config of the model
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return activation(gate) * up [..., I] (Shazeer 2020, equation 5)."""
+    if name in ACTIVATIONS and is_native(gate_up):
+        return NativeGate.apply(gate_up, name)
+    gate, up = gate_up.chunk(2, -1)
+    return activation(gate) * up
+
 # %% ../../nbs/30_policy/05_kernels.ipynb #89b0deac
 FACTOR_SCALE = 2.0**12  # a probability of 1e-8 becomes a normal number of float16, and an entropy of 15 stays finite
 
@@ -166,22 +198,12 @@ def _packed_product() -> Callable[..., torch.Tensor]:
     """Return inductor's product with a packed matrix. A lookup for each call would take longer."""
     return torch.ops.mkldnn._linear_pointwise.default
 
-
-def _packed_once(weight: torch.Tensor) -> torch.Tensor:
-    """Return the panels of a weight for passes with and without gradients."""
-    with torch.inference_mode(False), torch.no_grad():
-        return pack_panels(weight)
-
 # %% ../../nbs/30_policy/05_kernels.ipynb #89b0dead
 class FrozenWeight:
-    """A weight matrix W [out, in] that never changes. On a CPU, it is also stored in the layout of the products."""
-
-    packed: torch.Tensor | None = None  # [W, columns] in oneDNN's layout
-    _panels: torch.Tensor | None = None  # W and its transpose in the layout of the native library
-    _transposed_panels: torch.Tensor | None = None
+    """A weight matrix W [out, in] that never changes. On a CPU, it is also stored in the layout that products need."""
 
     def __init__(self, weight: torch.Tensor):
-        self.weight, self.columns = weight, weight[:, :0]
+        self.weight, self.columns, self.packed = weight, weight[:, :0], None
 
     def set_columns(self, columns: torch.Tensor) -> None:
         """Set the columns [out, r] that follow those of W in oneDNN's layout."""
@@ -190,7 +212,7 @@ class FrozenWeight:
     def __call__(self, x: torch.Tensor, delta: torch.Tensor | None = None) -> torch.Tensor:
         """Return Wx + delta [T, out], rounded once. `x` is [T, in]. Gradients are not recorded."""
         if has_panels(self.weight):
-            return panel_product(x, self.panels())[0] if delta is None else self.fp32_product(x).add_(delta).to(x.dtype)
+            return panel_product(x, self.panels)[0] if delta is None else self.fp32_product(x).add_(delta).to(x.dtype)
         if not packs(self.weight):
             return F.linear(x, self.weight) if delta is None else torch.addmm(delta, x, self.weight.T)
         if n := self.columns.shape[1]:
@@ -202,7 +224,7 @@ class FrozenWeight:
     def with_adapter(self, x: torch.Tensor, low_rank: "LowRankProduct") -> tuple[torch.Tensor, torch.Tensor]:
         """Return Wx + BAx [T, out], rounded once, and Ax [T, r]. `x` is [T, in]. Gradients are not recorded."""
         if has_panels(self.weight):
-            y, t = panel_product(x, self.panels(), low_rank.panels)
+            y, t = panel_product(x, self.panels, low_rank.panels)
             return y, t[:, : len(low_rank.A)]
         t = low_rank.down(x)
         if not packs(self.weight):
@@ -219,28 +241,26 @@ class FrozenWeight:
     def fp32_product(self, x: torch.Tensor) -> torch.Tensor:
         """Return Wx [T, out] in fp32. `x` is [T, in]. Gradients are not recorded."""
         if has_panels(self.weight):
-            return panel_product(x, self.panels(), dtype=torch.float32)[0]
+            return panel_product(x, self.panels, dtype=torch.float32)[0]
         return self(x.float()) if self.weight.dtype == torch.float32 else fp32_product(x, self.weight.T)
 
     def transposed_product(self, y: torch.Tensor) -> torch.Tensor:
         """Return yW [T, in] in fp32. `y` is fp32 [T, out]; it may change. Gradients are not recorded."""
         if has_panels(self.weight):
-            return panel_product(y.to(self.weight.dtype), self.transposed_panels(), dtype=torch.float32)[0]
+            return panel_product(y.to(self.weight.dtype), self.transposed_panels, dtype=torch.float32)[0]
         if self.weight.dtype == torch.float32:
             return y @ self.weight
         return fp32_product(y.mul_(FACTOR_SCALE), self.weight).div_(FACTOR_SCALE)
 
+    @cached_property
     def panels(self) -> torch.Tensor:
-        """Return W in the layout of the native library. `has_panels` must be true."""
-        if self._panels is None:
-            self._panels = _packed_once(self.weight)
-        return self._panels
+        """W in the layout of the native library. `has_panels` must be true."""
+        return pack_panels(self.weight)
 
+    @cached_property
     def transposed_panels(self) -> torch.Tensor:
-        """Return the transpose of W in the layout of the native library."""
-        if self._transposed_panels is None:
-            self._transposed_panels = _packed_once(self.weight.T)
-        return self._transposed_panels
+        """The transpose of W in the layout of the native library."""
+        return pack_panels(self.weight.T)
 
     def _packed(self) -> torch.Tensor:
         if (packed := self.packed) is None:
@@ -251,7 +271,9 @@ class FrozenWeight:
 
     def drop_packed(self) -> None:
         """Delete the packed copies. The next product creates them again."""
-        self.packed = self._panels = self._transposed_panels = None
+        self.packed = None
+        for name in ("panels", "transposed_panels"):
+            self.__dict__.pop(name, None)
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #35ebac02
 class LowRankProduct:

@@ -191,7 +191,7 @@ class KVSlots:
         return SlotAttention(self.kv, slots, positions, counts)
 
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #1422cbf3
-class _Attention:
+class _PassAttention:
     """The attention of all layers of a forward pass."""
 
     def __init__(self, kv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, counts: list[int]):
@@ -247,8 +247,8 @@ class SlotAttention:
         self.kv, self.slots, self._positions, self._counts = kv, slots, positions, counts
 
     @cached_property
-    def _attention(self) -> _Attention:  # a compiled pass does not need it
-        return _Attention(self.kv, self.slots, self._positions, self._counts)
+    def _attention(self) -> _PassAttention:  # a native pass does not need it
+        return _PassAttention(self.kv, self.slots, self._positions, self._counts)
 
     def __call__(self, layer: int, q_SHD, k_SKD, v_SKD, scale: float, window: int | None) -> torch.Tensor:
         """Store the new keys and values of a layer. Return the attention of its queries, [S, H, D]."""

@@ -22,24 +22,23 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
-from .architectures import SUPPORTED_MODELS_ADVICE, logit_scale
-from .compiled import compile_decoder
+from .architectures import SUPPORTED_MODELS_ADVICE, activation_name, logit_scale
 from .decoder import AttentionWeights, Decoder, DecoderLayer, MLPWeights, Norm, Product
 from art_nb.policy.kernels import (
     FrozenWeight,
     LowRankProduct,
     bf16_products,
+    gated,
     has_fp32_output,
     has_panels,
     lora_product,
     packs,
     rms_norm,
-    rotate,
-    signed_sin,
+    split_heads,
     token_logprobs,
 )
 from .kv_cache import SlotAttention
-from .native_operations import GATES, NativeGate, NativeHeads, activation_name, is_native
+from .native_decoder import build_native_decoder
 from .packing import Segment, tree_attention
 
 # %% ../../nbs/30_policy/60_lora.ipynb #aec73f85
@@ -66,7 +65,6 @@ class AdapterParts:
     def joined_product(self, trained: WorkingAdapter) -> Product:
         """Return the product of a forward pass for inputs [x, 0], which may change."""
         (adapter, tokens), *others = self.parts
-
         is_joined = adapter is trained and tokens is None and not others
 
         def product(layer: "FusedLinear", z: torch.Tensor) -> torch.Tensor:
@@ -184,15 +182,10 @@ def _norm(module, x):
 
 def _attention(module, hidden_states, position_embeddings, attention_mask=None, *, attend, **_):
     """Forward method of an attention layer."""
-    qkv, (cos, sin) = module.stack.joined(hidden_states)[0], (t[0] for t in position_embeddings)
     queries, keys, _ = (size // module.head_dim for size in module.stack.sizes)
-    if is_native(cos) and not hasattr(module, "q_norm"):
-        q, k, v = NativeHeads.apply(qkv, cos, signed_sin(sin), (queries, keys, module.head_dim))
-    else:
-        q, k, v = qkv.unflatten(-1, (-1, module.head_dim)).split([queries, keys, keys], 1)
-        if hasattr(module, "q_norm"):
-            q, k = module.q_norm(q), module.k_norm(k)
-        q, k = rotate(torch.cat([q, k], 1), cos, sin).split([queries, keys], 1)
+    norms = (module.q_norm, module.k_norm) if hasattr(module, "q_norm") else ()
+    qkv, (cos, sin) = module.stack.joined(hidden_states)[0], (t[0] for t in position_embeddings)
+    q, k, v = split_heads(qkv, cos, sin, (queries, keys, module.head_dim), norms)
     out = attend(module.layer_idx, q, k, v, module.scaling, _window(module))
     return module.o_proj(out.flatten(1)[None]), None
 
@@ -209,11 +202,7 @@ def _window(module) -> int | None:
 
 def _mlp(module, x):
     """Forward method of a gated MLP."""
-    gate_up, activation = module.stack.joined(x), activation_name(module.config)
-    if is_native(gate_up) and activation in GATES:
-        return module.down_proj(NativeGate.apply(gate_up, activation))
-    gate, up = gate_up.chunk(2, -1)
-    return module.down_proj(module.act_fn(gate) * up)
+    return module.down_proj(gated(module.stack.joined(x), activation_name(module.config), module.act_fn))
 
 # %% ../../nbs/30_policy/60_lora.ipynb #1d2d2ecb
 def _attend(
@@ -433,7 +422,7 @@ class Policy:
         patch_modules(model)
         add_checkpointing(model, self._parts)
         self._decoder = build_decoder(model.model)
-        self._compiled = compile_decoder(self._decoder)
+        self._native = build_native_decoder(self._decoder, model.get_output_embeddings().weight)
         has_meta = any(layer.weight.is_meta for layer in self.layers.values())
         self.has_weights = model.device.type == "meta" or not has_meta
         self._head_product: FrozenWeight | None = None
@@ -447,9 +436,9 @@ class Policy:
         return self._decoder is not None
 
     @property
-    def has_compiled_decoder(self) -> bool:
-        """Whether the sampler's passes use a `CompiledDecoder`, whose rows do not depend on one another."""
-        return self._compiled is not None
+    def has_native_decoder(self) -> bool:
+        """Whether the sampler's passes use a `NativeDecoder`, whose rows do not depend on one another."""
+        return self._native is not None
 
     @property
     def checkpointing(self) -> bool:
@@ -529,8 +518,8 @@ class Policy:
         for module in self.model.modules():
             if isinstance(module, FusedLinear):
                 module.product.drop_packed()
-        if self._compiled is not None:
-            self._compiled.drop_packed()
+        if self._native is not None:
+            self._native.drop_packed()
 
     def hidden(
         self, tokens_S, positions_S, attend: Callable, adapters: Sequence[AdapterPart] | None = None
@@ -552,8 +541,8 @@ class Policy:
             raise TrainError("This policy has only an adapter: the base weights are quantized, and an engine has them.")
         self._parts.parts = adapters or [(self.working, None)]
         if not torch.is_grad_enabled():
-            if self._compiled is not None and isinstance(attend, SlotAttention):
-                return self._compiled(tokens_S, positions_S, attend, self._parts.parts)
+            if self._native is not None and isinstance(attend, SlotAttention):
+                return self._native(tokens_S, positions_S, attend, self._parts.parts)
             if self._decoder is not None:
                 return self._decoder(tokens_S, positions_S, attend, self._parts.joined_product(self.working))
         out = self.model.model(input_ids=tokens_S[None], position_ids=positions_S[None], use_cache=False, attend=attend)
@@ -621,11 +610,11 @@ class Policy:
 @contextmanager
 def modules_only(policy: Policy) -> Iterator[None]:
     """Compute passes without gradients with the modules of transformers, like passes with gradients."""
-    decoders, policy._decoder, policy._compiled = (policy._decoder, policy._compiled), None, None
+    decoders, policy._decoder, policy._native = (policy._decoder, policy._native), None, None
     try:
         yield
     finally:
-        policy._decoder, policy._compiled = decoders
+        policy._decoder, policy._native = decoders
 
 
 def sequence_logprobs(policy: Policy, tokens: list[int], adapters: Sequence[AdapterPart] | None = None) -> torch.Tensor:

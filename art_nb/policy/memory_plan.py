@@ -46,8 +46,8 @@ class ModelShape:
         Name, number of inputs and number of outputs of each linear layer of a decoder layer.
     norms : int
         Number of norms of hidden states in a decoder layer.
-    head_norms, bias : bool
-        Whether queries and keys are normalized, and whether their projections have biases.
+    head_norms : bool
+        Whether queries and keys are normalized.
     """
 
     name: str
@@ -63,7 +63,6 @@ class ModelShape:
     linears: tuple[tuple[str, int, int], ...]
     norms: int = 2
     head_norms: bool = False
-    bias: bool = False
 
     @property
     def linear_parameters(self) -> int:
@@ -104,7 +103,6 @@ def model_shape(
         ),
         norms=len(norms),
         head_norms=any(path.endswith("q_norm") for path in modules),
-        bias=any(path.endswith("v_proj") and getattr(m, "bias", None) is not None for path, m in modules.items()),
     )
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #569cced4
@@ -180,7 +178,7 @@ def weight_bytes(shape: ModelShape, settings: MemorySettings) -> int:
     one_base = settings.learner == "unsloth" and "unsloth" not in settings.copies
     total = trained if one_base else full
     total += sum(trained if engine == "unsloth" else full for engine in settings.copies)
-    if settings.device == "cpu":  # the packed layout, and the fp32 head in both layouts
+    if settings.device == "cpu":  # the packed layout, and the head in two layouts, at most in fp32
         total += shape.linear_parameters * size + 2 * 4 * shape.vocabulary * shape.hidden
     return total
 
@@ -210,7 +208,7 @@ def layer_bytes(
 ) -> int:
     """Return the bytes that the backward pass of one decoder layer needs."""
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    projections = query + 2 * key if shape.head_norms or not shape.bias else key
+    projections = query + 2 * key if shape.head_norms else key
     numbers = (shape.norms + 2) * shape.hidden + projections + 2 * query + key + 4 * shape.intermediate
     scales = shape.norms + shape.heads + (shape.heads + shape.kv_heads if shape.head_norms else 0)
     copied = 2 * key * keys if keys > tokens else 0

@@ -290,7 +290,7 @@ def padded_attention(segments: Sequence[Segment], device: torch.device) -> Atten
 # %% ../../nbs/30_policy/10_packing.ipynb #7a41e011
 def native_attention(segments: Sequence[Segment], device: torch.device) -> AttentionFn:
     """Return the attention of segments in the native library."""
-    tree = NativeTree([(s.start, s.stop, s.before) for s in segments])
+    tree = NativeTree(segments)
     return lambda q, k, v, scale, window: NativeTreeAttention.apply(q, k, v, tree, scale, window)
 
 
@@ -299,8 +299,11 @@ def tree_attention(segments: Sequence[Segment]) -> Callable:
     functions: dict[Callable, AttentionFn] = {}
 
     def attend(layer: int, q_SHD, k_SKD, v_SKD, scale: float, window: int | None):
-        prepare = native_attention if has_tree_attention(q_SHD, k_SKD) else padded_attention
-        prepare = joined_attention if has_varlen(q_SHD) else prepare
+        prepare = padded_attention
+        if has_varlen(q_SHD):
+            prepare = joined_attention
+        elif has_tree_attention(q_SHD, k_SKD, v_SKD):
+            prepare = native_attention
         if prepare not in functions:  # once for all layers
             functions[prepare] = prepare(segments, q_SHD.device)
         return functions[prepare](q_SHD, k_SKD, v_SKD, scale, window)

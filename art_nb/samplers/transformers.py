@@ -259,7 +259,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         cpu, threads = policy.device.type == "cpu", torch.get_num_threads()
         where = f"with {threads} threads" if cpu else "on this device"
         limits = f"{where} the rounding of logits depends on what else is in the batch"
-        self.seed_limits = "" if cpu and (threads == 1 or policy.has_compiled_decoder) else limits
+        self.seed_limits = "" if cpu and (threads == 1 or policy.has_native_decoder) else limits
 
     def _prepare(self, weights: Adapter) -> WorkingAdapter:
         return self.policy.cast(weights)
@@ -365,7 +365,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
 
     def _logits(self, tokens, positions, attend, counts: list[int]) -> torch.Tensor:
         """Return the logits of the last token of each request. `tokens` has the new tokens of all requests."""
-        dependent = tokens.device.type == "cpu" and not self.policy.has_compiled_decoder
+        dependent = tokens.device.type == "cpu" and not self.policy.has_native_decoder
         seeded = dependent and any(request.seeded for request in self._running)
         n, size = MIN_ROWS_PER_THREAD * torch.get_num_threads() if seeded else 0, len(tokens)
 

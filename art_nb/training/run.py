@@ -608,7 +608,7 @@ def train(
 
     With a `seed` the run is repeatable. The same seed, model, scenarios and options give the same replies, rewards and
     weights. The order in which rollouts finish does not matter, and neither does a stop with a later resume. This holds
-    for the embedded sampler on a CPU with a compiled decoder or with one thread, if the rollouts draw no random numbers
+    for the embedded sampler on a CPU with a native decoder or with one thread, if the rollouts draw no random numbers
     themselves. For one thread, call `torch.set_num_threads(1)` before you register the model. Each request of a rollout
     gets a different seed, except if the body of the request has a `seed`. If the engine cannot repeat replies, one
     warning gives the reason. Without a seed, scenarios are ordered as with seed 0, and replies are random.

@@ -8,6 +8,7 @@ from support.conversations import say
 from support.ui import browser  # noqa: F401
 
 from art_nb.core.events import Failed, Warned
+from art_nb.core.files import append_lines
 from art_nb.panels.live_cell import static_form
 from art_nb.reports.charts import CHARTS, chart_cards, describe_curve
 from art_nb.reports.html import LIMIT, Html, escaped, facts_line, tag, visible_text
@@ -15,6 +16,7 @@ from art_nb.reports.html import table as html_table
 from art_nb.reports.report import MAX_REPORT_BYTES, export, report
 from art_nb.reports.static_html import static_html, static_run
 from art_nb.rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from art_nb.runs.sessions import SESSION_FILE
 from art_nb.runs.store import RunStore
 from art_nb.training.heartbeat import write_run_record
 from art_nb.training.run import Run
@@ -130,6 +132,10 @@ def hostile_run(folder, texts=CORPUS):
     for text in spelled:
         store.append_event(Warned(key=text, message=text))
         store.append_event(Failed(where=text, message=text, traceback=text))
+        tables = {name: {text: text} for name in ("versions", "machine", "options", "engine")}
+        git, base = {"commit": text, "remote": text, "num_changed": text}, {"name": text, "identity": text}
+        session = {"time": text, "call": text, "step": text, "goal": text, "git": git, "base_model": base}
+        append_lines(store.path / SESSION_FILE, session | tables)
     return store
 
 

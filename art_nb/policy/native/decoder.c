@@ -20,17 +20,17 @@ typedef struct {
 } Shape;
 
 typedef struct {  // [layers, 2, slots, heads, length, head_dim]
-  bf16 *kv;
+  bf16* kv;
   int64_t slots, length;
 } Cache;
 
 // Rows
 
-// h += y or norm(y), then x = norm(h). Both threads have their own rows.
-static void add_and_norm(int64_t n, int64_t size, const Norm *after, bf16 *y, bf16 *h, const Norm *before, bf16 *x) {
+// h += y or norm(y), then x = norm(h). Each thread has its own rows.
+static void add_and_norm(int64_t n, int64_t size, const Norm* after, bf16* y, bf16* h, const Norm* before, bf16* x) {
 #pragma omp for schedule(static)
   for (int64_t t = 0; t < n; t++) {
-    bf16 *row = h + t * size;
+    bf16* row = h + t * size;
     if (y) {
       if (after->gain) norm_row(after, y + t * size, y + t * size, size);
       for (int64_t i = 0; i < size; i += 16) store(row + i, _mm512_add_ps(load(row + i), load(y + t * size + i)));
@@ -39,77 +39,73 @@ static void add_and_norm(int64_t n, int64_t size, const Norm *after, bf16 *y, bf
   }
 }
 
-// Rotates queries and keys, and stores keys and values.
-static void rotate_and_store(const Shape *s, const Layer *layer, const Segment *segments, int64_t count, bf16 *qkv,
-                             const bf16 *cos, const bf16 *sin, bf16 *keys, bf16 *values, int64_t length) {
+// Rotates queries and keys, and stores keys and values. `places` are those of the first key head in the cache, [n].
+static void rotate_and_store(const Shape* s, const Layer* layer, int64_t n, const int64_t* places, bf16* qkv,
+                             const bf16* cos, const bf16* sin, bf16* keys, bf16* values, int64_t length) {
   int64_t D = s->head_dim, Q = s->query_heads, K = s->key_heads, width = (Q + 2 * K) * D;
-  for (int64_t i = 0; i < count; i++) {
-    const Segment *part = segments + i;
-#pragma omp for schedule(static) nowait
-    for (int64_t j = 0; j < part->count; j++) {
-      int64_t t = part->row + j;
-      bf16 *row = qkv + t * width;
-      for (int64_t head = 0; head < Q + K; head++) {
-        const Norm *norm = head < Q ? &layer->of_queries : &layer->of_keys;
-        if (norm->gain) norm_row(norm, row + head * D, row + head * D, D);
-        rotate(row + head * D, cos + t * D, sin + t * D, D, 0);
-      }
-      for (int64_t head = 0; head < K; head++) {
-        int64_t cell = ((part->slot * K + head) * length + part->position + j) * D;
-        memcpy(keys + cell, row + (Q + head) * D, D * sizeof(bf16));
-        memcpy(values + cell, row + (Q + K + head) * D, D * sizeof(bf16));
-      }
+#pragma omp for schedule(static)
+  for (int64_t t = 0; t < n; t++) {
+    bf16* row = qkv + t * width;
+    for (int64_t head = 0; head < Q + K; head++) {
+      const Norm* norm = head < Q ? &layer->of_queries : &layer->of_keys;
+      if (norm->gain) norm_row(norm, row + head * D, row + head * D, D);
+      rotate(row + head * D, cos + t * D, sin + t * D, D, 0);
+    }
+    for (int64_t head = 0; head < K; head++) {
+      int64_t cell = (places[t] + head * length) * D;
+      memcpy(keys + cell, row + (Q + head) * D, D * sizeof(bf16));
+      memcpy(values + cell, row + (Q + K + head) * D, D * sizeof(bf16));
     }
   }
-#pragma omp barrier
 }
 
 // Attention
 
 // Attention of one token: `group` queries with the same keys. `scores` has group * padded numbers.
-static void attend_one(int group, int64_t D, const bf16 *q, const bf16 *keys, const bf16 *values, int64_t first,
-                       int64_t last, float scale, float *scores, bf16 *out) {
-  int64_t padded = (last + 15) / 16 * 16;
+static void attend_one(int group, int64_t D, const bf16* q, const bf16* keys, const bf16* values, int64_t first,
+                       int64_t last, float scale, float* scores, bf16* out) {
+  int64_t begin = first / 16 * 16, padded = (last + 15) / 16 * 16 - begin;
   for (int64_t l = first; l < last; l++)
     for (int g = 0; g < group; g++) {
       __m512 sum = _mm512_setzero_ps();
       for (int64_t d = 0; d < D; d += 32)
-        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(q + g * D + d), (__m512bh)_mm512_loadu_si512(keys + l * D + d));
-      scores[g * padded + l] = _mm512_reduce_add_ps(sum);
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(q + g * D + d),
+                               (__m512bh)_mm512_loadu_si512(keys + l * D + d));
+      scores[g * padded + l - begin] = _mm512_reduce_add_ps(sum);
     }
-  float sums[group];
-  for (int g = 0; g < group; g++) sums[g] = softmax(scores + g * padded, first, last, padded, scale);
-  for (int begin = 0; begin < group; begin += 6) {
-    int n = group - begin < 6 ? group - begin : 6;
+  float sums[MAX_ROWS];
+  for (int g = 0; g < group; g++) sums[g] = softmax(scores + g * padded, first - begin, last - begin, padded, scale);
+  for (int head = 0; head < group; head += 6) {
+    int n = group - head < 6 ? group - head : 6;
     for (int64_t d = 0; d < D; d += 32) {
       __m512 total[6][2];
       for (int g = 0; g < 6; g++) total[g][0] = total[g][1] = _mm512_setzero_ps();
       for (int64_t l = first; l < last; l++) {
         __m512 v0 = load(values + l * D + d), v1 = load(values + l * D + d + 16);
         for (int g = 0; g < 6; g++) {
-          __m512 p = _mm512_set1_ps(g < n ? scores[(begin + g) * padded + l] : 0);
+          __m512 p = _mm512_set1_ps(g < n ? scores[(head + g) * padded + l - begin] : 0);
           total[g][0] = _mm512_fmadd_ps(p, v0, total[g][0]);
           total[g][1] = _mm512_fmadd_ps(p, v1, total[g][1]);
         }
       }
       for (int g = 0; g < n; g++)
         for (int j = 0; j < 2; j++)
-          store(out + (begin + g) * D + d + 16 * j, _mm512_mul_ps(total[g][j], _mm512_set1_ps(sums[begin + g])));
+          store(out + (head + g) * D + d + 16 * j, _mm512_mul_ps(total[g][j], _mm512_set1_ps(sums[head + g])));
     }
   }
 }
 
-static int64_t padded_length(const Segment *part) { return round_up(part->position + part->count); }
+static int64_t padded_length(const Segment* part) { return round_up(part->position + part->count); }
 
 // Attention of all new tokens. `packed` has room for the keys and values of the segments with several tokens.
-static void attend(const Shape *s, const Layer *layer, const Segment *segments, int64_t count, const bf16 *qkv,
-                   const bf16 *keys, const bf16 *values, int64_t length, bf16 *packed, float *scores,
-                   bf16 *probabilities, bf16 *out) {
+static void attend(const Shape* s, const Layer* layer, const Segment* segments, int64_t count, const bf16* qkv,
+                   const bf16* keys, const bf16* values, int64_t length, bf16* packed, float* scores,
+                   bf16* probabilities, bf16* out) {
   int64_t D = s->head_dim, Q = s->query_heads, K = s->key_heads, group = Q / K, width = (Q + 2 * K) * D;
   int64_t per_tile = MAX_ROWS / group > 1 ? MAX_ROWS / group : 1;
 #pragma omp for schedule(dynamic)
   for (int64_t task = 0; task < count * K; task++) {
-    const Segment *part = segments + task / K;
+    const Segment* part = segments + task / K;
     int64_t head = task % K, cells = (part->slot * K + head) * length * D, last = part->position + 1;
     if (part->count == 1) {
       int64_t first = layer->window && last > layer->window ? last - layer->window : 0;
@@ -117,22 +113,22 @@ static void attend(const Shape *s, const Layer *layer, const Segment *segments, 
                  layer->scale, scores, out + (part->row * Q + head * group) * D);
     } else {
       int64_t before = 0, padded = padded_length(part);
-      for (const Segment *p = segments; p < part; p++) before += p->count > 1 ? padded_length(p) : 0;
-      bf16 *to = packed + 2 * D * (K * before + head * padded);
+      for (const Segment* p = segments; p < part; p++) before += p->count > 1 ? padded_length(p) : 0;
+      bf16* to = packed + 2 * D * (K * before + head * padded);
       pack_rows(D, part->position + part->count, padded, keys + cells, D, NULL, to, NULL);
       pack_rows(D, part->position + part->count, padded, values + cells, D, NULL, NULL, to + padded * D);
     }
   }
   int64_t before = 0;
   for (int64_t i = 0; i < count; i++) {
-    const Segment *part = segments + i;
+    const Segment* part = segments + i;
     if (part->count == 1) continue;
     int64_t padded = padded_length(part), tiles = (part->count + per_tile - 1) / per_tile;
 #pragma omp for schedule(dynamic) nowait
     for (int64_t task = 0; task < tiles * K; task++) {
       int64_t head = task % K, first = (tiles - 1 - task / K) * per_tile;
       int64_t tokens = part->count - first < per_tile ? part->count - first : per_tile, row = part->row + first;
-      const bf16 *from = packed + 2 * D * (K * before + head * padded);
+      const bf16* from = packed + 2 * D * (K * before + head * padded);
       attend_tile(group, D, tokens, part->position + first, qkv + row * width + head * group * D, width, from,
                   from + padded * D, padded, layer->window, layer->scale, scores, probabilities,
                   out + (row * Q + head * group) * D, Q * D);
@@ -144,9 +140,10 @@ static void attend(const Shape *s, const Layer *layer, const Segment *segments, 
 
 // The pass
 
-// Replaces h [n, hidden], the embeddings, by the last hidden states. Returns 0, or 1 if memory is missing.
-int forward(const Shape *s, const Layer *layers, const Part *parts, int64_t rank, const Cache *cache, int64_t n, bf16 *h,
-            const Segment *segments, int64_t count, const bf16 *const *cos, const bf16 *const *sin, int64_t threads) {
+// Replaces h [n, hidden], the embeddings, by the last hidden states. Returns 0, or 1 if a memory allocation fails.
+int forward(const Shape* s, const Layer* layers, const Part* parts, int64_t rank, const Cache* cache, int64_t n,
+            bf16* h, const Segment* segments, int64_t count, const bf16* const* cos, const bf16* const* sin,
+            int64_t threads) {
   int64_t D = s->head_dim, K = s->key_heads, heads = s->query_heads, width = (heads + 2 * K) * D;
   int64_t step = cache->slots * K * cache->length * D, longest = 0, packed_keys = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -155,28 +152,38 @@ int forward(const Shape *s, const Layer *layers, const Part *parts, int64_t rank
   }
   rank = round_up(rank);
   int64_t rows = wider(MAX_ROWS, heads / K), wide = wider(wider(s->hidden, s->inner), heads * D);
-  int64_t sizes[] = {n * wide, n * wider(width, 2 * s->inner), n * rank, n * s->hidden, 2 * D * K * packed_keys,
-                     threads * rows * longest, 2 * threads * rows * longest};
+  int64_t sizes[] = {n * wide,
+                     n * wider(width, 2 * s->inner),
+                     n * rank,
+                     n * s->hidden,
+                     2 * D * K * packed_keys,
+                     threads * rows * longest,
+                     2 * threads * rows * longest,
+                     4 * n};
   int64_t total = 0;
-  for (int i = 0; i < 7; i++) total += (sizes[i] + 31) / 32 * 32;
-  bf16 *memory = aligned_alloc(64, total * sizeof(bf16)), *buffers[7], *next = memory;
+  for (int i = 0; i < 8; i++) total += (sizes[i] + 31) / 32 * 32;
+  bf16 *memory = aligned_alloc(64, total * sizeof(bf16)), *buffers[8], *next = memory;
   if (!memory) return 1;
-  for (int i = 0; i < 7; i++) {
+  for (int i = 0; i < 8; i++) {
     buffers[i] = next;
     next += (sizes[i] + 31) / 32 * 32;
   }
   bf16 *x = buffers[0], *wide_y = buffers[1], *t = buffers[2], *y = buffers[3], *packed = buffers[4];
+  int64_t* places = (int64_t*)buffers[7];
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t j = 0; j < segments[i].count; j++)
+      places[segments[i].row + j] = segments[i].slot * K * cache->length + segments[i].position + j;
 #pragma omp parallel num_threads(threads)
   {
     int64_t thread = omp_get_thread_num();
-    bf16 *probabilities = buffers[5] + thread * rows * longest;
-    float *scores = (float *)buffers[6] + thread * rows * longest;
+    bf16* probabilities = buffers[5] + thread * rows * longest;
+    float* scores = (float*)buffers[6] + thread * rows * longest;
     for (int64_t i = 0; i < s->layers; i++) {
-      const Layer *l = layers + i;
+      const Layer* l = layers + i;
       bf16 *keys = cache->kv + 2 * i * step, *values = keys + step;
       add_and_norm(n, s->hidden, i ? &l[-1].after_mlp : NULL, i ? y : NULL, h, &l->before_attention, x);
       product(&l->qkv, n, x, parts, i, 0, t, rank, NULL, wide_y);
-      rotate_and_store(s, l, segments, count, wide_y, cos[l->kind], sin[l->kind], keys, values, cache->length);
+      rotate_and_store(s, l, n, places, wide_y, cos[l->kind], sin[l->kind], keys, values, cache->length);
       attend(s, l, segments, count, wide_y, keys, values, cache->length, packed, scores, probabilities, x);
       product(&l->o, n, x, parts, i, 1, t, rank, NULL, y);
       add_and_norm(n, s->hidden, &l->after_attention, y, h, &l->before_mlp, x);
@@ -184,9 +191,7 @@ int forward(const Shape *s, const Layer *layers, const Part *parts, int64_t rank
       gate(n, s->inner, s->gelu, wide_y, x);
       product(&l->down, n, x, parts, i, 3, t, rank, NULL, y);
     }
-    add_and_norm(n, s->hidden, &layers[s->layers - 1].after_mlp, y, h, &s->last, x);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < n; i++) memcpy(h + i * s->hidden, x + i * s->hidden, s->hidden * sizeof(bf16));
+    add_and_norm(n, s->hidden, &layers[s->layers - 1].after_mlp, y, h, &s->last, h);
   }
   free(memory);
   return 0;

@@ -1,4 +1,4 @@
-"""The compiled pass is as close to fp32 as PyTorch's pass, for each family, number of tokens and adapter."""
+"""The native library is as close to fp32 as PyTorch, for each family, number of tokens and adapter."""
 
 import copy
 import math
@@ -8,7 +8,7 @@ import torch
 from support.families import SHAPE
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from art_nb.policy import compiled, native_library
+from art_nb.policy import native_library
 from art_nb.policy.adapters import copy_adapter, load_adapter
 from art_nb.policy.kernels import FrozenWeight, LowRankProduct, lora_product, token_logprobs
 from art_nb.policy.kv_cache import KVSlots
@@ -50,7 +50,16 @@ def parts_of(policy, adapter, n):
     """The trained adapter, the base model, another adapter, and all of them in one pass."""
     other = policy.cast({name: 0.5 * tensor for name, tensor in adapter.items()})
     several = [(weights, torch.arange(n)[i::3]) for i, weights in enumerate((None, other, policy.working))]
-    return None, [(None, None)], [(other, None)], [part for part in several if len(part[1])]
+    without = [(other, torch.arange(n)[::2])]  # the base model computes the other tokens
+    return None, [(None, None)], [(other, None)], [part for part in several if len(part[1])], without
+
+
+def use_pytorch(monkeypatch, policy):
+    """Let PyTorch compute everything, from the head to the norms."""
+    for name in ("kernels.is_native", "kernels.has_panels", "lora.has_panels", "packing.has_tree_attention"):
+        monkeypatch.setattr(f"art_nb.policy.{name}", lambda *_: False)
+    monkeypatch.setattr(policy, "_native", None)
+    monkeypatch.setattr(policy, "_head_product", FrozenWeight(policy._head().weight.float()))
 
 
 def logprobs_of(policy, cached, tokens, positions, owner, counts, parts):
@@ -67,7 +76,7 @@ def logprobs_of(policy, cached, tokens, positions, owner, counts, parts):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_as_close_to_fp32_as_pytorch(family, monkeypatch):
     policy, exact, adapter = policies_of(family)
-    assert policy.has_compiled_decoder and not exact.has_compiled_decoder
+    assert policy.has_native_decoder and not exact.has_native_decoder
     errors, usual = [], []
     for counts, before in (([1], 40), ([1] * 3, 17), ([1] * 30, 33), ([5, 1, 7, 1], 40), ([60, 1, 30], 25), ([50], 0)):
         tokens = torch.randint(0, VOCABULARY, (sum(counts),))
@@ -82,7 +91,7 @@ def test_it_is_as_close_to_fp32_as_pytorch(family, monkeypatch):
             computed, stored = logprobs_of(policy, *inputs, parts)
             expected, exactly_stored = logprobs_of(exact, *inputs, exact_parts)
             with monkeypatch.context() as patch:
-                patch.setattr(policy, "_compiled", None)
+                use_pytorch(patch, policy)
                 pytorch, _ = logprobs_of(policy, *inputs, parts)
             errors.append((computed - expected).abs().mean())
             usual.append((pytorch - expected).abs().mean())
@@ -116,24 +125,34 @@ def test_the_adapter_of_the_last_optimizer_step_is_used():
     assert torch.equal(logprobs_of(policy, *inputs)[0], after)
 
 
+@needs_library
 @pytest.mark.parametrize(
-    ("changes", "reason"),
-    [({"hidden_act": "relu"}, "activation"), ({"head_dim": 24}, "multiple"), ({"num_attention_heads": 32}, "heads")],
+    "changes",
+    [
+        {"hidden_act": "relu"},
+        {"head_dim": 24},
+        {"num_attention_heads": 32},
+        {"intermediate_size": 100},
+        {"vocab_size": 100},  # the logits would depend on the batch
+    ],
+    ids=str,
 )
-def test_pytorch_computes_other_shapes(changes, reason):
-    config = AutoConfig.for_model("llama", **SIZES | {"num_key_value_heads": 2} | changes)
-    policy = Policy(AutoModelForCausalLM.from_config(config).bfloat16())
-    assert not policy.has_compiled_decoder
-    if policy.has_decoder:
-        assert reason in compiled.unsupported_shape(policy._decoder)
+def test_pytorch_computes_other_shapes(changes):
+    def policy_with(changes):
+        config = AutoConfig.for_model("llama", **SIZES | {"num_key_value_heads": 2} | changes)
+        return Policy(AutoModelForCausalLM.from_config(config).bfloat16())
+
+    assert policy_with({}).has_native_decoder and not policy_with(changes).has_native_decoder
 
 
 def test_why_there_is_no_library(monkeypatch, tmp_path):
-    monkeypatch.setenv("ART_NB_COMPILE", "0")
-    assert "ART_NB_COMPILE" in native_library.missing_requirement()
-    monkeypatch.delenv("ART_NB_COMPILE")
+    monkeypatch.setenv("ART_NB_NATIVE", "0")
+    assert "ART_NB_NATIVE" in native_library.missing_requirement()
+    monkeypatch.delenv("ART_NB_NATIVE")
     monkeypatch.setattr(native_library, "_processor", lambda: "flags : sse avx2")
     assert "AVX512-BF16" in native_library.missing_requirement()
+    monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx512_bf16 amx_bf16")
+    assert "AMX" in native_library.missing_requirement()
     monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx512_bf16")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "gcc" in native_library.missing_requirement()
@@ -211,7 +230,7 @@ def test_a_window_can_change_after_the_first_pass():
         layer.self_attn.sliding_window = layer.self_attn.sliding_window and 2
     changed, _ = logprobs_of(policy, *inputs)
     assert (changed - before).abs().max() > 0.01
-    policy._compiled.drop_packed()
+    policy._native.drop_packed()
     assert torch.equal(logprobs_of(policy, *inputs)[0], changed)
 
 
@@ -231,7 +250,7 @@ def tree_of(kind):
 
 @needs_library
 @pytest.mark.parametrize("kind", ["rows", "tree", "window"])
-@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (12, 1)], ids=str)
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (12, 1), (10, 2), (7, 1)], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_attention_of_a_tree_is_as_close_to_fp32_as_pytorchs(kind, heads, threads):
     torch.manual_seed(0)
@@ -268,9 +287,7 @@ def test_the_gradients_of_a_model_are_as_close_to_fp32_as_pytorchs(family, monke
         return torch.cat([g.flatten() for g in torch.autograd.grad((logprobs + entropies).sum(), policy.parameters())])
 
     ours, expected = gradients(policy), gradients(exact)
-    for name in ("kernels.is_native", "lora.is_native", "kernels.has_panels", "packing.has_tree_attention"):
-        monkeypatch.setattr(f"art_nb.policy.{name}", lambda *_: False)
-    policy._head_product = FrozenWeight(policy._head().weight.float())
+    use_pytorch(monkeypatch, policy)
     assert (ours - expected).norm() < 1.1 * (gradients(policy) - expected).norm() < 0.2 * expected.norm()
 
 
