@@ -12,7 +12,8 @@ def clean(notebook: dict) -> dict:
     notebook["metadata"].pop("widgets", None)
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
-            output.get("data", {}).pop(WIDGET, None)
+            if output.get("data", {}).pop(WIDGET, None) and output["data"].keys() == {"text/plain"}:
+                output["data"] = {}  # a widget without a static form, such as a progress bar
             output.get("metadata", {}).pop("art_nb", None)  # ID of the live panel of this output
         if "outputs" in cell:
             cell["outputs"] = [output for output in cell["outputs"] if output.get("data", True)]
