@@ -204,7 +204,7 @@ def _mlp(module, x):
     """Forward method of a gated MLP."""
     return module.down_proj(gated(module.stack.joined(x), activation_name(module.config), module.act_fn))
 
-# %% ../../nbs/30_policy/60_lora.ipynb #1d2d2ecb
+# %% ../../nbs/30_policy/60_lora.ipynb #f709c794
 def _attend(
     module,
     query,
@@ -229,7 +229,7 @@ def _attend(
     flat = (t[0].transpose(0, 1) for t in (query, key, value))
     return attend(module.layer_idx, *flat, scale, sliding_window)[None], None
 
-# %% ../../nbs/30_policy/60_lora.ipynb #f709c794
+
 FUSED_LAYERS = {
     f"{family}{part}": layers_and_forward
     for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LayerAdapter', 'Part', 'NormRecord', 'NORM_NAMES', 'PROJECTION_NAMES', 'LayerRecord', 'SegmentRecord', 'Shape',
-           'Cache', 'norm_record', 'segments_of', 'is_supported', 'projections', 'NativeDecoder',
+           'Cache', 'norm_record', 'segments_of', 'NativeDecoder', 'is_supported', 'projections',
            'build_native_decoder']
 
 # %% ../../nbs/30_policy/57_native_decoder.ipynb #c0de0003
@@ -63,25 +63,6 @@ def segments_of(slots: list[int], positions: list[int], owners: list[int]) -> li
         else:
             segments.append([slot, row, 1, position])
     return [tuple(segment) for segment in segments]
-
-# %% ../../nbs/30_policy/57_native_decoder.ipynb #c0de000a
-def is_supported(decoder: Decoder) -> bool:
-    """Return whether the native library can compute the layers of a decoder."""
-    queries, keys, size = heads = decoder.layers[0].attention.heads
-    matrices = [fused.weight for layer in decoder.layers for fused, _ in projections(layer)]
-    return (
-        all(map(has_panels, matrices))
-        and decoder.model.get_input_embeddings().weight.dtype == matrices[0].dtype
-        and activation_name(decoder.model.config) in ACTIVATIONS
-        and all(layer.attention.heads == heads for layer in decoder.layers)
-        and size % PANEL == queries % keys == 0
-        and queries // keys <= MAX_GROUP
-    )
-
-
-def projections(layer: DecoderLayer) -> tuple[Projection, ...]:
-    """Return the projections of a layer in the order of `PROJECTION_NAMES`."""
-    return layer.attention.projections + layer.mlp.projections
 
 # %% ../../nbs/30_policy/57_native_decoder.ipynb #c0de000e
 class NativeDecoder:
@@ -194,6 +175,25 @@ class NativeDecoder:
         return hidden
 
 # %% ../../nbs/30_policy/57_native_decoder.ipynb #c0de000f
+def is_supported(decoder: Decoder) -> bool:
+    """Return whether the native library can compute the layers of a decoder."""
+    queries, keys, size = heads = decoder.layers[0].attention.heads
+    matrices = [fused.weight for layer in decoder.layers for fused, _ in projections(layer)]
+    return (
+        all(map(has_panels, matrices))
+        and decoder.model.get_input_embeddings().weight.dtype == matrices[0].dtype
+        and activation_name(decoder.model.config) in ACTIVATIONS
+        and all(layer.attention.heads == heads for layer in decoder.layers)
+        and size % PANEL == queries % keys == 0
+        and queries // keys <= MAX_GROUP
+    )
+
+
+def projections(layer: DecoderLayer) -> tuple[Projection, ...]:
+    """Return the projections of a layer in the order of `PROJECTION_NAMES`."""
+    return layer.attention.projections + layer.mlp.projections
+
+
 def build_native_decoder(decoder: Decoder | None, head: torch.Tensor) -> NativeDecoder | None:
     """Return the native pass of a decoder, or None if the native library cannot compute it or its head."""
     if decoder is None or not has_panels(head) or not is_supported(decoder):
