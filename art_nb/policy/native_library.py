@@ -43,7 +43,7 @@ def missing_requirement() -> str:
     if "avx512_bf16" not in features:
         return "The processor has no AVX512-BF16."
     if "amx_bf16" in features:
-        return "The products of PyTorch use AMX, which is faster."
+        return "The processor has AMX, which only the products of PyTorch use."
     return "" if shutil.which("gcc") else NO_COMPILER
 
 

@@ -24,7 +24,15 @@ from ..core.types import StoreError
 from ..models.model import Model
 from .charts import chart_cards
 from .html import DETAIL_LEVELS, Html, DetailLevel, escaped, facts_line, details, number, table, tag
-from .run_summary import end_steps, findings_html, results_html, setup_html, summary_html, warnings_html
+from art_nb.reports.run_summary import (
+    end_steps,
+    findings_html,
+    parts_of_step,
+    results_html,
+    setup_html,
+    summary_html,
+    warnings_html,
+)
 from art_nb.reports.static_html import (
     METRICS,
     TABLE_METRICS,
@@ -84,7 +92,7 @@ def extreme_rollouts(
     index: RolloutIndex, split: str, step: int, count: int = 3
 ) -> dict[int, str]:  # by row, why it was selected
     """Return the best, the worst and the failed rollouts of a step, at most `count` of each."""
-    tables = [part.table for part in index.parts if (part.split, part.step) == (split, step)]
+    tables = [part.table for part in parts_of_step(index, split, step)]
     rows = np.concatenate(tables) if tables else index.table[:0]
     has_reward = (rows["status"] == 0) & np.isfinite(rows["reward"])
     ranked = rows[has_reward][np.argsort(-rows["reward"][has_reward], kind="stable")]

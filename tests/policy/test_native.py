@@ -72,6 +72,12 @@ def logprobs_of(policy, cached, tokens, positions, owner, counts, parts):
         return policy.logits(hidden).log_softmax(-1), slots.kv.float()
 
 
+def one_token(position, heads, size):
+    """The arguments of `logprobs_of` for one token of a conversation, after random cached keys and values."""
+    cached, first = torch.randn(3, 2, 1, heads, 128, size).bfloat16(), torch.zeros(1).long()
+    return cached, torch.tensor([7]), torch.tensor([position]), first, [1], None
+
+
 @needs_library
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_as_close_to_fp32_as_pytorch(family, monkeypatch):
@@ -114,9 +120,7 @@ def test_a_row_does_not_depend_on_the_others():
 
 @needs_library
 def test_the_adapter_of_the_last_optimizer_step_is_used():
-    policy, _, adapter = policies_of("qwen3")
-    cached, first = torch.randn(3, 2, 1, 1, 128, 64).bfloat16(), torch.zeros(1).long()
-    inputs = cached, torch.tensor([7]), torch.tensor([9]), first, [1], None
+    (policy, _, adapter), inputs = policies_of("qwen3"), one_token(9, 1, 64)
     before, _ = logprobs_of(policy, *inputs)
     load_adapter(policy, {name: 0.5 * tensor for name, tensor in adapter.items()})
     after, _ = logprobs_of(policy, *inputs)
@@ -222,9 +226,7 @@ def test_learner_and_sampler_agree():
 
 @needs_library
 def test_a_window_can_change_after_the_first_pass():
-    policy, _, _ = policies_of("gemma3_text")
-    cached, first = torch.randn(3, 2, 1, 2, 128, 32).bfloat16(), torch.zeros(1).long()
-    inputs = cached, torch.tensor([7]), torch.tensor([60]), first, [1], None
+    (policy, _, _), inputs = policies_of("gemma3_text"), one_token(60, 2, 32)
     before, _ = logprobs_of(policy, *inputs)
     for layer in policy.model.model.layers:
         layer.self_attn.sliding_window = layer.self_attn.sliding_window and 2

@@ -102,15 +102,15 @@ static void attend(const Shape* s, const Layer* layer, const Segment* segments, 
                    const bf16* keys, const bf16* values, int64_t length, bf16* packed, float* scores,
                    bf16* probabilities, bf16* out) {
   int64_t D = s->head_dim, Q = s->query_heads, K = s->key_heads, group = Q / K, width = (Q + 2 * K) * D;
-  int64_t per_tile = MAX_ROWS / group > 1 ? MAX_ROWS / group : 1;
+  int64_t per_tile = tile_tokens(group);
 #pragma omp for schedule(dynamic)
   for (int64_t task = 0; task < count * K; task++) {
     const Segment* part = segments + task / K;
-    int64_t head = task % K, cells = (part->slot * K + head) * length * D, last = part->position + 1;
+    int64_t head = task % K, cells = (part->slot * K + head) * length * D;
     if (part->count == 1) {
-      int64_t first = layer->window && last > layer->window ? last - layer->window : 0;
-      attend_one(group, D, qkv + part->row * width + head * group * D, keys + cells, values + cells, first, last,
-                 layer->scale, scores, out + (part->row * Q + head * group) * D);
+      attend_one(group, D, qkv + part->row * width + head * group * D, keys + cells, values + cells,
+                 first_visible_key(part->position, layer->window), part->position + 1, layer->scale, scores,
+                 out + (part->row * Q + head * group) * D);
     } else {
       int64_t before = 0, padded = padded_length(part);
       for (const Segment* p = segments; p < part; p++) before += p->count > 1 ? padded_length(p) : 0;
@@ -127,7 +127,7 @@ static void attend(const Shape* s, const Layer* layer, const Segment* segments, 
 #pragma omp for schedule(dynamic) nowait
     for (int64_t task = 0; task < tiles * K; task++) {
       int64_t head = task % K, first = (tiles - 1 - task / K) * per_tile;
-      int64_t tokens = part->count - first < per_tile ? part->count - first : per_tile, row = part->row + first;
+      int64_t tokens = lesser(part->count - first, per_tile), row = part->row + first;
       const bf16* from = packed + 2 * D * (K * before + head * padded);
       attend_tile(group, D, tokens, part->position + first, qkv + row * width + head * group * D, width, from,
                   from + padded * D, padded, layer->window, layer->scale, scores, probabilities,

@@ -44,17 +44,28 @@ typedef struct {      // RMSNorm
   float eps;
 } Norm;
 
+// Sizes
+
+static int64_t round_up(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
+
+static int64_t wider(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// The first key that a query at `position` sees. A window of 0 has no limit.
+static int64_t first_visible_key(int64_t position, int64_t window) {
+  return window ? wider(0, position + 1 - window) : 0;
+}
+
 // Numbers
 
-ALWAYS_INLINE __m512 load(const bf16* x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
-}
+ALWAYS_INLINE __m512 to_fp32(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+ALWAYS_INLINE __m512 load(const bf16* x) { return to_fp32(_mm256_loadu_si256((const __m256i*)x)); }
 
 ALWAYS_INLINE void store(bf16* x, __m512 v) { _mm256_storeu_si256((__m256i*)x, (__m256i)_mm512_cvtneps_pbh(v)); }
 
-ALWAYS_INLINE __m512 rounded(__m512 v) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v)), 16));
-}
+ALWAYS_INLINE __m512 rounded(__m512 v) { return to_fp32((__m256i)_mm512_cvtneps_pbh(v)); }
 
 ALWAYS_INLINE __m512 exp16(__m512 x) {           // 2^n p(r) with x = n log 2 + r
   x = _mm512_max_ps(_mm512_set1_ps(-104.f), x);  // NaN stays NaN
@@ -143,7 +154,7 @@ static void product(const Linear* p, int64_t n, const bf16* x, const Part* parts
   int any = 0;
   for (int64_t done = 0, i = 0; done < n; done += parts[i++].rows) {
     const LowRank* low = (const LowRank*)(parts[i].adapters + layer) + which;
-    int64_t count = parts[i].adapters ? (low->rank + PANEL - 1) / PANEL : 0;
+    int64_t count = parts[i].adapters ? round_up(low->rank) / PANEL : 0;
     for (int64_t j = thread; j < count; j += threads) {
       Factor factor = {x + done * p->in, p->in, p->in / 2, low->down + j * PANEL * p->in};
       multiply(parts[i].rows, factor, NULL, t + done * ldt + j * PANEL, ldt);
@@ -219,6 +230,9 @@ static void gate(int64_t n, int64_t inner, int64_t gelu, const bf16* gate_up, bf
 
 // Attention
 
+// Number of tokens of a tile with at most MAX_ROWS queries.
+static int64_t tile_tokens(int64_t group) { return wider(1, MAX_ROWS / group); }
+
 // Replaces scores by probabilities. Returns the reciprocal of their sum.
 ALWAYS_INLINE float softmax(float* scores, int64_t first, int64_t last, int64_t padded, float scale) {
   __m512 top = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps(), factor = _mm512_set1_ps(scale);
@@ -252,23 +266,23 @@ static void pack_rows(int64_t D, int64_t L, int64_t padded, const bf16* x, int64
   }
 }
 
-// Attention of consecutive tokens of a conversation, from `token` on: as many as have MAX_ROWS queries.
+// Attention of consecutive tokens of a conversation, from `position` on. They have at most MAX_ROWS queries.
 static void attend_tile(int group, int64_t D, int64_t tokens, int64_t position, const bf16* qkv, int64_t width,
                         const bf16* packed_keys, const bf16* packed_values, int64_t padded, int64_t window, float scale,
                         float* scores, bf16* probabilities, bf16* out, int64_t out_width) {
   int rows = tokens * group;
   bf16 q[MAX_ROWS * D], result[MAX_ROWS * D];
   for (int r = 0; r < rows; r++) memcpy(q + r * D, qkv + r / group * width + r % group * D, D * sizeof(bf16));
-  int64_t last = position + tokens, first = window && position + 1 > window ? position + 1 - window : 0;
-  int64_t begin = first / PANEL * PANEL, end = (last + PANEL - 1) / PANEL * PANEL, size = end - begin;
+  int64_t begin = first_visible_key(position, window) / PANEL * PANEL, end = round_up(position + tokens),
+          size = end - begin;
   for (int64_t l = begin; l < end; l += PANEL) {
     Factor factor = {q, D, D / 2, packed_keys + l * D};
     multiply(rows, factor, scores + l - begin, NULL, size);
   }
   for (int r = 0; r < rows; r++) {
-    int64_t at = position + r / group, from = window && at + 1 > window ? at + 1 - window : 0;
+    int64_t at = position + r / group;
     float* row = scores + r * size;
-    __m512 scaled = _mm512_set1_ps(softmax(row, from - begin, at + 1 - begin, size, scale));
+    __m512 scaled = _mm512_set1_ps(softmax(row, first_visible_key(at, window) - begin, at + 1 - begin, size, scale));
     for (int64_t i = 0; i < size; i += 16)
       store(probabilities + r * size + i, _mm512_mul_ps(_mm512_loadu_ps(row + i), scaled));
   }
@@ -278,7 +292,3 @@ static void attend_tile(int group, int64_t D, int64_t tokens, int64_t position, 
   }
   for (int r = 0; r < rows; r++) memcpy(out + r / group * out_width + r % group * D, result + r * D, D * sizeof(bf16));
 }
-
-static int64_t round_up(int64_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
-
-static int64_t wider(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -121,7 +121,7 @@ static void places(const Tree* s, int64_t* place) {
 // out [tokens, query_heads, D].
 int attention_forward(const Tree* s, const bf16* q, const bf16* k, const bf16* v, bf16* out, int64_t threads) {
   int64_t D = s->head_dim, Q = s->query_heads, K = s->key_heads, group = Q / K, longest = 0, place[s->count + 1];
-  int64_t per_tile = MAX_ROWS / group > 1 ? MAX_ROWS / group : 1, rows = wider(MAX_ROWS, group);
+  int64_t per_tile = tile_tokens(group), rows = wider(MAX_ROWS, group);
   for (int64_t i = 0; i < s->count; i++) longest = wider(longest, keys_of(s->segments + i));
   places(s, place);
   bf16* packed = aligned_alloc(64, 2 * place[s->count] * D * sizeof(bf16) + threads * rows * longest * 6);
@@ -145,7 +145,7 @@ int attention_forward(const Tree* s, const bf16* q, const bf16* k, const bf16* v
 #pragma omp for schedule(dynamic) nowait
       for (int64_t task = 0; task < tiles * K; task++) {
         int64_t head = task % K, first = (tiles - 1 - task / K) * per_tile, row = part->start + first;
-        int64_t tokens = part->count - first < per_tile ? part->count - first : per_tile;
+        int64_t tokens = lesser(part->count - first, per_tile);
         const bf16* from = packed + 2 * D * (place[i] + head * padded);
         attend_tile(group, D, tokens, part->before + first, q + (row * Q + head * group) * D, Q * D, from,
                     from + padded * D, padded, s->window, s->scale, scores, probabilities,
@@ -195,19 +195,14 @@ static void block_backward(const Tree* s, const TreeSegment* part, int64_t head,
   int64_t D = s->head_dim, Q = s->query_heads, K = s->key_heads, group = Q / K, padded = keys_of(part);
   const bf16 *key_columns = key_rows + padded * D, *value_rows = key_columns + padded * D;
   int64_t rows = count * group, even = rows + rows % 2, position = part->before + first, last = position + count;
-  int64_t begin = s->window && position + 1 > s->window ? (position + 1 - s->window) / PANEL * PANEL : 0;
-  int64_t size = round_up(last) - begin;
-  for (int64_t r = 0; r < even; r++) {
+  int64_t begin = first_visible_key(position, s->window) / PANEL * PANEL, size = round_up(last) - begin;
+  for (int64_t r = 0; r < rows; r++) {
     int64_t from = ((part->start + first + r / group) * Q + head * group + r % group) * D;
-    if (r < rows)
-      memcpy(w->q + r * D, q + from, D * sizeof(bf16));
-    else
-      memset(w->q + r * D, 0, D * sizeof(bf16));
-    if (r < rows)
-      memcpy(w->dout + r * D, dout + from, D * sizeof(bf16));
-    else
-      memset(w->dout + r * D, 0, D * sizeof(bf16));
+    memcpy(w->q + r * D, q + from, D * sizeof(bf16));
+    memcpy(w->dout + r * D, dout + from, D * sizeof(bf16));
   }
+  memset(w->q + rows * D, 0, (even - rows) * D * sizeof(bf16));
+  memset(w->dout + rows * D, 0, (even - rows) * D * sizeof(bf16));
   for (int64_t l = begin; l < begin + size; l += PANEL) {
     Factor queries = {w->q, D, D / 2, key_rows + l * D}, gradients = {w->dout, D, D / 2, value_rows + l * D};
     multiply(even, queries, w->p + l - begin, NULL, size);
@@ -215,7 +210,7 @@ static void block_backward(const Tree* s, const TreeSegment* part, int64_t head,
   }
   for (int64_t r = 0; r < even; r++) {
     float *p = w->p + r * size, *dp = w->dp + r * size;
-    int64_t at = position + r / group, from = s->window && at + 1 > s->window ? at + 1 - s->window : 0;
+    int64_t at = position + r / group, from = first_visible_key(at, s->window);
     __m512 scaled = _mm512_set1_ps(r < rows ? softmax(p, from - begin, at + 1 - begin, size, s->scale) : 0);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < size; i += 16) {
@@ -305,7 +300,7 @@ int attention_backward(const Tree* s, const bf16* q, const bf16* k, const bf16* 
         for (int64_t first = 0; first < s->segments[i].count; first += per_block) {
           if (owner[block++] % team != thread) continue;
           const TreeSegment* part = s->segments + i;
-          int64_t count = part->count - first < per_block ? part->count - first : per_block;
+          int64_t count = lesser(part->count - first, per_block);
           block_backward(s, part, head, first, count, q, dout, packed + 3 * D * (place[i] + head * keys_of(part)), &w,
                          dq);
         }
