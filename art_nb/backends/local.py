@@ -20,7 +20,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-import httpx
 
 from .deployment import deploy_model, no_s3, pull_from_s3, push_to_s3, without_bucket
 from .loading import LoadSettings, choose_engines_and_weights, describe_runtime, open_runtime
@@ -40,7 +39,7 @@ from .steps import train_rl_step, train_sft_step
 from ..core.events import Bus, Event, GradientStep, print_warnings
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
-from ..models.clients import served_name
+from ..models.clients import httpx, served_name
 from ..models.model import ModelBackend
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups
 from ..samplers.base import QueuedSampler

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from httpx import Request
 from openai import APIConnectionError
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from openai.types.chat.chat_completion import Choice
@@ -218,9 +217,9 @@ class LocalServingUnavailableError(ServeError, APIConnectionError):
         The request without a response.
     """
 
-    request: Request | None  # OpenAI's class annotates the request of httpx2
+    request: Any  # OpenAI's class allows no None
 
-    def __init__(self, message: str, *, request: Request | None = None):
+    def __init__(self, message: str, *, request: Any = None):
         super().__init__(message, status=503)
         self.message, self.request, self.body, self.code, self.type = message, request, None, None, None
 

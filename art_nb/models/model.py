@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, Self, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import httpx
 import numpy as np
 from openai import AsyncOpenAI, Timeout
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_validator
@@ -28,7 +27,7 @@ from ..core.jsonable import finite
 from ..core.redaction import redact
 from ..core.types import StoreError, StrictModel, TrainConfig, TrainError, TrainResult, TrainSFTConfig
 from .provenance import record_session
-from .clients import EndpointClient, http_client, loop_or_thread
+from .clients import EndpointClient, http_client, httpx, loop_or_thread
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
 from ..runs.metrics import MetricsBuilder, counted_row, group_metrics, metric_name
@@ -142,7 +141,7 @@ def _make_client(model: "Model[Any, Any]") -> AsyncOpenAI:
     return client_class(
         base_url=model.inference_base_url,
         api_key=model.inference_api_key,
-        http_client=cast(Any, http),  # the class of httpx2 is annotated, that of httpx is accepted too
+        http_client=http,
         timeout=Timeout(1200, connect=5.0),
     )
 

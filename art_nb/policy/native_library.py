@@ -132,11 +132,12 @@ def has_panels(weight: torch.Tensor) -> bool:
     return fits and not any(side % PANEL for side in weight.shape) and native_library()[0] is not None
 
 
-def pack_panels(weight: torch.Tensor) -> torch.Tensor:  # [out, in]
+def pack_panels(weight: torch.Tensor) -> torch.Tensor:  # bf16 [out, in]
     """Return a matrix in panels [panels, pairs of inputs, 32 outputs, 2], padded with zeros."""
     outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight.detach(), (0, inputs % 2, 0, -outputs % PANEL))
-    return padded.view(-1, PANEL, padded.shape[1] // 2, 2).permute(0, 2, 1, 3).contiguous()
+    padded = torch.nn.functional.pad(weight.detach(), (0, inputs % 2, 0, -outputs % PANEL)).contiguous()
+    pairs = padded.view(torch.int32).view(-1, PANEL, padded.shape[1] // 2)  # copied faster than single numbers
+    return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).unflatten(-1, (PANEL, 2))
 
 
 def low_rank_record(down: torch.Tensor, up: torch.Tensor) -> ctypes.Structure:

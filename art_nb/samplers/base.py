@@ -97,9 +97,11 @@ class Sampler(Protocol):
 
     max_model_len: int
     tokenizer: Any
-    guides: frozenset[str]
     adapter_mode: str
     seed_limits: str
+
+    @property
+    def guides(self) -> frozenset[str]: ...
 
     def generate(
         self, prompt_ids: list[int], params: SamplingParams, adapter: str | None

@@ -236,7 +236,6 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     """
 
     request_type = SlottedRequest
-    guides = frozenset({"choice"})
 
     def __init__(
         self,
@@ -250,8 +249,6 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         prefill_tokens: int = 2048,
     ):
         super().__init__(policy, worker, max_model_len, max_running)
-        if reads_tokens(self.tokenizer):
-            self.guides = self.guides | {"call"}
         self.prefill_tokens = prefill_tokens
         self._slots = KVSlots(policy.model.config, policy.dtype, policy.device, kv_bytes)
         self._prefixes = PrefixCache(prefix_bytes)
@@ -260,6 +257,10 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         where = f"with {threads} threads" if cpu else "on this device"
         limits = f"{where} the rounding of logits depends on what else is in the batch"
         self.seed_limits = "" if cpu and (threads == 1 or policy.has_native_decoder) else limits
+
+    @property
+    def guides(self) -> frozenset[str]:  # at the first use, llguidance reads the vocabulary, which takes 0.4 s
+        return frozenset({"choice", "call"} if reads_tokens(self.tokenizer) else {"choice"})
 
     def _prepare(self, weights: Adapter) -> WorkingAdapter:
         return self.policy.cast(weights)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-import httpx
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.aio import cancel_and_wait
 from ..core.seeds import seed_scope
 from ..core.types import ServeError
+from ..models.clients import httpx
 from .http_server import mark_authenticated
 from .openai_requests import RequestError
 

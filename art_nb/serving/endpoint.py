@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.aio import gather_or_cancel
 from ..core.seeds import SEED_HEADER
 from ..core.types import ServeError
-from ..models.clients import policy_version
+from ..models.clients import httpx, policy_version
 from ..samplers.base import Sampler, TokenTexts
 from art_nb.serving.asgi import (
     EventSender,
@@ -122,7 +121,7 @@ class CompletionService:
         raw = await read_body(request)
         completion, body = parse(raw, ChatRequest)
         completion.seed = seed_of(request, completion)
-        formatter = ChatFormatter(self.chat, completion, body, self.texts, self.sampler.guides)
+        formatter = ChatFormatter(self.chat, completion, body, self.texts, self.sampler)
         return await self._respond(request, formatter, len(raw))
 
     async def completions(self, request: Request):

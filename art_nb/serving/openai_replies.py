@@ -13,7 +13,7 @@ from hashlib import blake2b
 from uuid import uuid4
 
 from ..core.types import ServeError
-from ..samplers.base import SampledToken, TokenNames, TokenTexts
+from ..samplers.base import Sampler, SampledToken, TokenNames, TokenTexts
 from .openai_requests import CompletionRequest, ChatRequest, RequestError, TextRequest, sampling_params
 from ..tokens.grammars import forced_call
 from ..tokens.tool_calls import call_suffix
@@ -121,8 +121,8 @@ class ChatFormatter:
 
     kind, chunk_kind, prefix, prompt_param = "chat.completion", "chat.completion.chunk", "chatcmpl", "messages"
 
-    def __init__(self, chat, request: ChatRequest, body: dict, texts: TokenTexts, guides: frozenset[str] = frozenset()):
-        self.guides = guides  # of the sampler
+    def __init__(self, chat, request: ChatRequest, body: dict, texts: TokenTexts, sampler: Sampler | None = None):
+        self.sampler = sampler
         self.chat = chat.with_template(request.chat_template_kwargs) if request.chat_template_kwargs else chat
         self.request, self.texts, self.messages = request, choose_texts(texts, request), body["messages"]
         self.tools = None if request.tool_choice == "none" else body.get("tools") or None
@@ -152,7 +152,7 @@ class ChatFormatter:
         name = self.request.must_name()
         if suffix := call_suffix(self.chat.calls, self.tools, name):
             self.request = self.request.model_copy(update={"guided_choice": [suffix]})
-        elif "call" in self.guides:
+        elif self.sampler and "call" in self.sampler.guides:
             if call := forced_call(self.chat.calls, self.tools, name, self.chat.tokenizer):
                 self.request = self.request.with_call_grammar(call)
 

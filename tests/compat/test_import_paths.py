@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 
-import httpx
 import openai
 import pytest
 from art_nb.types import ArtError, BackendMissing, LocalServingUnavailableError, ServeError
@@ -18,6 +17,7 @@ from support.warm import warm_python
 
 import art_nb as art
 from art_nb.compat.import_paths import ART_PATHS, MOVED, sources, whole_modules
+from art_nb.models import clients
 from art_nb.models.model import Model, TrainableModel
 
 LINES = [
@@ -286,7 +286,7 @@ async def test_a_trained_models_silent_endpoint_is_named(closed):
         await asking(trained.openai_client())
     assert closed in str(told.value)
     assert isinstance(told.value, openai.APIConnectionError) and isinstance(told.value, ServeError)
-    assert isinstance(told.value, ArtError) and isinstance(told.value.request, httpx.Request)
+    assert isinstance(told.value, ArtError) and isinstance(told.value.request, clients.httpx.Request)
     assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
     with pytest.raises(openai.APIConnectionError) as plain:
         await asking(Model(name="a", project="p", **address).openai_client())

@@ -5,11 +5,11 @@ import json
 import shutil
 import warnings
 
-import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from art_nb.core.types import StoreError, TrainConfig, TrainResult
+from art_nb.models import clients
 from art_nb.models.model import Model, TrainableModel
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 
@@ -57,7 +57,7 @@ class Scripted:
         return model.name if step is None else f"{model.name}@{step}"
 
     def transport(self, model):
-        return httpx.ASGITransport(app=self.answer)
+        return clients.httpx.ASGITransport(app=self.answer)
 
     def _log(self, model, groups, split, step, row):
         self.told.append((split, step, groups if groups is None else len(groups), row))

@@ -26,6 +26,7 @@ import art_nb as art
 from art_nb.compat.utils import strip_logprobs
 from art_nb.core.jsonable import expand
 from art_nb.core.types import TokenError
+from art_nb.models import clients
 from art_nb.policy import adapter_files
 from art_nb.rewards.rubrics import conversation
 from art_nb.rollouts import http_capture as interceptors
@@ -71,7 +72,7 @@ def text_of(lines):
 
 
 async def by_openai(served, body, transport=None):
-    http = httpx.AsyncClient(transport=transport) if transport else None
+    http = clients.httpx.AsyncClient(transport=transport) if transport else None
     async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, http_client=http) as client:
         reply = await client.chat.completions.create(**body)
         if not body.get("stream"):
@@ -218,7 +219,7 @@ async def test_calls_of_tools_are_captured(stream):
     words = '<tool_call>{"name": "play"}</tool_call>'
     it = endpoint(Scripted(words))
     async with openai.AsyncOpenAI(
-        base_url=it.base_url, api_key=it.api_key, http_client=httpx.AsyncClient(transport=it.transport())
+        base_url=it.base_url, api_key=it.api_key, http_client=clients.httpx.AsyncClient(transport=it.transport())
     ) as client:
         with art.Trajectory() as captured:
             reply = await client.chat.completions.create(model="ttt@3", messages=[GO], tools=TOOLS, stream=stream)
@@ -272,7 +273,7 @@ async def test_a_stream_is_not_held_back(ask):
         if ask in (by_openai, in_process, by_openai_over_aiohttp):
             http = {
                 by_openai: lambda: None,
-                in_process: lambda: httpx.AsyncClient(transport=it.transport()),
+                in_process: lambda: clients.httpx.AsyncClient(transport=it.transport()),
                 by_openai_over_aiohttp: openai.DefaultAioHttpClient,
             }[ask]
             if ask is by_openai_over_aiohttp:
@@ -528,7 +529,7 @@ async def test_a_stream_given_up_leaves_nothing(how, inside):
     it = endpoint()
     it.service.sampler.gate = (5, never := threading.Event())
     it.start()
-    http = httpx.AsyncClient(transport=it.transport()) if inside else None
+    http = clients.httpx.AsyncClient(transport=it.transport()) if inside else None
     captured = art.Trajectory()
 
     async def agent(client):
@@ -600,7 +601,7 @@ def test_scopes_are_closed_in_order():
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in process", "socket"])
 async def test_a_hundred_rollouts_do_not_mix(served, inside):
-    http = httpx.AsyncClient(transport=served.transport()) if inside else None
+    http = clients.httpx.AsyncClient(transport=served.transport()) if inside else None
     async with openai.AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, http_client=http) as client:
 
         async def agent(number):

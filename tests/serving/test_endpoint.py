@@ -7,7 +7,6 @@ import socket
 import threading
 from functools import partial
 
-import httpx
 import pytest
 from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI, LengthFinishReasonError
 from pydantic import BaseModel
@@ -15,6 +14,7 @@ from support.registered import until
 from support.server_parts import END, Bytes, Scripted, Tags, endpoint
 
 from art_nb.core.types import ServeError
+from art_nb.models.clients import httpx
 from art_nb.serving import http_server
 from art_nb.serving.asgi import MAX_BODY_BYTES, read_body
 from art_nb.serving.endpoint import RequestError

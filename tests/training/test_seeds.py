@@ -5,7 +5,6 @@ import random
 import threading
 from importlib.util import find_spec
 
-import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from support.registered import at_home, heard
@@ -14,6 +13,7 @@ import art_nb as art
 from art_nb.core.events import Warned
 from art_nb.core.seeds import SEED_HEADER, SeedScope, StepSeeds, current_seed_scope, seed_scope
 from art_nb.core.types import RolloutError
+from art_nb.models.clients import httpx
 from art_nb.policy.adapter_files import read_adapter
 from art_nb.rollouts.entries import get_messages
 from art_nb.rollouts.http_capture import install
