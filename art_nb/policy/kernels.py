@@ -20,7 +20,7 @@ import torch
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .native_library import has_panels, pack_panels, panel_product
+from .native_library import has_panels, multiplies_in_fp32, pack_panels, panel_product, transposed_linear
 from .native_operations import ACTIVATIONS, NativeGate, NativeHeads, NativeNorm, is_native
 
 try:
@@ -244,6 +244,12 @@ class FrozenWeight:
             return panel_product(x, self.panels, dtype=torch.float32)[0]
         return self(x.float()) if self.weight.dtype == torch.float32 else fp32_product(x, self.weight.T)
 
+    def input_gradient(self, dy: torch.Tensor, dt: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+        """Return dy W + dt A [T, in] for `dy` [T, out], `dt` [T, r] and A [r, in]."""
+        if multiplies_in_fp32() and has_panels(self.weight):
+            return transposed_linear(dy, self.weight, dt, A)
+        return torch.addmm(dt @ A, dy, self.weight)
+
     def transposed_product(self, y: torch.Tensor) -> torch.Tensor:
         """Return yW [T, in] in fp32. `y` is fp32 [T, out]; it may change. Gradients are not recorded."""
         if has_panels(self.weight):
@@ -334,7 +340,7 @@ class _LoRA(Function):
         dA = (dt.T @ x).float().split(low_rank.ranks)
         parts = zip(dy.split(low_rank.sizes, 1), t.split(low_rank.ranks, 1))
         dB = [(part.T @ t_i).float().mul_(low_rank.scale) for part, t_i in parts]
-        dx = torch.addmm(dt @ low_rank.A, dy, base.weight) if ctx.needs_input_grad[0] else None
+        dx = base.input_gradient(dy, dt, low_rank.A) if ctx.needs_input_grad[0] else None
         return dx, None, None, *(grad for pair in zip(dA, dB) for grad in pair)
 
 

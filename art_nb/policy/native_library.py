@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NATIVE_SOURCES', 'NO_COMPILER', 'Int', 'Pointer', 'PANEL', 'LinearRecord', 'LowRankRecord', 'missing_requirement',
-           'compile_library', 'load_library', 'native_library', 'record_type', 'call_native', 'has_panels',
-           'pack_panels', 'low_rank_record', 'panel_product']
+           'multiplies_in_fp32', 'compile_library', 'load_library', 'native_library', 'record_type', 'call_native',
+           'has_panels', 'pack_panels', 'low_rank_record', 'panel_product', 'transposed_linear']
 
 # %% ../../nbs/30_policy/00_native_library.ipynb #na710003
 import ctypes
@@ -29,10 +29,10 @@ _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC")
 
 
 def _processor() -> str:
-    """Return the line of /proc/cpuinfo with the features of the processor, or "" outside of Linux."""
+    """Return the lines of /proc/cpuinfo with the vendor and the features of the processor, or "" outside of Linux."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    return next((line for line in lines if line.startswith("flags")), "")
+    return "\n".join(next((line for line in lines if line.startswith(key)), "") for key in ("vendor_id", "flags"))
 
 
 def missing_requirement() -> str:
@@ -47,8 +47,20 @@ def missing_requirement() -> str:
     return "" if shutil.which("gcc") else NO_COMPILER
 
 
-def compile_library() -> Path:
+@lru_cache(maxsize=1)
+def multiplies_in_fp32() -> bool:
+    """Return whether the library converts bf16 numbers to fp32 before it multiplies them."""
+    features = _processor().split()
+    return "GenuineIntel" in features and "avx512_fp16" in features  # Sapphire Rapids and later
+
+
+def compile_library(fp32_products: bool | None = None) -> Path:
     """Return the compiled library. It is compiled if it is not in the cache directory.
+
+    Parameters
+    ----------
+    fp32_products : bool, optional
+        Whether it converts numbers to fp32 before it multiplies them. By default, the faster method of the processor.
 
     Raises
     ------
@@ -57,14 +69,15 @@ def compile_library() -> Path:
     """
     version = subprocess.run(["gcc", "--version"], capture_output=True, text=True).stdout.partition("\n")[0]
     sources = sorted(NATIVE_SOURCES.glob("*.[ch]"))
-    parts = *(source.read_text() for source in sources), version, _processor(), *_FLAGS
+    flags = [*_FLAGS, *["-DFP32_PRODUCTS"] * (multiplies_in_fp32() if fp32_products is None else fp32_products)]
+    parts = *(source.read_text() for source in sources), version, _processor(), *flags
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     path = cache_directory() / "compiled" / f"kernels-{name}.so"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        _run_gcc(*_FLAGS, "-c", *(str(source) for source in sources if source.suffix == ".c"), folder=folder)
+        _run_gcc(*flags, "-c", *(str(source) for source in sources if source.suffix == ".c"), folder=folder)
         objects = sorted(str(file) for file in Path(folder).glob("*.o"))
         _run_gcc("-shared", *objects, "-lm", "-o", "kernels.so", folder=folder)  # without -fopenmp: see `load_library`
         (Path(folder) / "kernels.so").replace(path)  # another process may do the same
@@ -160,3 +173,16 @@ def panel_product(
     matrix = LinearRecord(weight.data_ptr(), None, x.shape[1], outputs)
     call_native("linear", matrix, adapter, len(x), x, t, y, int(dtype == torch.float32))
     return y, t
+
+
+def transposed_linear(
+    x: torch.Tensor,  # bf16 [T, out]
+    weight: torch.Tensor,  # W [out, in], not packed
+    t: torch.Tensor,  # bf16 [T, rank]
+    A: torch.Tensor,  # [rank, in]
+) -> torch.Tensor:
+    """Return xW + tA [T, in], rounded once. `has_panels(weight)` and `multiplies_in_fp32()` must be true."""
+    x, weight, t, A = (tensor.detach().contiguous() for tensor in (x, weight, t, A))
+    y = x.new_empty(len(x), weight.shape[1])
+    call_native("transposed_linear", len(x), *weight.shape, len(A), x, weight, t, A, y)
+    return y

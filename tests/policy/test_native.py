@@ -1,6 +1,7 @@
 """The native library is as close to fp32 as PyTorch, for each family, number of tokens and adapter."""
 
 import copy
+import ctypes
 import math
 
 import pytest
@@ -160,6 +161,38 @@ def test_why_there_is_no_library(monkeypatch, tmp_path):
     monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx512_bf16")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "gcc" in native_library.missing_requirement()
+
+
+def test_which_processors_multiply_in_fp32(monkeypatch):
+    intel, amd = "vendor_id : GenuineIntel\nflags : avx512_bf16", "vendor_id : AuthenticAMD\nflags : avx512_bf16"
+    decided = {}
+    for processor in (intel, amd, f"{intel} avx512_fp16", f"{amd} avx512_fp16"):
+        monkeypatch.setattr(native_library, "_processor", lambda processor=processor: processor)
+        decided[processor] = native_library.multiplies_in_fp32.__wrapped__()
+    assert [*decided.values()] == [False, False, True, False]
+
+
+@needs_library
+@pytest.mark.parametrize("fp32_products", [False, True])
+@pytest.mark.parametrize("inputs", [32, 256, 288, 608])
+def test_both_ways_of_multiplication(fp32_products, inputs, monkeypatch):
+    native_library.native_library()  # loads the OpenMP library
+    library = ctypes.CDLL(str(native_library.compile_library(fp32_products)))
+    monkeypatch.setattr(native_library, "native_library", lambda: (library, ""))
+    W, A, B = (torch.randn(shape).bfloat16() for shape in ((96, inputs), (6, inputs), (96, 6)))
+    packed = [native_library.pack_panels(matrix) for matrix in (W, A, B)]
+    whole = None
+    for rows in (40, 12, 5, 1):
+        x = torch.linspace(-3, 3, 40 * inputs).sin().bfloat16().view(40, inputs)[:rows]
+        y, t = native_library.panel_product(x, packed[0], (packed[1], packed[2]))
+        exact = x.double() @ W.double().T + t[:, :6].double() @ B.double().T
+        assert ((y - exact).abs() <= 2**-8 * exact.abs() + 1e-4).all()
+        whole = y if whole is None else whole
+        assert torch.equal(y, whole[:rows])  # a row does not depend on the others
+        if fp32_products:
+            z = native_library.transposed_linear(y, W, t[:, :6], A)
+            exact = y.double() @ W.double() + t[:, :6].double() @ A.double()
+            assert ((z - exact).abs() <= 2**-8 * exact.abs() + 1e-4 * exact.abs().max()).all()
 
 
 @needs_library

@@ -14,6 +14,53 @@ int linear(const Linear* p, const LowRank* low, int64_t n, const bf16* x, bf16* 
   return 0;
 }
 
+#ifdef FP32_PRODUCTS
+
+// sums[r] += x[r] W for 32 columns of W [count, ldw]: [0] for even columns, [1] for odd ones.
+ALWAYS_INLINE void accumulate_columns(int rows, const bf16* x, int64_t count, const bf16* w, int64_t ldw,
+                                      __m512 sums[][2]) {
+  float x32[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
+  for (int64_t begin = 0; begin < count; begin += CHUNK) {
+    int64_t size = lesser(count - begin, CHUNK);
+    widen(rows, x + begin, count, size, x32);
+    for (int64_t k = 0; k < size; k++, w += ldw) {
+      __m512i columns = _mm512_loadu_si512(w);
+      add_products(rows, x32 + k, lower(columns), upper(columns), sums);
+    }
+  }
+}
+
+ALWAYS_INLINE __m512i bits(__m512 x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)); }
+
+// Writes 32 columns of x W + t A to `rows` rows of y.
+ALWAYS_INLINE void column_block(int rows, int64_t out, int64_t in, int64_t rank, const bf16* x, const bf16* w,
+                                const bf16* t, const bf16* a, bf16* y) {
+  __m512 sums[MAX_ROWS][2];
+  for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  accumulate_columns(rows, x, out, w, in, sums);
+  accumulate_columns(rows, t, rank, a, in, sums);
+  for (int r = 0; r < rows; r++)
+    _mm512_storeu_si512(y + r * in, _mm512_or_si512(bits(sums[r][0]), _mm512_slli_epi32(bits(sums[r][1]), 16)));
+}
+
+// y [n, in] = x W + t A for x [n, out], W [out, in], t [n, rank] and A [rank, in], which are not packed.
+int transposed_linear(int64_t n, int64_t out, int64_t in, int64_t rank, const bf16* x, const bf16* w, const bf16* t,
+                      const bf16* a, bf16* y, int64_t threads) {
+  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t c = 0; c < in; c += PANEL)
+    for (int64_t i = 0; i < blocks; i++) {
+      int64_t first = n * i / blocks;
+      int rows = n * (i + 1) / blocks - first;
+#define COLUMN_BLOCK(R) \
+  column_block(R, out, in, rank, x + first * out, w + c, t + first * rank, a + c, y + first * in + c);
+      FOR_ROWS(rows, COLUMN_BLOCK)
+    }
+  return 0;
+}
+
+#endif
+
 // Rows
 
 // y = x r gain with r = 1 / sqrt(mean(x^2) + eps), n rows
