@@ -8,6 +8,7 @@ Modules:
 - `art_nb.backends.remote_calls`: The calls of a remote training server: validation, execution and stored results
 - `art_nb.backends.remote_client`: The client for models that are sampled and trained on another machine
 - `art_nb.backends.steps`: One training step: optimizer steps, publishing the adapter and saving its checkpoint
+- `art_nb.cli.live_page`: A read-only web page that follows a run, for `art-nb view --live`
 - `art_nb.compat.import_paths`: The import paths of ART and of art_nb 0.1, and the modules that define their names
 - `art_nb.core.aio`: Running many awaitables: cancellation, timeouts, retries and concurrency limits
 - `art_nb.core.events`: Event records, and the bus that delivers them to subscribers
@@ -22,6 +23,7 @@ Modules:
 - `art_nb.models.provenance`: What is stored about a training session: options, program, base weights and engine
 - `art_nb.panels.base`: The base class of all panels: messages between the browser and Python, live updates, errors and the static form
 - `art_nb.panels.judging_session`: A judging session: the ranking of a group, a person's drafts and their effect on the advantages
+- `art_nb.panels.playground`: Chat with any checkpoint, or with two of them next to each other, and continue a rollout from any turn by hand
 - `art_nb.pipeline.freshness`: The age of a group in steps, and whether the group is still used for training
 - `art_nb.pipeline.retention`: Deletion of old checkpoints by a strategy
 - `art_nb.policy.device`: The device's memory and the thread that owns the device
@@ -64,6 +66,7 @@ Modules:
 - `art_nb.training.sft`: Supervised fine-tuning from lists and files: one learning rate per batch, datasets in chunks, and files read line by line
 - `art_nb.training.steps`: The options of a run, its rollouts step by step, and metrics of their trajectories
 - `art_nb.views.boards`: Game boards in a conversation, as rows of text cells
+- `art_nb.views.comparison`: Several runs in one view: curves with intervals, settings that differ, and rollouts of the same scenario
 - `art_nb.views.conversation`: Messages and token texts of a conversation as JSON for the viewer
 - `art_nb.views.failures`: What went wrong in the rollouts of a run: exceptions, truncated replies, invalid tool calls, groups without signal
 - `art_nb.views.index`: The index of rollouts: loading, filters, sort orders, search and links
@@ -131,7 +134,9 @@ _NAMES = {
     "reports.report": "export report",
     "panels.viewer": "view",
     "panels.failures_panel": "failures",
+    "panels.comparison_panel": "compare",
     "panels.judging_panel": "judge",
+    "panels.playground": "playground",
     "panels.ipython": "load_ipython_extension",
 }
 _PACKAGES = (
@@ -142,7 +147,7 @@ _PACKAGES = (
 _COMPLETIONS = (
     "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
-    "view failures report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
+    "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
     "register_board retry limit_concurrency"
 ).split()

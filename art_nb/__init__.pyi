@@ -101,7 +101,9 @@ from .reports.report import export as export
 from .reports.report import report as report
 from .panels.viewer import view as view
 from .panels.failures_panel import failures as failures
+from .panels.comparison_panel import compare as compare
 from .panels.judging_panel import judge as judge
+from .panels.playground import playground as playground
 from .panels.ipython import load_ipython_extension as load_ipython_extension
 
 SPINNING: dict[str, str]

@@ -1,4 +1,5 @@
 // The failures of a run: kinds and counts, their steps, and examples that open in the rollout viewer.
+import { createEmbeddedViewer } from "./embedded-viewer.js";
 import {
   announcer,
   clamp,
@@ -41,27 +42,11 @@ function stepBars({ steps }, ofSteps, labels) {
   );
 }
 
-/** Load the rollout viewer on first use. Its script and style sheet come from the kernel. @param {any} app */
-async function loadViewer({ wire, root }) {
-  const { buffers } = await wire.request("viewer_files"),
-    [script, style] = buffers.map((buffer) => new TextDecoder().decode(buffer));
-  const sheet = new CSSStyleSheet(),
-    home = /** @type {any} */ (root.getRootNode());
-  sheet.replaceSync(style);
-  home.adoptedStyleSheets = [...home.adoptedStyleSheets, sheet];
-  const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
-  try {
-    return (await import(url)).default;
-  } finally {
-    URL.revokeObjectURL(url);
-  }
-}
-
 /** Create the example: a bar with the failure and its position, and the rollout viewer below it. @param {any} app */
 function createExample(app) {
-  const { wire, model } = app,
+  const { wire } = app,
     heading = h("span.grow"),
-    box = h("div");
+    viewer = createEmbeddedViewer(app);
   const back = h("button.button", { title: "Previous example (p)", onclick: () => step(-1) }, "Previous"),
     next = h("button.button", { title: "Next example (n)", onclick: () => step(1) }, "Next");
   const bar = h(
@@ -72,11 +57,8 @@ function createExample(app) {
     next,
     h("button.button", { title: "Close the example (Escape)", onclick: close }, "Close"),
   );
-  const node = h("section.f-example", { label: "Example", hidden: true }, bar, box);
-  let viewer = null,
-    closeViewer = null,
-    open = /** @type {any} */ (null),
-    jumps = 0;
+  const node = h("section.f-example", { label: "Example", hidden: true }, bar, viewer.node);
+  let open = /** @type {any} */ (null);
 
   async function show(failure, position = 0) {
     const rows = (await wire.request("failure_rows", { failure: failure.number, first: position })).reply;
@@ -87,13 +69,7 @@ function createExample(app) {
     fill(heading, h("strong", `Example ${position + 1} of ${rows.total}`), " ", h("span.mono", marked(failure.title)));
     back.disabled = position === 0;
     next.disabled = position + 1 >= rows.total;
-    if (closeViewer) {
-      model.set("jump", { id, turn: null, seq: `page-${++jumps}` });
-    } else {
-      viewer ??= await loadViewer(app);
-      model.set("ui", { ...model.get("ui"), id, turn: null, ids: [] });
-      closeViewer = viewer.render({ model, el: box });
-    }
+    await viewer.show(id);
     app.announce(`example ${position + 1} of ${rows.total}`);
     node.scrollIntoView({ block: "nearest" });
   }
@@ -106,13 +82,12 @@ function createExample(app) {
   function close() {
     if (!open) return false;
     const { number } = open.failure;
-    closeViewer?.();
-    closeViewer = open = null;
-    box.replaceChildren();
+    open = null;
+    viewer.close();
     node.hidden = true;
     app.root.querySelector(`[data-failure="${number}"]`)?.focus();
   }
-  return { node, step, close, show: (failure) => notified(show(failure)), end: () => closeViewer?.() };
+  return { node, step, close, show: (failure) => notified(show(failure)), end: viewer.close };
 }
 
 /** @param {HTMLElement} root @param {ReturnType<typeof link>} wire @param {any} model */
@@ -137,7 +112,7 @@ function build(root, wire, model) {
       h(
         "button.button",
         {
-          title: "Replace this panel with static HTML, which is saved in the notebook",
+          title: "Replace this panel with static HTML in the notebook",
           onclick: () => wire.request("freeze").catch(() => {}),
         },
         "Freeze",

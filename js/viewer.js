@@ -16,7 +16,7 @@ const HELP = [
   ["J K n p", "next, previous rollout"],
   ["[ ]", "previous, next group"],
   ["h l", "left, right pane; l starts a comparison"],
-  ["f", "hide or show the side panes"],
+  ["f", "hide or show side panes"],
   ["/", "search; Enter, Shift+Enter: next, previous match"],
   ["\\", "filter"],
   ["g G", "first, last turn"],
@@ -26,7 +26,7 @@ const HELP = [
   ["← →", "previous, next token; Esc deselects"],
   ["Space", "in the list: select to compare or export"],
   ["c", "compare"],
-  ["s", "the same scenario at other steps"],
+  ["s", "this scenario at other steps"],
   ["y", "copy the link"],
   ["?", "this help"],
   ["Esc", "back"],
@@ -112,11 +112,7 @@ function createColors(app) {
 /** Open and close the comparison of rollouts. @param {any} app */
 function createComparison(app) {
   const { index, list, picked, reader, sides, steps, ui } = app;
-  const compareButton = button(
-    "Compare",
-    "Compare the selected rollouts, or this one and the next (c)",
-    startComparison,
-  );
+  const compareButton = button("Compare", "Compare the selected rollouts, or this and the next (c)", startComparison);
 
   app.pick = (id) => {
     picked.has(id) ? picked.delete(id) : picked.add(id);
@@ -275,7 +271,7 @@ function build(root, wire, model) {
     colors.losses,
     comparison.face,
     button("Export", "Save the selected rollouts (or this one) as HTML", exportPicked),
-    button("Freeze", "Replace this panel with static HTML, which is saved in the notebook", () =>
+    button("Freeze", "Replace this panel with static HTML in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
   );

@@ -302,6 +302,7 @@ SHARED_NAMES = {
     "TrainSFTConfig": "ART has a model and a typed dictionary of this name",
     "LOG": "the logger of a module",
     "RequestT": "a type variable",
+    "compare": "the panel of runs, and the agreement of two rankings",
     "doctor": "a function and its command",
     "failures": "a panel, and a check of diagnostics",
     "migrate": "a function and its command",

@@ -167,11 +167,15 @@ def follow_run(run: Any, script: Path) -> int:
     return 130 if run.status == "stopped" else 0
 
 # %% ../../nbs/95_cli/20_main.ipynb #37680aad
-def view(path: str, no_browser: bool) -> int:
+def view(path: str, no_browser: bool, live: bool, host: str, port: int) -> int:
     """Open a run, an .art directory or a file of rollouts in the browser."""
     import tempfile
     import webbrowser
 
+    if live:
+        from art_nb.cli.live_page import serve_live_page
+
+        return serve_live_page(path, host, port)
     page = write_pages(Path(path), Path(tempfile.mkdtemp(prefix="art-nb-view-")))
     print(page)
     print("A static page. In a notebook, art.view(path) opens the interactive viewer.", file=sys.stderr)
@@ -279,6 +283,9 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         [
             option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
             option("--no-browser", action="store_true", help="only print the path of the page"),
+            option("--live", action="store_true", help="serve a read-only page that follows a run, until Ctrl-C"),
+            option("--host", default="127.0.0.1", help="with --live: address to serve on (%(default)s)"),
+            option("--port", type=int, default=0, help="with --live: port; default: a free port"),
         ],
     ),
     "profile": (

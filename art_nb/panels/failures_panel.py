@@ -6,7 +6,6 @@
 __all__ = ['FailuresPanel', 'failures']
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #9b98e747
-from importlib.resources import files
 from typing import Any
 
 from .base import command, static
@@ -43,12 +42,6 @@ class FailuresPanel(RolloutViewer):
     def failure_rows(self, failure: int, first: int = 0) -> Any:
         """Return a page of the rollouts with a failure."""
         return failure_rows_reply(self.scan, failure, first)
-
-    @command(thread=True)
-    def viewer_files(self) -> Any:
-        """Return the script and the style sheet of the rollout viewer."""
-        folder = files("art_nb") / "static"
-        return {}, [(folder / name).read_bytes() for name in ("viewer.js", "viewer.css")]
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #3e0f20e3
 def failures(what: Any) -> FailuresPanel:

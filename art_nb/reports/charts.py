@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['FLAT', 'CHARTS', 'CURVE_COLUMNS', 'MAX_POINTS', 'CURVE_COLOR', 'AXIS_COLOR', 'AXIS_WIDTH', 'MARGIN', 'Point', 'CARD',
            'WIDE_CARD', 'CARDS', 'CARD_HEAD', 'Chart', 'round_figures', 'chart_value', 'curve_point', 'curve_points',
-           'format_value', 'known_points', 'value_range', 'svg_image', 'curve_image', 'describe_curve', 'chart_card',
-           'chart_cards']
+           'format_value', 'known_points', 'value_range', 'svg_image', 'curves_image', 'curve_image', 'describe_curve',
+           'chart_card', 'chart_cards']
 
 # %% ../../nbs/80_reports/15_charts.ipynb #d59a59d0
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -125,18 +125,18 @@ def svg_image(width: int, height: int, shapes: str, text: str) -> Html:
     source = "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
     return tag("img", src=source, alt=text, title=text, style="width:100%")
 
-
-def curve_image(
+# %% ../../nbs/80_reports/15_charts.ipynb #c0a7e5d2
+def curves_image(
     chart: Chart,
-    points: Sequence[Point],
+    curves: Sequence[tuple[str, Sequence[Point]]],  # color and points of each curve
     text: str,  # alternative text
     size: tuple[int, int] = (180, 84),  # width and height in pixels
 ) -> Html:
-    """Return a curve as an image. Missing values interrupt it."""
-    known = known_points(points)
+    """Return curves with common axes as an image. Missing values interrupt them."""
+    known = [point for _, points in curves for point in known_points(points)]
     low, high = value_range(chart, min(v - s for _, v, s in known), max(v + s for _, v, s in known))
     width, height = size
-    first, last = points[0][0], points[-1][0]
+    first, last = (end(points[i][0] for _, points in curves if points) for end, i in ((min, 0), (max, -1)))
 
     def position(step: float, value: float) -> str:
         x = AXIS_WIDTH + (width - AXIS_WIDTH - MARGIN) * (step - first) / ((last - first) or 1)
@@ -148,16 +148,29 @@ def curve_image(
         f'fill="{AXIS_COLOR}">{format_value(chart, value)}</text>'
         for y, value in ((MARGIN, high), (height - MARGIN, low))
     ]
-    style = f'fill="none" stroke="{CURVE_COLOR}" stroke-width="1.8" stroke-linecap="round"'
-    for part in (
-        known_points(part) for is_known, part in groupby(points, lambda point: point[1] is not None) if is_known
-    ):
+    for color, points in curves:
+        shapes += _curve_shapes(points, color, position, bool(chart.spread))
+    return svg_image(width, height, "".join(shapes), text)
+
+
+def _curve_shapes(
+    points: Sequence[Point], color: str, position: Callable[[float, float], str], has_band: bool
+) -> Iterator[str]:
+    style = f'fill="none" stroke="{color}" stroke-width="1.8" stroke-linecap="round"'
+    for is_known, group in groupby(points, lambda point: point[1] is not None):
+        part = known_points(group)
+        if not is_known:
+            continue
         line = [position(step, value) for step, value, _ in (part * 2 if len(part) == 1 else part)]
         edges = [position(s, v + b) for s, v, b in part] + [position(s, v - b) for s, v, b in reversed(part)]
-        if chart.spread:
-            shapes.append(f'<polygon points="{" ".join(edges)}" fill="{CURVE_COLOR}" fill-opacity=".18"/>')
-        shapes.append(f'<polyline points="{" ".join(line)}" {style}/>')
-    return svg_image(width, height, "".join(shapes), text)
+        if has_band:
+            yield f'<polygon points="{" ".join(edges)}" fill="{color}" fill-opacity=".18"/>'
+        yield f'<polyline points="{" ".join(line)}" {style}/>'
+
+
+def curve_image(chart: Chart, points: Sequence[Point], text: str, size: tuple[int, int] = (180, 84)) -> Html:
+    """Return a curve as an image. The arguments are as in `curves_image`."""
+    return curves_image(chart, [(CURVE_COLOR, points)], text, size)
 
 # %% ../../nbs/80_reports/15_charts.ipynb #41e08d9b
 def describe_curve(chart: Chart, points: Sequence[Point]) -> str:

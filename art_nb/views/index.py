@@ -9,7 +9,8 @@
 
 # %% auto #0
 __all__ = ['Waiting', 'ViewReply', 'CHUNK_ROLLOUTS', 'SOURCES', 'GroupRef', 'RolloutRef', 'RolloutIndex', 'base_model_of',
-           'open_rollouts', 'load_all', 'column', 'select', 'search', 'link', 'link_to', 'find_row', 'resolve']
+           'waiting_steps', 'open_rollouts', 'load_all', 'column', 'select', 'search', 'link', 'link_to', 'find_row',
+           'resolve']
 
 # %% ../../nbs/75_views/30_index.ipynb #91c749e1
 import threading
@@ -179,11 +180,15 @@ class RolloutIndex:
         self._mark(part)
         self._table = None
 
+    def stored_steps(self) -> list[Waiting]:
+        """Return all steps of the run, the latest one first. The list is empty without a run."""
+        return waiting_steps(self.store, self.rule) if self.store else []
+
     def refresh(self) -> bool:  # True if anything is new
         """Find steps, rows and judgments that were written since the last call."""
         with self._lock:
             before = self.version, len(self.waiting)
-            steps = _waiting_of(self.store, self.rule) if self.store else []
+            steps = self.stored_steps()
             known = {*self.steps(), *self.lost}
             self.waiting = [step for step in steps if step[:2] not in known] + self.waiting
             judgments = self._judgments()
@@ -302,7 +307,8 @@ def _waiting_of_groups(
     ]
 
 
-def _waiting_of(store: RunStore, rule: AdvantageRule) -> list[Waiting]:
+def waiting_steps(store: RunStore, rule: AdvantageRule = ("group", 0.0)) -> list[Waiting]:
+    """Return the steps of a run, the latest one first."""
     splits = sorted(store.splits(), key=lambda name: (name != "train", name))
     steps = [(split, step) for split in splits for step in store.steps(split)]
     return [
@@ -312,7 +318,7 @@ def _waiting_of(store: RunStore, rule: AdvantageRule) -> list[Waiting]:
 
 # %% ../../nbs/75_views/30_index.ipynb #0e693ee2
 def _of_store(store: RunStore, title: str = "", rule: AdvantageRule = ("group", 0.0)) -> RolloutIndex:
-    return RolloutIndex(title or store.path.name, _waiting_of(store, rule), store, rule)
+    return RolloutIndex(title or store.path.name, waiting_steps(store, rule), store, rule)
 
 
 def _of_path(path: str | Path) -> RolloutIndex:

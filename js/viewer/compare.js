@@ -47,8 +47,8 @@ export function createCompare(app) {
     if (focused) step(0);
   }
 
-  function pane(item, n) {
-    const { id, step, group, index: number, reward, advantage, messages, shared_chars: sharedChars } = item;
+  function pane(item, n, items) {
+    const { id, step, split, index: number, reward, advantage, messages, shared_chars: sharedChars } = item;
     return h(
       "section.pane",
       {
@@ -64,6 +64,7 @@ export function createCompare(app) {
         "header.pane-head",
         h("strong", `#${number}`),
         app.index.stepped && muted(`step ${step}`),
+        items.some((other) => other.split !== split) && muted(marked(split)),
         h("span.grow"),
         h("span", { title: "reward" }, num(reward)),
         h(
@@ -123,7 +124,7 @@ export function createSteps(app) {
   /** @param {number} group number */
   async function show(group) {
     node.hidden = false;
-    fill(node, muted("Searching other steps …"));
+    fill(node, muted("Searching …"));
     try {
       const { reply } = await app.wire.request("step_diff", { group });
       draw(reply, group);
@@ -133,8 +134,7 @@ export function createSteps(app) {
   }
 
   function draw({ places, by: matchedBy }, group) {
-    if (places.length < 2)
-      return fill(node, h("span.note", "This scenario has rollouts at one step only."), closeButton());
+    if (places.length < 2) return fill(node, h("span.note", "This scenario has only one step."), closeButton());
     const current = Math.max(
         0,
         places.findIndex((place) => place.group === group),

@@ -12,13 +12,14 @@ from art_nb.core.events import Failed, Warned
 from art_nb.core.files import append_lines
 from art_nb.reports import report as report_module
 from art_nb.reports.report import MAX_REPORT_BYTES, extreme_rollouts, report
-from art_nb.reports.run_summary import goal_of, metric_mean, raised_findings, reward_sentence, widest_interval
+from art_nb.reports.run_summary import goal_of, raised_findings, reward_sentence
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.sessions import SESSION_FILE, write_session
 from art_nb.runs.store import RunStore
 from art_nb.training.evaluation import mean_interval
 from art_nb.training.heartbeat import write_run_record
 from art_nb.views.index import load_all
+from art_nb.views.step_means import metric_mean, widest_interval
 
 SECTIONS = [
     "Results",
