@@ -440,7 +440,7 @@ async def main():
     model = art.TrainableModel(name="start", project="bench", base_model={model!r})
     async with art.LocalBackend(path=tempfile.mkdtemp(), verbose=False) as backend:
         await model.register(backend)
-        print("registered", flush=True)
+        print("done", flush=True)
 
 asyncio.run(main())
 """
@@ -452,11 +452,11 @@ def start(bench: Bench) -> Iterator[Planned]:
     def run(code: str) -> float:
         start_s = time.perf_counter()
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stdout.readline()
+            assert process.stdout is not None and any(line.strip() == b"done" for line in process.stdout)
             return time.perf_counter() - start_s  # without the end of the process
 
     row = Row("import art_nb", 2, None, "s", "alone", note="a new process, minus the time of a process without imports")
-    done = "print(flush=True)"
+    done = "print('done', flush=True)"
     yield row, partial(bench.measure, row, lambda: {"value": run(f"import art_nb; {done}") - run(done)})
     row = Row(
         "import to registered LocalBackend", 4, 2.5, "s", "alone", note="a new process; the weights are on the disk"

@@ -66,17 +66,23 @@ function createReading(app) {
     h("button.button", { title: "Close (Escape)", onclick: close }, "Close"),
   );
   const node = h("section.c-reading", { label: "Rollouts of the scenario", hidden: true }, bar, viewer.node);
-  let open = /** @type {any} */ (null);
+  let open = /** @type {any} */ (null),
+    requests = 0;
 
   async function show(row, place = 0, lists = null) {
     const groups = row.groups.filter(Boolean).map(({ group }) => group);
-    lists ??= (await app.wire.request("pairs", { groups })).reply.rows.filter((rows) => rows.length).slice(0, 4);
+    app.notify("");
+    const request = ++requests;
+    lists ??= (await app.wire.request("pairs", { groups })).reply.rows.filter((rows) => rows.length);
+    if (request !== requests) return; // another scenario was chosen
     const total = Math.max(0, ...lists.map((rows) => rows.length));
     if (!total) return app.notify("All rollouts of this scenario failed.");
     open = { row, place, lists, total };
-    const ids = lists.map((rows) => rows[Math.min(place, rows.length - 1)]);
+    const shown = lists.slice(0, 4),
+      ids = shown.map((rows) => rows[Math.min(place, rows.length - 1)]);
     node.hidden = false;
     fill(heading, h("strong", marked(row.scenario)), muted(` · rank ${place + 1} of ${total} by reward`));
+    if (shown.length < lists.length) heading.append(muted(` · ${shown.length} of ${lists.length} runs`));
     back.disabled = place === 0;
     next.disabled = place + 1 >= total;
     await (ids.length > 1 ? viewer.compare(ids) : viewer.show(ids[0]));
@@ -103,7 +109,11 @@ function createReading(app) {
 /** Create the list of scenarios that several runs have. @param {any} app @param {(row: any) => void} choose */
 function createScenarios(app, choose) {
   const list = h("div"),
-    more = h("button.button", { hidden: true, onclick: () => load(rows.length) }, "Show more");
+    more = h(
+      "button.button",
+      { hidden: true, onclick: () => load(rows.length).catch((error) => app.notify(error.message)) },
+      "Show more",
+    );
   const node = h("section", { label: "The same scenario" }, list, h("div.c-more", more));
   let rows = /** @type {any[]} */ ([]);
 
@@ -220,7 +230,7 @@ function build(root, wire, model) {
     load();
   }
 
-  function drawSettings({ settings: rows, more_settings: more }) {
+  function drawSettings({ settings: rows, more_settings: more, has_settings: known }) {
     fill(settings, h("h3.c-title", "Settings that differ"));
     const cells = ([name, ...values]) =>
       h(
@@ -231,7 +241,7 @@ function build(root, wire, model) {
     settings.append(
       rows.length
         ? table("Settings that differ", ["setting", ...app.names.map(runName)], rows.map(cells))
-        : h("p.c-text", "All recorded settings are equal."),
+        : h("p.c-text", known ? "All recorded settings are equal." : "No settings were recorded."),
     );
     if (more) settings.append(h("p.c-text", `${more} more settings differ.`));
   }
@@ -250,6 +260,7 @@ function build(root, wire, model) {
 
   const load = coalesce(
     async () => {
+      app.notify("");
       await loadRuns();
       let reply,
         { metric: name, axis: unit } = choice;

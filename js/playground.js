@@ -105,7 +105,7 @@ function build(root, wire, model) {
     },
   });
   const button = (name, hint, onclick) => h("button.button", { title: hint, onclick }, name);
-  let state = /** @type {any} */ ({ chats: [], steps: [] });
+  let state = /** @type {any} */ ({ chats: [], steps: [], version: -1 });
   root.classList.add("art-playground");
   root.append(
     h(
@@ -152,11 +152,16 @@ function build(root, wire, model) {
     Promise.all(state.chats.map((_, chat) => change(command, { chat, ...args }))).then((all) => all.every(Boolean));
   async function add() {
     if (!text.value) return false;
-    const isAdded = await forAll("add", { role: role.value, text: text.value });
+    const isAdded = await change("add", { role: role.value, text: text.value });
     if (isAdded) text.value = "";
     return isAdded;
   }
-  const reply = () => forAll("reply", { temperature: Number(temperature.value), max_tokens: Number(maxTokens.value) });
+  /** Request a reply in every chat. An empty field means its default. */
+  const reply = () =>
+    forAll("reply", {
+      temperature: temperature.value === "" ? 1 : temperature.valueAsNumber,
+      max_tokens: maxTokens.value === "" ? 256 : maxTokens.valueAsNumber,
+    });
   async function send() {
     if (await add()) await reply();
     text.focus();
@@ -215,11 +220,8 @@ function build(root, wire, model) {
     );
   }
 
-  let drawn = "";
   function draw(reply) {
-    const json = JSON.stringify(reply);
-    if (json === drawn) return; // a chosen token stays chosen
-    drawn = json;
+    if (reply.version <= state.version) return; // a chosen token stays chosen, and late replies are ignored
     state = reply;
     fill(title, marked(`Playground of ${reply.title}`));
     fill(second, reply.chats.length === 1 ? "Add a chat" : "Close the second chat");

@@ -20,7 +20,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-
 from .deployment import deploy_model, no_s3, pull_from_s3, push_to_s3, without_bucket
 from .loading import LoadSettings, choose_engines_and_weights, describe_runtime, open_runtime
 from .options import StepOptions, runtime_key, step_config, with_step_options

@@ -167,7 +167,7 @@ def follow_run(run: Any, script: Path) -> int:
     return 130 if run.status == "stopped" else 0
 
 # %% ../../nbs/95_cli/20_main.ipynb #37680aad
-def view(path: str, no_browser: bool, live: bool, host: str, port: int) -> int:
+def view(path: str, no_browser: bool, live: bool = False, host: str | None = None, port: int | None = None) -> int:
     """Open a run, an .art directory or a file of rollouts in the browser."""
     import tempfile
     import webbrowser
@@ -175,7 +175,9 @@ def view(path: str, no_browser: bool, live: bool, host: str, port: int) -> int:
     if live:
         from art_nb.cli.live_page import serve_live_page
 
-        return serve_live_page(path, host, port)
+        return serve_live_page(path, host or "127.0.0.1", port or 0)
+    if host is not None or port is not None:
+        raise ValueError("--host and --port need --live: a static page has no server.")
     page = write_pages(Path(path), Path(tempfile.mkdtemp(prefix="art-nb-view-")))
     print(page)
     print("A static page. In a notebook, art.view(path) opens the interactive viewer.", file=sys.stderr)
@@ -284,8 +286,8 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
             option("--no-browser", action="store_true", help="only print the path of the page"),
             option("--live", action="store_true", help="serve a read-only page that follows a run, until Ctrl-C"),
-            option("--host", default="127.0.0.1", help="with --live: address to serve on (%(default)s)"),
-            option("--port", type=int, default=0, help="with --live: port; default: a free port"),
+            option("--host", help="with --live: address to serve on (127.0.0.1)"),
+            option("--port", type=int, help="with --live: port; default: a free port"),
         ],
     ),
     "profile": (

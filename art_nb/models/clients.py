@@ -82,18 +82,21 @@ class ShardedTransport(httpx.AsyncBaseTransport):
     """An HTTP transport with one connection pool for each concurrent request."""
 
     def __init__(self):
-        self._verify, self._waiting = httpx.create_ssl_context(), 0
+        self._verify = httpx.create_ssl_context()
         self._pools: list[httpx.AsyncHTTPTransport] = []
+        self._idle: list[httpx.AsyncHTTPTransport] = []  # pools without a request; the one used last is at the end
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return when the response headers have arrived."""
-        if self._waiting == len(self._pools):
-            self._pools.append(httpx.AsyncHTTPTransport(verify=self._verify, limits=LIMITS))
-        pool, self._waiting = self._pools[self._waiting], self._waiting + 1
+        pool = self._idle.pop() if self._idle else self._new_pool()
         try:
             return await pool.handle_async_request(request)
         finally:
-            self._waiting -= 1
+            self._idle.append(pool)
+
+    def _new_pool(self) -> httpx.AsyncHTTPTransport:
+        self._pools.append(httpx.AsyncHTTPTransport(verify=self._verify, limits=LIMITS))
+        return self._pools[-1]
 
     async def aclose(self) -> None:
         """Close all connections."""

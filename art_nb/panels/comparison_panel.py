@@ -6,6 +6,7 @@
 __all__ = ['ComparisonPanel', 'compare']
 
 # %% ../../nbs/85_panels/47_comparison_panel.ipynb #e61d25d2
+from collections.abc import Iterable
 from typing import Any
 
 from traitlets import Dict
@@ -27,15 +28,20 @@ class ComparisonPanel(RolloutViewer):
         runs: Any,  # two to eight runs: anything that `stores_of` accepts
         **traits: Any,
     ):
-        self.stores = stores_of(runs)
-        self.comparison = RunComparison(self.stores)
+        self.comparison = RunComparison(stores_of(runs))
         super().__init__(self.comparison.index, **traits)
 
     def html(self) -> str:
-        """Return the static form."""
+        """Return the static form. Rollouts are read for at most three seconds."""
         from art_nb.reports.static_comparison import static_comparison
 
-        return static_comparison(self.stores, str(self.choice.get("metric", "")), str(self.choice.get("axis", "step")))
+        metric, axis = str(self.choice.get("metric", "")), str(self.choice.get("axis", "step"))
+        return static_comparison(self.comparison, metric, axis, read_s=3.0)
+
+    def refresh(self) -> None:
+        """Load new steps of the runs."""
+        self.rollout_index.refresh()
+        self.send_update({"rows": len(self.rollout_index)})  # also if only a history is longer
 
     @command(thread=True)
     def runs(self) -> Any:
@@ -60,12 +66,12 @@ class ComparisonPanel(RolloutViewer):
         return pairs_reply(self.comparison, groups)
 
 # %% ../../nbs/85_panels/47_comparison_panel.ipynb #a9c1c3dc
-def compare(*runs: PlotSource | list[PlotSource]) -> ComparisonPanel:
+def compare(*runs: PlotSource | Iterable[PlotSource]) -> ComparisonPanel:
     """Compare two to eight runs: curves with 95 % intervals, settings that differ, rollouts of the same scenario.
 
     Parameters
     ----------
-    *runs : Run, Model, RunStore, str or Path
+    *runs : Run, Model, RunStore, str, Path or list of them
         The runs. A path is the directory of a run, or a directory with several runs.
 
     Returns
@@ -80,5 +86,7 @@ def compare(*runs: PlotSource | list[PlotSource]) -> ComparisonPanel:
         If there are fewer than two runs, or more than eight.
     StoreError
         If a path cannot be read.
+    TypeError
+        If an argument is not a run.
     """
     return ComparisonPanel(runs)

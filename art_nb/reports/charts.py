@@ -136,7 +136,8 @@ def curves_image(
     known = [point for _, points in curves for point in known_points(points)]
     low, high = value_range(chart, min(v - s for _, v, s in known), max(v + s for _, v, s in known))
     width, height = size
-    first, last = (end(points[i][0] for _, points in curves if points) for end, i in ((min, 0), (max, -1)))
+    steps = [step for _, points in curves for step, _, _ in points]
+    first, last = min(steps), max(steps)
 
     def position(step: float, value: float) -> str:
         x = AXIS_WIDTH + (width - AXIS_WIDTH - MARGIN) * (step - first) / ((last - first) or 1)

@@ -6,12 +6,15 @@
 __all__ = ['RUN_COLORS', 'Curve', 'curve_band', 'last_value', 'curves_html', 'static_comparison']
 
 # %% ../../nbs/80_reports/65_static_comparison.ipynb #f716b94b
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.jsonable import one_line
+from ..core.types import ArtError
 from .charts import Chart, Point, curves_image
-from .html import LIMIT, WRAP, DetailLevel, Html, details, fit_to_bytes, table, tag
+from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag
 from .static_html import headline, rollout_html
 from ..runs.store import RunStore
 from art_nb.views.comparison import (
@@ -61,10 +64,14 @@ def curves_html(comparison: RunComparison, metric: str, axis: str = "step") -> H
     colors = dict(zip(curves, RUN_COLORS.items(), strict=False))
     drawn = [(colors[run][1], curve_band(curve)) for run, curve in curves.items() if curve]
     rows = [
-        [tag("span", "■ ", style=f"color:{colors[run][1]}") + _name(run), colors[run][0], last_value(curve)]
+        [
+            tag("span", tag("span", "■ ", style=f"color:{colors[run][1]}"), one_line(run, 80)),
+            colors[run][0],
+            last_value(curve),
+        ]
         for run, curve in curves.items()
     ]
-    lines = table(["run", "color", f"{metric} (95 % interval)"], [[Html(row[0]), *row[1:]] for row in rows])
+    lines = table(["run", "color", f"{metric} (95 % interval)"], rows)
     if not any(value is not None for _, points in drawn for _, value, _ in points):
         return lines
     text = f"{metric} by {AXES[axis]}: " + "; ".join(f"{run} {last_value(curve)}" for run, curve in curves.items())
@@ -112,13 +119,19 @@ def _scenarios(comparison: RunComparison, level: DetailLevel) -> list[Html]:
     head = ["scenario", *map(_name, comparison.stores), "difference"]
     return [title, table(head, lines), *(_scenario(comparison, row, level) for row in shown[: level.rollouts])]
 
-
-def static_comparison(stores: Sequence[RunStore], metric: str = "", axis: str = "step", limit: int = LIMIT) -> Html:
+# %% ../../nbs/80_reports/65_static_comparison.ipynb #5c0a9e12
+def static_comparison(
+    runs: Sequence[RunStore] | RunComparison,
+    metric: str = "",
+    axis: str = "step",
+    limit: int = LIMIT,
+    read_s: float = math.inf,
+) -> Html:
     """Return a comparison of runs as static HTML.
 
     Parameters
     ----------
-    stores : list of RunStore
+    runs : list of RunStore, or RunComparison
         Two to eight runs.
     metric : str
         The name of a metric in the history. By default, the reward.
@@ -126,18 +139,29 @@ def static_comparison(stores: Sequence[RunStore], metric: str = "", axis: str = 
         "step", "tokens" or "time".
     limit : int, default 150,000
         Maximum size in bytes.
+    read_s : float
+        Seconds for which rollouts are read. Steps that are not read have no intervals.
 
     Returns
     -------
     Html
         Markup without scripts, style sheets or links.
+
+    Raises
+    ------
+    ArtError
+        If no run has the metric, or if there is no such axis.
     """
-    comparison = RunComparison(stores)
-    while not comparison.read(10.0):
+    comparison = runs if isinstance(runs, RunComparison) else RunComparison(runs)
+    end = time.monotonic() + read_s
+    while not comparison.read() and time.monotonic() < end:
         pass
     names = metric_names([*comparison.histories().values()])
-    chosen = metric if metric in names else next(iter(names), "train/reward")
-    settings = different_settings([settings_of(store) for store in stores])
+    if metric and metric not in names:
+        raise ArtError(f"Invalid metric {metric!r}: no run has it. Use one of {', '.join(names)}.")
+    curves = curves_html(comparison, metric or next(iter(names), "train/reward"), axis)
+    unread = f"{len(comparison.index.waiting)} steps are not read yet." if comparison.index.waiting else ""
+    settings = different_settings([settings_of(store) for store in comparison.stores.values()])
     title = tag("div", tag("b", f"Comparison of {one_line(comparison.index.title)}"))
     head = ["setting", *map(_name, comparison.stores)]
 
@@ -145,7 +169,6 @@ def static_comparison(stores: Sequence[RunStore], metric: str = "", axis: str = 
         rows = settings[: level.lines]
         more = [tag("p", f"{len(settings) - len(rows)} more settings differ.")] if len(rows) < len(settings) else []
         listed = [tag("p", tag("b", "Settings that differ")), table(head, rows), *more] if rows else []
-        curves = curves_html(comparison, chosen, axis)
-        return tag("div", title, curves, *listed, *_scenarios(comparison, level), style=WRAP)
+        return tag("div", title, facts_line(unread), curves, *listed, *_scenarios(comparison, level), style=WRAP)
 
     return fit_to_bytes(page, limit)

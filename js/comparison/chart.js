@@ -27,10 +27,13 @@ const BANDS = [
 ];
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]]; // in addition to colors
 
-/** Return the values of a curve at common positions. @param {Curve} curve @param {string} name @param {number[]} xs */
+/**
+ * Return the values of a curve at common positions. A value that is unknown is null, which interrupts the line. A position
+ * of other runs is undefined, which does not. @param {Curve} curve @param {string} name @param {number[]} xs
+ */
 export function aligned(curve, name, xs) {
-  const values = new Map((curve.x ?? []).map((x, i) => [x, curve[name][i] ?? curve.value?.[i] ?? null]));
-  return xs.map((x) => values.get(x) ?? null);
+  const values = new Map((curve.x ?? []).map((x, i) => [x, curve[name][i] ?? null]));
+  return xs.map((x) => values.get(x));
 }
 
 /** Return the number of the last point at or before a position, or -1. @param {Curve} curve @param {number} position */
@@ -66,12 +69,11 @@ export function createChart(onMove) {
 
   /** @param {number} i number of the run */
   const seriesOf = (i) => {
-    const edge = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+    const edge = { stroke: "transparent", width: 0, points: { show: false } };
     const line = {
       stroke: () => cssColor(COLORS[i]),
       width: 2,
       dash: DASHES[Math.floor(i / 2) % DASHES.length],
-      spanGaps: true,
       points: { show: (shown.curves[i].x?.length ?? 0) < 3, size: 6, fill: () => cssColor(COLORS[i]) },
     };
     return [edge, edge, line];

@@ -39,6 +39,21 @@ def test_only_the_key_opens_it_and_nothing_can_be_changed(store):
             assert client.request(method, "/").status_code == 405
 
 
+def test_two_pages_on_one_machine_and_a_damaged_file(store):
+    pages = [LivePageServer(store.path) for _ in range(2)]
+    with pages[0] as first, pages[1] as second, httpx.Client(follow_redirects=True) as browser:
+        for server in (first, second):
+            assert browser.get(server.url).status_code == 200
+        for server in (first, second):
+            reply = browser.get(server.url.partition("?")[0])  # the cookies of both pages are kept
+            assert reply.status_code == 200 and reply.headers["refresh"] == "60"
+        assert browser.get(first.url.partition("?")[0] + "favicon.ico").status_code == 404
+        (store.path / "trajectories" / "train" / "0001.parquet").write_bytes(b"PAR1")
+        time.sleep(2.1)  # a page is kept for two seconds
+        reply = browser.get(first.url.partition("?")[0])
+        assert reply.status_code == 200 and reply.headers["refresh"] and "0.25" in reply.text
+
+
 def test_hostile_texts_stay_texts(store):
     group = games(2, 1)
     group.trajectories[0].messages_and_choices.append({"role": "user", "content": "\n".join(HOSTILE)})

@@ -9,6 +9,7 @@ from support.view_parts import crowd, games
 
 import art_nb as art
 from art_nb.panels.comparison_panel import ComparisonPanel
+from art_nb.reports.static_comparison import static_comparison
 from art_nb.runs.sessions import write_session
 
 
@@ -160,3 +161,17 @@ def test_which_runs_can_be_compared(stores):
         art.compare(stores[0])
     assert [*art.compare(stores[0].path.parent).comparison.stores] == ["fast", "slow"]
     assert [*art.compare(stores[0], stores[0]).comparison.stores] == ["slow", "slow (2)"]
+
+
+def test_a_run_without_token_counts_has_no_position_on_that_axis(stores, tmp_path):
+    old = art.RunStore(tmp_path / "old")
+    old.write_model({"name": "old", "base_model": "smollm2-135m"})
+    for step in (1, 2):
+        old.append_history({"step": step, "train/reward": 0.5, "time/step_wall_s": 1.0})
+    panel = ComparisonPanel([stores[0], old])
+    by_tokens, by_time = (panel.curves("train/reward", axis)[0]["curves"] for axis in ("tokens", "time"))
+    assert by_tokens[1] == {} and by_tokens[0]["x"] == [50.0, 100.0, 150.0]
+    assert by_time[1]["x"] == [1.0, 2.0]
+    for metric, axis in (("train/rewrd", "step"), ("train/reward", "epoch")):
+        with pytest.raises(art.ArtError, match="Invalid"):
+            static_comparison(panel.comparison, metric, axis)

@@ -118,6 +118,6 @@ def test_what_cannot_be_opened(model):
     with pytest.raises(PlaygroundError, match="at most two chats"):
         art.playground(model, steps=[0, 1, 2])
     with pytest.raises(PlaygroundError, match="Invalid role 'judge'"):
-        Playground(model).add(0, "judge", "a")
+        Playground(model).add("judge", "a")
     with pytest.raises(PlaygroundError, match="There is no chat 3"):
         Playground(model).fork(3, 0)

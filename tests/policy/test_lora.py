@@ -45,7 +45,7 @@ def layer_inputs(policy):
         if isinstance(module, FusedLinear):
             hooks.append(module.register_forward_hook(lambda m, args, _: inputs.update({m: args[0].flatten(0, -2)})))
     with modules_only(policy):
-        sequence_logprobs(policy, np.random.default_rng(0).integers(0, 49152, 2000).tolist())
+        sequence_logprobs(policy, np.random.default_rng(0).integers(0, len(policy.tokenizer), 2000).tolist())
     for hook in hooks:
         hook.remove()
     return inputs
