@@ -21,13 +21,15 @@ import {
 const runName = (name, i) =>
   h("span.c-run", h("i.c-key", { style: { background: `var(${COLORS[i]})` } }), h("span.text", marked(name)));
 
-/** Return a table. @param {string} label @param {any[]} head @param {any[]} rows */
-const table = (label, head, rows) =>
+const NUMBERS = "table.c-table.c-numbers"; // all columns but the first contain numbers
+
+/** Return a table. @param {string} label @param {any[]} head @param {any[]} rows @param {string} [kind] tag and classes */
+const table = (label, head, rows, kind = "table.c-table") =>
   h(
     "div.c-scroll",
     { tabIndex: 0, role: "region", label },
     h(
-      "table.c-table",
+      kind,
       h(
         "thead",
         h(
@@ -149,7 +151,12 @@ function createScenarios(app, choose) {
     fill(list, h("h3.c-title", "The same scenario"), h("p.c-text", text));
     if (rows.length)
       list.append(
-        table("Mean rewards by scenario", ["scenario", ...app.names.map(runName), "difference"], rows.map(row)),
+        table(
+          "Mean rewards by scenario",
+          ["scenario", ...app.names.map(runName), "difference"],
+          rows.map(row),
+          NUMBERS,
+        ),
       );
     if (focused !== undefined) list.querySelector(`[data-scenario="${CSS.escape(focused)}"]`)?.focus();
   }
@@ -219,7 +226,7 @@ function build(root, wire, model) {
         valueCells(curve, position).map((cell) => h("td.num", cell)),
       ),
     );
-    fill(legend, table("Values", ["run", choice.metric, "95 % interval", "step"], rows));
+    fill(legend, table("Values", ["run", choice.metric, "95 % interval", "step"], rows, NUMBERS));
   }
 
   /** Show another metric or axis. @param {any} change */

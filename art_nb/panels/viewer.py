@@ -71,7 +71,7 @@ def write_override(index: RolloutIndex, row: int, score: float, reason: str) -> 
     """Write a person's score into the journal of the run. Return the new number of rows."""
     if index.store is None:
         raise ViewError(
-            "These rollouts do not belong to one run. Open their run with art.view, or call art.judge(group)."
+            "These rollouts are not in a run directory, or in several. Open one run, or call art.judge(group)."
         )
     if not 0 <= score <= 1:
         raise ViewError(f"Invalid score {score}: a score is between 0 and 1.")
