@@ -6,12 +6,14 @@ import {
   clamp,
   coalesce,
   fill,
+  freezeButton,
   h,
   initialize,
   keys,
   link,
   marked,
   mount,
+  moveFocus,
   muted,
   num,
   plural,
@@ -41,15 +43,14 @@ const table = (label, head, rows, kind = "table.c-table") =>
     ),
   );
 
-/** @param {string} label @param {string[][]} options values and titles @param {(value: string) => void} onchange */
-function createSelect(label, options, onchange) {
+/** Create a menu. `set` takes values and titles. @param {string} label @param {(value: string) => void} onchange */
+function createSelect(label, onchange) {
   const node = h("select.select", { label, title: label, onchange: () => onchange(node.value) });
   const set = (/** @type {string[][]} */ all, /** @type {string} */ value) =>
     fill(
       node,
       all.map(([name, title]) => h("option", { value: name, selected: name === value }, title)),
     );
-  set(options, "");
   return { node, set };
 }
 
@@ -80,11 +81,11 @@ function createReading(app) {
     const total = Math.max(0, ...lists.map((rows) => rows.length));
     if (!total) return app.notify("All rollouts of this scenario failed.");
     open = { row, place, lists, total };
-    const shown = lists.slice(0, 4),
-      ids = shown.map((rows) => rows[Math.min(place, rows.length - 1)]);
+    const compared = lists.slice(0, 4),
+      ids = compared.map((rows) => rows[Math.min(place, rows.length - 1)]);
     node.hidden = false;
     fill(heading, h("strong", marked(row.scenario)), muted(` · rank ${place + 1} of ${total} by reward`));
-    if (shown.length < lists.length) heading.append(muted(` · ${shown.length} of ${lists.length} runs`));
+    if (compared.length < lists.length) heading.append(muted(` · ${compared.length} of ${lists.length} runs`));
     back.disabled = place === 0;
     next.disabled = place + 1 >= total;
     await (ids.length > 1 ? viewer.compare(ids) : viewer.show(ids[0]));
@@ -174,8 +175,8 @@ function build(root, wire, model) {
     note.hidden = !text;
     fill(note, marked(text));
   };
-  const metric = createSelect("Metric", [], (value) => choose({ metric: value })),
-    axis = createSelect("Horizontal axis", [], (value) => choose({ axis: value }));
+  const metric = createSelect("Metric", (value) => choose({ metric: value })),
+    axis = createSelect("Horizontal axis", (value) => choose({ axis: value }));
   const reading = createReading(app),
     scenarios = createScenarios(app, reading.show),
     chart = createChart((position) => drawLegend(position));
@@ -191,14 +192,7 @@ function build(root, wire, model) {
       muted("by"),
       axis.node,
       status,
-      h(
-        "button.button",
-        {
-          title: "Replace this panel with static HTML in the notebook",
-          onclick: () => wire.request("freeze").catch(() => {}),
-        },
-        "Freeze",
-      ),
+      freezeButton(wire),
     ),
     note,
     chart.node,
@@ -237,7 +231,7 @@ function build(root, wire, model) {
     load();
   }
 
-  function drawSettings({ settings: rows, more_settings: more, has_settings: known }) {
+  function drawSettings({ settings: rows, more_settings: more, has_settings: hasSettings }) {
     fill(settings, h("h3.c-title", "Settings that differ"));
     const cells = ([name, ...values]) =>
       h(
@@ -248,7 +242,7 @@ function build(root, wire, model) {
     settings.append(
       rows.length
         ? table("Settings that differ", ["setting", ...app.names.map(runName)], rows.map(cells))
-        : h("p.c-text", known ? "All recorded settings are equal." : "No settings were recorded."),
+        : h("p.c-text", hasSettings ? "All recorded settings are equal." : "No settings were recorded."),
     );
     if (more) settings.append(h("p.c-text", `${more} more settings differ.`));
   }
@@ -287,12 +281,7 @@ function build(root, wire, model) {
     },
   );
 
-  /** Move the focus to the next or previous scenario. @param {number} by */
-  function move(by) {
-    const rows = [...root.querySelectorAll("[data-scenario]")],
-      i = rows.indexOf(/** @type {any} */ (root.getRootNode()).activeElement);
-    /** @type {any} */ (rows[i < 0 ? 0 : clamp(i + by, rows.length)])?.focus();
-  }
+  const move = (/** @type {number} */ by) => moveFocus(root, "[data-scenario]", by);
   const stopKeys = keys(root, {
     j: () => move(1),
     k: () => move(-1),

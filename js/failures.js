@@ -5,12 +5,14 @@ import {
   clamp,
   coalesce,
   fill,
+  freezeButton,
   h,
   initialize,
   keys,
   link,
   marked,
   mount,
+  moveFocus,
   muted,
   num,
   plural,
@@ -104,20 +106,7 @@ function build(root, wire, model) {
   const example = createExample(app);
   root.classList.add("art-failures");
   root.append(
-    h(
-      "div.f-bar",
-      { role: "toolbar", label: "Failures" },
-      title,
-      status,
-      h(
-        "button.button",
-        {
-          title: "Replace this panel with static HTML in the notebook",
-          onclick: () => wire.request("freeze").catch(() => {}),
-        },
-        "Freeze",
-      ),
-    ),
+    h("div.f-bar", { role: "toolbar", label: "Failures" }, title, status, freezeButton(wire)),
     note,
     list,
     example.node,
@@ -188,12 +177,7 @@ function build(root, wire, model) {
     },
   );
 
-  /** Move the focus to the next or previous failure. @param {number} by */
-  function move(by) {
-    const rows = [...root.querySelectorAll("[data-failure]")],
-      i = rows.indexOf(/** @type {any} */ (root.getRootNode()).activeElement);
-    /** @type {any} */ (rows[i < 0 ? 0 : clamp(i + by, rows.length)])?.focus();
-  }
+  const move = (/** @type {number} */ by) => moveFocus(root, "[data-failure]", by);
   const stopKeys = keys(root, {
     j: () => move(1),
     k: () => move(-1),

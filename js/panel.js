@@ -385,6 +385,24 @@ export function announcer(root) {
   };
 }
 
+/** Move the focus to the next or previous element of a list. @param {HTMLElement} root @param {string} selector @param {number} by */
+export function moveFocus(root, selector, by) {
+  const nodes = [...root.querySelectorAll(selector)],
+    i = nodes.indexOf(/** @type {any} */ (root.getRootNode()).activeElement);
+  /** @type {any} */ (nodes[i < 0 ? 0 : clamp(i + by, nodes.length)])?.focus();
+}
+
+/** Create the button that replaces a panel with its static form. @param {any} wire */
+export const freezeButton = (wire) =>
+  h(
+    "button.button",
+    {
+      title: "Replace this panel with static HTML in the notebook",
+      onclick: () => wire.request("freeze").catch(() => {}),
+    },
+    "Freeze",
+  );
+
 /** Format a number with few digits and a typographic minus, or "–" if there is no number. @param {any} value @param {number} [digits] */
 export function num(value, digits = 3) {
   if (value == null || Number.isNaN(value)) return "–";

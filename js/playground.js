@@ -4,6 +4,7 @@ import {
   clamp,
   coalesce,
   fill,
+  freezeButton,
   h,
   initialize,
   keys,
@@ -116,9 +117,7 @@ function build(root, wire, model) {
       h("label", muted("temperature "), temperature),
       h("label", muted("tokens "), maxTokens),
       second,
-      button("Freeze", "Replace this panel with static HTML in the notebook", () =>
-        wire.request("freeze").catch(() => {}),
-      ),
+      freezeButton(wire),
     ),
     note,
     columns,

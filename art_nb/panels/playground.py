@@ -129,9 +129,11 @@ class Playground(Panel):
         return {"title": utf8_text(self.model.name, 100), "version": self._version, "steps": saved, "chats": chats}
 
     def _publish_state(self) -> dict[str, Any]:
-        self._version += 1
-        self.send_update({"version": self._version})  # other views of this panel request the state
-        return self._state()
+        with self._lock:  # a state with a higher version is never older
+            self._version += 1
+            state = self._state()
+        self.send_update({"version": state["version"]})  # other views of this panel request the state
+        return state
 
     def _idle_chat(self, number: int) -> Chat:
         if not 0 <= number < len(self.chats):
@@ -143,7 +145,8 @@ class Playground(Panel):
     @command(thread=True)
     def state(self) -> dict:
         """Return the chats and the steps that have a checkpoint."""
-        return self._state()
+        with self._lock:
+            return self._state()
 
     @command(thread=True)
     def add(self, role: str, text: str) -> dict:
@@ -185,24 +188,24 @@ class Playground(Panel):
     async def reply(self, chat: int, temperature: float = 1.0, max_tokens: int = 256) -> dict:
         """Request a reply and add it to a chat."""
         with self._lock:
-            place = self._idle_chat(chat)
-            place.is_waiting = True
+            waiting = self._idle_chat(chat)
+            waiting.is_waiting = True
         self._publish_state()
         try:
             completion = await self.model.openai_client().chat.completions.create(
-                model=self.model.get_inference_name(place.step),
-                messages=get_messages(place.entries),
+                model=self.model.get_inference_name(waiting.step),
+                messages=get_messages(waiting.entries),
                 temperature=temperature,
                 max_completion_tokens=max_tokens,
                 logprobs=True,
                 top_logprobs=TOP_LOGPROBS,
                 **({"tools": self.tools} if self.tools else {}),
             )
-            place.entries.append(completion.choices[0])
+            waiting.entries.append(completion.choices[0])
         except OpenAIError as error:
             raise PlaygroundError(f"No reply: {error}") from error
         finally:
-            place.is_waiting = False
+            waiting.is_waiting = False
             state = self._publish_state()
         return state
 

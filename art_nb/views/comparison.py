@@ -258,14 +258,15 @@ def comparison_reply(comparison: RunComparison) -> ViewReply:
     """Return the names of the runs and of their metrics, and the settings that differ."""
     histories = comparison.histories()
     names = metric_names([*histories.values()])
-    settings = different_settings([settings_of(store) for store in comparison.stores.values()])
+    recorded = [settings_of(store) for store in comparison.stores.values()]
+    settings = different_settings(recorded)
     return {
         "runs": [one_line(name) for name in comparison.stores],
         "axes": [[axis, title] for axis, title in AXES.items()],
         "metrics": names,
         "settings": settings[:MAX_SETTINGS],
         "more_settings": max(0, len(settings) - MAX_SETTINGS),
-        "has_settings": any(map(settings_of, comparison.stores.values())),
+        "has_settings": any(recorded),
     }, []
 
 
