@@ -59,7 +59,7 @@ tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
 
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
-		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
+		"--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb?file-browser-path=/" $(LAB)
 
 wheel: $(STAMP)  ## build a wheel and an sdist in dist/
 	rm -rf dist

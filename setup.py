@@ -18,6 +18,7 @@ setup(
     license=facts["license"],
     author=facts["author"],
     url=facts["git_url"],
+    project_urls={"Documentation": facts["documentation_url"]} if facts["documentation_url"] else {},
     keywords=facts["keywords"].split(),
     long_description=(root / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -123,6 +123,8 @@ _NAMES = {
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
+    "integrations.sessions": "Session",
+    "integrations.programs": "ProgramOutput rollout_from",
     "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
     "pipeline.settings": (
@@ -141,7 +143,7 @@ _NAMES = {
 }
 _PACKAGES = (
     "core rollouts runs models rewards tokens policy learners samplers serving backends training pipeline views reports "
-    "panels compat cli"
+    "panels integrations compat cli"
 ).split()
 # What `art.<TAB>` lists. The other names are ART's, or for programs, and work like these.
 _COMPLETIONS = (
@@ -149,10 +151,14 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency"
+    "register_board retry limit_concurrency rollout_from"
 ).split()
 # Modules that add methods to the classes of another module.
-_EXTENSIONS = {"training.run": ["reports.report", "reports.profile", "reports.reproduce"], "rollouts.trajectories": ["tokens.tokenized"]}
+_EXTENSIONS = {
+    "training.run": ["reports.report", "reports.profile", "reports.reproduce"],
+    "rollouts.trajectories": ["tokens.tokenized"],
+    "models.model": ["integrations.sessions"],
+}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})

@@ -15,6 +15,7 @@ from . import pipeline as pipeline
 from . import views as views
 from . import reports as reports
 from . import panels as panels
+from . import integrations as integrations
 from . import compat as compat
 from . import cli as cli
 from .compat import dev as dev
@@ -82,6 +83,9 @@ from .backends.remote_client import Backend as Backend
 from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train
+from .integrations.sessions import Session as Session
+from .integrations.programs import ProgramOutput as ProgramOutput
+from .integrations.programs import rollout_from as rollout_from
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate

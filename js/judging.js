@@ -81,7 +81,7 @@ function build(root, wire, model) {
     matchCount,
     blindButton,
     exportButton,
-    button("Freeze", "Replace this panel with static HTML in the notebook", () =>
+    button("Make static", "Replace this panel with static HTML in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
     button("?", "Keys", () => showHelp(), { label: "Keys" }),

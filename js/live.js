@@ -54,10 +54,13 @@ const HELP = [
   ["x", "close the open group"],
   ["G", "follow the newest group"],
   ["g", "first group"],
-  ["F", "freeze: replace with static HTML"],
+  ["F", "make static: replace with static HTML"],
   ["?", "this help"],
 ];
 const MAX_GROUPS = 400;
+const ENDED = ["ready", "done", "stopped", "failed", "dead"];
+const MAKE_STATIC = "Make static",
+  CONFIRM_MS = 4000;
 
 /** @param {HTMLElement} root @param {any} wire @param {any} model */
 function build(root, wire, model) {
@@ -98,10 +101,10 @@ function build(root, wire, model) {
       ),
     ),
   );
-  const freeze = h(
+  const staticButton = h(
     "button.button.plain",
-    { title: "Replace with static HTML (F)", onclick: () => request("freeze") },
-    "Freeze",
+    { title: "Replace with static HTML (F)", onclick: () => makeStatic() },
+    MAKE_STATIC,
   );
   const helpButton = h(
     "button.button.plain",
@@ -115,7 +118,7 @@ function build(root, wire, model) {
     step,
     remaining,
     h("span.gap"),
-    h("span.live-buttons", Object.values(buttons), freeze, helpButton),
+    h("span.live-buttons", Object.values(buttons), staticButton, helpButton),
   );
 
   // notes, phases, facts -----------------------------------------------------------------------------------------------------------
@@ -284,7 +287,7 @@ function build(root, wire, model) {
   }
 
   function draw() {
-    const isLive = !["ready", "done", "stopped", "failed", "dead"].includes(runState.status);
+    const isLive = !ENDED.includes(runState.status);
     const status = isLive && Date.now() - lastUpdateAt > 6000 ? "lost" : runState.status;
     title.textContent = runState.title;
     state.dataset.state = status;
@@ -377,6 +380,23 @@ function build(root, wire, model) {
     fill(facts, items);
   }
 
+  // A page of the documentation: its web address, or its file if there is no website.
+  function pageReference(address) {
+    return /^https:/.test(address)
+      ? h("a", { href: address, target: "_blank", rel: "noopener noreferrer" }, address)
+      : h("code", address);
+  }
+
+  // During a run, a second click confirms, because the static form has no buttons.
+  let confirmUntil = 0;
+  function makeStatic() {
+    if (ENDED.includes(runState.status) || Date.now() < confirmUntil) return request("freeze");
+    confirmUntil = Date.now() + CONFIRM_MS;
+    staticButton.textContent = "Again to confirm: the run continues";
+    announce(staticButton.textContent);
+    setTimeout(() => (staticButton.textContent = MAKE_STATIC), CONFIRM_MS);
+  }
+
   let drawnWarnings = "";
   function drawWarnings() {
     const shown = JSON.stringify([runState.warnings, runState.notes, runState.failure]);
@@ -392,6 +412,7 @@ function build(root, wire, model) {
           h("div", muted("Try: "), advice),
         ),
       ),
+      runState.warnings.length ? h("div.muted", "Explained in ", pageReference(runState.explained)) : null,
       runState.notes
         .filter((text) => !runState.failure?.message.startsWith(text.slice(0, 60)))
         .map((text) => h("div.live-note", marked(text))),
@@ -528,7 +549,7 @@ function build(root, wire, model) {
     ArrowUp: () => move(-1),
     Enter: () => (selected < 0 ? false : open(selected)),
     x: () => close(),
-    F: () => request("freeze"),
+    F: () => makeStatic(),
     G: () => goToNewest(),
     g: () => {
       const first = Math.min(...drawnGroups.keys());

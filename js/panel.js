@@ -400,7 +400,7 @@ export const freezeButton = (wire) =>
       title: "Replace this panel with static HTML in the notebook",
       onclick: () => wire.request("freeze").catch(() => {}),
     },
-    "Freeze",
+    "Make static",
   );
 
 /** Format a number with few digits and a typographic minus, or "–" if there is no number. @param {any} value @param {number} [digits] */

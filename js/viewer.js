@@ -271,7 +271,7 @@ function build(root, wire, model) {
     colors.losses,
     comparison.face,
     button("Export", "Save the selected rollouts (or this one) as HTML", exportPicked),
-    button("Freeze", "Replace this panel with static HTML in the notebook", () =>
+    button("Make static", "Replace this panel with static HTML in the notebook", () =>
       wire.request("freeze").catch(() => {}),
     ),
   );

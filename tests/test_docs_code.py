@@ -1,4 +1,4 @@
-"""The Python code on the pages "Start" and "How-to": each page runs from top to bottom, and its names exist.
+"""The Python code on the pages of the documentation: each page runs from top to bottom, and its names exist.
 
 The pages name the embedded model; here they run with the tiny one. An HTML comment before a block, `<!-- not run: needs
 an API key -->`, marks code that cannot run here. It is compiled and checked only. The how-to pages begin with what
@@ -25,7 +25,8 @@ from art_nb.training import diagnostics
 
 ROOT = Path(__file__).parents[1]
 FIRST_TASK = ROOT / "docs" / "start" / "first-task.md"
-PAGES = sorted([*(ROOT / "docs" / "start").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md")])
+FOLDERS = ("start", "how-to", "concepts", "coming-from")
+PAGES = sorted(page for folder in FOLDERS for page in (ROOT / "docs" / folder).glob("*.md"))
 START = "<!-- the how-to pages start here -->"
 BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?(?P<indent> *)```python\n(?P<code>.*?)\n *```$", re.M | re.S
@@ -168,6 +169,9 @@ def test_the_tables_are_complete():
     assert {*section("how-to/debug.md", "Warnings of the live cell")} == warned
     small = {"schedule", "draw", "deliver", "optimizer"}  # never the longest phase
     assert {*section("how-to/profile.md", "What to change")} == profile.PHASE_MEANINGS.keys() - small
+    machine = inspect.getsource(importlib.import_module("art_nb.cli.machine"))
+    checks = {*section("start/install.md", "Findings of `art-nb doctor`")}
+    assert {*re.findall(r'Check\(\s*"(\w+)"', machine)} - {"python", "cores", "weights", "learner"} <= checks
     extras = {*metadata.metadata("art_nb").get_all("Provides-Extra")} - {"dev"}
     assert {*section("start/install.md", "In your own environment")} == extras
 

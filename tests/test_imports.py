@@ -52,11 +52,12 @@ def test_the_import_loads_no_other_package():
 
 @pytest.mark.parametrize("heavy", ["torch", "transformers"])
 def test_packages_without_torch(heavy):
-    """Only the packages that compute with a model load torch, and the viewer's token objective, which is on demand."""
+    """Only the packages that compute with a model load torch, and two modules that are loaded on demand."""
     from test_layers import NUMBERS
 
     with_torch = {"policy", "learners", "samplers", "serving", "backends"}
-    modules = [name for name in NUMBERS if name.partition(".")[0] not in with_torch and name != "views.token_objective"]
+    on_demand = {"views.token_objective", "integrations.gateway"}
+    modules = [name for name in NUMBERS if name.partition(".")[0] not in with_torch and name not in on_demand]
     assert fresh(LOW.format(names=modules), heavy) == []
 
 

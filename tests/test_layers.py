@@ -78,13 +78,14 @@ ALLOWED = {
     "policy": "core models",
     "learners": "core rollouts runs tokens policy",
     "samplers": "core tokens policy",
-    "serving": "core models tokens samplers",
+    "serving": "core rollouts models tokens samplers",
     "backends": "core rollouts runs models tokens policy learners samplers serving",
     "training": "core rollouts runs models tokens backends learners",
     "pipeline": "core rollouts runs models training backends",
     "views": "core rollouts runs models rewards tokens training learners",
     "reports": "core rollouts runs models tokens training views",
     "panels": "core rollouts runs models rewards tokens training views reports",
+    "integrations": "core rollouts models serving",
     "compat": "core rollouts runs models backends",
 }
 

@@ -117,7 +117,7 @@ def check_capability(device: torch.device) -> None:
 
 
 def check_first_device(engine: str, device: torch.device, option: str) -> None:
-    """Raise `BackendMissing` for another CUDA device than the first one."""
+    """Raise `BackendMissing` for any CUDA device except the first one."""
     if device.type == "cuda" and device.index:
         raise BackendMissing(
             f'{engine} runs on the first CUDA device only, and its device is {device}. Pass {option}="cuda:0", or set '

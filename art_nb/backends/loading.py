@@ -36,6 +36,7 @@ from .shared_base import SharedBase, load_shared_base
 from .recovery import restore_newest_checkpoint, repair_history
 from .runtime import OPEN_RUNTIMES, ModelRuntime, SamplerDevice, close_when_open
 from ..core.events import Bus, print_warnings
+from ..core.machine import without_garbage_collection
 from ..core.types import ServeError, StoreError, TrainError
 from ..learners import checkpoints
 from ..learners.base import Learner
@@ -445,7 +446,8 @@ async def open_runtime(
 def _load_with_retry(load: Callable[[], ModelRuntime], release: Callable[[], None]) -> ModelRuntime:
     with oom_as_error(ServeError, "Loading the model", "Use a smaller model, or lower max_running or max_model_len."):
         try:
-            return retry_after_oom(load, release)
+            with without_garbage_collection():
+                return retry_after_oom(load, release)
         except BaseException as error:
             clear_frames(error)  # the caller may keep the error, and its frames hold the weights
             raise

@@ -167,7 +167,7 @@ class LocalBackend:
         The largest number of tokens in a conversation. On CUDA, the default comes from the memory plan and is at most
         16,384. On other devices, it is the model's limit.
     gpu_cost_per_hour_usd : float, optional
-        The price of the machine per hour in US dollars. The default is no price, and no costs.
+        The price of the machine per hour in US dollars. By default, no costs are computed.
     bus : Bus, optional
         The bus to which events are emitted. The default is a new bus.
     plan : bool
@@ -284,7 +284,7 @@ class LocalBackend:
             return step_config(planned_options(runtime.plan, options), self.bus, runtime.store, runtime.step, more)
 
     def seed_limits(self, model: Any) -> str:
-        """Return the reason why a seeded run may not be reproducible, or an empty string if it is.
+        """Return the reason why a seeded run may not be reproducible, or an empty string if there is none.
 
         Parameters
         ----------

@@ -41,7 +41,7 @@ def shared_base_obstacle(
     init_args: Mapping[str, Any],
     engine_args: Mapping[str, Any],
 ) -> str:
-    """Return why vLLM and Unsloth cannot have one base on a device, or "" if they can."""
+    """Return why vLLM and Unsloth cannot share the base weights on a device, or "" if they can."""
     options = {name: init_args[name] for name in ("load_in_4bit", "fast_inference") if name in init_args}
     names = engine_args.keys() - {*RESERVED_ENGINE_ARGS}
     return fast_inference_obstacle(config, device, dtype, engine_args=names, **options)
@@ -149,7 +149,7 @@ def has_sizes(plan: MemoryPlan | None) -> TypeGuard[MemoryPlan]:
 
 
 def planned_engine_args(plan: MemoryPlan | None, sampler: str, engine_args: dict[str, Any]) -> dict[str, Any]:
-    """Return the engine arguments with the sizes of a plan, which arguments of the user override."""
+    """Return the engine arguments with the sizes of a plan. Arguments of the user take precedence."""
     if not has_sizes(plan) or sampler != "vllm":
         return engine_args
     return {"kv_cache_memory_bytes": plan.kv_bytes, "max_num_batched_tokens": plan.prefill_tokens} | engine_args
@@ -183,7 +183,7 @@ def planned_options(
     plan: MemoryPlan | None,
     options: Mapping[str, Any] | None = None,  # of the user; None as a value means: not given
 ) -> dict[str, Any]:
-    """Return the options of a training step with the sizes of a plan, which options of the user override."""
+    """Return the options of a training step with the sizes of a plan. Options of the user take precedence."""
     options = dict(options or {})
     if not has_sizes(plan) or plan.settings.learner == "unsloth":
         return options

@@ -36,7 +36,7 @@ from art_nb.backends.remote_protocol import (
     tar_pieces,
 )
 from ..core.types import ServeError
-from ..serving.asgi import json_response, bearer_token, cancel_on_disconnect, json_app, read_body
+from ..serving.asgi import json_response, api_key_of, cancel_on_disconnect, json_app, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #03b31c77
@@ -130,7 +130,7 @@ def require_key(app: ASGIApp, registry: CallRegistry, key: str) -> ASGIApp:
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/runs/"):
             handler = proxy_inference(registry, scope)
-        elif hmac.compare_digest(bearer_token(scope), key.encode()):
+        elif hmac.compare_digest(api_key_of(scope), key.encode()):
             mark_authenticated(scope)
             handler = app
         elif scope["path"] == "/health":
@@ -148,7 +148,7 @@ def proxy_inference(registry: CallRegistry, scope: Scope) -> ASGIApp:
     run, _, rest = scope["path"].removeprefix("/runs/").partition("/")
     try:
         endpoint = registry.backend.runtime(registry.model(run)).endpoint
-        if not registry.accepts_key(run, bearer_token(scope)):
+        if not registry.accepts_key(run, api_key_of(scope)):
             raise ServeError(f"{WRONG_KEY} Use model.openai_client(), or register the model again.", status=401)
     except ServeError as error:
         return error_reply(error)

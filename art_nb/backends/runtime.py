@@ -52,7 +52,7 @@ def unused_adapters(
 # %% ../../nbs/50_backends/00_runtime.ipynb #cad50011
 @dataclass(frozen=True)
 class SamplerDevice:
-    """The device thread and the policy of a sampler that has another device than the learner."""
+    """The device thread and the policy of a sampler that runs on a different device from the learner."""
 
     worker: DeviceThread
     policy: Policy
@@ -76,7 +76,7 @@ class ModelRuntime:
     store : RunStore
         The run directory.
     worker : DeviceThread
-        The thread that owns the policy, the learner and, if it has no other device, the sampler.
+        The thread that owns the policy and the learner. If the sampler uses the same device, it also owns the sampler.
     policy, learner, sampler, chat
         The other components. `load_runtime` adds the endpoint, which needs the runtime to resolve names.
     run : str
@@ -90,7 +90,7 @@ class ModelRuntime:
     plan : MemoryPlan, optional
         The memory plan of the learner's device. On CUDA, it determines the sizes of the engines.
     sampler_plan : MemoryPlan, optional
-        The memory plan of the sampler's device, which is the same plan if it is the same device.
+        The memory plan of the sampler's device. It is the same as `plan` if both use one device.
     sampler_device : SamplerDevice, optional
         The thread and the policy of the sampler, if it has its own device.
     """
@@ -112,7 +112,7 @@ class ModelRuntime:
     sampler_device: SamplerDevice | None = field(default=None, repr=False)
     step: int = 0
     endpoint: Endpoint = field(init=False, repr=False)
-    closed: bool = field(default=False, init=False)  # also if a later registration of the run replaced it
+    closed: bool = field(default=False, init=False)  # also True if a later registration replaced this runtime
     last_requests: dict[str, float] = field(default_factory=dict)  # time of the last request for each adapter
     holders: Counter = field(default_factory=Counter)  # number of `hold_adapter` contexts of each adapter
     stop_recording: Callable[[], None] = lambda: None  # stops writing events to the run directory
@@ -167,7 +167,7 @@ class ModelRuntime:
         return worker.call(job, *args)
 
     def make_room(self) -> None:
-        """Device thread: release the caches of the sampler because memory is full, if it shares the device."""
+        """Device thread: memory is full, so release the caches of the sampler if it uses the same device."""
         if self.sampler_device is None:
             self.sampler.release()
 
@@ -236,7 +236,7 @@ class ModelRuntime:
             self.stop_recording()
             if not self.closed:
                 self.closed = True
-                del self.policy, self.learner  # clients may still hold the endpoint, which holds this
+                del self.policy, self.learner  # clients may still refer to the endpoint, which refers to this runtime
                 self.sampler_device = None
             if self.lock is not None:
                 self.lock.release()
@@ -252,7 +252,7 @@ OPEN_RUNTIMES: WeakValueDictionary[str, ModelRuntime] = WeakValueDictionary()  #
 
 
 def retire_runtime(directory: Path) -> None:
-    """Close the open runtime of a run directory, of any backend in this process. Requested steps are finished first."""
+    """Close the open runtime of a run directory, whichever backend opened it. Requested steps are finished first."""
     runtime = OPEN_RUNTIMES.pop(str(directory.resolve()), None)
     if runtime is not None:
         runtime.retire()

@@ -2,7 +2,7 @@
 
 ## Guarantees
 
-- A step either changes weights, optimizer and step number, or nothing.
+- A step changes the weights, the optimizer and the step number together, or none of them.
 - The adapter is served before a step returns.
 - If a checkpoint cannot be written, the step is kept in memory and saved later."""
 

@@ -283,7 +283,7 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     if model is not None:
         print_progress(f"Checking the memory of {model} …")
         plans = plan_engines(model, memory)
-    report = DoctorReport([*checks, *check_plans(plans)])
+    report = DoctorReport([*checks, *check_plans(plans)], page="start/install#findings-of-art-nb-doctor")
     fields = {"ok": report.ok, "checks": [asdict(check) for check in report.checks]}
     print(json.dumps(fields, indent=1) if as_json else report)
     for plan in plans.values():

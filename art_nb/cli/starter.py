@@ -32,7 +32,7 @@ class StarterTask:
     rollout_text: str  # Markdown above the rollout
     rollout: str  # code, with a line SCORE
     environment_text: str  # Markdown above the reward of the environment
-    environment: str  # code: the environment, if only its own way of scoring uses it, and its reward
+    environment: str  # code: the reward of the environment, and the environment if `task` lacks it
     environment_score: str  # replaces SCORE
     rule: str  # body of the reward of a trajectory: sets `score` and `reason`
     helpers: str  # code of the test: makes trajectories

@@ -91,7 +91,7 @@ async def with_timeout(
     rollout: Awaitable,
     timeout_s: float | None,  # None means no limit
 ) -> Any:  # result of the rollout
-    """Await a rollout with a timeout. Raise `RolloutError` if it is late or was canceled from within."""
+    """Await a rollout with a timeout. Raise `RolloutError` if it takes too long or cancels itself."""
     task = asyncio.ensure_future(rollout)
     try:
         await asyncio.wait({task}, timeout=timeout_s)

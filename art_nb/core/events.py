@@ -171,7 +171,7 @@ EVENTS = {
 }
 
 # %% ../../nbs/00_core/40_events.ipynb #2ff46a35
-# events during a step: their JSON form has the number of steps that were finished before
+# events during a step: their JSON form stores the number of completed steps
 EVENTS_DURING_STEP = (RolloutStarted, RolloutDone, GroupDone, SignalReport, GradientStep)
 
 

@@ -4,24 +4,27 @@
 
 # %% auto #0
 __all__ = ['BEAT_S', 'DEAD_S', 'machine_tag', 'process_start', 'process_runs', 'temporary_path', 'parse_temporary', 'owner_runs',
-           'machine_memory', 'usable_cores', 'process_memory', 'interpreter_is_exiting', 'installed_version']
+           'machine_memory', 'usable_cores', 'process_memory', 'interpreter_is_exiting', 'without_garbage_collection',
+           'installed_version', 'documentation_address']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
+import gc
 import hashlib
 import os
 import platform
 import re
 import sys
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import thread as thread_pools
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 # %% ../../nbs/00_core/60_machine.ipynb #4da71883
-BEAT_S, DEAD_S = 5.0, 30.0  # a live process gives a sign every BEAT_S; after DEAD_S without one it counts as dead
+BEAT_S, DEAD_S = 5.0, 30.0  # seconds between heartbeats; without a heartbeat for DEAD_S, a process counts as dead
 
 
 @lru_cache(maxsize=1)
@@ -77,7 +80,7 @@ _OLDER = re.compile(r"\.(?P<name>.+?)\.(?P<pid>[0-9]+)(?:\.[0-9a-f]{8})?\.(?P<en
 
 def temporary_path(
     path: Path,
-    ending: str = "tmp",  # "tmp": not yet `path`; "old": no longer `path`
+    ending: str = "tmp",  # "tmp": will be renamed to `path`; "old": was renamed from `path`
 ) -> Path:
     """Return a new hidden path in the same directory. Its name identifies this process."""
     pid = os.getpid()
@@ -153,6 +156,21 @@ def interpreter_is_exiting() -> bool:
     """Return whether the interpreter is shutting down and threads can start no more work."""
     return bool(getattr(thread_pools, "_shutdown", False))
 
+# %% ../../nbs/00_core/60_machine.ipynb #4bd9442a
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Turn off the garbage collector inside the `with` block, unless it is off already.
+
+    While a library is imported or a model is built, it finds hardly anything and takes a quarter of the time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
 
 def installed_version(name: str) -> str | None:
     """Return the version of an installed package, or `None`."""
@@ -160,3 +178,21 @@ def installed_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def documentation_address(page: str) -> str:
+    """Return where a page of the documentation is: its web address, or its file in the repository.
+
+    The web address begins with the URL `Documentation` in the package metadata. Without this URL, the file is returned.
+
+    Parameters
+    ----------
+    page : str
+        The page without a suffix, and optionally a section: "how-to/debug#errors".
+    """
+    path, mark, section = page.partition("#")
+    for entry in metadata.metadata("art_nb").get_all("Project-URL") or ():
+        label, _, site = entry.partition(", ")
+        if label == "Documentation":
+            return f"{site.rstrip('/')}/{path}.html{mark}{section}"
+    return f"docs/{path}.md"

@@ -67,7 +67,7 @@ class TrainConfig(StrictModel):
     kl_penalty_source : {"current_learner", "sample"}
         Source of the logprobs for the KL penalty: the current learner, or the recorded logprobs of the sampler.
     grad_accumulation_sequences : int, optional
-        Number of rows per optimizer step. By default, a train call is one optimizer step over all rows.
+        Number of training rows per optimizer step. By default, a train call is one optimizer step over all rows.
     optimizer_save_interval, final_training_step
         Accepted for compatibility with ART. They have no effect.
 
@@ -148,7 +148,7 @@ class ArtError(Exception):
 
     @property
     def detail(self) -> str:
-        """The message. This is ART's name."""
+        """The message, under the name that ART uses."""
         return str(self)
 
     @property

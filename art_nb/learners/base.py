@@ -516,7 +516,7 @@ class Learner:
 
     @phase("backward")
     def backward(self, loss: torch.Tensor, tokens: int) -> None:
-        """Accumulate gradients. In float16, scale the loss to the sum over tokens, which `update` divides out again.
+        """Accumulate gradients. In float16, multiply the loss by a factor, by which `update` divides the gradients.
 
         Parameters
         ----------

@@ -136,7 +136,7 @@ def delete_old_checkpoints(checkpoints: Path, keep: Iterable[int]) -> list[int]:
 def first_policy(store: RunStore) -> int | None:
     """Return the step of the policy from which reinforcement learning started.
 
-    Returns None if it is the base model, so if the run began with a new adapter and without supervised steps.
+    Returns None if it is the base model: the run began with a new adapter and without supervised steps.
     """
     start = None
     for step in store.steps_saved():

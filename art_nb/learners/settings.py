@@ -53,7 +53,7 @@ class StepConfig:
     mismatch_options : dict
         Keyword arguments of the correction.
     rescored : bool, optional
-        Whether ratios use the learner's logprobs before the step. None means: if `mismatch` needs it.
+        Whether ratios use the learner's logprobs before the step. None turns this on if `mismatch` needs it.
     truncated : str or callable
         Treatment of replies that reached the token limit: "keep", "mask" or "drop".
     kl_coef : float

@@ -141,7 +141,7 @@ def values_of_segments(segments: list[Segment], rows_BTH: torch.Tensor) -> torch
 
 # %% ../../nbs/35_learners/50_unsloth.ipynb #a59327fe
 def allow_longer_rows(policy: Policy, length: int) -> str:
-    """Return advice for a row of `length` tokens."""
+    """Return advice for a row of `length` tokens that Unsloth would truncate."""
     context = context_length(policy.model.config)
     if length > context:
         return f"Shorten it: the model's context holds {context:,} tokens."

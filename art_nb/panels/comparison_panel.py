@@ -41,7 +41,7 @@ class ComparisonPanel(RolloutViewer):
     def refresh(self) -> None:
         """Load new steps of the runs."""
         self.rollout_index.refresh()
-        self.send_update({"rows": len(self.rollout_index)})  # also if only a history is longer
+        self.send_update({"rows": len(self.rollout_index)})  # even if only a history has new rows
 
     @command(thread=True)
     def runs(self) -> Any:

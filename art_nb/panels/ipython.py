@@ -70,7 +70,7 @@ def train_magic(line: str, cell: str) -> None:
 
 
 def _run_and_take(shell: Any, cell: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Run a cell and return those of the names that it defines. The others keep their values."""
+    """Run a cell and return the given names that it defines. Names that it does not define keep their values."""
     before = {name: shell.user_ns.pop(name, None) for name in names}
     shell.run_cell(cell).raise_error()
     defined = {name: shell.user_ns[name] for name in names if name in shell.user_ns}

@@ -13,9 +13,10 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from ..core.events import Failed
+from ..core.machine import documentation_address
 from ..reports.charts import curve_points, round_figures
 from ..rollouts.trajectories import TrajectoryGroup
-from ..training.diagnostics import diagnose, advice_for
+from ..training.diagnostics import WARNINGS_PAGE, diagnose, advice_for
 from ..training.progress import PHASES, GroupProgress, Progress, eta, speeds, stall_message, step_line, event_line
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #61e2dab9
@@ -123,6 +124,7 @@ def live_state(
             "seen": p.seen,
             "groups": group_entries(p, in_memory),
             "warnings": [asdict(warning) for warning in diagnose(p.rows)[:5]],
+            "explained": documentation_address(WARNINGS_PAGE),
             "notes": [note[:300] for note in p.notes],
             "failure": failure_card(p),
         }

@@ -36,7 +36,7 @@ MAX_MESSAGES, TOP_LOGPROBS = 400, 6
 
 
 class PlaygroundError(ArtError, ValueError):
-    """The error for requests that the playground cannot fulfil."""
+    """The error for requests that the playground cannot fulfill."""
 
 
 @dataclass(slots=True)

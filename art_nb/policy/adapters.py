@@ -62,7 +62,7 @@ def fingerprint(weights: Adapter) -> str:
 
 # %% ../../nbs/30_policy/70_adapters.ipynb #15a0a008
 def frozen_weights(policy: Policy) -> dict[str, torch.Tensor]:
-    """Return the base weights by their names in the checkpoint, without copying them. Tied ones come once."""
+    """Return the base weights by their names in the checkpoint, without copying them. Tied weights appear once."""
     weights: dict[str, torch.Tensor] = {}
     for name, parameter in policy.model.named_parameters():
         if not isinstance(policy.model.get_submodule(name.rpartition(".")[0]), (LoRALinear, FusedLinear)):
@@ -76,7 +76,7 @@ def frozen_weights(policy: Policy) -> dict[str, torch.Tensor]:
 
 # %% ../../nbs/30_policy/70_adapters.ipynb #a1b7d004
 def merged_weights(policy: Policy, weights: Adapter | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of the checkpoint with `weights` (None: without an adapter) merged. Tied ones come once."""
+    """Yield the tensors of the checkpoint with `weights` merged (None: no adapter). Tied weights appear once."""
     for name, W in frozen_weights(policy).items():
         matrix = name.removesuffix(".weight")
         if weights is not None and matrix in policy.layers:

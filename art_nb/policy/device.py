@@ -151,8 +151,8 @@ class DeviceThread:
     Attributes
     ----------
     clock : PhaseClock
-        Counts the time of the thread by phase. It is "idle" while it waits, "schedule" in the idle work, and "other"
-        in jobs. Jobs and the idle work can name other phases.
+        Counts the time of the thread by phase. The phase is "idle" while the thread waits, "schedule" in the
+        idle work, and "other" in jobs. Jobs and the idle work can name other phases.
     """
 
     def __init__(self, name: str = "art-nb-device"):
@@ -164,7 +164,7 @@ class DeviceThread:
         self._thread.start()
 
     def submit(self, job: Callable, *args, **kwargs) -> Future:
-        """Run a job on the thread.
+        """Queue a job for the thread.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class DeviceThread:
         return self.submit(job, *args, **kwargs).result()
 
     async def result(self, job: Callable, *args, **kwargs):
-        """Await a job. If the caller is canceled, the job ends at its next `check`, or still returns its result.
+        """Await the result of a job. If the caller is canceled, the job fails at its next `check`, if it has one.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class DeviceThread:
         Parameters
         ----------
         work : callable
-            Called again and again while no job waits. It returns whether it had work to do.
+            Function that is called repeatedly while no job waits. It returns whether there is more work to do.
         """
         self._idle_work = work
 

@@ -158,7 +158,7 @@ def split_heads(
     if norms:
         q, k = norms[0](q), norms[1](k)
     else:
-        v = v.contiguous()  # a view would keep `qkv` in memory until the backward pass; norms need it anyway
+        v = v.contiguous()  # a view would keep `qkv` in memory until the backward pass; norms keep it anyway
     q, k = rotate(torch.cat([q, k], 1), cos, sin).split([queries, keys], 1)
     return q, k, v
 
@@ -175,7 +175,7 @@ def gated(
     return activation(gate) * up
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #89b0deac
-FACTOR_SCALE = 2.0**12  # a probability of 1e-8 becomes a normal number of float16, and an entropy of 15 stays finite
+FACTOR_SCALE = 2.0**12  # a probability of 1.5e-8 becomes a normal float16 number, and an entropy of 15 stays finite
 
 
 def packs(weight: torch.Tensor) -> bool:
@@ -217,7 +217,7 @@ class FrozenWeight:
             return F.linear(x, self.weight) if delta is None else torch.addmm(delta, x, self.weight.T)
         if n := self.columns.shape[1]:
             x = F.pad(x, (0, n))
-        if delta is None or len(x) == 1:  # a bias takes less time than a sum
+        if delta is None or len(x) == 1:  # a bias takes less time than adding a matrix
             return self.joined(x, None if delta is None else delta[0])
         return torch.ops.mkldnn._linear_pointwise(x, delta, self._packed(), None, "add")
 
@@ -354,7 +354,7 @@ def lora_product(
     return _LoRA.apply(x, base, low_rank, *masters)
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #58b4b1c6
-MAX_SCORES = 1 << 21  # scores in a chunk without gradients: 8 MB, a block that the process keeps when it is freed
+MAX_SCORES = 1 << 21  # scores in a chunk without gradients: 8 MB, so that the process keeps the freed block
 
 
 def _by_head(q, k, v):

@@ -45,7 +45,7 @@ class PrefixCache:
         return len(self._page_of) * self._page_bytes
 
     def add(self, hashes: Sequence[int], kv: torch.Tensor) -> None:  # kv: [layers, 2, heads, tokens, dim]
-        """Store the full blocks of a conversation. Its own blocks are never removed for it."""
+        """Store the full blocks of a conversation. They may replace those of other conversations, but not its own."""
         self._make_pool(kv)
         self._touch(hashes)
         missing = [i for i, h in enumerate(hashes) if h not in self._page_of]
@@ -70,7 +70,7 @@ class PrefixCache:
         return self._free.pop() if self._free else self._page_of.popitem(last=False)[1]
 
     def _touch(self, hashes: Sequence[int]) -> None:
-        for h in reversed(hashes):  # the first block is used last, because later blocks are useless without it
+        for h in reversed(hashes):  # the first block is touched last, because later blocks are useless without it
             if h in self._page_of:
                 self._page_of.move_to_end(h)
 
@@ -153,7 +153,7 @@ class KVSlots:
         self.kv = torch.empty(self.layers, 2, 0, self.heads, 0, self.dim, dtype=self.dtype)
 
     def room(self, slots: int, length: int) -> bool:
-        """Make room for conversations of `length` tokens. Return False if `max_bytes` is too small for several."""
+        """Make room for conversations of `length` tokens. Return False if several of them exceed `max_bytes`."""
         old_slots, old_length = self.kv.shape[2], self.kv.shape[4]
         if slots <= old_slots and length <= old_length:
             return True
@@ -241,7 +241,7 @@ class _PassAttention:
 
 
 class SlotAttention:
-    """Attention of a forward pass over slots, and the storage of its keys and values. It exists for one pass."""
+    """The attention function of one forward pass over slots. It also stores the new keys and values."""
 
     def __init__(self, kv: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, counts: list[int]):
         self.kv, self.slots, self._positions, self._counts = kv, slots, positions, counts

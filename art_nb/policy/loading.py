@@ -323,8 +323,8 @@ def load_policy(
     seed : int
         Seed of the adapter's initial weights.
     tensors : dict of Tensor, optional
-        Weights on the device by name, of which the policy then consists, as for `model_of_tensors`. Default: the
-        weights in the files. If a tensor is quantized, the policy has only an adapter, and nothing is checked.
+        Weights on the device by name, for `model_of_tensors`. The default is the weights in the files. If a tensor is
+        quantized, the policy has only an adapter, and nothing is checked.
 
     Returns
     -------

@@ -63,7 +63,7 @@ class AdapterParts:
         return layer.product.with_adapter(x, adapter[layer])[0]
 
     def joined_product(self, trained: WorkingAdapter) -> Product:
-        """Return the product of a forward pass for inputs [x, 0], which may change."""
+        """Return the product function of a forward pass. Its inputs [x, 0] may be overwritten."""
         (adapter, tokens), *others = self.parts
         is_joined = adapter is trained and tokens is None and not others
 
@@ -151,7 +151,7 @@ class FusedLinear(nn.Module):
         return torch.cat([self.weight.new_zeros(n) if l.bias is None else l.bias for l, n in sizes]).detach()
 
     def joined(self, x) -> torch.Tensor:
-        """Return the outputs of the layers as one row. With gradients, the adapter must be the trained one."""
+        """Return the joined outputs of the layers. With gradients, the adapter must be the trained one."""
         tokens = x.flatten(0, -2)
         if torch.is_grad_enabled():
             [(adapter, _)] = self.parts.parts
@@ -386,8 +386,8 @@ class Policy:
     layers : dict of LoRALinear
         Layers with an adapter, by name.
     has_weights : bool
-        Whether the policy has all weights. If an engine has them in another form, it has only the adapter, and `hidden`
-        raises an error.
+        Whether the policy has all weights. If an engine has quantized them, the policy has only the adapter, and
+        `hidden` raises an error.
 
     Raises
     ------

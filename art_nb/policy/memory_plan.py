@@ -296,7 +296,7 @@ LIBRARIES, GRAPHS, RESERVE = 600_000_000, 1_000_000_000, 0.04  # bytes, bytes of
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MemoryPlan:
-    """What a model needs on a device, and the sizes that follow from it.
+    """The memory that a model needs on a device, and the sizes that follow from it.
 
     Parameters
     ----------
@@ -404,7 +404,7 @@ def sampling_bytes(shape: ModelShape, settings: MemorySettings, tokens: int) -> 
 def working_bytes(
     shape: ModelShape, memory: int, settings: MemorySettings, length: int, **options: Any
 ) -> Activations:  # `options` are those of `activation_bytes`
-    """Return the bytes that the engines need while they compute. The sampler uses the memory of the learner's rows.
+    """Return the bytes that the engines need while they compute. The sampler reuses the memory for the learner's rows.
 
     Without a learner, the prompts get at most 2% of the memory, and every running conversation has its logits. The
     embedded sampler computes each prompt in one pass, so it needs the memory of the longest one.
@@ -436,7 +436,7 @@ def fixed_bytes(shape: ModelShape, memory: int, settings: MemorySettings) -> dic
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #bda99d03
 def plan_for_length(shape: ModelShape, memory: int, settings: MemorySettings, length: int) -> MemoryPlan:
-    """Return the plan for conversations and rows of at most `length` tokens, also if it does not fit."""
+    """Return the plan for conversations and rows of at most `length` tokens, even if it does not fit."""
     fixed, size = fixed_bytes(shape, memory, settings), settings.dtype.itemsize
     options: dict[str, Any] = {"chunk": logit_chunk(shape, memory, settings.device), "device": settings.device}
     options["masks"] = settings.masks

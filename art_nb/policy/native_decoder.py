@@ -106,7 +106,7 @@ class NativeDecoder:
         return ShapeRecord(*sizes, activation, norm_record(decoder.norm)), records, tensors
 
     def drop_packed(self) -> None:
-        """Release the packed weights. The next pass gets them again."""
+        """Release the packed weights. The next pass packs them again."""
         self.__dict__.pop("_records", None)
         self._adapters = {}
 

@@ -55,12 +55,13 @@ def multiplies_in_fp32() -> bool:
 
 
 def compile_library(fp32_products: bool | None = None) -> Path:
-    """Return the compiled library. It is compiled if it is not in the cache directory.
+    """Return the path of the compiled library. Compile it first if it is not in the cache directory.
 
     Parameters
     ----------
     fp32_products : bool, optional
-        Whether it converts numbers to fp32 before it multiplies them. By default, the faster method of the processor.
+        Whether the library converts numbers to fp32 before it multiplies them. The default is the faster method on
+        this processor.
 
     Raises
     ------
@@ -80,7 +81,7 @@ def compile_library(fp32_products: bool | None = None) -> Path:
         _run_gcc(*flags, "-c", *(str(source) for source in sources if source.suffix == ".c"), folder=folder)
         objects = sorted(str(file) for file in Path(folder).glob("*.o"))
         _run_gcc("-shared", *objects, "-lm", "-o", "kernels.so", folder=folder)  # without -fopenmp: see `load_library`
-        (Path(folder) / "kernels.so").replace(path)  # another process may do the same
+        (Path(folder) / "kernels.so").replace(path)  # atomic, because another process may compile it too
     return path
 
 
@@ -114,7 +115,7 @@ Int, Pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 def record_type(**fields) -> type[ctypes.Structure]:
-    """Return a class for a record of C."""
+    """Return a ctypes class for a C struct."""
     return type("Record", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
@@ -149,7 +150,7 @@ def pack_panels(weight: torch.Tensor) -> torch.Tensor:  # bf16 [out, in]
     """Return a matrix in panels [panels, pairs of inputs, 32 outputs, 2], padded with zeros."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight.detach(), (0, inputs % 2, 0, -outputs % PANEL)).contiguous()
-    pairs = padded.view(torch.int32).view(-1, PANEL, padded.shape[1] // 2)  # copied faster than single numbers
+    pairs = padded.view(torch.int32).view(-1, PANEL, padded.shape[1] // 2)  # faster to copy than single numbers
     return pairs.transpose(1, 2).contiguous().view(torch.bfloat16).unflatten(-1, (PANEL, 2))
 
 

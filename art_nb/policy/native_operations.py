@@ -68,7 +68,7 @@ class NativeGate(Function):
 
 # %% ../../nbs/30_policy/02_native_operations.ipynb #no710009
 class NativeHeads(Function):
-    """Queries [T, Q, D], keys and values [T, K, D] of rows [T, (Q + 2 K) D]. The first half of `signed` is negative."""
+    """Queries [T, Q, D], keys and values [T, K, D] of rows [T, (Q + 2 K) D]. `signed` is the result of `signed_sin`."""
 
     @staticmethod
     def forward(ctx, qkv, cos, signed, heads):
@@ -94,7 +94,7 @@ TreeRecord = record_type(
     **dict.fromkeys(("tokens", "query_heads", "key_heads", "head_dim", "window", "count"), Int),
     **{"segments": Pointer, "nodes": Pointer, "scale": ctypes.c_float},
 )
-MAX_GROUP = 12  # query heads with the same keys, as in kernels.h
+MAX_GROUP = 12  # largest number of query heads per key head, `MAX_ROWS` in kernels.h
 
 
 class NativeTree:

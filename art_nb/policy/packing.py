@@ -134,7 +134,7 @@ def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def shift_segments(tree: Tree, start: int) -> list[Segment]:
-    """Return the segments of a tree whose first node is at `start` of a batch, without empty ones of equal rows."""
+    """Return the segments of a tree that starts at node `start` of a batch. Leave out empty segments of equal rows."""
     ends = start + np.cumsum([n for n, _ in tree.segments])
     return [
         Segment(int(end) - n, int(end), torch.from_numpy(before + start))

@@ -8,7 +8,7 @@
 
 # %% auto #0
 __all__ = ['DETAIL_LEVELS', 'LIMIT', 'BOX', 'WRAP', 'PRE', 'CELL', 'NUMBER', 'Html', 'visible_text', 'escaped', 'tag',
-           'DetailLevel', 'fit_to_bytes', 'truncate', 'table', 'number', 'facts_line', 'details']
+           'page_reference', 'DetailLevel', 'fit_to_bytes', 'truncate', 'table', 'number', 'facts_line', 'details']
 
 # %% ../../nbs/80_reports/10_html.ipynb #28233799
 import html
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from ..core.machine import documentation_address
 
 # %% ../../nbs/80_reports/10_html.ipynb #3bac3d52
 class Html(str):
@@ -51,6 +53,13 @@ def tag(
     pairs = "".join(f' {key.rstrip("_")}="{escaped(value)}"' for key, value in attributes.items())
     content = "".join(map(escaped, children))
     return Html(f"<{name}{pairs}>" if name in ("img", "br", "hr", "meta") else f"<{name}{pairs}>{content}</{name}>")
+
+
+def page_reference(page: str) -> Html:
+    """Return a line that names a page of the documentation, as a link if the documentation has a web address."""
+    address = documentation_address(page)
+    is_link = address.startswith("https://")
+    return tag("div", "Explained in ", tag("a", address, href=address) if is_link else tag("code", address))
 
 # %% ../../nbs/80_reports/10_html.ipynb #f3fa69eb
 @dataclass(slots=True, frozen=True)

@@ -66,7 +66,7 @@ def _stores_of_path(path: str | Path) -> list[RunStore]:
 
 
 def stores_of(runs: PlotSource | Iterable[PlotSource]) -> list[RunStore]:
-    """Return the run directories of one or several sources. Raise `TypeError` for another type."""
+    """Return the run directories of one or several sources. Raise `TypeError` for other types."""
     if isinstance(runs, (RunView, Model)):
         return [runs.store]
     if isinstance(runs, RunStore):

@@ -58,7 +58,7 @@ class Profile:
     name : str
         Name of the run.
     steps : list of int
-        The steps of the mean.
+        The steps that were averaged.
     cores : int
         Number of cores that the process could use.
     phases : dict
@@ -206,7 +206,7 @@ def profile(run: RunView | Model | RunStore | str | Path, steps: Sequence[int] |
     Returns
     -------
     Profile
-        The mean seconds and CPU seconds of each phase. The option `LocalBackend(profile=…)` is something else.
+        The mean seconds and CPU seconds of each phase. It is unrelated to the option `LocalBackend(profile=…)`.
 
     Raises
     ------

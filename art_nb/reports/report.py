@@ -158,7 +158,7 @@ def report(
     groups: Sequence[int] | None = None,
     note: str = "",
 ) -> Path:
-    """Write one self-contained HTML file of a run, which a colleague understands without help.
+    """Write one self-contained HTML file of a run that a colleague can understand without help.
 
     The page has the goal, a summary, the results with 95 % intervals, the setup, findings and warnings, curves, the
     best and the worst rollouts of the newest step, and groups of rollouts.

@@ -160,7 +160,7 @@ def begin_recording(
 def with_request_seed(
     method: str,
     url: str,
-    headers: MutableMapping[str, str],  # changed in place, and only read in a step with a seed
+    headers: MutableMapping[str, str],  # changed in place; not accessed outside of a step with a seed
 ) -> Iterator[None]:
     """Add the seed header to a request to a registered model in a step with a seed."""
     scope = _add_seed(method, url, headers)

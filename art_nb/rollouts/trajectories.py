@@ -134,7 +134,7 @@ class Trajectory(BaseModel):
     additional_histories : list of History, optional
         Further conversations that share the reward.
     reward : float
-        Compared with the rewards in the same group.
+        The reward, which training compares with the other rewards of the group.
     initial_policy_version, final_policy_version : int, optional
         The oldest and the newest training step whose weights sampled a choice.
     metrics : dict of str to float, int or bool, optional
@@ -257,14 +257,14 @@ class Trajectory(BaseModel):
     def histories(
         self, *, model: str | None = None, reconcile_text_equivalent_tokenizations: bool = False
     ) -> list[History]:
-        """Return all conversations, the main one first. If captured, `model` (name or pattern) selects some.
+        """Return all conversations, the main one first. If captured, `model` (name or pattern) filters them.
 
         Parameters
         ----------
         model : str, optional
             A name or pattern of the models, for captured trajectories.
         reconcile_text_equivalent_tokenizations : bool
-            Accepted for ART and without effect.
+            Accepted for compatibility with ART. It has no effect.
         """
         if self._captured is not None:
             return [_history(conversation) for conversation in self.conversations("", model)]
@@ -489,8 +489,8 @@ collecting: ContextVar[Callable[[PendingGroup], Awaitable["TrajectoryGroup"]]] =
 # %% ../../nbs/05_rollouts/30_trajectories.ipynb #8b98b1d1
 def listed(
     function: str,  # name of the function that was called, for the error message
-    items: Any,  # what it received
-    kind: str,  # what it takes a list of
+    items: Any,  # the argument to check
+    kind: str,  # what the list should contain, for the error message
 ) -> list:
     """Return the items as a list. Raise `TypeError` for a single item and for a coroutine that was not awaited."""
     if inspect.iscoroutine(items):

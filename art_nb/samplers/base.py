@@ -89,8 +89,8 @@ class Sampler(Protocol):
     guides : frozenset of str
         Supported keys of `SamplingParams.guide`.
     adapter_mode : str
-        How adapters are served: "unmerged" next to the weights of the policy, or, by an engine with its own weights,
-        "merged" into them or "swapped".
+        How adapters are served: "unmerged" next to the weights of the policy, "merged" into the engine's own weights,
+        or "swapped", which means next to the engine's weights.
     seed_limits : str
         Reason why a repeated request with the same seed can return another reply, or "" if it cannot.
     """

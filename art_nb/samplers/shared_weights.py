@@ -40,7 +40,7 @@ def empty_parameters() -> Iterator[dict[nn.Parameter, torch.Size]]:
 
 # %% ../../nbs/40_samplers/15_shared_weights.ipynb #15a0a014
 def join_weights(names: Sequence[str], weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return one tensor of several weights. They become parts of it if they are not yet."""
+    """Return several weights as one tensor. If they are not joined yet, make them views of it."""
     parts = [weights[name].detach() for name in names]
     whole = view_of_parts(parts)
     if whole is None:

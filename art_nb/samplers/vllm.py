@@ -70,7 +70,7 @@ SETTINGS = {
 
 
 def load_vllm() -> ModuleType:
-    """Import vLLM and return it. Hide its log messages below errors, which are for operators of a server."""
+    """Import vLLM and return it. Hide its log messages below the level ERROR, which are for operators of a server."""
     os.environ.update(SETTINGS | dict(os.environ) | IN_PROCESS)
     if (logger := logging.getLogger("vllm")).level == logging.NOTSET:
         logger.setLevel(logging.ERROR)

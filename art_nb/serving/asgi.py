@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOG', 'CODES', 'MAX_BODY_BYTES', 'AppStream', 'asgi_scope', 'InProcess', 'json_response', 'error_body',
            'openai_error_response', 'errors_to_responses', 'http_error_response', 'json_app', 'cancel_on_disconnect',
-           'EventSender', 'bearer_token', 'require_api_key', 'call_inline', 'read_body']
+           'EventSender', 'api_key_of', 'openai_error_of_path', 'require_api_key', 'call_inline', 'read_body']
 
 # %% ../../nbs/45_serving/20_asgi.ipynb #c6fdf1a1
 import asyncio
@@ -210,16 +210,20 @@ class EventSender:
         self.send, self.started, self._lock = send, False, asyncio.Lock()
 
     async def __call__(self, *events: dict | str) -> None:
-        """Send events. A string is sent unchanged, a dict as JSON."""
-        data = b"".join(
-            b"data: %b\n\n" % (e.encode() if isinstance(e, str) else to_json(e, inf_nan_mode="null")) for e in events
-        )
+        """Send events. A string is sent unchanged, a dict as JSON. The field `type` of a dict is the event's name."""
+        data = b"".join(map(self._encoded, events))
         async with self._lock:
             if not self.started:
                 self.started = True
                 headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
                 await self.send({"type": "http.response.start", "status": 200, "headers": headers})
             await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _encoded(self, event: dict | str) -> bytes:
+        if isinstance(event, str):
+            return b"data: %b\n\n" % event.encode()
+        name = b"event: %b\n" % event["type"].encode() if "type" in event else b""
+        return b"%bdata: %b\n\n" % (name, to_json(event, inf_nan_mode="null"))
 
     async def close(self) -> None:
         """End the response."""
@@ -229,13 +233,24 @@ class EventSender:
 MAX_BODY_BYTES = 16 << 20
 
 
-def bearer_token(scope: Scope) -> bytes:
-    """Return the API key of a request, or `b""` if it has none."""
-    scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-    return key.strip() if scheme.lower() == b"bearer" else b""
+def api_key_of(scope: Scope) -> bytes:
+    """Return the API key of a request, or `b""` if it has none. Anthropic's clients send it as `x-api-key`."""
+    headers = dict(scope["headers"])
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"").strip()
 
 
-def require_api_key(app: ASGIApp, key: str, statuses: Counter) -> ASGIApp:
+def openai_error_of_path(path: str, error: Exception) -> Response:
+    """Return the response for an error in OpenAI's format, for any path."""
+    return openai_error_response(error)
+
+
+def require_api_key(
+    app: ASGIApp,
+    key: str,
+    statuses: Counter,
+    error_of_path: Callable[[str, Exception], Response] = openai_error_of_path,
+) -> ASGIApp:
     """Return an ASGI app that requires an API key and counts the statuses of its responses."""
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,15 +259,15 @@ def require_api_key(app: ASGIApp, key: str, statuses: Counter) -> ASGIApp:
                 statuses[message["status"]] += 1
             await send(message)
 
-        if hmac.compare_digest(bearer_token(scope), key.encode()):
+        if hmac.compare_digest(api_key_of(scope), key.encode()):
             mark_authenticated(scope)
             return await app(scope, receive, counting)
         if scope["path"] == "/health":
             return await app(scope, receive, counting)
-        status, body = error_body(
-            RequestError("The API key is missing or wrong: send `Authorization: Bearer KEY`.", status=401)
-        )
-        await json_response(body, status, {"WWW-Authenticate": "Bearer"})(scope, receive, counting)
+        error = RequestError("The API key is missing or wrong: send `Authorization: Bearer KEY`.", status=401)
+        response = error_of_path(scope["path"], error)
+        response.headers["WWW-Authenticate"] = "Bearer"
+        await response(scope, receive, counting)
 
     return guard
 

@@ -77,7 +77,7 @@ class HttpConnection(H11Protocol):
 def mark_authenticated(
     scope: Scope,  # ASGI scope of a request with the right key
 ) -> None:
-    """Lift the limits for unauthenticated connections from the connection of a request."""
+    """Exempt the connection of a request from the limits for unauthenticated connections."""
     if connection := scope.get("state", {}).get("connection"):  # an in-process request has none
         connection.authenticate()
 
@@ -89,7 +89,7 @@ MAX_OPEN_FILES = 65_536
 
 
 def file_limits() -> tuple[int, int]:
-    """Return the process's soft and hard limit of open files. No limit is returned as 65,536."""
+    """Return the process's soft and hard limit of open files. An unlimited value is returned as 65,536."""
     if sys.platform == "win32":
         return MAX_OPEN_FILES, MAX_OPEN_FILES
     soft, hard = (
@@ -100,7 +100,7 @@ def file_limits() -> tuple[int, int]:
 
 
 def max_unauthenticated() -> int:
-    """Return how many connections may be open without a key: 128, or a quarter of the process's limit of open files."""
+    """Return how many connections may be open without a key: a quarter of the open-file limit, from 8 to 128."""
     return max(8, min(128, file_limits()[0] // 4))
 
 

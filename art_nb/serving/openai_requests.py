@@ -6,7 +6,7 @@
 __all__ = ['IGNORED_FIELDS', 'NEUTRAL_VALUES', 'JSON_TYPES', 'PYTHON_TYPES', 'RequestT', 'RequestError', 'without_neutral',
            'StrictRequest', 'LenientModel', 'StreamOptions', 'ResponseFormat', 'StructuredOutputs', 'CompletionRequest',
            'check_schema', 'Function', 'Tool', 'FunctionName', 'NamedTool', 'FunctionCall', 'ToolCall', 'TextPart',
-           'ChatMessage', 'ChatRequest', 'TextRequest', 'parse', 'choice_seed', 'sampling_params']
+           'ChatMessage', 'ChatRequest', 'TextRequest', 'read_object', 'parse', 'choice_seed', 'sampling_params']
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #de6c61d2
 from hashlib import blake2b
@@ -314,14 +314,19 @@ RequestT = TypeVar("RequestT", bound=CompletionRequest)
 _REASONS = {"extra_forbidden": "this field is not known here, leave it out", "missing": "this field is required"}
 
 
-def parse(raw: bytes, model: type[RequestT]) -> tuple[RequestT, dict]:
-    """Return the validated request and the body without its neutral fields. Raise `RequestError` if it is invalid."""
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raise `RequestError` for anything else."""
     try:
         body = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}.") from error
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
+    return body
+
+
+def parse(body: dict[str, Any], model: type[RequestT]) -> tuple[RequestT, dict]:
+    """Return the validated request and the body without its neutral fields. Raise `RequestError` if it is invalid."""
     fields = without_neutral(body)
     try:
         return model.model_validate(fields), fields

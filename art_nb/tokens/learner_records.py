@@ -134,7 +134,7 @@ def read_record(
 def cached_record(
     store: RunStore | None, step: int, split: str = "train"
 ) -> LearnerRecord | None:  # None without a store, or if it is missing or damaged
-    """Return the record of a step. The records read last are cached until their file changes: do not change them."""
+    """Return the record of a step. Recent records are cached until their file changes. Do not change them."""
     return None if store is None else _cached_record(record_path(store, step, split))
 
 

@@ -181,7 +181,7 @@ def trained_turns(
     turns: Sequence[Turn],  # of one history, in order
     known: set,  # identities and keys of the turns of earlier histories
 ) -> list[bool]:
-    """Return which turns are trained: all that no earlier history trains, except greedy ones.
+    """Return which turns are trained: all that no earlier history contains, except greedy ones.
 
     Turns are compared by identity. A copy without identity (read from an old run) counts as known if the history
     continues after it, because it is then shared context. A history that ends with it may hold an independent sample.

@@ -25,6 +25,7 @@ import numpy as np
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import plain
+from ..core.machine import documentation_address
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
 from ..rollouts.gather import gather_trajectory_groups
@@ -59,6 +60,7 @@ class DoctorReport:
     """The results of all checks."""
 
     checks: list[Check] = field(default_factory=list)
+    page: str = "how-to/debug#findings-of-artdoctor"  # of the documentation; it explains the checks
 
     @property
     def ok(self) -> bool:
@@ -70,7 +72,10 @@ class DoctorReport:
 
     def __str__(self) -> str:
         width = max((len(check.name) for check in self.checks), default=0)
-        return "\n".join(line for check in self.checks for line in _table_row(check, width))
+        lines = [line for check in self.checks for line in _table_row(check, width)]
+        if any(check.verdict in ("warn", "fail") for check in self.checks):
+            lines.append(f"Explained in {documentation_address(self.page)}")
+        return "\n".join(lines)
 
     __repr__ = __str__
 

@@ -53,7 +53,7 @@ class GroupSource(Protocol):
 
 # %% ../../nbs/65_training/55_group_sources.ipynb #9a6388d1
 class StepSource:
-    """The groups of `train`: rollouts of the scenarios of one step after another."""
+    """The group source of `train`. It runs the rollouts of one step after another."""
 
     def __init__(self, options: TrainOptions):
         self.options = options

@@ -56,7 +56,7 @@ def is_valid_field(name: str, value: Any) -> bool:
 
 
 def is_alive(record: dict[str, Any], now: float) -> bool:
-    """Return whether the process of a record is running, or on another machine, whether its heartbeat is recent."""
+    """Return whether the process of a record is running. On another machine: whether its heartbeat is recent."""
     if record.get("machine") == machine_tag():
         runs = process_runs(record["pid"], record.get("start", 0))
         if runs is not None:

@@ -204,7 +204,7 @@ def _send_last_messages() -> None:
 def notify(
     run: RunView | Model | str | Path, to: str | Callable[[str], object], *, stalled_s: float = 300.0
 ) -> Callable[[], None]:
-    """Send a message when a run ends, fails or stalls. Return a function that stops this.
+    """Send a message when a run ends, fails or stalls. Return a function that stops the messages.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def notify(
         The run, its model, or the directory of a run in another process.
     to : str or callable
         `"desktop"`, the URL of a webhook, or a function that takes the text of the message. The function can be async.
-        It is called on a thread of its own.
+        It is called on a separate thread.
     stalled_s : float
         The number of seconds without any event after which a message says that the run stalls.
 

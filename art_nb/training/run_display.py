@@ -119,7 +119,7 @@ class RunDisplay(Protocol):
         """End the display."""
 
     def listening(self, over: threading.Event) -> Any:
-        """Return a sync and async context manager, whose value is a function to call until the run is `over`."""
+        """Return a sync and async context manager. Its value is a function to call until the run is `over`."""
 
 
 class PassiveWait:

@@ -34,7 +34,8 @@ class RunView(ABC):
     progress : Progress
         The state of the run, derived from its events.
     status : str
-        "ready", "running", "pausing", "paused", "stopping", "done", "stopped", "failed", or "dead" without a process.
+        "ready", "running", "pausing", "paused", "stopping", "done", "stopped", "failed", or
+        "dead" if its process has ended.
     step : int
         The last finished step.
     groups : list of TrajectoryGroup

@@ -31,7 +31,7 @@ from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/65_training/00_sft.ipynb #c7cce7a5
 Schedule: TypeAlias = Literal["linear", "cosine", "constant"]
-DECAYS: dict[str, Callable[[float], float]] = {  # the remaining share of the peak, by the share of steps that is done
+DECAYS: dict[str, Callable[[float], float]] = {  # map the share of finished steps to the share of the peak
     "linear": lambda done: 1 - done,
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "constant": lambda done: 1.0,
@@ -55,9 +55,9 @@ def create_lr_schedule(
     method : {"linear", "cosine", "constant"}
         How the rate falls.
     warmup_steps : int
-        The number of equal parts in which the rate rises from `min_lr` to `peak_lr`. The first rate is above `min_lr`.
+        The number of steps in which the rate rises linearly to `peak_lr`. The first rate is above `min_lr`.
     min_lr : float
-        The rate of the last step, if it falls.
+        The rate of the last step, unless `method` is "constant".
 
     Returns
     -------

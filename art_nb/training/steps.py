@@ -3,8 +3,8 @@
 ## Guarantees
 
 - All arguments of `train` are checked before the first rollout.
-- The scenarios of a step, their order and the seeds of their requests depend only on the run's seed and the step number. The order in
-  which rollouts finish has no effect, and neither has a stop with a later resume.
+- The scenarios of a step, their order and the seeds of their requests depend only on the run's seed and the step number. They do not change with the order in
+  which rollouts finish, or if the run is stopped and resumed.
 - A seed is sent only to registered models, never to other servers.
 - If a run with a seed cannot be repeated exactly, one warning gives the reason."""
 

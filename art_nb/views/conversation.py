@@ -92,14 +92,14 @@ _COMPARED_KEYS = ("role", "content", "thinking", "tool_calls", "tool_call_id", "
 def shared_count(
     threads: Sequence[Sequence[Mapping[str, Any]]],  # results of `conversation_of`
 ) -> int:  # 0 for a single conversation
-    """Return the number of messages with which all conversations begin."""
+    """Return how many messages are the same at the start of all conversations."""
     return shared_prefix([[[message.get(key) for key in _COMPARED_KEYS] for message in thread] for thread in threads])
 
 
 def shared_units(
     rests: Sequence[Sequence[Mapping[str, Any]]],  # the messages after the shared ones
 ) -> int:  # in UTF-16 units
-    """Return the length of the text with which the first messages of all rests begin."""
+    """Return the length of the text that the first messages of all rests have in common at their start."""
     firsts = [rest[0] for rest in rests if rest]
     comparable = len(firsts) == len(rests) > 1 and len({(m["role"], m.get("thinking")) for m in firsts}) == 1
     return len(commonprefix([m["content"] for m in firsts]).encode("utf-16-le")) // 2 if comparable else 0

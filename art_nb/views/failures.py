@@ -60,7 +60,7 @@ MAX_MESSAGE_CHARS = 300
 
 
 def _without_value(quoted: re.Match) -> str:
-    """Return a quoted text, or '…' if it is a value: not a name, or after a colon, a bracket or the like."""
+    """Return a quoted name unchanged. Return '…' for other quoted texts, and after `:`, `=`, `(` or a comma."""
     follows = quoted.string[: quoted.start()].rstrip()[-1:]
     is_name = re.fullmatch(r"[\w.]+", quoted[0][1:-1]) is not None
     return quoted[0] if is_name and follows not in {":", "=", "(", ","} else "'…'"

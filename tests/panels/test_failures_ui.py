@@ -146,5 +146,5 @@ def test_a_new_step_and_freezing(opened, tmp_path):
     store.write_groups("train", 2, [games(1, 4, failed=2)])
     page.panel.refresh()
     waits(page, lambda: row(page, "TimeoutError").inner_text().split("\n")[1] == "3 rollouts")
-    page.click("text=Freeze")
+    page.click("text=Make static")
     page.wait_for_selector(".art-panel", state="detached")

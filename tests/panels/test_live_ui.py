@@ -224,7 +224,7 @@ def test_a_dead_run_shows_where_it_resumes(page_with, script):
     (script.store.path / "run.json").write_text(json.dumps(record | {"pid": 2**22 + 1}))
     page = page_with(LiveCell(Run.attach(script.store.path)))
     wait_for(page, "The training kernel ended at step 12")
-    assert page.locator(".art-live-buttons button:visible").all_inner_texts() == ["Freeze", "?"]
+    assert page.locator(".art-live-buttons button:visible").all_inner_texts() == ["Make static", "?"]
 
 
 def test_a_failure_shows_the_events_before_it_and_advice(page_with, script):
@@ -366,7 +366,7 @@ def test_help(page_with, cell):
     assert not page.get_by_role("dialog").is_visible()
 
 
-def test_enter_opens_x_closes_f_freezes(page_with, cell, monkeypatch):
+def test_enter_opens_x_closes_f_makes_static(page_with, cell, monkeypatch):
     page = page_with(cell)
     page.wait_for_selector(".art-group")
     page.locator(".art-panel").focus()
@@ -377,6 +377,9 @@ def test_enter_opens_x_closes_f_freezes(page_with, cell, monkeypatch):
     assert asked()[-1] == "open_group"
     page.keyboard.press("x")
     assert asked()[-1] == "open_group"  # nothing is open
+    page.keyboard.press("F")
+    page.get_by_role("button", name="Again to confirm").wait_for()  # the run is active
+    assert "freeze" not in page.evaluate("window.sent.map(m => m.command)")
     page.keyboard.press("F")
     until(lambda: cell.comm is None)
 

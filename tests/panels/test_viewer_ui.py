@@ -804,7 +804,7 @@ def test_new_steps_of_an_active_run_are_read(opened, tmp_path):
 
 def test_freeze_from_the_page(opened):
     page = opened(steps())
-    page.click("text=Freeze")
+    page.click("text=Make static")
     page.wait_for_selector(".art-panel", state="detached")
     assert page.panel.comm is None
 

@@ -241,7 +241,8 @@ def test_the_table():
     lines = str(DoctorReport(checks)).splitlines()
     assert lines[0] == "ok    a       Fine."
     assert max(map(len, lines)) <= 100
-    assert all(line.startswith(" " * 14) for line in lines[2:])
+    assert all(line.startswith(" " * 14) for line in lines[2:-1])
+    assert lines[-1] == "Explained in docs/how-to/debug.md"
     assert repr(DoctorReport(checks)) == str(DoctorReport(checks))
     assert (str(DoctorReport()), DoctorReport().ok) == ("", True)
 

@@ -1,0 +1,4 @@
+# Written by tools/stubs.py. Do not edit.
+from .sessions import Session as Session
+from .programs import ProgramOutput as ProgramOutput
+from .programs import rollout_from as rollout_from

@@ -1,0 +1,151 @@
+"""OpenAI's Responses API with the real client: every event is parsed."""
+
+import json
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from pydantic import BaseModel
+from support.server_parts import Scripted, endpoint
+
+CALL = '<tool_call>{"name": "play", "arguments": {"square": "A1"}}</tool_call>'
+TOOL = {"type": "function", "name": "play", "parameters": {"type": "object"}, "strict": None}
+
+
+@pytest.fixture
+async def client():
+    served = endpoint(Scripted())
+    served.start()
+    async with AsyncOpenAI(base_url=served.base_url, api_key=served.api_key, max_retries=0, timeout=60) as client:
+        client.service = served.service
+        yield client
+    served.stop()
+
+
+async def events_of(client, **request):
+    stream = await client.responses.create(model="ttt@3", stream=True, **request)
+    return [event async for event in stream]
+
+
+async def test_a_response(client):
+    response = await client.responses.create(model="ttt@3", input="Hi", instructions="Be brief.", metadata={"a": "b"})
+    assert (response.output_text, response.status) == ("Hello, world", "completed")
+    prompt, params, adapter = client.service.sampler.calls[-1]
+    assert bytes(prompt) == b"<system>Be brief.<user>Hi<assistant>"
+    assert adapter == "ttt@3"
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (len(prompt), len("Hello, world") + 1)
+    assert response.metadata == {"a": "b"}
+
+
+async def test_a_truncated_response(client):
+    response = await client.responses.create(model="ttt@3", input="Hi", max_output_tokens=3)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output_text == "Hel"
+
+
+async def test_a_stream_has_the_events_of_the_items(client):
+    events = await events_of(client, input="Hi")
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    kinds = [e.type for e in events if e.type != "response.output_text.delta"]
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == events[-1].response.output_text == "Hello, world"
+    assert len({e.response.id for e in events if hasattr(e, "response")}) == 1
+
+
+async def test_the_clients_own_stream_helper(client):
+    async with client.responses.stream(model="ttt@3", input="Hi") as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_response()
+    assert final.output_text == "Hello, world"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_and_their_results(client, stream):
+    client.service.sampler.words = f"I play.{CALL}{CALL}"
+    request = {"input": "Hi", "tools": [TOOL]}
+    if stream:
+        events = await events_of(client, **request)
+        response = events[-1].response
+        assert [e.item.type for e in events if e.type == "response.output_item.done"] == [
+            item.type for item in response.output
+        ]
+    else:
+        response = await client.responses.create(model="ttt@3", **request)
+    assert [item.type for item in response.output] == ["message", "function_call", "function_call"]
+    assert json.loads(response.output[1].arguments) == {"square": "A1"}
+    items = [{"role": "user", "content": "Hi"}, *(item.model_dump(exclude_none=True) for item in response.output)]
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "ok"} for item in response.output[1:]
+    ]
+    client.service.sampler.words = "Done."
+    final = await client.responses.create(model="ttt@3", input=[*items, *results], tools=[TOOL])
+    assert final.output_text == "Done."
+    messages = client.service.chat.known[-1][0]
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
+    assert len(messages[1]["tool_calls"]) == 2
+    assert messages[1]["content"] == "I play."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_conversation_continues(client, stream):
+    first = await client.responses.create(model="ttt@3", input="One", instructions="Old.")
+    request = {"input": "Two", "instructions": "New.", "previous_response_id": first.id}
+    if stream:
+        second = (await events_of(client, **request))[-1].response
+    else:
+        second = await client.responses.create(model="ttt@3", **request)
+    expected = b"<system>New.<user>One<assistant>Hello, world<user>Two<assistant>"
+    assert bytes(client.service.sampler.calls[-1][0]) == expected
+    third = await client.responses.create(model="ttt@3", input="Three", previous_response_id=second.id, store=False)
+    assert client.service.sampler.calls[-1][0][:5] == list(b"<syst")
+    with pytest.raises(NotFoundError, match="was not stored"):
+        await client.responses.create(model="ttt@3", input="Four", previous_response_id=third.id)
+
+
+class Move(BaseModel):
+    square: str
+
+
+async def test_structured_output(client):
+    client.service.sampler.guides = {"json"}
+    client.service.sampler.words = '{"square": "B2"}'
+    response = await client.responses.parse(model="ttt@3", input="Hi", text_format=Move)
+    assert response.output_parsed == Move(square="B2")
+    assert client.service.sampler.calls[-1][1].guide["json"]["properties"].keys() == {"square"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 9}, "temperature"),
+        ({"extra_body": {"temprature": 1}}, "temprature"),
+        ({"extra_body": {"n": 2}}, "n"),
+        ({"extra_body": {"messages": []}}, "messages"),
+        ({"input": []}, "input"),
+    ],
+)
+async def test_errors_name_the_field_of_this_api(client, changes, param):
+    with pytest.raises(BadRequestError) as raised:
+        await client.responses.create(**({"model": "ttt@3", "input": "Hi"} | changes))
+    assert raised.value.body["param"] == param
+
+
+async def test_an_error_in_a_stream_is_an_event(client):
+    client.service.sampler.error, client.service.sampler.error_after = RuntimeError("broken"), 3
+    events = await events_of(client, input="Hi")
+    assert events[-1].type == "error"
+    assert "broken" in events[-1].message

@@ -1,0 +1,115 @@
+"""Screenshots of the panels in a real JupyterLab, as contact sheets in docs/images/sheets.
+
+    .venv/bin/python tools/screenshots.py FINISHED RUNNING [OTHER]
+
+FINISHED, RUNNING and OTHER are run directories. A process must train in RUNNING while this program works. Each sheet
+has the light theme on the left and the dark one on the right. The rows are the states of the panel.
+"""
+
+import sys
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from support.ui import Lab, LabPage, chromium  # noqa: E402
+
+SHEETS = ROOT / "docs" / "images" / "sheets"
+WIDTHS = (1440, 870)
+THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+SCALE = 0.5  # of a screenshot in its sheet
+GAP = 8  # pixels between screenshots
+START = "import art_nb as art\nimport art_nb.panels.live_cell"
+JUDGE = """
+def legal(trajectory):
+    return 1.0 - trajectory.metrics.get("illegal", 0), "The last move is legal or not."
+
+
+groups = art.open_run({path!r}).read_groups("train", 6)
+panel = await art.judge(groups[:4], judge=legal)
+"""
+
+
+def cells(finished, running, other):
+    """Return the cell of each panel and state. `saved` states are taken after the kernel has ended."""
+    return {
+        ("live", "running"): f"art.Run.attach({running!r})",
+        ("live", "finished"): f"art.Run.attach({finished!r})",
+        ("viewer", "running"): f"art.view({running!r})",
+        ("viewer", "finished"): f"art.view({finished!r})",
+        ("judging", "finished"): JUDGE.format(path=finished),
+        ("failures", "finished"): f"art.failures({finished!r})",
+        ("compare", "finished"): f"art.compare({finished!r}, {other!r})",
+    }
+
+
+def output_image(notebook, n):
+    """Return a screenshot of the output of a cell."""
+    notebook.cell(n).scroll_into_view_if_needed()
+    notebook.page.wait_for_timeout(1500)  # charts are drawn in several frames
+    return Image.open(BytesIO(notebook.output(n).screenshot()))
+
+
+def screenshots(browser, lab, sources, theme, width):
+    """Return the screenshots of one theme and width: while the kernel lives, and of the saved notebook."""
+    lab.settings("apputils-extension/themes", {"theme": THEMES[theme]})
+    context = browser.new_context(viewport={"width": width, "height": 1000})
+    context.set_default_timeout(120_000)
+    notebook = LabPage(lab, context.new_page(), lab.write([START, *sources.values()])).open()
+    if width < 1000:
+        notebook.page.keyboard.press("Control+b")  # hides the list of files
+    images = {}
+    notebook.run(0)
+    for n, (panel, state) in enumerate(sources, 1):
+        notebook.run(n, 120)
+        images[panel, state] = output_image(notebook, n)
+    notebook.save()
+    notebook.end_kernel()
+    notebook.reload()
+    for n, (panel, state) in enumerate(sources, 1):
+        if state == "finished":
+            images[panel, "saved"] = output_image(notebook, n)
+    context.close()
+    return images
+
+
+def sheet(rows):
+    """Return one image of rows of images."""
+    rows = [[image.resize((int(image.width * SCALE), int(image.height * SCALE))) for image in row] for row in rows]
+    width = max(sum(image.width + GAP for image in row) for row in rows)
+    height = sum(max(image.height for image in row) + GAP for row in rows)
+    whole, top = Image.new("RGB", (width, height), "#888888"), 0
+    for row in rows:
+        left = 0
+        for image in row:
+            whole.paste(image.convert("RGB"), (left, top))
+            left += image.width + GAP
+        top += max(image.height for image in row) + GAP
+    return whole.quantize(128)
+
+
+def main(finished, running, other=None):
+    sources = cells(finished, running, other or running)
+    SHEETS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        lab = Lab(Path(folder)).start()
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        try:
+            for width in WIDTHS:
+                taken = {theme: screenshots(browser, lab, sources, theme, width) for theme in THEMES}
+                for panel in dict.fromkeys(panel for panel, _ in sources):
+                    states = [state for name, state in taken["light"] if name == panel]
+                    rows = [[taken[theme][panel, state] for theme in THEMES] for state in states]
+                    sheet(rows).save(SHEETS / f"{panel}-{width}.png", optimize=True)
+                    print(SHEETS / f"{panel}-{width}.png", *states, flush=True)
+        finally:
+            browser.close()
+            lab.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
