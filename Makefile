@@ -15,10 +15,11 @@ PANELS := js/node_modules/.installed
 VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
+AGENTS := .venv-agents/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean weights
 .DEFAULT_GOAL := help
 
@@ -48,6 +49,9 @@ test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top 
 
 test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
 	.venv-art/bin/python $(PYTEST) tests/tokens/test_art_parity.py tests/runs/test_art_directories.py
+
+test-agents: $(AGENTS)  ## run the agent frameworks (in an environment on top of .venv)
+	.venv-agents/bin/python $(PYTEST) tests/agents
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
