@@ -20,7 +20,7 @@ DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents gpu lab wheel docs docs-serve bench bench-ui panels
-.PHONY: export clean weights
+.PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
 help:  ## print this list
@@ -63,7 +63,7 @@ tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
 
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
-		"--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb?file-browser-path=/" $(LAB)
+		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
 
 wheel: $(STAMP)  ## build a wheel and an sdist in dist/
 	rm -rf dist
@@ -101,6 +101,8 @@ export: $(STAMP)  ## export notebooks to modules and README, clean notebooks, li
 clean:  ## delete build results (keeps the environment and the model cache)
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis $(STAMP)
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf
+
+install: weights  ## create .venv, install the packages and download the embedded model
 
 weights: $(STAMP)
 	@$(BIN)/python -c "from art_nb.models.weights import fetch; fetch('smollm2-135m')"

@@ -51,7 +51,7 @@ Modules:
 - `art_nb.serving.endpoint`: An OpenAI-compatible endpoint, over HTTP and in process
 - `art_nb.tokens.advantages`: Group advantages, row weights of a step, and a report that explains why nothing would train
 - `art_nb.tokens.chat`: Conversion between chat messages and token IDs, which keeps every sampled ID
-- `art_nb.tokens.grammars`: Grammars that restrict a reply to a valid tool call
+- `art_nb.tokens.grammars`: Grammars that restrict a reply to a valid tool call, or to a format that the request describes
 - `art_nb.tokens.learner_records`: Values that the loss used for each trained token, stored with the step's trajectories
 - `art_nb.tokens.reply_stream`: Content, reasoning and tool calls of a reply, while it is generated
 - `art_nb.tokens.rows`: Training rows of a trajectory: sampled token IDs, a mask, and the sampler's logprobs

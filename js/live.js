@@ -392,7 +392,7 @@ function build(root, wire, model) {
   function makeStatic() {
     if (ENDED.includes(runState.status) || Date.now() < confirmUntil) return request("freeze");
     confirmUntil = Date.now() + CONFIRM_MS;
-    staticButton.textContent = "Again to confirm: the run continues";
+    staticButton.textContent = "Click again to confirm: the run continues";
     announce(staticButton.textContent);
     setTimeout(() => (staticButton.textContent = MAKE_STATIC), CONFIRM_MS);
   }

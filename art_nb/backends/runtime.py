@@ -142,7 +142,10 @@ class ModelRuntime:
         loaded = key in self.sampler.loaded()
         if not loaded and key not in self.names():
             raise ServeError(
-                f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}.", status=404, param="model"
+                f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}. "
+                "Pass `model=model.get_inference_name()`.",
+                status=404,
+                param="model",
             )
         self.last_requests[key] = time.monotonic()  # set before loading: a step that ends now must not unload it
         if not loaded:

@@ -161,7 +161,7 @@ def interpreter_is_exiting() -> bool:
 def without_garbage_collection() -> Iterator[None]:
     """Turn off the garbage collector inside the `with` block, unless it is off already.
 
-    While a library is imported or a model is built, it finds hardly anything and takes a quarter of the time.
+    While a library is imported or a model is built, it takes a quarter of the time and frees hardly anything.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -191,8 +191,9 @@ def documentation_address(page: str) -> str:
         The page without a suffix, and optionally a section: "how-to/debug#errors".
     """
     path, mark, section = page.partition("#")
-    for entry in metadata.metadata("art_nb").get_all("Project-URL") or ():
-        label, _, site = entry.partition(", ")
-        if label == "Documentation":
-            return f"{site.rstrip('/')}/{path}.html{mark}{section}"
+    with suppress(metadata.PackageNotFoundError):  # the source without an installation
+        entries = metadata.metadata("art_nb").get_all("Project-URL") or []
+        addresses = [entry.partition(", ")[2] for entry in entries if entry.startswith("Documentation, ")]
+        if addresses:
+            return f"{addresses[0].rstrip('/')}/{path}.html{mark}{section}"
     return f"docs/{path}.md"

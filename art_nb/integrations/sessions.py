@@ -8,15 +8,14 @@ __all__ = ['Session', 'session']
 # %% ../../nbs/88_integrations/10_sessions.ipynb #e076b961
 import asyncio
 import secrets
-import threading
+from collections import Counter
 from datetime import datetime
 from typing import Any, Self
 
 from ..core.seeds import current_seed_scope
-from ..core.types import BackendMissing, install_hint
+from ..core.types import BackendMissing, RolloutError, install_hint
 from ..models.model import Model, check_endpoint
 from ..rollouts.exchanges import TrajectoryExchanges
-from ..rollouts.http_capture import call_or_warn
 from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/88_integrations/10_sessions.ipynb #c3d985e5
@@ -53,8 +52,8 @@ class Session:
         self.api_key, self.address = f"sk-art-{secrets.token_urlsafe(24)}", ""
         self.trajectory = Trajectory()
         self.seeds = current_seed_scope()
-        self.tasks: set[asyncio.Task] = set()  # of the gateway
-        self._lock = threading.Lock()
+        self._failures: Counter[tuple[str, bytes]] = Counter()  # failed attempts, by path and body
+        self._error: Exception | None = None  # the first turn that could not be recorded
 
     @property
     def base_url(self) -> str:
@@ -75,17 +74,22 @@ class Session:
         }
 
     async def __aenter__(self) -> Self:
-        self.address = await asyncio.to_thread(_open_session, self)
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
+        self.address = await asyncio.to_thread(_start_gateway)
         from art_nb.integrations.gateway import GATEWAY
 
-        GATEWAY.close(self)
-        self.trajectory.finish()
+        GATEWAY.open(self)
+        return self
 
-    def record(self, path: str, request: bytes, reply: bytes, start_time: datetime, is_retry: bool) -> None:
-        """Add a turn. The gateway calls this function on its thread.
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from art_nb.integrations.gateway import GATEWAY
+
+        await asyncio.shield(GATEWAY.close(self))
+        self.trajectory.finish()
+        if self._error is not None and error is None:
+            raise RolloutError(f"A turn could not be recorded: {self._error}") from self._error
+
+    def record(self, path: str, request: bytes, reply: bytes, start_time: datetime, attempt: int) -> bool:
+        """Add a turn. Return whether the reply was complete. The gateway calls this function on its thread.
 
         Parameters
         ----------
@@ -95,13 +99,29 @@ class Session:
             The bodies.
         start_time : datetime
             When the request arrived.
-        is_retry : bool
-            Whether the client repeats a request whose reply it missed.
+        attempt : int
+            How often the client has sent this request before.
         """
-        with self._lock:
-            is_complete = call_or_warn(self.trajectory._record, path, request, reply, start_time)
-            if is_complete and is_retry:
-                self._remove_missed_reply()
+        try:
+            is_complete = self.trajectory._record(path, request, reply, start_time)
+        except Exception as problem:  # `__aexit__` raises it, in the rollout
+            self._error = self._error or problem
+            return True
+        if is_complete and attempt > self._failures.pop((path, request), 0):
+            self._remove_missed_reply()
+        return is_complete
+
+    def record_failure(self, path: str, request: bytes) -> None:
+        """Count a request without a complete reply.
+
+        Parameters
+        ----------
+        path : str
+            The path of the request.
+        request : bytes
+            Its body.
+        """
+        self._failures[path, request] += 1
 
     def _remove_missed_reply(self) -> None:
         """Remove the newest earlier exchange that has the same request as the last one."""
@@ -112,13 +132,13 @@ class Session:
             others: dict[str, Any] = {name: [e for e in items if e is not missed] for name, items in exchanges}
             self.trajectory.exchanges = TrajectoryExchanges.model_construct(**others)
 
-
-def _open_session(session: Session) -> str:
+# %% ../../nbs/88_integrations/10_sessions.ipynb #337fd298
+def _start_gateway() -> str:
     try:
         from art_nb.integrations.gateway import GATEWAY
     except ModuleNotFoundError as error:
         raise BackendMissing(f"Sessions need {error.name}. {install_hint('local')}") from error
-    return GATEWAY.open(session)
+    return GATEWAY.start()
 
 # %% ../../nbs/88_integrations/10_sessions.ipynb #0a94a887
 def session(self: Model, step: int | None = None) -> Session:
@@ -140,6 +160,8 @@ def session(self: Model, step: int | None = None) -> Session:
         If the model has no endpoint.
     BackendMissing
         If the packages of the server are missing, when the block is entered.
+    RolloutError
+        If a turn could not be recorded, at the end of the block.
     """
     return Session(self, step)
 

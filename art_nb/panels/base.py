@@ -247,6 +247,9 @@ class Panel(anywidget.AnyWidget):
         super().__init__(**traits)
         self.on_msg(self._on_message)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: a notebook displays it. Elsewhere, use art.report or `art-nb view`."
+
     def open(self) -> None:
         """Open the comm. Its messages trigger no shell events, which would display unfinished matplotlib figures."""
         super().open()

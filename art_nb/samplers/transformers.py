@@ -24,7 +24,7 @@ from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
 from ..policy.packing import common_prefix_length
 from .base import QueuedSampler, Request, SampledToken, SamplingParams
 from ..tokens.chat import inner_ids
-from ..tokens.grammars import CallGuide, reads_tokens
+from ..tokens.grammars import GrammarGuide, reads_tokens
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #9ca180d3
 def restrict_logits(
@@ -113,7 +113,7 @@ class SlottedRequest(Request):
     hashes: list[int] = field(default_factory=list)  # of the blocks of the prompt
     cached: int = 0  # number of tokens whose keys and values are cached
     choices: list[list[int]] = field(default_factory=list)  # allowed replies as ids; empty: unrestricted
-    call: CallGuide | None = None  # grammar of the tool call, if the reply must be one
+    grammar: GrammarGuide | None = None  # if a grammar restricts the reply
 
     @property
     def seeded(self) -> bool:
@@ -150,8 +150,8 @@ def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], en
         sampled = request.ids[request.start :]
         if request.choices:
             ids = allowed_next_ids(request.choices, sampled, ends)
-        elif request.call:
-            ids = request.call.allowed_ids(sampled, ends)
+        elif request.grammar:
+            ids = request.grammar.allowed_ids(sampled, ends)
         else:
             continue
         ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
@@ -260,7 +260,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
 
     @property
     def guides(self) -> frozenset[str]:  # at the first use, llguidance reads the vocabulary, which takes 0.4 s
-        return frozenset({"choice", "call"} if reads_tokens(self.tokenizer) else {"choice"})
+        return frozenset({"choice", "llguidance"} if reads_tokens(self.tokenizer) else {"choice"})
 
     def _prepare(self, weights: Adapter) -> WorkingAdapter:
         return self.policy.cast(weights)
@@ -336,7 +336,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         request.ids, request.cached = request.ids or list(request.prompt), shared
         guide = request.params.guide or {}
         request.choices = [inner_ids(self.tokenizer, text) for text in guide.get("choice", [])]
-        request.call = CallGuide(self.tokenizer, guide["call"]) if "call" in guide else None
+        request.grammar = GrammarGuide(self.tokenizer, guide["llguidance"]) if "llguidance" in guide else None
         self._running.append(request)
         self._counts["prompt_tokens"] += len(request.prompt)
         self._counts["cached_tokens"] += shared

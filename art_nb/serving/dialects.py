@@ -19,6 +19,7 @@ class StreamedChoice:
     """The choice of a streamed chat completion so far."""
 
     message: dict[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": ""})
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)  # of the last chunk: finish reason, token IDs, …
 
     def add(self, choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,13 +30,15 @@ class StreamedChoice:
                 self.message[key] = self.message.get(key, "") + delta[key]
         if calls := delta.get("tool_calls"):
             self.message["tool_calls"] = [*self.message.get("tool_calls", ()), *calls]
+        self.logprobs += (choice.get("logprobs") or {}).get("content") or []
         if choice["finish_reason"]:
             self.fields = {key: value for key, value in choice.items() if key != "delta"}
         return delta
 
     def choice(self) -> dict[str, Any]:
         """Return the whole choice."""
-        return {**self.fields, "message": self.message}
+        logprobs = {"logprobs": {"content": self.logprobs, "refusal": None}} if self.logprobs else {}
+        return {**self.fields, **logprobs, "message": self.message}
 
 # %% ../../nbs/45_serving/32_dialects.ipynb #ffb9d746
 class ChatDialect:

@@ -154,7 +154,7 @@ class CompletionService:
         raw = await read_body(request)
         completion, _ = parse(read_object(raw), TextRequest)
         completion.seed = seed_of(request, completion)
-        formatter = TextFormatter(self.sampler.tokenizer, completion, self.texts)
+        formatter = TextFormatter(self.sampler.tokenizer, completion, self.texts, self.sampler)
         return await self._respond(request, formatter, len(raw))
 
     async def responses(self, request: Request):
@@ -253,10 +253,9 @@ class CompletionService:
             except ClientDisconnect:
                 return
             except Exception as error:  # a response that has started as a stream must end as a stream
-                status, body = error_body(error)
                 if not events.started:
-                    return await json_response(body, status)(scope, receive, send)
-                await events(body)
+                    return await error_of_path(scope["path"], error)(scope, receive, send)
+                await events(error_body(error)[1])
             await events.close()
 
         return respond

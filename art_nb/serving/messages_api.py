@@ -262,7 +262,7 @@ class MessagesDialect(ChatDialect):
     def _call_events(self, call: dict[str, Any]) -> list[dict[str, Any]]:
         self._open = "tool_use"
         block = tool_use(call) | {"input": {}}
-        delta = {"type": "input_json_delta", "partial_json": call["function"]["arguments"]}
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(tool_use(call)["input"])}
         return [
             {"type": "content_block_start", "index": self._index, "content_block": block},
             {"type": "content_block_delta", "index": self._index, "delta": delta},

@@ -127,13 +127,14 @@ class CompletionRequest(StrictRequest):
     guided_choice: list[str] | None = Field(None, min_length=1)
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    structured_outputs: StructuredOutputs | None = None  # vLLM's newer name for the three fields above
-    _call: str | None = None  # grammar of a tool call, from `forced_call`
+    structured_outputs: StructuredOutputs | None = None  # vLLM's newer name for the guided fields
+    guided_grammar: str | None = None
+    _grammar: tuple[str, str] | None = None  # the field that restricts the reply, and its compiled grammar
 
-    def with_call_grammar(self, call: str) -> Self:
-        """Return a copy of the request whose reply must follow the grammar of a tool call."""
+    def with_grammar(self, field: str, grammar: str) -> Self:
+        """Return a copy of the request whose reply must follow a grammar, because of one of its fields."""
         request = self.model_copy()
-        request._call = call
+        request._grammar = field, grammar
         return request
 
     def stops(self) -> tuple[str, ...]:
@@ -145,12 +146,13 @@ class CompletionRequest(StrictRequest):
 
         Both are None if there is no constraint. Raise `RequestError` if two fields set one.
         """
-        if self._call is not None:
-            return "tool_choice", {"call": self._call}
+        if self._grammar is not None:
+            field, grammar = self._grammar
+            return field, {"llguidance": grammar}
         constraints = {"response_format": self._format_guide(), "structured_outputs": None}
         if self.structured_outputs:
             constraints["structured_outputs"] = self.structured_outputs.model_dump(exclude_none=True)
-        for kind in ("choice", "json", "regex"):
+        for kind in ("choice", "json", "regex", "grammar"):
             value = getattr(self, f"guided_{kind}")
             constraints[f"guided_{kind}"] = None if value is None else {kind: value}
         guides = [(field, guide) for field, guide in constraints.items() if guide]

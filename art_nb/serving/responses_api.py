@@ -9,8 +9,10 @@ __all__ = ['MAX_STORED', 'TEXT_PARTS', 'CHAT_NAMES', 'PASSED_FIELDS', 'IGNORED_R
            'ResponsesDialect']
 
 # %% ../../nbs/45_serving/34_responses_api.ipynb #a5e98788
+import copy
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -19,7 +21,7 @@ from .dialects import ChatDialect, StreamedChoice, require_type, text_of
 from .openai_requests import RequestError
 
 # %% ../../nbs/45_serving/34_responses_api.ipynb #2838623e
-MAX_STORED = 4096
+MAX_STORED = 1024
 
 
 class StoredConversations:
@@ -177,7 +179,7 @@ def response_usage(usage: dict[str, int]) -> dict[str, Any]:
     """Return the usage of a chat completion in the format of a response."""
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],
@@ -216,7 +218,7 @@ class ResponsesDialect(ChatDialect):
         self.stored, self.id = stored, f"resp_{uuid4().hex}"
         self._streamed, self._numbers, self._output = StreamedChoice(), count(), []
         self._open: dict[str, Any] | None = None  # the item that is being streamed
-        self._created = 0
+        self._created, self._instructions = 0, 0  # `_instructions`: messages that are not stored
 
     def chat_body(self) -> dict[str, Any]:
         """Return the body of the chat request. Raise `RequestError` if the request cannot be converted."""
@@ -230,8 +232,8 @@ class ResponsesDialect(ChatDialect):
         earlier = [] if previous is None else self.stored.get(require_type(previous, str, "previous_response_id"))
         instructions = body.pop("instructions", None)
         first = [] if not instructions else [{"role": "system", "content": instructions}]
-        rest = [message for message in earlier if message["role"] != "system"] if first else earlier
-        self.messages = [*first, *rest, *input_messages(body.pop("input", []))]
+        self._instructions = len(first)
+        self.messages = [*first, *earlier, *input_messages(body.pop("input", []))]
         self.tools = chat_tools(body.pop("tools", None))
         chat = {CHAT_NAMES.get(key, key): body.pop(key) for key in [*CHAT_NAMES, *PASSED_FIELDS] if key in body}
         if (form := chat_format(body.pop("text", None))) is not None:
@@ -261,7 +263,7 @@ class ResponsesDialect(ChatDialect):
 
     def _finished(self, choice: dict[str, Any], output: list, usage: dict) -> dict[str, Any]:
         if self.body.get("store") is not False:
-            self.stored.add(self.id, [*self.messages, choice["message"]])
+            self.stored.add(self.id, [*self.messages[self._instructions :], choice["message"]])
         status = "incomplete" if choice["finish_reason"] == "length" else "completed"
         return self._response(status, output, usage, **self.exact_fields(choice))
 
@@ -279,9 +281,11 @@ class ResponsesDialect(ChatDialect):
             events += [{"type": f"response.{kind}", "response": self._response("in_progress", [])} for kind in STARTED]
         for choice in chunk["choices"]:
             delta = self._streamed.add(choice)
-            for kind, key in (("reasoning", "reasoning_content"), ("message", "content")):
-                if delta.get(key):
-                    events += self._text_events(kind, delta[key])
+            logprobs = (choice.get("logprobs") or {}).get("content") or []
+            if delta.get("reasoning_content"):
+                events += self._text_events("reasoning", delta["reasoning_content"])
+            if delta.get("content"):
+                events += self._text_events("message", delta["content"], logprobs)
             for call in delta.get("tool_calls") or ():
                 events += [*self._close(), *self._call_events(call)]
         if chunk.get("usage"):
@@ -292,27 +296,29 @@ class ResponsesDialect(ChatDialect):
             events.append({"type": f"response.{response['status']}", "response": response})
         return [event | {"sequence_number": next(self._numbers)} for event in events]
 
-    def _text_events(self, kind: str, text: str) -> list[dict[str, Any]]:
+    def _text_events(self, kind: str, text: str, logprobs: Sequence = ()) -> list[dict[str, Any]]:
         events = []
         if self._open is None or self._open["type"] != kind:
             events += self._close()
             self._open = item = message_item("") if kind == "message" else reasoning_item("")
             empty = item | {"status": "in_progress", "content": []}
             events.append({"type": "response.output_item.added", **self._position(), "item": empty})
-            part = dict(item["content"][0])
+            part = copy.deepcopy(item["content"][0])
             events.append({"type": "response.content_part.added", **self._part(), "part": part})
         part = self._open["content"][0]
         part["text"] += text
-        name = part["type"]
-        logprobs = {"logprobs": []} if name == "output_text" else {}
-        return [*events, {"type": f"response.{name}.delta", **self._part(), "delta": text, **logprobs}]
+        event = {"type": f"response.{part['type']}.delta", **self._part(), "delta": text}
+        if kind == "message":
+            part["logprobs"] += logprobs
+            event["logprobs"] = [*logprobs]
+        return [*events, event]
 
     def _close(self) -> list[dict[str, Any]]:
         """End the item that is being streamed, if any."""
         if (item := self._open) is None:
             return []
         part = item["content"][0]
-        logprobs = {"logprobs": []} if part["type"] == "output_text" else {}
+        logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
         events = [
             {"type": f"response.{part['type']}.done", **self._part(), "text": part["text"], **logprobs},
             {"type": "response.content_part.done", **self._part(), "part": part},

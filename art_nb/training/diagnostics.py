@@ -64,8 +64,10 @@ def flat_share(rows: HistoryRows) -> list[float]:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #35e116d8
 def near_the_top(rewards: Sequence[float]) -> bool:
-    """Return whether the last reward is in the upper third of the range of all rewards."""
-    return bool(rewards) and max(rewards) > min(rewards) and rewards[-1] > (min(rewards) + 2 * max(rewards)) / 3
+    """Return whether the mean of the last three rewards is in the upper third of the range of all rewards."""
+    if not rewards or max(rewards) == min(rewards):
+        return False
+    return fmean(rewards[-3:]) > (min(rewards) + 2 * max(rewards)) / 3
 
 
 def gain(rows: HistoryRows) -> float:
@@ -136,7 +138,8 @@ def solved(rows: HistoryRows) -> str | None:
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
     if not recent or not near_the_top(rewards):
         return None
-    return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards, at {rewards[-1]:.3g} on average."
+    mean = fmean(rewards[-3:])
+    return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards. The mean reward was {mean:.3g}."
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #5a676cc8
 def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
@@ -375,6 +378,11 @@ ADVICE_BY_MESSAGE = [
         "Free some disk space and train again. The run continues from its last checkpoint.",
     ),
     (r"[Cc]onnection|[Tt]imeout", "An endpoint did not answer: check the address of the judge or the tool."),
+    (
+        r"different event loop|[Ee]vent loop is closed",
+        "A client was created outside the rollout, so it belongs to another event loop. Create it inside the "
+        "rollout, or use model.openai_client().",
+    ),
     (r"registered|closed", "Register the model with a backend again: `await model.register(art.LocalBackend())`."),
 ]
 

@@ -13,6 +13,7 @@ __all__ = ['AXES', 'MAX_RUNS', 'MAX_VALUE_CHARS', 'MAX_CURVE_POINTS', 'MAX_SCENA
            'shared_scenarios', 'comparison_reply', 'curves_reply', 'scenarios_reply', 'pairs_reply']
 
 # %% ../../nbs/75_views/90_comparison.ipynb #28ad4e88
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -133,6 +134,9 @@ def settings_of(store: RunStore) -> dict[str, str]:
         for part in _SESSION_PARTS:
             settings |= _flat(session.get(part) or {}, part)
         settings |= _flat((session.get("git") or {}).get("commit", ""), "commit")
+        if code := (session.get("program") or {}).get("code"):
+            digest = hashlib.sha256(code.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+            settings["code of the rollout"] = f"{len(code.splitlines())} lines, sha256 {digest}"
     return {name: value for name, value in settings.items() if name and value not in ("", "{}", "None")}
 
 

@@ -6,10 +6,12 @@ import os
 import shutil
 import sys
 import threading
+import time
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from openai import AsyncOpenAI, AuthenticationError, NotFoundError, OpenAI
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 from support.registered import QUESTION, until
 
 import art_nb as art
@@ -113,9 +115,9 @@ async def test_canceled_and_failed_requests_are_no_turns(model):
         stream = await client.chat.completions.create(model="m", messages=QUESTION, max_tokens=200, stream=True)
         await anext(aiter(stream))
         await stream.close()
-        with pytest.raises(Exception, match="temperature"):
+        with pytest.raises(BadRequestError, match="temperature"):
             await client.chat.completions.create(model="m", messages=QUESTION, temperature=9)
-        await until(lambda: not session.tasks)
+        await until(lambda: not GATEWAY._tasks[session.api_key])
         assert not session.trajectory.exchanges
         endpoint = model.backend().runtime(model).endpoint
         await until(lambda: not endpoint.service.live)
@@ -136,6 +138,121 @@ async def test_a_repeated_request_is_one_turn(model):
     assert turns[0].response.choices[0].token_ids == last.choices[0].token_ids
 
 
+def recorded(session, attempt):
+    """Give a session one complete exchange."""
+    request = {"model": "m", "messages": QUESTION}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    body = json.dumps(request).encode()
+    return session.record("/v1/chat/completions", body, json.dumps(reply).encode(), datetime.now(UTC), attempt), body
+
+
+async def test_a_request_that_failed_before_has_no_turn_to_remove(model):
+    """Two equal requests. The second one failed once and is repeated: both are turns."""
+    session = model.session()
+    _, body = recorded(session, 0)
+    session.record_failure("/v1/chat/completions", body)
+    recorded(session, 1)
+    assert len(session.trajectory.exchanges.chat_completions) == 2
+    recorded(session, 1)  # the client missed the reply before
+    assert len(session.trajectory.exchanges.chat_completions) == 2
+
+
+async def test_a_turn_that_cannot_be_recorded_is_an_error_of_the_rollout(model, monkeypatch):
+    async def rollout():
+        async with model.session() as session, client_of(session) as client:
+            monkeypatch.setattr(type(session.trajectory), "_record", lambda *_: 1 / 0)
+            await client.chat.completions.create(model="m", messages=QUESTION, max_tokens=2)
+
+    with pytest.raises(art.RolloutError, match="could not be recorded: division by zero"):
+        await rollout()
+
+
+async def test_a_client_that_leaves_after_the_last_event_has_a_turn(model):
+    """Raw connections that are closed as soon as the end of the stream is there."""
+    body = {"model": "m", "messages": QUESTION, "max_tokens": 2, "stream": True}
+    async with model.session() as session:
+        port = int(session.address.rpartition(":")[2])
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(http_request(session, "/v1/chat/completions", json.dumps(body).encode()))
+            await reader.readuntil(b"data: [DONE]")
+            writer.transport.abort()
+        await until(lambda: not GATEWAY._tasks[session.api_key])
+    assert len(session.trajectory.exchanges.chat_completions) == 20
+
+
+def http_request(session, path, body):
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        f"Authorization: Bearer {session.api_key}",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def status_of(reader):
+    return int((await reader.readline()).split()[1])
+
+
+async def test_a_path_cannot_leave_the_api(model):
+    async with model.session() as session:
+        for path in ("/v1/completions/../../health", "/v1/models/../metrics", "/v1/messages/x", "/v1/embeddings"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(session.address.rpartition(":")[2]))
+            writer.write(http_request(session, path, b"{}"))
+            assert await status_of(reader) == 404
+            writer.close()
+
+
+async def test_a_body_that_arrives_after_the_end_of_the_session(model):
+    async with model.session() as session:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(session.address.rpartition(":")[2]))
+        whole = http_request(session, "/v1/chat/completions", json.dumps({"model": "m", "messages": QUESTION}).encode())
+        writer.write(whole[:-5])
+        await asyncio.sleep(0.2)  # the key is accepted
+    writer.write(whole[-5:])
+    assert await status_of(reader) == 401
+    writer.close()
+    assert not session.trajectory.exchanges
+    assert id(model) not in GATEWAY._clients
+
+
+async def test_a_session_that_is_canceled_at_its_start_is_not_left_open(model):
+    async def enter():
+        async with model.session():
+            await asyncio.sleep(60)
+
+    for wait in range(30):
+        tasks = [asyncio.ensure_future(enter()) for _ in range(4)]
+        await asyncio.sleep(wait / 10_000)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert not GATEWAY._sessions
+
+
+async def test_children_of_a_finished_program_do_not_delay_the_rollout():
+    start = time.monotonic()
+    output = await programs.run_program(["sh", "-c", "echo done; sleep 100 & exit 3"], "", os.environ)
+    assert (output.exit_code, output.stdout) == (3, "done\n")
+    assert time.monotonic() - start < 60
+
+
+async def test_synchronous_agents_do_not_wait_for_each_other(model):
+    """More functions than threads of the default executor run at the same time."""
+    barrier = threading.Barrier(40)
+
+    def agent(session, scenario):
+        barrier.wait(timeout=60)
+        client = OpenAI(base_url=session.base_url, api_key=session.api_key)
+        return client.chat.completions.create(model="m", messages=QUESTION, max_tokens=1).usage.completion_tokens
+
+    rollout = art.rollout_from(agent)
+    trajectories = await asyncio.gather(*(rollout(model, i) for i in range(40)))
+    assert [t.reward for t in trajectories] == [1.0] * 40
+
+
 async def test_the_end_of_a_session_cancels_its_requests(model):
     async with model.session() as session:
         client = client_of(session)
@@ -144,7 +261,7 @@ async def test_the_end_of_a_session_cancels_its_requests(model):
                 model="m", messages=QUESTION, max_tokens=400, extra_body={"ignore_eos": True}
             )
         )
-        await until(lambda: session.tasks)
+        await until(lambda: GATEWAY._tasks[session.api_key])
     with pytest.raises(AuthenticationError, match="no open session"):
         await pending
     await client.close()

@@ -378,7 +378,7 @@ def test_enter_opens_x_closes_f_makes_static(page_with, cell, monkeypatch):
     page.keyboard.press("x")
     assert asked()[-1] == "open_group"  # nothing is open
     page.keyboard.press("F")
-    page.get_by_role("button", name="Again to confirm").wait_for()  # the run is active
+    page.get_by_role("button", name="Click again").wait_for()  # the run is active
     assert "freeze" not in page.evaluate("window.sent.map(m => m.command)")
     page.keyboard.press("F")
     until(lambda: cell.comm is None)

@@ -1,7 +1,9 @@
 """A teacher's reply said again by the student: words and calls, in the student's own tokens, trained like others."""
 
 import json
+import math
 import random
+import re
 import time
 from typing import Literal
 
@@ -17,7 +19,7 @@ from art_nb.compat.utils import freeze_tool_schema, get_guided_completion_params
 from art_nb.core.types import ServeError
 from art_nb.models.gguf import CHATML_TURNS
 from art_nb.policy.lora import sequence_logprobs
-from art_nb.tokens.grammars import CallGuide, forced_call, matcher_of, prepare_schema
+from art_nb.tokens.grammars import GrammarGuide, forced_call, matcher_of, prepare_schema
 from art_nb.tokens.reply_stream import ReplyStream
 from art_nb.tokens.tool_calls import _MARKS, CALL_FORMATS, call_prefix, detect_call_format, only_arguments
 
@@ -250,7 +252,7 @@ def test_what_a_grammar_permits_its_schema_permits():
     for seed in range(150):
         dice = random.Random(seed)
         schema = {"type": "object", "properties": {"a": schema_of(dice)}, "required": ["a"], "$defs": {"tree": TREE}}
-        text, ended = walk(CallGuide(SPELLER, held(schema)), dice)
+        text, ended = walk(GrammarGuide(SPELLER, held(schema)), dice)
         if ended:
             assert text.endswith(END)
             validator(schema).validate(json.loads(text.removesuffix(END)))
@@ -293,7 +295,7 @@ def branch(**op):
     ids=["ambiguous", "plain"],
 )
 def test_nesting_is_fast_and_can_be_closed(schema):
-    guide, end, said = CallGuide(SPELLER, held(schema)), frozenset({SPELLER.eos_token_id}), []
+    guide, end, said = GrammarGuide(SPELLER, held(schema)), frozenset({SPELLER.eos_token_id}), []
     begun = SPELLER('{"left": ' * 40 + "1", add_special_tokens=False)["input_ids"]
     started = time.process_time()  # of this process alone: a busy machine hardly changes it
     for token in begun:
@@ -349,13 +351,13 @@ def test_a_hostile_schema_is_processed_in_seconds(name):
     if call is None:
         assert "the parameters of 'play'" in message
     else:
-        text, ended = walk(CallGuide(SPELLER, call), random.Random(0), 100)
+        text, ended = walk(GrammarGuide(SPELLER, call), random.Random(0), 100)
         assert not ended or isinstance(json.loads(text.removesuffix(END)), dict)
     assert time.process_time() - started < 20
 
 
 def test_a_reply_ends_when_the_grammar_fails():
-    guide, end = CallGuide(SPELLER, held(None)), frozenset({SPELLER.eos_token_id})
+    guide, end = GrammarGuide(SPELLER, held(None)), frozenset({SPELLER.eos_token_id})
     wrong = SPELLER("no", add_special_tokens=False)["input_ids"]
     assert {*guide.allowed_ids(wrong, end).tolist()} == end
     assert {*guide.allowed_ids(wrong * 2, end).tolist()} == end
@@ -429,7 +431,7 @@ def test_the_closing_text_in_a_string_does_not_end_the_call(style):
     form = CALL_FORMATS[style]
     value = f"see {form.closing or form.after_arguments} and {form.after_arguments}"
     schema = {"type": "object", "properties": {value: {"enum": [value]}}, "required": [value]}
-    text, ended = walk(CallGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
+    text, ended = walk(GrammarGuide(SPELLER, held(schema, style)), random.Random(0), 4000)
     assert ended
     text = call_prefix(form, "play") + text
     for size in (1, 7, len(text)):
@@ -508,8 +510,6 @@ async def test_replies_of_the_student_become_more_likely(home):
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"guided_regex": "B[12]"}, "guided_regex"),
         ({"structured_outputs": {"choice": ["B2"], "regex": "B2"}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]"),
@@ -546,3 +546,92 @@ def test_schemas_with_one_way_out():
     assert only_arguments(theirs) == {"cell": "B2", "turn": 3}
     assert "const" not in str(TOOLS)
     assert art.guided_completion.freeze_tool_schema is freeze_tool_schema
+
+
+PERSON = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "kind"],
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]{0,5}$"},
+        "kind": {"enum": ["cat", "dog"]},
+        "age": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 30}, {"type": "null"}]},
+    },
+}
+SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": PERSON, "strict": True}}
+GRAMMAR = 'start: "go " ("left" | "right")'
+FORMATTED = {
+    "json_schema": ({"response_format": SCHEMA_FORMAT}, None),
+    "guided_json": ({"extra_body": {"guided_json": json.dumps(PERSON)}}, None),
+    "json_object": ({"response_format": {"type": "json_object"}}, None),
+    "regex": ({"extra_body": {"guided_regex": "[AB][12]( or [AB][12])?"}}, r"[AB][12]( or [AB][12])?"),
+    "grammar": ({"extra_body": {"guided_grammar": GRAMMAR}}, r"go (left|right)"),
+    "structured": ({"extra_body": {"structured_outputs": {"regex": "[0-9]{3}"}}}, r"[0-9]{3}"),
+}
+
+
+def is_pet(value):
+    return (
+        {"name", "kind"} <= {*value} <= {*PERSON["properties"]}
+        and re.fullmatch("[A-Z][a-z]{0,5}", value["name"])
+        and value["kind"] in ("cat", "dog")
+        and (value.get("age") is None or type(value["age"]) is int and 0 <= value["age"] <= 30)
+    )
+
+
+@pytest.mark.parametrize("kind", FORMATTED)
+async def test_a_reply_has_the_format_or_is_too_long(home, kind):
+    model, _ = home
+    options, pattern = FORMATTED[kind]
+    reply = await ask(model, max_tokens=80, n=24, seed=3, **options)
+    ended = [choice for choice in reply.choices if choice.finish_reason == "stop"]
+    assert len(ended) > 3
+    for choice in ended:
+        assert choice.model_extra["cut"]  # its logprobs are those of the permitted tokens
+        text = choice.message.content
+        assert re.fullmatch(pattern, text) if pattern else isinstance(json.loads(text), dict)
+        assert kind not in ("json_schema", "guided_json") or is_pet(json.loads(text))
+    assert {choice.finish_reason for choice in reply.choices} <= {"stop", "length"}
+
+
+async def test_a_text_completion_has_a_format_too(home):
+    model, _ = home
+    reply = await model.openai_client().completions.create(
+        model=model.get_inference_name(), prompt="Say", max_tokens=9, n=8, extra_body={"guided_regex": "[xyz]{2}"}
+    )
+    assert all(re.fullmatch("[xyz]{2}", choice.text) for choice in reply.choices)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": PERSON | {"not": {}}}}},
+            "response_format",
+        ),
+        ({"extra_body": {"guided_regex": "(?=a)"}}, "guided_regex"),
+        ({"extra_body": {"guided_json": "{"}}, "guided_json"),
+        ({"extra_body": {"guided_grammar": "start: missing"}}, "guided_grammar"),
+    ],
+)
+async def test_a_format_that_cannot_be_followed_is_an_error(home, options, param):
+    with pytest.raises(openai.BadRequestError) as raised:
+        await ask(home[0], **options)
+    assert raised.value.body["param"] == param
+
+
+async def test_masked_sampling_follows_the_renormalized_distribution(home):
+    """Chi-square of 2,000 replies against the probabilities of the permitted tokens."""
+    model, _ = home
+    words = ["A", "B", "C"]
+    counts, logprobs = {word: 0 for word in words}, {}
+    for batch in range(20):
+        reply = await ask(model, max_tokens=2, n=100, seed=batch, extra_body={"guided_regex": "[ABC]"})
+        for choice in reply.choices:
+            counts[choice.message.content] += 1
+            logprobs[choice.message.content] = choice.model_extra["token_logprobs"][0]
+    shares = [math.exp(logprobs[word]) for word in words]
+    assert sum(shares) == pytest.approx(1, abs=1e-3)
+    expected = [2000 * share / sum(shares) for share in shares]
+    chi_square = sum((counts[word] - e) ** 2 / e for word, e in zip(words, expected, strict=True))
+    assert chi_square < 13.8  # p = 0.001 with two degrees of freedom

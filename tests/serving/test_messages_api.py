@@ -119,6 +119,12 @@ def test_a_wrong_key_and_an_unknown_model(served):
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
 
 
+def test_an_error_before_the_first_event_has_the_format_of_this_api(served):
+    served.service.sampler.error, served.service.sampler.error_after = RuntimeError("broken"), 0
+    response = post(served, stream=True)
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error")
+
+
 def test_an_error_in_a_stream_is_an_event(served):
     served.service.sampler.error, served.service.sampler.error_after = RuntimeError("broken"), 3
     events = list(events_of(post(served, stream=True).content))

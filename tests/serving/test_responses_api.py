@@ -4,7 +4,8 @@ import json
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 from support.server_parts import Scripted, endpoint
 
 CALL = '<tool_call>{"name": "play", "arguments": {"square": "A1"}}</tool_call>'
@@ -107,7 +108,8 @@ async def test_a_stored_conversation_continues(client, stream):
     expected = b"<system>New.<user>One<assistant>Hello, world<user>Two<assistant>"
     assert bytes(client.service.sampler.calls[-1][0]) == expected
     third = await client.responses.create(model="ttt@3", input="Three", previous_response_id=second.id, store=False)
-    assert client.service.sampler.calls[-1][0][:5] == list(b"<syst")
+    prompt = bytes(client.service.sampler.calls[-1][0])  # instructions hold for one response only
+    assert prompt.startswith(b"<user>One<assistant>Hello, world<user>Two<assistant>Hello, world<user>Three")
     with pytest.raises(NotFoundError, match="was not stored"):
         await client.responses.create(model="ttt@3", input="Four", previous_response_id=third.id)
 
@@ -142,6 +144,25 @@ async def test_errors_name_the_field_of_this_api(client, changes, param):
     with pytest.raises(BadRequestError) as raised:
         await client.responses.create(**({"model": "ttt@3", "input": "Hi"} | changes))
     assert raised.value.body["param"] == param
+
+
+async def test_streamed_logprobs_are_whole(client):
+    events = await events_of(client, input="Hi", include=["message.output_text.logprobs"], top_logprobs=1)
+    part = events[-1].response.output[0].content[0]
+    streamed = [entry for e in events if e.type == "response.output_text.delta" for entry in e.logprobs]
+    assert "".join(entry.token for entry in part.logprobs) == part.text == "Hello, world"
+    assert len(streamed) == len(part.logprobs)
+    exact = events[-1].response.model_extra["art_nb"]["choice"]
+    assert len(exact["logprobs"]["content"]) == len(exact["token_ids"]) == len("Hello, world") + 1
+
+
+async def test_responses_have_the_form_of_the_client(client):
+    """Validated strictly: the client itself accepts responses with missing fields."""
+    client.service.sampler.words = f"I play.{CALL}"
+    response = await client.responses.with_raw_response.create(model="ttt@3", input="Hi", tools=[TOOL])
+    Response.model_validate_json(response.content)
+    for event in await events_of(client, input="Hi", tools=[TOOL]):
+        TypeAdapter(ResponseStreamEvent).validate_python(event.model_dump())
 
 
 async def test_an_error_in_a_stream_is_an_event(client):

@@ -156,3 +156,13 @@ def test_replies_alike_are_counted_by_their_beginning():
 @pytest.mark.parametrize("message", ["Could not write /runs/a: Denied.", "Could not create /runs/a.lock: full"])
 def test_a_failed_write_has_advice(message):
     assert "Free some disk space" in advice_for(message)
+
+
+def test_one_lucky_rollout_does_not_solve_the_task():
+    """Rewards of 0, 0, 0 and then 0.06: the last step is the best one, and nearly all rewards are still 0."""
+    rewards = [0.0, 0.0, 0.0, 0.0625]
+    rows = [row | {"train/reward": reward} for row, reward in zip(healthy(4), rewards, strict=True)]
+    for row in rows:
+        row |= {"data/step_num_groups_trainable": 0, "data/step_num_groups_submitted": 4}
+    rows[-1]["data/step_num_groups_trainable"] = 1
+    assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
