@@ -26,7 +26,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
 
-demo: weights  ## train a model on tic-tac-toe (about seven minutes)
+demo: weights  ## train a model on tic-tac-toe (about nine minutes)
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
 test: weights $(PANELS)  ## run the test suite
