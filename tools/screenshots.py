@@ -20,6 +20,7 @@ from support.ui import Lab, LabPage, chromium  # noqa: E402
 
 SHEETS = ROOT / "docs" / "images" / "sheets"
 WIDTHS = (1440, 870)
+HEIGHT = 3000  # of the window; the whole output must fit
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SCALE = 0.5  # of a screenshot in its sheet
 GAP = 8  # pixels between screenshots
@@ -57,7 +58,7 @@ def output_image(notebook, n):
 def screenshots(browser, lab, sources, theme, width):
     """Return the screenshots of one theme and width: while the kernel lives, and of the saved notebook."""
     lab.settings("apputils-extension/themes", {"theme": THEMES[theme]})
-    context = browser.new_context(viewport={"width": width, "height": 1000})
+    context = browser.new_context(viewport={"width": width, "height": HEIGHT})
     context.set_default_timeout(120_000)
     notebook = LabPage(lab, context.new_page(), lab.write([START, *sources.values()])).open()
     if width < 1000:

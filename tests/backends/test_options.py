@@ -314,7 +314,7 @@ def test_a_failure_in_the_third_step_takes_back_the_first_two(tiny_model_dir):
         ("|", RENAMED),
         ("| `", LOSSES),
         ("| `mismatch`", MISMATCH),
-        ("All but", LEVELS),
+        ("All losses except", LEVELS),
     ],
     ids=["options", "ART", "losses", "mismatch", "levels"],
 )
