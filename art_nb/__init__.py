@@ -73,7 +73,6 @@ Modules:
 - `art_nb.views.query`: The filter language of the viewer, sort keys and presets
 - `art_nb.views.token_objective`: The terms of the objective of one token, under the trainer's loss and under other losses"""
 
-import gc as _gc
 import os as _os
 import sys as _sys
 from importlib import import_module as _import_module
@@ -166,19 +165,13 @@ __all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev"]
 
 
 def __getattr__(name: str):
-    """Load the module of a public name at the first use of the name.
+    """Load the module of a public name at the first use of the name."""
+    from .core.machine import without_garbage_collection
 
-    Meanwhile the garbage collector is off: it takes a quarter of the time and finds hardly anything.
-    """
-    collecting = _gc.isenabled()
-    _gc.disable()
-    try:
+    with without_garbage_collection():
         value = _attached(name)
         for module in _EXTENSIONS.get(_MODULE_OF.get(name, ""), ()):
             _import_module(f"{__name__}.{module}")
-    finally:
-        if collecting:
-            _gc.enable()
     return value
 
 

@@ -217,10 +217,11 @@ function build(root, wire, model) {
     if (!reply) return;
     loadingUntil = 0;
     missingFrom = null;
-    if (!charts) {
+    if (charts?.count !== reply.columns.length) {
+      charts?.end();
       charts = createCharts(reply.charts, reply.columns);
       charts.follow(root.parentElement ?? root);
-      chartsPlace.append(charts.node);
+      fill(chartsPlace, charts.node);
     }
     if (!fromRow) rows.clear();
     for (const row of reply.rows) rows.set(row[0], row);
@@ -265,14 +266,15 @@ function build(root, wire, model) {
     for (const i of rows.keys()) if (i >= runState.rows) rows.delete(i);
     const nextRow = Math.max(-1, ...rows.keys()) + 1;
     if (runState.points.length && runState.points[0][0] > nextRow) missingFrom ??= nextRow;
-    for (const row of runState.points) rows.set(row[0], row);
+    const hasNewChart = charts && runState.points.length && runState.points[0].length !== charts.count + 1;
+    if (!hasNewChart) for (const row of runState.points) rows.set(row[0], row);
     const addedCount = runState.groups.filter((group) => !groups.has(group.i)).length;
     addGroups(runState.groups);
     draw();
     if (charts) charts.set([...rows.values()].sort((a, b) => a[0] - b[0]));
     if (!follow) newCount += addedCount;
     drawGroups();
-    if (!charts || rows.size > 1500) loadIndex();
+    if (!charts || rows.size > 1500 || hasNewChart) loadIndex();
     else if (missingFrom != null) loadIndex(missingFrom);
     if (previousStatus !== runState.status)
       announce(`${runState.title}: ${STATES[runState.status] ?? runState.status}`);
@@ -412,7 +414,7 @@ function build(root, wire, model) {
           h("div", muted("Try: "), advice),
         ),
       ),
-      runState.warnings.length ? h("div.muted", "Explained in ", pageReference(runState.explained)) : null,
+      runState.warnings.length ? h("div.muted", "Explained in ", pageReference(runState.warnings_page)) : null,
       runState.notes
         .filter((text) => !runState.failure?.message.startsWith(text.slice(0, 60)))
         .map((text) => h("div.live-note", marked(text))),

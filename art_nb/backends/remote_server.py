@@ -225,12 +225,7 @@ class BackendServer:
         app = require_key(build_app(registry), registry, self.api_key)
         self._server = server = HttpServer(app, listener, self.certfile, self.keyfile)
         self._stop_requested = asyncio.Event()
-        serve = [self._serve(server, registry)]
-        self._thread = threading.Thread(target=asyncio.run, args=serve, daemon=True, name="art-nb-host")
-        self._thread.start()
-        server.ready.wait()
-        if not server.started:
-            raise ServeError("The server did not start. The log contains the reason.", status=500)
+        self._thread = server.start_thread("host", partial(self._serve, server, registry))
         return self
 
     async def _serve(self, server: HttpServer, registry: CallRegistry) -> None:

@@ -126,7 +126,7 @@ class LivePageServer:
         listener = bind_socket(host, port)
         self.host, self.port = host, listener.getsockname()[1]
         self._server = HttpServer(LivePage(self.run, self.key), listener)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()), daemon=True)
+        self._thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
@@ -135,20 +135,18 @@ class LivePageServer:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/?key={self.key}"
 
     def __enter__(self) -> "LivePageServer":
-        self._thread.start()
-        self._server.ready.wait()
-        if not self._server.started:
-            raise ServeError("The server did not start. The log contains the reason.", status=500)
+        self._thread = self._server.start_thread("live-page")
         return self
 
     def wait(self) -> None:
         """Wait until the server ends."""
-        while self._thread.is_alive():
+        while self._thread is not None and self._thread.is_alive():
             self._thread.join(1.0)  # a wait without a timeout cannot be interrupted on Windows
 
     def __exit__(self, *_: Any) -> None:
         self._server.should_exit = True
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
 # %% ../../nbs/95_cli/15_live_page.ipynb #027bb0f4
 def serve_live_page(path: str, host: str, port: int) -> int:

@@ -56,6 +56,7 @@ ART_PATHS: dict[str, dict[str, str]] = {
     },
     "gather": {"rollouts.gather": "*"},
     "guided_completion": {"compat.utils": "*"},
+    "langgraph": {"integrations.langgraph": "*"},
     "local": _LOCAL,
     "local.backend": _LOCAL,
     "megatron": _MEGATRON,

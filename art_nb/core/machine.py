@@ -180,6 +180,7 @@ def installed_version(name: str) -> str | None:
         return None
 
 
+@lru_cache
 def documentation_address(page: str) -> str:
     """Return where a page of the documentation is: its web address, or its file in the repository.
 

@@ -9,5 +9,10 @@ __all__ = []
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submod_attrs={"sessions": ["Session"], "programs": ["ProgramOutput", "rollout_from"]}
+    __name__,
+    submod_attrs={
+        "sessions": ["Session"],
+        "programs": ["ProgramOutput", "rollout_from"],
+        "langgraph": ["init_chat_model", "wrap_rollout"],
+    },
 )

@@ -168,7 +168,8 @@ def rollout_from(
     ----------
     program : str, list of str or callable
         A command, which is not run by a shell, or a function of (session, scenario). The command gets the session's
-        environment variables, and the scenario as one line of JSON on standard input.
+        environment variables, and the scenario on standard input: a string as it is, another scenario as one line of
+        JSON.
     reward : callable, optional
         A function of (trajectory, scenario, output) that returns the reward, or a dict with "reward" and "metrics". It
         can be async. `output` is a `ProgramOutput`, or the result of the function. By default, the last line of
@@ -199,7 +200,8 @@ def rollout_from(
                 output = await _call(command, session, scenario)
             else:
                 variables = _environment(session, env or {})
-                output = await run_program(command, json.dumps(plain(scenario)) + "\n", variables, cwd)
+                text = scenario if isinstance(scenario, str) else json.dumps(plain(scenario))
+                output = await run_program(command, f"{text}\n", variables, cwd)
         trajectory = session.trajectory
         if isinstance(output, ProgramOutput):
             trajectory.logs = [*trajectory.logs, *_log_lines(output)]
@@ -217,7 +219,7 @@ def rollout_from(
 
 # %% ../../nbs/88_integrations/20_programs.ipynb #1b84df9a
 async def _call(function: Callable, *args: Any) -> Any:
-    """Call a function, on a thread of its own unless it is async."""
+    """Call a function. It runs on a new thread unless it is async."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
     result = await anyio.to_thread.run_sync(function, *args, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)

@@ -33,6 +33,14 @@ class FailuresPanel(RolloutViewer):
 
         return static_failures(self.what)
 
+    def __str__(self) -> str:
+        """Return how many rollouts have each kind of failure. All steps are read."""
+        while not self.scan.read(10.0):
+            pass
+        reply, _ = failures_reply(self.scan)
+        lines = [f"{kind['rollouts']} of {kind['of']}: {kind['title']}" for kind in reply["kinds"]]
+        return "\n".join([f"Failures of {reply['title']}", *lines])
+
     @command(thread=True)
     def failures(self) -> Any:
         """Read more steps and return the counts so far."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.events import Failed
 from ..core.machine import documentation_address
-from ..reports.charts import curve_points, round_figures
+from ..reports.charts import charts_of, curve_points, round_figures
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.diagnostics import WARNINGS_PAGE, diagnose, advice_for
 from ..training.progress import PHASES, GroupProgress, Progress, eta, speeds, stall_message, step_line, event_line
@@ -120,11 +120,11 @@ def live_state(
             "machine": dict(machine),
             "judge": {"cost": round_figures(p.judge_cost, 4), "groups": p.judged} if p.judged else None,
             "rows": len(p.rows),
-            "points": curve_points(p.rows, max(0, len(p.rows) - 4)),
+            "points": curve_points(p.rows, charts_of(p.rows), max(0, len(p.rows) - 4)),
             "seen": p.seen,
             "groups": group_entries(p, in_memory),
             "warnings": [asdict(warning) for warning in diagnose(p.rows)[:5]],
-            "explained": documentation_address(WARNINGS_PAGE),
-            "notes": [note[:300] for note in p.notes],
+            "warnings_page": documentation_address(WARNINGS_PAGE),
+            "notes": [note[:300] for note in p.notes.values()],
             "failure": failure_card(p),
         }

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PROTOCOLS', 'EXACT_FIELD', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange', 'ResponsesExchange',
-           'MessagesExchange', 'TrajectoryExchanges', 'events_of', 'Protocol', 'read_exchange', 'CapturedTurn',
-           'Conversation', 'policy_name', 'append_exchange', 'conversations_of', 'CompletionsHistory', 'token_history',
-           'string_history']
+           'MessagesExchange', 'TrajectoryExchanges', 'events_of', 'join_choices', 'Protocol', 'read_exchange',
+           'CapturedTurn', 'Conversation', 'policy_name', 'append_exchange', 'conversations_of', 'CompletionsHistory',
+           'token_history', 'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
 import json
@@ -120,7 +120,8 @@ def _merge_call_deltas(calls: list[dict[str, Any]], deltas: list[dict[str, Any]]
         _merge_delta(call, delta)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #eb880982
-def _join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def join_choices(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the completion of a stream's chunks."""
     whole: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for event in events:
@@ -213,9 +214,9 @@ def _is_complete_message(request: dict[str, Any], response: dict[str, Any]) -> b
 
 PROTOCOLS = {
     "/chat/completions": Protocol(
-        ChatCompletionsExchange, _join_choices, _has_all_choices, {"object": "chat.completion"}
+        ChatCompletionsExchange, join_choices, _has_all_choices, {"object": "chat.completion"}
     ),
-    "/completions": Protocol(CompletionsExchange, _join_choices, _has_all_choices, {"object": "text_completion"}),
+    "/completions": Protocol(CompletionsExchange, join_choices, _has_all_choices, {"object": "text_completion"}),
     "/responses": Protocol(ResponsesExchange, _join_response, _is_complete_response),
     "/messages": Protocol(MessagesExchange, _join_message, _is_complete_message),
 }

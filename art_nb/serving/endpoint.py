@@ -183,7 +183,7 @@ class CompletionService:
             formatter = self._chat_formatter(request, body)
             return await self._respond(request, formatter, size, dialect)
         except RequestError as error:
-            raise dialect.renamed(error) from error
+            raise dialect.with_api_name(error) from error
 
     def _adapter(self, name: str) -> str | None:
         try:
@@ -356,15 +356,10 @@ class Endpoint:
         """Serve on a free port of 127.0.0.1 and set `base_url`. Raise `ServeError` if the server does not start."""
         if self._thread:
             return
-        listener = bind_socket("127.0.0.1", 0)
-        self._server = server = HttpServer(self.app, listener)
-        self._thread = threading.Thread(target=asyncio.run, args=[server.serve()], daemon=True, name="art_nb-endpoint")
-        self._thread.start()
-        server.ready.wait()
-        if not server.started:
-            self._server = self._thread = None
-            raise ServeError("The endpoint did not start: see the log of art_nb.serving for the reason.", status=500)
-        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        server = HttpServer(self.app, bind_socket("127.0.0.1", 0))
+        port = server.listener.getsockname()[1]
+        self._thread, self._server = server.start_thread("endpoint"), server
+        self.base_url = f"http://127.0.0.1:{port}/v1"
 
     def stop(self) -> None:
         """End open requests with status 503, join the thread and close the socket."""

@@ -12,6 +12,7 @@ import logging
 import socket
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import h11
@@ -173,6 +174,29 @@ class HttpServer(uvicorn.Server):
         finally:
             self.ready.set()
             self.stop_accepting()
+
+    def start_thread(self, name: str, serve: Callable[[], Coroutine] | None = None) -> threading.Thread:
+        """Serve on a thread and return it as soon as the server accepts connections.
+
+        Parameters
+        ----------
+        name : str
+            What the server is called in errors and in the name of its thread.
+        serve : callable, optional
+            An async function that calls `serve` of this server. By default, `serve` itself.
+
+        Raises
+        ------
+        ServeError
+            If the server does not start.
+        """
+        work = (serve or self.serve)()
+        thread = threading.Thread(target=asyncio.run, args=[work], daemon=True, name=f"art_nb-{name}")
+        thread.start()
+        self.ready.wait()
+        if not self.started:
+            raise ServeError(f"The {name} did not start: see the log of art_nb.serving for the reason.", status=500)
+        return thread
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and start to accept connections."""

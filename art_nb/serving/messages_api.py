@@ -8,14 +8,14 @@ __all__ = ['CHAT_FIELDS', 'IGNORED_MESSAGE_FIELDS', 'STOP_REASONS', 'ERROR_TYPES
 
 # %% ../../nbs/45_serving/36_messages_api.ipynb #289edeca
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 from starlette.responses import Response
 
 from .asgi import error_body, json_response, openai_error_response
-from .dialects import ChatDialect, StreamedChoice, require_type, text_of
+from .dialects import ChatDialect, require_type, text_of
 from .openai_requests import RequestError
 
 # %% ../../nbs/45_serving/36_messages_api.ipynb #029ab70c
@@ -65,7 +65,7 @@ def _blocks_messages(role: str, blocks: list[Any], place: str) -> list[dict[str,
     return results if results and not texts else [*results, message]
 
 # %% ../../nbs/45_serving/36_messages_api.ipynb #828b750d
-CHAT_FIELDS = "model temperature top_p stream seed min_p chat_template_kwargs ignore_eos".split()
+CHAT_FIELDS = "model temperature top_p top_k stream seed min_p chat_template_kwargs ignore_eos".split()
 IGNORED_MESSAGE_FIELDS = (
     "metadata thinking service_tier container context_management betas inference_geo speed cache_control".split()
 )
@@ -139,35 +139,26 @@ class MessagesDialect(ChatDialect):
         A function that returns the text of token IDs.
     """
 
-    params = {
-        "max_completion_tokens": "max_tokens",
-        "stop": "stop_sequences",
-        "response_format": "output_config.format",
-    }
+    fields = {name: name for name in CHAT_FIELDS} | {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}
+    converted = {"output_config.format": "response_format"}
+    ignored = IGNORED_MESSAGE_FIELDS
+    text_kinds = {"reasoning_content": "thinking", "content": "text"}
 
     def __init__(self, body: dict[str, Any], decode: Callable[[list[int]], str]):
         super().__init__(body)
         self.decode, self.id = decode, f"msg_{uuid4().hex}"
-        self._streamed, self._open, self._index, self._started = StreamedChoice(), "", 0, False
+        self._open, self._index = "", 0
 
     def chat_body(self) -> dict[str, Any]:
         """Return the body of the chat request. Raise `RequestError` if the request cannot be converted."""
-        body = {
-            key: value for key, value in self.body.items() if value is not None and key not in IGNORED_MESSAGE_FIELDS
-        }
+        chat, body = self._split_body()
         self.messages = chat_messages(body.pop("system", None), body.pop("messages", None))
         tools = require_type(body.pop("tools", []), list, "tools")
         self.tools = [chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-        chat = {key: body.pop(key) for key in CHAT_FIELDS if key in body}
-        renamed = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop", "top_k": "top_k"}
-        chat |= {name: body.pop(key) for key, name in renamed.items() if key in body}
         if "max_completion_tokens" not in chat:
             raise RequestError("max_tokens: this field is required.", param="max_tokens")
         chat |= self._tool_choice(body.pop("tool_choice", None)) | self._format(body)
-        if self.tools:
-            chat["tools"] = self.tools
-        self.check_rest(body)
-        return chat | {"messages": self.messages, "stream_options": {"include_usage": True}}
+        return self._chat_request(chat, body)
 
     def _tool_choice(self, choice: Any) -> dict[str, Any]:
         if choice is None:
@@ -220,29 +211,16 @@ class MessagesDialect(ChatDialect):
         content += [tool_use(call) for call in message.get("tool_calls") or ()]
         return self._message(content, completion["usage"], **self._end(choice))
 
-    def events(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the events for a chunk of a chat completion."""
-        events = []
-        if not self._started:
-            self._started = True
-            events.append({"type": "message_start", "message": self._message([], {})})
-        for choice in chunk["choices"]:
-            delta = self._streamed.add(choice)
-            for kind, key in (("thinking", "reasoning_content"), ("text", "content")):
-                if delta.get(key):
-                    events += self._text_events(kind, delta[key])
-            for call in delta.get("tool_calls") or ():
-                events += [*self._close(), *self._call_events(call)]
-        if chunk.get("usage"):
-            if not self._index and not self._open:
-                events += self._text_events("text", "")
-            events += self._close()
-            end = self._end(self._streamed.choice())
-            events.append({"type": "message_delta", "delta": end, "usage": message_usage(chunk["usage"])})
-            events.append({"type": "message_stop"})
-        return events
+    def _first_events(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"type": "message_start", "message": self._message([], {})}]
 
-    def _text_events(self, kind: str, text: str) -> list[dict[str, Any]]:
+    def _last_events(self, choice: dict[str, Any], usage: dict[str, Any]) -> list[dict[str, Any]]:
+        events = [] if self._index or self._open else self._text_events("text", "")
+        events += self._close()
+        events.append({"type": "message_delta", "delta": self._end(choice), "usage": message_usage(usage)})
+        return [*events, {"type": "message_stop"}]
+
+    def _text_events(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
         events = []
         if self._open != kind:
             events += self._close()
@@ -253,7 +231,6 @@ class MessagesDialect(ChatDialect):
         return [*events, {"type": "content_block_delta", "index": self._index, "delta": delta}]
 
     def _close(self) -> list[dict[str, Any]]:
-        """End the block that is being streamed, if any."""
         if not self._open:
             return []
         self._open, self._index = "", self._index + 1

@@ -63,7 +63,7 @@ def end_message(run: RunView) -> str:
 
 def problem_message(run: RunView, now: float, stalled_s: float) -> str | None:
     """Return the message about a run that stalls or cannot write to the disk, or `None`."""
-    notes = run.progress.notes
+    notes = [*run.progress.notes.values()]
     if run.status == "paused" and notes and notes[-1].startswith("Could not write"):
         return f"{run.name} is paused, because a file could not be written: {_position(run)}."
     stall = stall_message(run.progress, now, stalled_s)

@@ -324,7 +324,7 @@ class Run(RunView):
     recent : deque of TrajectoryGroup
         The latest finished groups, after `after_each`, including those of the current step.
     history : list of dict
-        One row of metrics for each step of this session.
+        One row of metrics for each training step, also of earlier sessions.
     error : Exception or None
         The exception that ended the run.
 
@@ -350,7 +350,7 @@ class Run(RunView):
         self.status, self.step, self.error = "ready", 0, None
         self.groups: list[TrajectoryGroup] = []
         self.recent: deque[TrajectoryGroup] = deque(maxlen=64)
-        self.history: list[dict[str, float]] = []
+        self.history = training_rows(model.store.history())  # also of earlier sessions
         self.started = time.time()
         self._thread: threading.Thread | None = None
         self._lock, self._recording = threading.Lock(), threading.Lock()
@@ -366,7 +366,7 @@ class Run(RunView):
             rollouts=options.groups_per_step * options.rollouts_per_group,
             status=self.status,
         )
-        self.progress.rows = training_rows(model.store.history())  # of earlier sessions
+        self.progress.rows = [*self.history]
         self.updater = DisplayUpdater(self.backend.bus, self.progress, NoDisplay(), run=model.run_name)
         if display is not None:
             self.updater.place = display

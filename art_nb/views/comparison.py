@@ -262,15 +262,15 @@ def comparison_reply(comparison: RunComparison) -> ViewReply:
     """Return the names of the runs and of their metrics, and the settings that differ."""
     histories = comparison.histories()
     names = metric_names([*histories.values()])
-    recorded = [settings_of(store) for store in comparison.stores.values()]
-    settings = different_settings(recorded)
+    settings_by_run = [settings_of(store) for store in comparison.stores.values()]
+    settings = different_settings(settings_by_run)
     return {
         "runs": [one_line(name) for name in comparison.stores],
         "axes": [[axis, title] for axis, title in AXES.items()],
         "metrics": names,
         "settings": settings[:MAX_SETTINGS],
         "more_settings": max(0, len(settings) - MAX_SETTINGS),
-        "has_settings": any(recorded),
+        "has_settings": any(settings_by_run),
     }, []
 
 

@@ -156,6 +156,7 @@ export function createCharts(charts, columns) {
   const themeObserver = new MutationObserver(() => cards.forEach((card) => card.repaint()));
   return {
     node,
+    count: columns.length,
     /** Update the colors when the theme class of this element changes. @param {Element} host */
     follow: (host) => themeObserver.observe(host, { attributes: true, attributeFilter: ["class"] }),
     /** @param {any[]} newRows rows, each beginning with its index */

@@ -20,6 +20,8 @@ const PRESETS = [
   ["varied", "Varied"],
 ];
 
+const SEARCH = "Search all texts";
+
 /** @param {any} app */
 export function createFinding(app) {
   const { index, list, ui, wire } = app;
@@ -35,8 +37,8 @@ export function createFinding(app) {
   });
   const search = h("input.input.search", {
     type: "search",
-    placeholder: "Search all texts",
-    label: "Search all texts",
+    placeholder: SEARCH,
+    label: SEARCH,
     spellcheck: false,
   });
   const sort = h(
@@ -45,7 +47,7 @@ export function createFinding(app) {
     SORTS.map(([value, label]) => h("option", { value, selected: value === ui.sort }, label)),
   );
   const presets = PRESETS.map(([value, label]) =>
-    h("button.button", { value, onclick: () => choose({ preset: value, sort: "" }) }, label),
+    h("button.button", { value, onclick: () => choose({ preset: value, sort: "" }, true) }, label),
   );
 
   /** Show the number of rollouts and how many pass the filter. */
@@ -63,8 +65,11 @@ export function createFinding(app) {
   // filter, sort, presets ---------------------------------------------------------------------------------
 
   let selections = 0;
-  /** Select rollouts and their order. Settings that are not in `change` stay the same. @param {Record<string, string>} change */
-  async function choose(change) {
+  /**
+   * Select rollouts and their order. Settings that are not in `change` stay the same.
+   * @param {Record<string, string>} change @param {boolean} [opensFirst] open the first rollout
+   */
+  async function choose(change, opensFirst) {
     app.saveUi(change);
     const request = ++selections,
       { where: rule, sort: order, preset } = ui;
@@ -73,7 +78,7 @@ export function createFinding(app) {
     try {
       const { buffers } =
         rule || order || preset ? await wire.request("select", { where: rule, sort: order, preset }) : {};
-      if (request === selections) applySelection(buffers && typedArray(buffers[0], "u4"), order || preset);
+      if (request === selections) applySelection(buffers && typedArray(buffers[0], "u4"), order || preset, opensFirst);
     } catch (error) {
       if (request !== selections) return;
       errorNode.hidden = false;
@@ -85,7 +90,7 @@ export function createFinding(app) {
     presets.forEach((button) => button.setAttribute("aria-pressed", String(button.value === ui.preset)));
 
   /** Show these rollouts, either in this order or in their groups. */
-  function applySelection(ids, isOrdered) {
+  function applySelection(ids, isOrdered, opensFirst) {
     app.order = isOrdered ? Array.from(ids) : null;
     app.mask = ids && !isOrdered ? new Uint8Array(index.count) : null;
     app.shown = ids ? ids.length : index.count;
@@ -95,7 +100,7 @@ export function createFinding(app) {
     count();
     list.arrange();
     app.announce(counts.textContent);
-    if (ids?.length && !ids.includes(ui.id)) list.go(ids[0]);
+    if (ids?.length && (opensFirst || !ids.includes(ui.id))) list.go(ids[0]);
   }
 
   // search ---------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ export function createObjective(app) {
   async function loadTerms(node) {
     const request = ++requests,
       { id, turn, k } = token;
-    fill(node, h("p.muted", "Computing the objective with the trainer's functions …"));
+    fill(node, h("p.muted", "Computing the objective …"));
     try {
       const { reply } = await app.wire.request("objective", { id, turn, token: k });
       if (request === requests)

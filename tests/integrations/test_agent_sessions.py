@@ -138,23 +138,26 @@ async def test_a_repeated_request_is_one_turn(model):
     assert turns[0].response.choices[0].token_ids == last.choices[0].token_ids
 
 
-def recorded(session, attempt):
+def record_turn(session, retry_count):
     """Give a session one complete exchange."""
     request = {"model": "m", "messages": QUESTION}
     choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
     reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
     body = json.dumps(request).encode()
-    return session.record("/v1/chat/completions", body, json.dumps(reply).encode(), datetime.now(UTC), attempt), body
+    is_complete = session.record(
+        "/v1/chat/completions", body, json.dumps(reply).encode(), datetime.now(UTC), retry_count
+    )
+    return is_complete, body
 
 
 async def test_a_request_that_failed_before_has_no_turn_to_remove(model):
     """Two equal requests. The second one failed once and is repeated: both are turns."""
     session = model.session()
-    _, body = recorded(session, 0)
+    _, body = record_turn(session, 0)
     session.record_failure("/v1/chat/completions", body)
-    recorded(session, 1)
+    record_turn(session, 1)
     assert len(session.trajectory.exchanges.chat_completions) == 2
-    recorded(session, 1)  # the client missed the reply before
+    record_turn(session, 1)  # the client missed the reply before
     assert len(session.trajectory.exchanges.chat_completions) == 2
 
 
