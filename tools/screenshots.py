@@ -1,9 +1,11 @@
-"""Screenshots of the panels in a real JupyterLab, as contact sheets in docs/images/sheets.
+"""Screenshots of the panels in a real JupyterLab and of the documentation site, as contact sheets.
 
     .venv/bin/python tools/screenshots.py FINISHED RUNNING [OTHER]
 
-FINISHED, RUNNING and OTHER are run directories. A process must train in RUNNING while this program works. Each sheet
-has the light theme on the left and the dark one on the right. The rows are the states of the panel.
+FINISHED, RUNNING and OTHER are run directories of the embedded model. A process must train in RUNNING while this
+program works. `make docs` must have built the site. The sheets are in docs/images/sheets. Each has the light theme on
+the left and the dark one on the right. The rows are the states of the panel, or pages of the site. The images in
+docs/images show FINISHED; overview.png is the one in the README.
 """
 
 import sys
@@ -20,6 +22,7 @@ from support.ui import Lab, LabPage, chromium  # noqa: E402
 
 SHEETS = ROOT / "docs" / "images" / "sheets"
 WIDTHS = (1440, 870)
+SITE_WIDTHS = (1440, 390)
 HEIGHT = 3000  # of the window; the whole output must fit
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SCALE = 0.5  # of a screenshot in its sheet
@@ -33,6 +36,28 @@ def legal(trajectory):
 groups = art.open_run({path!r}).read_groups("train", 6)
 panel = await art.judge(groups[:4], judge=legal)
 """
+ASK = """
+import asyncio
+
+person = art.Person()
+waiting = asyncio.ensure_future(art.score_group(groups[0], person))
+await asyncio.sleep(0.5)
+panel = await art.judge(person)
+"""
+PLAY = """
+model = art.TrainableModel(name={name!r}, project={project!r}, base_model="smollm2-135m")
+backend = art.LocalBackend(path={root!r}, verbose=False)
+await model.register(backend)
+panel = art.playground(model)
+panel.set_chats(2)
+panel.choose_step(0, 0)
+panel.add("user", {question!r})
+for chat in (0, 1):
+    await panel.reply(chat, max_tokens=24)
+panel
+"""
+QUESTION = "Name three planets, separated by commas."
+PAGES = ("index.html", "docs/start/first-task.html", "examples/tic_tac_toe/tic-tac-toe.html", "api/art.Run.html")
 
 
 def cells(finished, running, other):
@@ -43,9 +68,17 @@ def cells(finished, running, other):
         ("viewer", "running"): f"art.view({running!r})",
         ("viewer", "finished"): f"art.view({finished!r})",
         ("judging", "finished"): JUDGE.format(path=finished),
+        ("judging", "running"): ASK,
         ("failures", "finished"): f"art.failures({finished!r})",
         ("compare", "finished"): f"art.compare({finished!r}, {other!r})",
+        ("playground", "finished"): play(finished),
     }
+
+
+def play(path):
+    """Return the cell that opens the playground of a run."""
+    *_, project, _, name = Path(path).parts
+    return PLAY.format(name=name, project=project, root=str(Path(path).parents[2]), question=QUESTION)
 
 
 def output_image(notebook, n):
@@ -78,6 +111,36 @@ def screenshots(browser, lab, sources, theme, width):
     return images
 
 
+def overview(images):
+    """Return the README's image: the live cell, and the viewer below it."""
+    live, viewer = images["live", "finished"], images["viewer", "finished"]
+    whole = Image.new("RGB", (max(live.width, viewer.width), live.height + GAP + viewer.height), "white")
+    whole.paste(live.convert("RGB"), (0, 0))
+    whole.paste(viewer.convert("RGB"), (0, live.height + GAP))
+    return whole.quantize(192)
+
+
+def save_images(taken):
+    """Write the images of README and documentation."""
+    overview(taken["light"]).save(SHEETS.parent / "overview.png", optimize=True)
+    for theme, images in taken.items():
+        for panel in ("live", "viewer", "judging", "failures"):
+            path = SHEETS.parent / f"{panel}-{theme}.png"
+            images[panel, "finished"].convert("RGB").quantize(128).save(path, optimize=True)
+
+
+def pages(browser, theme, width):
+    """Return the screenshots of some pages of the documentation site."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+    page, images = context.new_page(), []
+    for name in PAGES:
+        page.goto((ROOT / "build" / "docs" / name).as_uri())
+        page.wait_for_timeout(500)
+        images.append(Image.open(BytesIO(page.screenshot())))
+    context.close()
+    return images
+
+
 def sheet(rows):
     """Return one image of rows of images."""
     rows = [[image.resize((int(image.width * SCALE), int(image.height * SCALE))) for image in row] for row in rows]
@@ -102,11 +165,16 @@ def main(finished, running, other=None):
         try:
             for width in WIDTHS:
                 taken = {theme: screenshots(browser, lab, sources, theme, width) for theme in THEMES}
+                if width == WIDTHS[0]:
+                    save_images(taken)
                 for panel in dict.fromkeys(panel for panel, _ in sources):
                     states = [state for name, state in taken["light"] if name == panel]
                     rows = [[taken[theme][panel, state] for theme in THEMES] for state in states]
                     sheet(rows).save(SHEETS / f"{panel}-{width}.png", optimize=True)
                     print(SHEETS / f"{panel}-{width}.png", *states, flush=True)
+            for width in SITE_WIDTHS:
+                columns = [pages(browser, theme, width) for theme in THEMES]
+                sheet([*zip(*columns, strict=True)]).save(SHEETS / f"site-{width}.png", optimize=True)
         finally:
             browser.close()
             lab.stop()

@@ -333,7 +333,8 @@ class Learner:
         """
         attend = tree_attention(batch.segments)
         hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, attend, self.adapters)
-        return self.policy.scores(hidden[batch.predict_N], batch.target_N, temperature, with_entropy=with_entropy)
+        hidden_N = hidden[batch.predict_N]
+        return self.policy.scores(hidden_N, batch.target_N, temperature, with_entropy=with_entropy, masks=batch.masks)
 
     def tensors(self, batch: Batch, temperature: float, reference_N=None, *, with_entropy: bool = True) -> TokenTensors:
         """Return the inputs of a loss function for a batch.

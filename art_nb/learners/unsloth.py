@@ -278,4 +278,5 @@ class UnslothLearner(Learner):
             disable_dropout(self.model)
         out = inner(input_ids=tokens_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=False)
         hidden = values_of_segments(batch.segments, out.last_hidden_state)
-        return self.policy.scores(hidden[batch.predict_N], batch.target_N, temperature, with_entropy=with_entropy)
+        hidden_N = hidden[batch.predict_N]
+        return self.policy.scores(hidden_N, batch.target_N, temperature, with_entropy=with_entropy, masks=batch.masks)

@@ -36,6 +36,7 @@ from art_nb.policy.kernels import (
     rms_norm,
     split_heads,
     token_logprobs,
+    forbid_tokens,
 )
 from .kv_cache import SlotAttention
 from .native_decoder import build_native_decoder
@@ -566,7 +567,7 @@ class Policy:
         return logits if bound is None else bound * torch.tanh(logits / bound)
 
     def scores(
-        self, hidden_N, target_N, temperature: float = 1.0, *, with_entropy: bool = True
+        self, hidden_N, target_N, temperature: float = 1.0, *, with_entropy: bool = True, masks=None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logprob of each target and the entropy, both [N].
 
@@ -580,6 +581,8 @@ class Policy:
             Sampling temperature by which the logits are divided.
         with_entropy : bool
             Whether the entropy has a gradient.
+        masks : tuple of Tensor, optional
+            Indices [M] of positions at which only some tokens were permitted, and these tokens, uint8 [M, V / 8].
         """
         if getattr(self.model.config, "final_logit_softcapping", None) is None:
             return token_logprobs(
@@ -590,8 +593,12 @@ class Policy:
                 with_entropy,
                 self.logit_chunk,
                 bias=self._head_bias(),
+                masks=masks,
             )
-        logp = (self.logits(hidden_N) / temperature).log_softmax(-1)
+        logits = self.logits(hidden_N) / temperature
+        if masks is not None:
+            forbid_tokens(logits := logits.clone(), masks)
+        logp = logits.log_softmax(-1)
         return logp.gather(-1, target_N[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 
     def _head(self) -> FrozenWeight:

@@ -88,6 +88,8 @@ class Sampler(Protocol):
         Tokenizer of the model.
     guides : frozenset of str
         Supported keys of `SamplingParams.guide`.
+    exact_guides : frozenset of str
+        The keys whose permitted tokens `tokens.grammars` computes in the same way, so that the learner can.
     adapter_mode : str
         How adapters are served: "unmerged" next to the weights of the policy, "merged" into the engine's own weights,
         or "swapped", which means next to the engine's weights.
@@ -102,6 +104,9 @@ class Sampler(Protocol):
 
     @property
     def guides(self) -> frozenset[str]: ...
+
+    @property
+    def exact_guides(self) -> frozenset[str]: ...
 
     def generate(
         self, prompt_ids: list[int], params: SamplingParams, adapter: str | None
@@ -259,6 +264,7 @@ class QueuedSampler(Generic[RequestT]):
 
     request_type: type[RequestT]
     guides: frozenset[str] = frozenset()
+    exact_guides: frozenset[str] = frozenset()
     adapter_mode: str = "unmerged"
     seed_limits: str = "this sampler does not guarantee that a seed repeats a reply"
 

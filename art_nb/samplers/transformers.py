@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DRAW_BLOCK', 'MIN_ROWS_PER_THREAD', 'restrict_logits', 'top_logprobs', 'sample_tokens', 'noise_size', 'seeded_noise',
-           'SlottedRequest', 'allowed_next_ids', 'mask_choices', 'adapter_parts', 'pad_rows', 'noise_of_requests',
-           'sample_next', 'TransformersSampler']
+           'SlottedRequest', 'restrict_to_guides', 'adapter_parts', 'pad_rows', 'noise_of_requests', 'sample_next',
+           'TransformersSampler']
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #31e0a004
 import math
@@ -23,8 +23,7 @@ from ..policy.lora import AdapterPart, Policy, WorkingAdapter
 from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
 from ..policy.packing import common_prefix_length
 from .base import QueuedSampler, Request, SampledToken, SamplingParams
-from ..tokens.chat import inner_ids
-from ..tokens.grammars import GrammarGuide, reads_tokens
+from ..tokens.grammars import ChoiceGuide, GrammarGuide, guide_of, reads_tokens
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #9ca180d3
 def restrict_logits(
@@ -112,8 +111,7 @@ class SlottedRequest(Request):
 
     hashes: list[int] = field(default_factory=list)  # of the blocks of the prompt
     cached: int = 0  # number of tokens whose keys and values are cached
-    choices: list[list[int]] = field(default_factory=list)  # allowed replies as ids; empty: unrestricted
-    grammar: GrammarGuide | None = None  # if a grammar restricts the reply
+    guide: GrammarGuide | ChoiceGuide | None = None  # if a grammar or choices restrict the reply
 
     @property
     def seeded(self) -> bool:
@@ -131,29 +129,12 @@ class SlottedRequest(Request):
         return min(len(self.ids), max(self.start, self.cached + 1)) if self.seeded else len(self.ids)
 
 
-def allowed_next_ids(
-    choices: Sequence[list[int]],  # allowed replies as ids
-    sampled: list[int],
-    ends: frozenset[int],
-) -> list[int]:
-    """Return the ids that continue one of the choices. End tokens are allowed after a complete choice."""
-    matching = [ids for ids in choices if ids[: len(sampled)] == sampled]
-    following = {ids[len(sampled)] for ids in matching if len(ids) > len(sampled)}
-    if not following or sampled in matching:
-        return sorted(following | ends)
-    return sorted(following)
-
-
-def mask_choices(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], ends: frozenset[int]) -> None:
-    """Set the logits that the choices or the grammar of a request forbid to minus infinity, in place."""
+def restrict_to_guides(logits_BV: torch.Tensor, requests: Sequence[SlottedRequest], ends: frozenset[int]) -> None:
+    """Set the logits that the guide of a request forbids to minus infinity, in place."""
     for i, request in enumerate(requests):
-        sampled = request.ids[request.start :]
-        if request.choices:
-            ids = allowed_next_ids(request.choices, sampled, ends)
-        elif request.grammar:
-            ids = request.grammar.allowed_ids(sampled, ends)
-        else:
+        if request.guide is None:
             continue
+        ids = request.guide.allowed_ids(request.ids[request.start :], ends)
         ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
         allowed = logits_BV[i, ids]
         logits_BV[i] = float("-inf")
@@ -262,6 +243,8 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     def guides(self) -> frozenset[str]:  # at the first use, llguidance reads the vocabulary, which takes 0.4 s
         return frozenset({"choice", "llguidance"} if reads_tokens(self.tokenizer) else {"choice"})
 
+    exact_guides = guides
+
     def _prepare(self, weights: Adapter) -> WorkingAdapter:
         return self.policy.cast(weights)
 
@@ -334,9 +317,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         if source is not None:
             self._slots.put(len(self._running), source)
         request.ids, request.cached = request.ids or list(request.prompt), shared
-        guide = request.params.guide or {}
-        request.choices = [inner_ids(self.tokenizer, text) for text in guide.get("choice", [])]
-        request.grammar = GrammarGuide(self.tokenizer, guide["llguidance"]) if "llguidance" in guide else None
+        request.guide = guide_of(self.tokenizer, request.params.guide)
         self._running.append(request)
         self._counts["prompt_tokens"] += len(request.prompt)
         self._counts["cached_tokens"] += shared
@@ -354,7 +335,7 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
         with phase("prefill" if len(tokens) > len(running) else "decode"):
             logits = self._logits(tokens, positions, self._slots.attention(slots, positions, counts), counts)
         with phase("draw"):
-            mask_choices(logits, running, self._eos)
+            restrict_to_guides(logits, running, self._eos)
             noise = noise_of_requests(running, due, logits.shape[1], self._generator)
             sampled = sample_next([request.params for request in running], logits, noise)
         for request, end in zip(running, due):  # a failed allocation before this line changes no state

@@ -41,6 +41,7 @@ from ..policy.lora import Policy
 from ..policy.kv_cache import head_dim
 from ..policy.loading import chosen_dtype
 from ..policy.isolation import import_engine, require_package, load_error, preserve_global_state
+from ..tokens.grammars import reads_tokens
 from .base import LOWER_LIMITS_ADVICE, QueuedSampler, Request, SampledToken, SamplingParams
 from art_nb.samplers.shared_weights import (
     LOAD_FORMAT,
@@ -410,7 +411,7 @@ FORMS: frozenset[str] = frozenset(
 def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
     """Return vLLM's sampling parameters for a reply of at most `room` tokens."""
     classes = import_module("vllm.sampling_params")
-    guide = classes.StructuredOutputsParams(**params.guide) if params.guide else None
+    guide = {"grammar" if key == "llguidance" else key: value for key, value in (params.guide or {}).items()}
     seed = secrets.randbits(62) if params.seed is None else params.seed
     return import_module("vllm").SamplingParams(
         max_tokens=min(params.max_tokens, room),
@@ -423,7 +424,7 @@ def vllm_params(params: SamplingParams, eos: frozenset[int], room: int):
         logprobs=params.top_logprobs,
         detokenize=False,
         output_kind=classes.RequestOutputKind.DELTA,
-        structured_outputs=guide,
+        structured_outputs=classes.StructuredOutputsParams(**guide) if guide else None,
         seed=seed,
     )
 
@@ -539,7 +540,11 @@ class VLLMSampler(QueuedSampler[NamedRequest]):
     """
 
     request_type = NamedRequest
-    guides = FORMS
+
+    @property
+    def guides(self) -> frozenset[str]:  # vLLM gives grammars of llguidance to its own copy of llguidance
+        return FORMS | ({"llguidance"} if reads_tokens(self.tokenizer) else frozenset())
+
     seed_limits = (
         "vLLM repeats the random numbers of each request, but the rounding of its logits depends on what "
         "else is in the batch"

@@ -209,7 +209,8 @@ class CompletionService:
                 'LocalBackend(sampler="vllm").',
                 param=field,
             )
-        replies = replies_for(prompts, completion, limit, formatter.prompt_param, policy_version(adapter))
+        version, exact = policy_version(adapter), self.sampler.exact_guides
+        replies = replies_for(prompts, completion, limit, formatter.prompt_param, version, exact)
         job = CompletionJob(completion, formatter, adapter, replies, run)
         if completion.stream:
             return self._streamed(job, dialect)

@@ -43,7 +43,8 @@ class ChoiceInProgress:
     n_sent: int = 0  # number of tokens that the stream has sent
     n_read: int = 0  # number of tokens whose text is part of the message
     temperature: float = 1.0
-    restricted: bool = False  # whether top-p, top-k, min-p or a guide restricts the distribution
+    restricted: bool = False  # whether top-p, top-k, min-p or a guide that the learner cannot use excludes tokens
+    guide: dict | None = None  # a guide that the learner can use
     policy_version: int | None = None  # step of the adapter, the same for all tokens
     sample_id: str = ""
 
@@ -65,6 +66,7 @@ class ChoiceInProgress:
             "token_logprobs": [s.logprob for s in self.sampled],
             "temperature": self.temperature,
             "cut": self.restricted,
+            "guide": self.guide,
             "policy_version": self.policy_version,
             "sample_id": self.sample_id,
         }
@@ -84,7 +86,12 @@ MAX_CHOICES = 1024
 
 
 def replies_for(
-    prompts: list[list[int]], request: ChatRequest | TextRequest, limit: int, param: str, policy_version: int | None
+    prompts: list[list[int]],
+    request: ChatRequest | TextRequest,
+    limit: int,  # tokens of a prompt and its reply
+    param: str,  # the field of the prompt, for errors
+    policy_version: int | None,
+    exact_guides: frozenset[str] = frozenset(),  # of the sampler
 ) -> list[ChoiceInProgress]:
     """Return an empty reply for each choice. Raise `RequestError` if a prompt does not fit into `limit` tokens."""
     if len(prompts) * request.n > MAX_CHOICES:
@@ -98,10 +105,11 @@ def replies_for(
             code="context_length_exceeded",
         )
     params = sampling_params(request, limit)
-    restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.guide is not None
+    guide = params.guide if params.guide and params.guide.keys() <= exact_guides else None
+    restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.guide != guide
     greedy = params.temperature == 0 or params.top_k == 1
     temperature = 0.0 if greedy else params.temperature
-    settings = {"temperature": temperature, "restricted": restricted, "policy_version": policy_version}
+    settings = {"temperature": temperature, "restricted": restricted, "policy_version": policy_version, "guide": guide}
     replies = []
     for ids in prompts:
         for _ in range(request.n):
@@ -119,11 +127,11 @@ NOT_CALLED = (
 
 
 def with_format(request: RequestT, sampler: Sampler | None) -> RequestT:
-    """Return a request with the compiled grammar of its format, if its sampler takes grammars of llguidance."""
+    """Return a request with the compiled grammar of its format, unless its sampler compiles the format itself."""
     field, guide = request.guide()
     if field is None or guide is None or sampler is None or "llguidance" not in sampler.guides:
         return request
-    if not guide.keys() <= FORMATS:
+    if not guide.keys() <= FORMATS or guide.keys() <= sampler.guides:
         return request
     return request.with_grammar(field, format_grammar(guide, field, sampler.tokenizer))
 

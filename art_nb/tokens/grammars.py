@@ -8,12 +8,13 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'prepare_schema', 'tokens_of', 'reads_tokens', 'matcher_of', 'forced_call', 'format_grammar',
-           'GrammarGuide']
+           'GrammarGuide', 'ChoiceGuide', 'guide_of', 'allowed_masks']
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #02b4c257
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,11 +26,21 @@ from .chat import inner_ids
 from .tool_calls import CallFormat
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #1340ef66
-_IGNORED = frozenset("$schema $id $anchor pattern patternProperties multipleOf minProperties maxProperties".split())
+_IGNORED = frozenset("$schema $id $anchor patternProperties multipleOf minProperties maxProperties".split())
 _MAPS = frozenset({"properties", "$defs", "definitions"})
 _VALUES = frozenset({"const", "enum", "default", "examples"})
-_ITEMS, _REFERENCE_DEPTH = 256, 1000
+_ITEMS, _REFERENCE_DEPTH, _REPETITIONS = 256, 1000, 10_000
 _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": True}
+
+
+@lru_cache(maxsize=1024)
+def _can_follow(pattern: Any) -> bool:
+    """Return whether a reply can be restricted to a pattern."""
+    if not isinstance(pattern, str):
+        return False
+    repetitions = math.prod(max(1, int(bound)) for bound in re.findall(r"\{(?:\d*,)?(\d+)\}", pattern))
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    return repetitions <= _REPETITIONS and not LLMatcher.validate_grammar(grammar)
 
 
 def _parts(schema: Any, depth: int = 0) -> list[tuple[dict, int]]:
@@ -67,7 +78,7 @@ def _close_objects(schema: Any, is_open: bool) -> Any:
         if key in _MAPS and isinstance(value, dict)
         else _close_objects(value, is_open)
         for key, value in schema.items()
-        if key not in _IGNORED and (value is not None or key in _VALUES)
+        if key not in _IGNORED and (value is not None or key in _VALUES) and (key != "pattern" or _can_follow(value))
     }
     if isinstance(limit := inner.get("maxItems"), int):
         inner["maxItems"] = min(limit, _ITEMS)
@@ -235,3 +246,49 @@ class GrammarGuide:
         permitted = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").nonzero()[0].astype(np.int32)
         permitted = permitted[~np.isin(permitted, end_ids)]
         return np.union1d(permitted, end_ids) if matcher.is_accepting() or not len(permitted) else permitted
+
+# %% ../../nbs/25_tokens/40_grammars.ipynb #f6c0279d
+class ChoiceGuide:
+    """The permitted tokens of one reply that must be one of several texts."""
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str]):
+        self._choices = [inner_ids(tokenizer, text) for text in texts]
+
+    def allowed_ids(
+        self,
+        token_ids: list[int],  # of the reply so far
+        ends: frozenset[int],  # tokens that end a reply
+    ) -> np.ndarray:
+        """Return the permitted next tokens. Tokens that end a reply are permitted after a complete choice."""
+        matching = [ids for ids in self._choices if ids[: len(token_ids)] == token_ids]
+        following = {ids[len(token_ids)] for ids in matching if len(ids) > len(token_ids)}
+        permitted = following | ends if not following or token_ids in matching else following
+        return np.array(sorted(permitted), dtype=np.int32)
+
+
+def guide_of(
+    tokenizer: Any,
+    guide: Mapping[str, Any] | None,  # of the sampling parameters of the embedded sampler
+) -> GrammarGuide | ChoiceGuide | None:
+    """Return the guide of a reply, or `None` if nothing restricts it."""
+    if guide is None:
+        return None
+    if "llguidance" in guide:
+        return GrammarGuide(tokenizer, guide["llguidance"])
+    return ChoiceGuide(tokenizer, guide["choice"])
+
+
+def allowed_masks(
+    tokenizer: Any,
+    guide: Mapping[str, Any],
+    token_ids: Sequence[int],  # of the reply
+    ends: frozenset[int],  # tokens that end a reply
+    vocabulary: int,  # number of logits
+) -> np.ndarray:  # uint8 [tokens, vocabulary / 8], the first token is the lowest bit
+    """Return which tokens a guide permits at each position of a reply. The sampled token is always one of them."""
+    limits, ids = guide_of(tokenizer, guide), [*map(int, token_ids)]
+    masks = np.zeros((len(ids), vocabulary), dtype=bool)
+    for i, token_id in enumerate(ids):
+        masks[i, limits.allowed_ids(ids[:i], ends)] = True
+        masks[i, token_id] = True
+    return np.packbits(masks, axis=1, bitorder="little")

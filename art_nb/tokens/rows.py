@@ -45,6 +45,8 @@ class TokenRow:
         True if the last choice ended at the token limit.
     temperature : np.ndarray, optional
         float32 [T], the temperature of each sampled token. NaN if the learner cannot score the token at a temperature.
+    guides : tuple
+        Start, end and guide of each reply that a grammar or a list of choices restricted.
     """
 
     tokens: np.ndarray
@@ -53,6 +55,7 @@ class TokenRow:
     trajectory: int
     truncated: bool
     temperature: np.ndarray | None = None
+    guides: tuple[tuple[int, int, dict], ...] = ()
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #be7c279b
 @dataclass(slots=True)
@@ -63,7 +66,8 @@ class Turn:
     tokens: np.ndarray  # int32 [S], sampled token IDs
     logprobs: np.ndarray  # float32 [S]
     truncated: bool  # ended at the token limit
-    temperature: float = 1.0  # 0 = greedy; NaN = restricted by top-p, top-k, min-p or a response format
+    temperature: float = 1.0  # 0 = greedy; NaN = restricted by top-p, top-k, min-p or a guide that is not known
+    guide: dict | None = None  # as in `SamplingParams.guide`
     identity: str | int = field(default=0, repr=False)  # equal for copies of one sample in several histories
 
     @property
@@ -100,7 +104,7 @@ def _logprobs(choice: Choice, expected: int, where: str) -> np.ndarray:
 
 # %% ../../nbs/25_tokens/20_rows.ipynb #9cfb9303
 def temperature_of(choice: Choice) -> float:
-    """Return the temperature of a reply: 0 if greedy, NaN if restricted by top-p, top-k, min-p or a response format."""
+    """Return the temperature of a reply: 0 if greedy, NaN if its probabilities cannot be computed again."""
     sampled = sampled_tokens(choice)
     if sampled.restricted and sampled.temperature != 0:
         return float("nan")
@@ -130,6 +134,7 @@ def read_turn(
         _logprobs(choice, len(tokens), where),
         choice.finish_reason == "length",
         temperature_of(choice),
+        sampled.guide if isinstance(sampled.guide, dict) else None,
         _identity(choice, tokens),
     )
 
@@ -145,6 +150,7 @@ class _RowBuilder:
     def __init__(self, turn: Turn):
         self.tokens = np.empty(0, dtype=np.int32)
         self.sampled, self.logprobs, self.temperature, self.truncated = [], [], [], False
+        self.guides: list[tuple[int, int, dict]] = []
         self._append_context(turn.prompt)
 
     def can_append(self, turn: Turn) -> bool:
@@ -153,6 +159,8 @@ class _RowBuilder:
     def add(self, turn: Turn, trained: bool) -> Self:
         self._append_context(turn.prompt[len(self.tokens) :])
         unknown = np.full(len(turn.tokens), np.nan, dtype=np.float32)
+        if trained and turn.guide:
+            self.guides.append((len(self.tokens), len(self.tokens) + len(turn.tokens), turn.guide))
         self._append(turn.tokens, trained, turn.logprobs if trained else unknown, turn.temperature)
         self.truncated = turn.truncated
         return self
@@ -165,6 +173,7 @@ class _RowBuilder:
             trajectory,
             self.truncated,
             np.concatenate(self.temperature),
+            tuple(self.guides),
         )
 
     def _append_context(self, tokens: np.ndarray) -> None:

@@ -313,8 +313,8 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         reward_without_success,
         "The reward rises, but nothing is solved",
-        "Open the best rollout of the last step: what does the reward pay for? Pay less for the steps to a solution, or "
-        "use scenarios that the model sometimes solves.",
+        "Open the best rollout of the last step: what does the reward pay for? Pay less for the steps to a solution, "
+        "or use scenarios that the model sometimes solves.",
     ),
     (
         kl_blow_up,

@@ -12,8 +12,8 @@ from art_nb.core.types import RolloutError
 from art_nb.tokens.rows import trajectory_rows
 
 pytest.importorskip("langchain_openai", reason="make test-agents installs the frameworks")
-from langchain.agents import create_agent  # noqa: E402
-from langgraph.errors import GraphRecursionError  # noqa: E402
+from langchain.agents import create_agent
+from langgraph.errors import GraphRecursionError
 
 pytestmark = pytest.mark.timeout(120)
 os.environ["LANGSMITH_TRACING"] = "false"

@@ -172,6 +172,7 @@ def test_presets_by_keyboard(opened, preset, order):
     assert rewards == sorted(rewards, key=lambda value: order * value)
     assert page.get_attribute(f"text={preset}", "aria-pressed") == "true"
     assert page.locator("[role=option]").count() == len(page.locator(".art-row").all())
+    assert page.locator("[role=option]").first.get_attribute("aria-selected") == "true"  # it is open
 
 
 def test_the_most_varied_group_comes_first(opened):

@@ -79,7 +79,7 @@ async def test_the_reply_of_the_teacher_is_sampled_in_the_students_tokens(home):
         tokenizer = backend.runtime(model).policy.tokenizer
         spelt = tokenizer(guided_choice[0], add_special_tokens=False)["input_ids"]
         assert choice.model_extra["token_ids"] == [*spelt, tokenizer.eos_token_id]
-        assert choice.model_extra["cut"]  # its logprobs are not those of a free reply
+        assert choice.model_extra["guide"] == {"choice": guided_choice}  # its logprobs are not those of a free reply
 
 
 async def test_one_of_several_choices(home):
@@ -107,7 +107,7 @@ async def test_a_call_is_made_again(home, stream):
         ("play", '{"cell": "B2 \u00e9", "turn": 3}')
     ]
     assert last.finish_reason == "tool_calls"
-    assert last.model_extra["cut"]
+    assert last.model_extra["guide"] and not last.model_extra["cut"]
 
 
 REQUIRED = [
@@ -156,7 +156,7 @@ async def test_a_call_that_is_asked_for_is_a_call_or_too_long(home, wanted):
     finishes = {"tool_calls": 0, "length": 0}
     for choice in answer.choices:
         finishes[choice.finish_reason] += 1
-        assert choice.model_extra["cut"]  # its logprobs are those of the permitted tokens
+        assert choice.model_extra["guide"]  # its logprobs are those of the permitted tokens
         assert "warning" not in choice.model_extra
         if choice.finish_reason == "tool_calls":
             [(name, arguments)] = calls_of(choice)
@@ -473,11 +473,11 @@ async def test_the_format_of_the_model_is_used_or_the_missing_call_is_reported(t
         answer = await ask(model, tools=REQUIRED[:1], tool_choice="required", max_tokens=90, n=8, seed=1)
         for choice in answer.choices:
             if style == "qwen3_coder":  # no grammar: the call is only begun
-                assert not choice.model_extra["cut"]
+                assert not choice.model_extra["guide"]
                 missed = choice.finish_reason == "stop" and not choice.message.tool_calls
                 assert ("warning" in choice.model_extra) == missed
             else:
-                assert choice.model_extra["cut"]
+                assert choice.model_extra["guide"]
                 assert choice.finish_reason in ("tool_calls", "length")
                 assert all(fits(*call) for call in calls_of(choice))
         if style != "qwen3_coder":
@@ -587,7 +587,7 @@ async def test_a_reply_has_the_format_or_is_too_long(home, kind):
     ended = [choice for choice in reply.choices if choice.finish_reason == "stop"]
     assert len(ended) > 3
     for choice in ended:
-        assert choice.model_extra["cut"]  # its logprobs are those of the permitted tokens
+        assert choice.model_extra["guide"]  # its logprobs are those of the permitted tokens
         text = choice.message.content
         assert re.fullmatch(pattern, text) if pattern else isinstance(json.loads(text), dict)
         assert kind not in ("json_schema", "guided_json") or is_pet(json.loads(text))

@@ -57,7 +57,7 @@ class Tags:
 class Scripted:
     "A sampler that says `words`; the script can slow it down, hold it or make it fail."
 
-    tokenizer, max_model_len, guides = Bytes(), 4096, frozenset()
+    tokenizer, max_model_len, guides, exact_guides = Bytes(), 4096, frozenset(), frozenset()
 
     def __init__(self, words="Hello, world"):
         self.words, self.delay_s = words, 0.0
