@@ -16,15 +16,17 @@ VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 AGENTS := .venv-agents/.installed
+AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
+AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
 help:  ## print this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
 
 demo: weights  ## train a model on tic-tac-toe (about nine minutes)
 	$(BIN)/python examples/tic_tac_toe/demo.py
@@ -50,8 +52,11 @@ test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top 
 test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
 	.venv-art/bin/python $(PYTEST) tests/tokens/test_art_parity.py tests/runs/test_art_directories.py
 
-test-agents: $(AGENTS)  ## run the agent frameworks (in an environment on top of .venv)
+test-agents: $(AGENTS) $(AGENT_NODE)  ## run the agent frameworks (in an environment on top of .venv)
 	.venv-agents/bin/python $(PYTEST) tests/agents
+
+test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoGen, CrewAI, Google ADK and LlamaIndex (2 GB)
+	ART_NB_TESTS=full .venv-agents/bin/python $(PYTEST) -rs tests/agents
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
@@ -109,6 +114,16 @@ weights: $(STAMP)
 
 $(PANELS): js/package-lock.json $(STAMP)
 	cd js && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+$(AGENT_NODE): tests/agents/programs/node/package-lock.json $(STAMP)
+	cd $(dir $<) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+.venv-agent-%/.installed: benchmarks/peers/agents/%.txt $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 .venv-%/.installed: benchmarks/peers/%.txt tools/overlay.py $(STAMP)

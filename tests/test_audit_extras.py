@@ -39,7 +39,7 @@ def test_what_the_readme_tells_to_install_are_extras():
 PINNED = [
     ROOT / "constraints.txt",
     ROOT / "docs/site/requirements.txt",
-    *sorted((ROOT / "benchmarks/peers").glob("*.txt")),
+    *sorted((ROOT / "benchmarks/peers").rglob("*.txt")),
 ]
 
 

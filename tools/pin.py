@@ -69,7 +69,7 @@ def pin_ours(released):
 
 def pin_others():
     """Write the hashes of the files of the peers and of the documentation, whose versions are edited by hand."""
-    for path in (*sorted((ROOT / "benchmarks" / "peers").glob("*.txt")), ROOT / "docs" / "site" / "requirements.txt"):
+    for path in (*sorted((ROOT / "benchmarks" / "peers").rglob("*.txt")), ROOT / "docs" / "site" / "requirements.txt"):
         path.write_text(comments(path) + compile_pins(pins(path), "--no-deps"))
 
 

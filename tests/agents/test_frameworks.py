@@ -9,49 +9,17 @@ import json
 import os
 
 import pytest
-from support.server_parts import Scripted, endpoint
-
-import art_nb as art
+from support.agent_parts import ANSWER, CALL, NO_TELEMETRY, QUESTION, SCHEMA, Script, served_model
 
 pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
 pytestmark = pytest.mark.timeout(120)
-os.environ |= {
-    "LANGSMITH_TRACING": "false",
-    "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-}
-
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
-FINAL_CALL = '<tool_call>{"name": "final_answer", "arguments": {"answer": "It is sunny."}}</tool_call>'
-QUESTION = "How is the weather in Rome?"
-ANSWER = "It is sunny."
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-
-
-class Script(Scripted):
-    """A sampler that calls the tool, and answers when the prompt has its result."""
-
-    async def generate(self, prompt_ids, params, adapter):
-        prompt = bytes(prompt_ids)
-        self.words = ANSWER if b"sunny" in prompt else CALL
-        if prompt.endswith(b'{"name": "'):  # smolagents requires a call, which the prompt begins
-            self.words = (FINAL_CALL if b"sunny" in prompt else CALL).partition('"name": "')[2]
-        async for token in super().generate(prompt_ids, params, adapter):
-            yield token
+os.environ |= NO_TELEMETRY
 
 
 @pytest.fixture(scope="module")
 def model():
-    served = endpoint(Script())
-    served.start()
-    yield art.Model(
-        name="guide",
-        project="tests",
-        inference_base_url=served.base_url,
-        inference_api_key=served.api_key,
-        inference_model_name="ttt@3",
-    )
-    served.stop()
+    with served_model(Script()) as model:
+        yield model
 
 
 def weather(city: str) -> str:

@@ -5,7 +5,8 @@ import json
 import os
 
 import pytest
-from support.server_parts import Scripted, endpoint
+from support.agent_parts import NO_TELEMETRY, served_model
+from support.server_parts import Scripted
 
 import art_nb as art
 from art_nb.core.types import RolloutError
@@ -16,7 +17,7 @@ from langchain.agents import create_agent
 from langgraph.errors import GraphRecursionError
 
 pytestmark = pytest.mark.timeout(120)
-os.environ["LANGSMITH_TRACING"] = "false"
+os.environ |= NO_TELEMETRY
 init_chat_model, wrap_rollout = art.langgraph.init_chat_model, art.langgraph.wrap_rollout
 WEATHER = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 DELEGATE = '<tool_call>{"name": "research", "arguments": {"task": "Find the altitude."}}</tool_call>'
@@ -41,16 +42,8 @@ class Script(Scripted):
 
 @pytest.fixture(scope="module")
 def model():
-    served = endpoint(Script())
-    served.start()
-    yield art.Model(
-        name="guide",
-        project="tests",
-        inference_base_url=served.base_url,
-        inference_api_key=served.api_key,
-        inference_model_name="ttt@3",
-    )
-    served.stop()
+    with served_model(Script()) as model:
+        yield model
 
 
 def weather(city: str) -> str:
