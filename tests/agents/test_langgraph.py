@@ -26,7 +26,7 @@ DELEGATE = '<tool_call>{"name": "research", "arguments": {"task": "Find the alti
 class Script(Scripted):
     """A sampler that calls `research` for a question about altitudes, else `weather`, and then answers."""
 
-    guides = frozenset({"choice"})
+    guides = frozenset({"json_object"})
 
     async def generate(self, prompt_ids, params, adapter):
         prompt = bytes(prompt_ids)
@@ -190,19 +190,19 @@ async def test_a_rollout_that_records_itself_stays_as_it_is(model):
 
 
 async def test_token_ids_equal_those_of_the_openai_client(local, named):
-    """The same greedy conversation with the tiny model, through LangChain and through the OpenAI client."""
+    """The same conversation and seed with the tiny model, through LangChain and through the OpenAI client."""
     model = named()
     await model.register(local)
 
     @wrap_rollout(model)
     async def with_langchain(model):
-        await init_chat_model(temperature=0.0, max_completion_tokens=8).ainvoke("Count.")
+        await init_chat_model(seed=7, max_completion_tokens=8).ainvoke("Count.")
         return art.Trajectory(reward=1.0)
 
     async def with_client(model):
         messages = [{"role": "user", "content": "Count."}]
         completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), messages=messages, temperature=0.0, max_completion_tokens=8
+            model=model.get_inference_name(), messages=messages, seed=7, max_completion_tokens=8
         )
         return art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=1.0)
 

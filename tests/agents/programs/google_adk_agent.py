@@ -25,7 +25,7 @@ async def ask_expert(question: str) -> str:
 
 
 async def answer(question, tools, stream=False):
-    model = LiteLlm(model=f"openai/{os.environ['OPENAI_MODEL']}", num_retries=2)
+    model = LiteLlm(model=f"openai/{os.environ['OPENAI_MODEL']}")
     runner = InMemoryRunner(LlmAgent(name="guide", model=model, tools=tools), app_name="guide")
     session = await runner.session_service.create_session(app_name="guide", user_id="user")
     config = RunConfig(streaming_mode=StreamingMode.SSE if stream else StreamingMode.NONE)

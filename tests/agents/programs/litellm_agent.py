@@ -21,7 +21,7 @@ def call(name, arguments):
 
 
 def answer(question, tool, stream=False):
-    options = {"model": f"openai/{os.environ['OPENAI_MODEL']}", "tools": [schema(tool)], "num_retries": 2}
+    options = {"model": f"openai/{os.environ['OPENAI_MODEL']}", "tools": [schema(tool)]}
     messages = [{"role": "user", "content": question}]
     while True:
         reply = completion(messages=messages, stream=stream, **options)
