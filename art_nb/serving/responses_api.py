@@ -24,29 +24,51 @@ MAX_STORED = 1024
 
 
 class StoredConversations:
-    """Conversations by the ID of the response that ended them."""
+    """Conversations by the ID of the response that ended them, and the items of these responses by their own IDs."""
 
     def __init__(self):
-        self._conversations: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()
+        self._conversations: OrderedDict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = OrderedDict()
+        self._items: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def add(self, response_id: str, messages: list[dict[str, Any]]) -> None:
-        """Keep a conversation, and forget the oldest one if there are too many."""
+    def add(self, response_id: str, messages: list[dict[str, Any]], items: list[dict[str, Any]]) -> None:
+        """Keep a conversation and the items of its last reply. Forget the oldest one if there are too many."""
         with self._lock:
-            self._conversations[response_id] = messages
+            self._conversations[response_id] = messages, items
+            self._items |= {item["id"]: item for item in items}
             if len(self._conversations) > MAX_STORED:
-                self._conversations.popitem(last=False)
+                _, (_, forgotten) = self._conversations.popitem(last=False)
+                for item in forgotten:
+                    del self._items[item["id"]]
 
     def get(self, response_id: str) -> list[dict[str, Any]]:
         """Return a conversation. Raise `RequestError` if it is not stored."""
         with self._lock:
             if response_id not in self._conversations:
-                raise RequestError(
-                    f"There is no response {response_id!r}: it was not stored, or {MAX_STORED} responses followed it.",
-                    status=404,
-                    param="previous_response_id",
-                )
-            return self._conversations[response_id]
+                raise _not_stored("response", response_id, "previous_response_id")
+            return self._conversations[response_id][0]
+
+    def with_items(self, items: Any) -> Any:
+        """Return an input with items in place of references to them. Raise `RequestError` if one is not stored."""
+        if not isinstance(items, list):
+            return items
+        return [self._item(item, f"input[{i}].id") if _is_reference(item) else item for i, item in enumerate(items)]
+
+    def _item(self, reference: dict[str, Any], place: str) -> dict[str, Any]:
+        item_id = require_type(reference.get("id"), str, place)
+        with self._lock:
+            if item_id not in self._items:
+                raise _not_stored("item", item_id, place)
+            return self._items[item_id]
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference"
+
+
+def _not_stored(kind: str, stored_id: str, param: str) -> RequestError:
+    reason = f"it was not stored, or {MAX_STORED} responses followed it."
+    return RequestError(f"There is no {kind} {stored_id!r}: {reason}", status=404, param=param)
 
 # %% ../../nbs/45_serving/34_responses_api.ipynb #56bf8048
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
@@ -232,7 +254,7 @@ class ResponsesDialect(ChatDialect):
         instructions = body.pop("instructions", None)
         first = [] if not instructions else [{"role": "system", "content": instructions}]
         self._instructions = len(first)
-        self.messages = [*first, *earlier, *input_messages(body.pop("input", []))]
+        self.messages = [*first, *earlier, *input_messages(self.stored.with_items(body.pop("input", [])))]
         self.tools = chat_tools(body.pop("tools", None))
         if (form := chat_format(body.pop("text", None))) is not None:
             chat["response_format"] = form
@@ -258,7 +280,7 @@ class ResponsesDialect(ChatDialect):
 
     def _finished(self, choice: dict[str, Any], output: list, usage: dict) -> dict[str, Any]:
         if self.body.get("store") is not False:
-            self.stored.add(self.id, [*self.messages[self._instructions :], choice["message"]])
+            self.stored.add(self.id, [*self.messages[self._instructions :], choice["message"]], output)
         status = "incomplete" if choice["finish_reason"] == "length" else "completed"
         return self._response(status, output, usage, **self.exact_fields(choice))
 

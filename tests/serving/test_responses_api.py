@@ -114,6 +114,28 @@ async def test_a_stored_conversation_continues(client, stream):
         await client.responses.create(model="ttt@3", input="Four", previous_response_id=third.id)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_items_of_stored_responses_can_be_referenced(client, stream):
+    """Vercel's AI SDK sends the reasoning and the text of earlier turns as references."""
+    client.service.sampler.words = "<think>Hm.</think>Hello."
+    request = {"input": "One"}
+    if stream:
+        first = (await events_of(client, **request))[-1].response
+    else:
+        first = await client.responses.create(model="ttt@3", **request)
+    assert [item.type for item in first.output] == ["reasoning", "message"]
+    references = [{"type": "item_reference", "id": item.id} for item in first.output]
+    items = [{"role": "user", "content": "One"}, *references, {"role": "user", "content": "Two"}]
+    second = await client.responses.create(model="ttt@3", input=items, store=False)
+    assert bytes(client.service.sampler.calls[-1][0]) == b"<user>One<assistant>Hello.<user>Two<assistant>"
+    assert client.service.chat.known[-1][0][1]["reasoning_content"] == "Hm."
+    for unknown in (second.output[0].id, "msg_other"):
+        with pytest.raises(NotFoundError, match="There is no item"):
+            await client.responses.create(model="ttt@3", input=[{"type": "item_reference", "id": unknown}])
+    with pytest.raises(BadRequestError, match=r"input\[0\].id"):
+        await client.responses.create(model="ttt@3", input=[{"type": "item_reference", "id": None}])
+
+
 class Move(BaseModel):
     square: str
 

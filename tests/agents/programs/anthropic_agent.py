@@ -29,7 +29,7 @@ def answer(question, tool, stream=False):
             message = client.messages.create(**request, messages=messages)
         uses = [block for block in message.content if block.type == "tool_use"]
         if not uses:
-            return message.content[0].text
+            return message.content[-1].text
         results = [{"type": "tool_result", "tool_use_id": u.id, "content": call(u.name, u.input)} for u in uses]
         messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
 
