@@ -18,8 +18,10 @@ from support.agent_parts import (
     EXPERT_QUESTION,
     NO_TELEMETRY,
     QUESTION,
+    REASONED_QUESTION,
     RETRIED_QUESTION,
     SUBMIT,
+    THOUGHT,
     Script,
     served_model,
 )
@@ -32,7 +34,7 @@ pytest.importorskip("dspy", reason="make test-agents installs the frameworks")
 pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "programs"
-QUESTIONS = {"two_agents": EXPERT_QUESTION, "retry": RETRIED_QUESTION}
+QUESTIONS = {"two_agents": EXPERT_QUESTION, "retry": RETRIED_QUESTION, "reasoning": REASONED_QUESTION}
 FORMS = ("whole", "stream", "thread", "two_agents", "retry")
 
 
@@ -43,27 +45,30 @@ class Program(NamedTuple):
     command: str  # after the interpreter of its environment
     forms: tuple[str, ...] = FORMS
     quick: tuple[str, ...] = FORMS  # what `make test-agents` runs
+    sends_reasoning: bool = True  # of earlier turns
 
 
 WITHOUT_THREADS = tuple(form for form in FORMS if form != "thread")
 NEW = ("stream", "two_agents", "retry")
 IN_PROCESS = ("retry",)  # tests/agents/test_frameworks.py and test_langgraph.py have the other forms
 PROGRAMS = {
-    "curl": Program("sh", "curl_agent.sh", WITHOUT_THREADS),
-    "ai-sdk-chat": Program("node", "node/ai_sdk_agent.mjs chat", WITHOUT_THREADS),
-    "ai-sdk-responses": Program("node", "node/ai_sdk_agent.mjs responses", WITHOUT_THREADS),
-    "ag2": Program("agents", "ag2_agent.py", quick=NEW),
+    "curl": Program("sh", "curl_agent.sh", WITHOUT_THREADS, sends_reasoning=False),
+    "ai-sdk-chat": Program("node", "node/ai_sdk_agent.mjs chat", WITHOUT_THREADS, (*WITHOUT_THREADS, "reasoning")),
+    "ai-sdk-responses": Program(
+        "node", "node/ai_sdk_agent.mjs responses", WITHOUT_THREADS, (*WITHOUT_THREADS, "reasoning")
+    ),
+    "ag2": Program("agents", "ag2_agent.py", quick=NEW, sends_reasoning=False),
     "anthropic": Program("agents", "anthropic_agent.py", quick=IN_PROCESS),
-    "langgraph-agent": Program("agents", "langgraph_agent.py", quick=IN_PROCESS),
-    "langgraph-graph": Program("agents", "langgraph_graph.py", quick=NEW),
+    "langgraph-agent": Program("agents", "langgraph_agent.py", quick=IN_PROCESS, sends_reasoning=False),
+    "langgraph-graph": Program("agents", "langgraph_graph.py", quick=NEW, sends_reasoning=False),
     "litellm": Program("agents", "litellm_agent.py", quick=IN_PROCESS),
-    "openai-agents-chat": Program("agents", "openai_agents_agent.py chat", quick=IN_PROCESS),
+    "openai-agents-chat": Program("agents", "openai_agents_agent.py chat", quick=IN_PROCESS, sends_reasoning=False),
     "openai-agents-responses": Program("agents", "openai_agents_agent.py responses", quick=IN_PROCESS),
     "pydantic-ai": Program("agents", "pydantic_ai_agent.py", quick=IN_PROCESS),
-    "autogen": Program("autogen", "autogen_agent.py"),
-    "crewai": Program("crewai", "crewai_agent.py"),
+    "autogen": Program("autogen", "autogen_agent.py", sends_reasoning=False),
+    "crewai": Program("crewai", "crewai_agent.py", sends_reasoning=False),
     "google-adk": Program("google-adk", "google_adk_agent.py"),
-    "llama-index": Program("llama-index", "llama_index_agent.py"),
+    "llama-index": Program("llama-index", "llama_index_agent.py", sends_reasoning=False),
 }
 DSPY = {
     "auto": Program("agents", "dspy_agent.py auto", quick=("stream", "retry", "native")),
@@ -146,6 +151,17 @@ async def test_a_program_is_recorded(model, script, name, form):
     assert bool(exchanges[-1].request.get("stream")) == (form == "stream")
     sampled = [text for history in (trajectory, *trajectory.additional_histories) for text in replies(history)]
     assert sum(row.sampled.sum() for row in trajectory_rows(trajectory)) == sum(len(text) + 1 for text in sampled)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_reasoning_is_part_of_the_next_request(model, name):
+    """Some frameworks leave it out. Then the next prompt does not continue the last one, and is another row."""
+    trajectory = await rollout(model, PROGRAMS[name], "reasoning")
+    first, last = trajectory.exchanges.in_order()
+    request = json.dumps(last.request)
+    assert trajectory.reward == 1.0 and not trajectory.additional_histories
+    assert THOUGHT in json.dumps(first.model_dump(mode="json")["response"])
+    assert (THOUGHT in request or "item_reference" in request) == PROGRAMS[name].sends_reasoning
 
 
 ENGINES = pytest.mark.parametrize("engine", DSPY)

@@ -27,6 +27,8 @@ SUBMIT = '<tool_call>{"name": "submit", "arguments": {"answer": "It is sunny."}}
 QUESTION = "How is the weather in Rome?"
 EXPERT_QUESTION = "What does the expert say about Rome?"
 RETRIED_QUESTION = "How is the weather in Rome after a retry?"
+REASONED_QUESTION = "How is the weather in Rome, and why?"
+THOUGHT = "The tool knows it."
 ANSWER = "It is sunny."
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -35,6 +37,7 @@ class Script(Scripted):
     """A sampler that calls a tool, and answers when the prompt has its result.
 
     `EXPERT_QUESTION` gets a call of `ask_expert`. `RETRIED_QUESTION` fails when a prompt is sent for the first time.
+    `REASONED_QUESTION` gets replies with reasoning.
     """
 
     def __init__(self):
@@ -46,7 +49,8 @@ class Script(Scripted):
         if RETRIED_QUESTION.encode() in prompt and prompt not in self.failed:
             self.failed.add(prompt)
             raise ServeError("The sampler is overloaded.", status=503)
-        self.words = self.reply(prompt)
+        thought = f"<think>{THOUGHT}</think>" if REASONED_QUESTION.encode() in prompt else ""
+        self.words = thought + self.reply(prompt)
         async for token in super().generate(prompt_ids, params, adapter):
             yield token
 
