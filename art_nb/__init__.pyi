@@ -86,6 +86,7 @@ from .training.run import train as train
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
+from .integrations.auto_rl import auto as auto
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate

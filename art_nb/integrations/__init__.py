@@ -14,5 +14,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "sessions": ["Session"],
         "programs": ["ProgramOutput", "rollout_from"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
+        "auto_rl": ["AutoRL", "auto"],
     },
 )

@@ -4,3 +4,5 @@ from .programs import ProgramOutput as ProgramOutput
 from .programs import rollout_from as rollout_from
 from .langgraph import init_chat_model as init_chat_model
 from .langgraph import wrap_rollout as wrap_rollout
+from .auto_rl import AutoRL as AutoRL
+from .auto_rl import auto as auto
