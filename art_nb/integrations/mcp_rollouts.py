@@ -209,7 +209,7 @@ def mcp_rollout(
     system_prompt : str, optional
         The first message. By default, a short description of the situation.
     **options
-        Fields of each request, for example `max_completion_tokens=512`.
+        Fields of each request, for example `max_completion_tokens=512` or `tool_choice="required"`.
 
     Returns
     -------

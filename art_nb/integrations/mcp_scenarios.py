@@ -13,7 +13,9 @@ import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -327,12 +329,12 @@ MAX_REQUESTS = 5
 AskFunction = Callable[[list[dict[str, Any]], int], Awaitable[str]]
 
 
-def _asks_model(client: openai.AsyncOpenAI, name: str, **options: Any) -> AskFunction:
+def _asks_model(open_client: Callable[[], Any], name: str, **options: Any) -> AskFunction:
     """Return a function that sends messages to a model and returns its reply."""
 
     async def ask(messages: list[dict[str, Any]], n: int) -> str:
         request = {"model": name, "messages": messages} | options
-        with no_capture():
+        async with open_client() as client:
             try:
                 reply = await client.chat.completions.create(response_format=scenario_schema(n), **request)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
@@ -369,14 +371,15 @@ async def collect_scenarios(
 def _generator(model: Any, api_key: str | None, base_url: str) -> AskFunction:
     """Return the function that asks the generator."""
     if isinstance(model, Model):
-        return _asks_model(model.openai_client(), model.get_inference_name())
+        return _asks_model(lambda: nullcontext(model.openai_client()), model.get_inference_name())
     api_key = api_key or os.environ.get("OPENROUTER_API_KEY")
     if not api_key:
         raise ValueError(
             "There is no API key for the generator. Pass `generator_api_key`, set OPENROUTER_API_KEY, or pass an "
             "art.Model as `generator_model`."
         )
-    return _asks_model(openai.AsyncOpenAI(api_key=api_key, base_url=base_url), model, max_completion_tokens=8000)
+    open_client = partial(openai.AsyncOpenAI, api_key=api_key, base_url=base_url)
+    return _asks_model(open_client, model, max_completion_tokens=8000)
 
 
 def _stored(path: str | Path) -> GeneratedScenarioCollection:
@@ -452,7 +455,8 @@ async def generate_scenarios(
             return scenario_messages(n, tools, resources, custom_instructions, **previous)
 
         ask = _generator(generator_model, generator_api_key, generator_base_url)
-        collection = GeneratedScenarioCollection(await collect_scenarios(ask, messages, num_scenarios))
+        with no_capture():
+            collection = GeneratedScenarioCollection(await collect_scenarios(ask, messages, num_scenarios))
         if path is not None:
             atomic_write(path, (collection.to_json(indent=2) + "\n").encode())
     if show_preview:

@@ -270,7 +270,7 @@ class MCPSession:
         if self._owner is not None:
             raise RuntimeError("A session can be used once. Call art.mcp.connect for each rollout.")
         self._closing, self._opened = asyncio.Event(), asyncio.get_running_loop().create_future()
-        self._log = tempfile.TemporaryFile("a+", errors="replace")  # for appending: a read must not move the process
+        self._log = tempfile.TemporaryFile("a+", errors="replace")  # the process appends, also after a read
         self._owner = asyncio.create_task(self._hold())
         try:
             waiting = {self._owner, self._opened}

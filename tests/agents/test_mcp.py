@@ -608,8 +608,13 @@ class HttpShop:
     def __init__(self, server):
         import uvicorn
 
-        self.server = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=0, log_level="error"))
+        self.app, self.headers = server.streamable_http_app(), []
+        self.server = uvicorn.Server(uvicorn.Config(self.answer, port=0, log_level="error", interface="asgi3"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
+
+    async def answer(self, scope, receive, send):
+        self.headers.append(dict(scope.get("headers", [])))
+        await self.app(scope, receive, send)
 
     async def __aenter__(self):
         self.thread.start()
@@ -637,6 +642,7 @@ async def test_an_http_server_that_stops():
     http = HttpShop(shop())
     async with http as url, connect(url, headers={"x-key": "secret"}, timeout_s=20) as session:
         assert (await session.call("add", {"a": 1, "b": 2})).text == "3"
+        assert http.headers[-1][b"x-key"] == b"secret"
         http.stop()
         with pytest.raises(art.RolloutError, match="does not reply any more"):
             await session.call("add", {"a": 1, "b": 2})
