@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from ..core.files import parse_json
 from ..core.types import BackendMissing, RolloutError, install_hint
@@ -35,17 +35,18 @@ MAX_FAULT_CHARS = 500
 def argument_fault(tool: MCPTool, arguments: Any) -> str:
     """Return why arguments do not fit a tool, or an empty text."""
     try:
-        import jsonschema
-        import referencing
+        from jsonschema import Draft202012Validator, SchemaError
+        from jsonschema.exceptions import best_match
+        from referencing import Registry
+        from referencing.exceptions import Unresolvable
     except ImportError as error:
         raise BackendMissing(f"The check of arguments needs {error.name}. {install_hint('mcp')}") from error
     if not isinstance(arguments, dict):
         return f"The arguments of {tool.name} are not a JSON object."
     try:
-        jsonschema.Draft202012Validator.check_schema(tool.parameters)
-        validator = jsonschema.Draft202012Validator(tool.parameters, registry=referencing.Registry())
-        error = jsonschema.exceptions.best_match(validator.iter_errors(arguments))
-    except (jsonschema.SchemaError, referencing.exceptions.Unresolvable, re.error, RecursionError):
+        Draft202012Validator.check_schema(tool.parameters)
+        error = best_match(Draft202012Validator(tool.parameters, registry=Registry()).iter_errors(arguments))
+    except (SchemaError, Unresolvable, re.error, RecursionError):
         return ""  # the schema cannot be used
     if error is None:
         return ""
@@ -104,8 +105,9 @@ async def converse(
     options: Mapping[str, Any],
 ) -> None:
     """Send requests to a model and its calls to the server, until the task is complete or no turn is left."""
-    metrics, entries, name = trajectory.metrics, trajectory.messages_and_choices, model.get_inference_name()
-    request = {"model": name, "tools": trajectory.tools, **options}
+    metrics, entries = trajectory.metrics, trajectory.messages_and_choices
+    request = {"model": model.get_inference_name(), "tools": trajectory.tools, **options}
+    is_complete = False
     for turn in range(1, max_turns + 1):
         response = await model.openai_client().chat.completions.create(messages=trajectory.messages(), **request)
         choice = response.choices[0]
@@ -115,11 +117,11 @@ async def converse(
         for call in calls:
             result = await run_tool_call(call, session, tools, complete)
             entries.append({"role": "tool", "tool_call_id": call.id, "content": result.text})
-            is_end = not result.is_error and call.function.name == complete
-            metrics["task_completed"] |= is_end
-            if not is_end:
+            if result.is_error or call.function.name != complete:
                 metrics["invalid_calls" if result.is_error else "valid_calls"] += 1
-        metrics["task_completed"] |= complete is None and not calls
+            else:
+                is_complete = True
+        metrics["task_completed"] = is_complete or (complete is None and not calls)
         if metrics["task_completed"]:
             return
         if not calls and turn < max_turns:
@@ -241,7 +243,7 @@ def mcp_rollout(
             offered = _offered_tools(session, tools, complete)
             trajectory = Trajectory(
                 messages_and_choices=[{"role": "system", "content": prompt}, {"role": "user", "content": task}],
-                tools=[tool.to_tool_schema() for tool in offered.values()],
+                tools=cast(list, [tool.to_tool_schema() for tool in offered.values()]),
                 metrics={"task_completed": False, "ran_out_of_turns": False, "num_turns": 0}
                 | {"valid_calls": 0, "invalid_calls": 0},
                 metadata={"task": task},

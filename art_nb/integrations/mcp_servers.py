@@ -169,7 +169,7 @@ def server_label(server: Any) -> str:
 
 @asynccontextmanager
 async def _http_streams(url: str, headers: Mapping[str, str] | None) -> AsyncIterator[Any]:
-    from mcp.client import streamable_http
+    from mcp.client import streamable_http  # pyright: ignore[reportMissingImports]
 
     if not hasattr(streamable_http, "streamable_http_client"):  # in older releases of version 1
         async with streamable_http.streamablehttp_client(url, headers=dict(headers or {})) as streams:
@@ -184,7 +184,7 @@ async def _http_streams(url: str, headers: Mapping[str, str] | None) -> AsyncIte
 
 def _transport(server: Any, env: Mapping | None, cwd: Any, headers: Mapping | None, errors: Any) -> Any:
     """Return the context manager of a server's streams, or the server itself if it runs in this process."""
-    from mcp.client.stdio import StdioServerParameters, stdio_client
+    from mcp.client.stdio import StdioServerParameters, stdio_client  # pyright: ignore[reportMissingImports]
 
     if is_url(server):
         return _http_streams(server, headers)
@@ -197,7 +197,7 @@ def _transport(server: Any, env: Mapping | None, cwd: Any, headers: Mapping | No
 @asynccontextmanager
 async def _open_client(transport: Any) -> AsyncIterator[Any]:
     """Connect to a server with the client of the installed version of the package."""
-    import mcp
+    import mcp  # pyright: ignore[reportMissingImports]
 
     if hasattr(mcp, "Client"):
         async with mcp.Client(transport, cache=None) as client:  # a cached list of tools would hide a dead server
@@ -207,9 +207,9 @@ async def _open_client(transport: Any) -> AsyncIterator[Any]:
             await client.initialize()
             yield client
     else:
-        from mcp.shared.memory import create_connected_server_and_client_session
+        from mcp.shared import memory  # pyright: ignore[reportMissingImports]
 
-        async with create_connected_server_and_client_session(transport) as client:
+        async with memory.create_connected_server_and_client_session(transport) as client:
             yield client
 
 
@@ -356,7 +356,7 @@ class MCPSession:
         return MCPTool(tool.name, description, mcp_field(tool, "input_schema") or {"type": "object", "properties": {}})
 
     async def _list_resources(self) -> list[MCPResource]:
-        import mcp
+        import mcp  # pyright: ignore[reportMissingImports]
 
         protocol_error = mcp.MCPError if hasattr(mcp, "MCPError") else mcp.McpError
         try:
