@@ -35,6 +35,11 @@ _DEPLOYMENT = {
     "compat.unavailable": "TogetherDeploymentConfig WandbDeploymentConfig",
 }
 _LOCAL = {"backends.local": "LocalBackend"}
+_MCP = {
+    "integrations.mcp_servers": "MCPResource MCPResult MCPSession MCPTool complete_task_tool connect",
+    "integrations.mcp_scenarios": "GeneratedScenario GeneratedScenarioCollection generate_scenarios preview_scenarios",
+    "integrations.mcp_rollouts": "mcp_rollout valid_call_share",
+}
 _MEGATRON, _SKYPILOT = {"compat.unavailable": "MegatronBackend"}, {"compat.unavailable": "SkyPilotBackend"}
 
 ART_PATHS: dict[str, dict[str, str]] = {
@@ -59,6 +64,13 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "langgraph": {"integrations.langgraph": "*"},
     "local": _LOCAL,
     "local.backend": _LOCAL,
+    "mcp": _MCP,
+    "mcp.default_tools": {"integrations.mcp_servers": "complete_task_tool"},
+    "mcp.generate_scenarios": {"integrations.mcp_scenarios": "generate_scenarios preview_scenarios"},
+    "mcp.types": {
+        "integrations.mcp_servers": "MCPResource MCPTool",
+        "integrations.mcp_scenarios": "GeneratedScenario GeneratedScenarioCollection",
+    },
     "megatron": _MEGATRON,
     "megatron.backend": _MEGATRON,
     "metrics": {"runs.metrics": "*"},
@@ -92,6 +104,7 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "utils.deployment": _DEPLOYMENT,
     "utils.iterate_dataset": {"rollouts.scenarios": "DatasetBatch iterate_dataset"},
     "utils.litellm": {"compat.utils": "convert_litellm_choice_to_openai"},
+    "utils.logging": {"compat.log_lines": "dim err info ok step warn"},
     "utils.output_dirs": {
         "compat.utils": "get_default_art_path get_model_dir get_models_dir get_step_checkpoint_dir get_trajectories_dir"
     },

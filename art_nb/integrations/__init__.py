@@ -15,5 +15,13 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "programs": ["ProgramOutput", "rollout_from"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
         "auto_rl": ["AutoRL", "auto"],
+        "mcp_servers": ["MCPResource", "MCPResult", "MCPSession", "MCPTool", "complete_task_tool", "connect"],
+        "mcp_scenarios": [
+            "GeneratedScenario",
+            "GeneratedScenarioCollection",
+            "generate_scenarios",
+            "preview_scenarios",
+        ],
+        "mcp_rollouts": ["mcp_rollout", "valid_call_share"],
     },
 )
