@@ -14,5 +14,11 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "sessions": ["Session"],
         "programs": ["ProgramOutput", "rollout_from"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
+        "environments": ["Environment"],
+        "reasoning_tasks": ["reasoning_gym"],
+        "text_games": ["textarena"],
+        "tool_environments": ["environment_factory"],
+        "openenv_sessions": ["openenv"],
+        "gymnasium_tasks": ["gymnasium"],
     },
 )
