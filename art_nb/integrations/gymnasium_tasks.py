@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .environments import Environment, EnvironmentThread, InvalidAction, PolicyChat, TextEpisode
-from .environments import play_episode, require_package, seeded_scenarios
+from .environments import play_episode, optional_package, seeded_scenarios
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -82,7 +82,7 @@ def gymnasium(
     BackendMissing
         If `env_id` is a string and gymnasium is not installed.
     """
-    make = require_package("gymnasium").make if isinstance(env_id, str) else None
+    make = optional_package("gymnasium").make if isinstance(env_id, str) else None
     args = (env_id,) if make else ()
     factory: Callable[..., Any] = make or env_id
 

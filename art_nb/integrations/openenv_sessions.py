@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ..core.jsonable import plain
 from ..core.types import RolloutError
 from .environments import Environment, EnvironmentThread, InvalidAction, PolicyChat, TextEpisode
-from .environments import json_action, play_episode, require_package, seeded_scenarios
+from .environments import json_action, play_episode, optional_package, seeded_scenarios
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -53,7 +53,7 @@ def _server_error(error: Exception, url: str) -> Exception:
 
 
 async def _request(url: str, method: Callable, *args: Any, **options: Any) -> Any:
-    closed = require_package("websockets.exceptions", OPENENV_HINT).ConnectionClosed
+    closed = optional_package("websockets.exceptions", OPENENV_HINT).ConnectionClosed
     try:
         return await method(*args, **options)
     except (closed, OSError, RuntimeError, TimeoutError) as error:
@@ -166,7 +166,7 @@ def openenv(
         If `environment` is neither an address nor a class or function.
     """
     client_class = client or (
-        require_package("openenv", OPENENV_HINT).GenericEnvClient if isinstance(environment, str) else None
+        optional_package("openenv", OPENENV_HINT).GenericEnvClient if isinstance(environment, str) else None
     )
     if not isinstance(environment, str) and not callable(environment):
         raise TypeError(

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.jsonable import plain
 from ..core.types import suggest_name
 from .environments import Environment, EnvironmentThread, PolicyChat, RandomStream, reply_text
-from .environments import require_package
+from .environments import optional_package
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -32,8 +32,8 @@ def tagged_answer(text: str) -> str | None:
 
 # %% ../../nbs/88_integrations/71_reasoning_tasks.ipynb #1ae21d14
 def _dataset(name: str, options: Mapping[str, Any]) -> Any:
-    package = require_package("reasoning_gym")
-    known = require_package("reasoning_gym.factory").DATASETS
+    package = optional_package("reasoning_gym")
+    known = optional_package("reasoning_gym.factory").DATASETS
     if name not in known:
         raise ValueError(f"reasoning-gym has no dataset {name!r}.{suggest_name(name, known)}")
     names = [field.name for field in fields(known[name][1])]

@@ -9,6 +9,7 @@ __all__ = ['MAX_TRIED_MOVES', 'Player', 'TextGame', 'candidate_moves', 'random_m
 # %% ../../nbs/88_integrations/72_text_games.ipynb #ff9fe2f6
 import asyncio
 import copy
+import difflib
 import inspect
 import json
 import random
@@ -21,7 +22,7 @@ from openai.types.chat.chat_completion import Choice
 
 from ..core.types import Messages, RolloutError
 from .environments import Environment, EnvironmentThread, PolicyChat, RandomStream, converse
-from .environments import reply_text, require_package, seeded_scenarios
+from .environments import reply_text, optional_package, seeded_scenarios
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -246,9 +247,11 @@ class SharedGames:
 # %% ../../nbs/88_integrations/72_text_games.ipynb #063af610
 def _player_count(package: Any, env_id: str, options: Mapping[str, Any], players: int | None) -> int:
     """Return the number of players of a game. Raise `ValueError` if it does not start."""
-    registry = require_package("textarena.envs.registration").ENV_REGISTRY
+    registry = optional_package("textarena.envs.registration").ENV_REGISTRY
     if env_id not in registry:
-        raise ValueError(f"TextArena has no game {env_id!r}. `textarena.pprint_registry_detailed()` lists its games.")
+        similar = difflib.get_close_matches(env_id, registry)
+        hint = f" Similar names: {', '.join(similar)}." if similar else ""
+        raise ValueError(f"TextArena has no game {env_id!r}.{hint}")
     error: Exception | None = None
     for count in (players,) if players else (2, 1):
         try:
@@ -323,7 +326,7 @@ def textarena(
         If the game does not exist or does not start, or if the opponent is unknown.
     """
     _check_opponent(opponent)
-    package = require_package("textarena")
+    package = optional_package("textarena")
     count, shared = _player_count(package, env_id, options, players), SharedGames()
 
     async def play(model: Model, scenario: Mapping[str, Any], trained: list[int]) -> list[Trajectory]:

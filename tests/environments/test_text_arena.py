@@ -172,7 +172,7 @@ def test_a_random_opponent_needs_a_move_to_start_from():
 
 
 def test_wrong_arguments_are_errors():
-    with pytest.raises(ValueError, match="no game 'TicTacToe'"):
+    with pytest.raises(ValueError, match="no game 'TicTacToe'. Similar names: .*TicTacToe-v0"):
         art.environments.textarena("TicTacToe")
     with pytest.raises(ValueError, match="Invalid `opponent='best'`"):
         art.environments.textarena("TicTacToe-v0", "best")
