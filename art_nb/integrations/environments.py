@@ -88,7 +88,8 @@ class PolicyChat:
 
     def send(self, *texts: str) -> None:
         """Append user messages."""
-        self.entries += [{"role": "user", "content": text} for text in texts]
+        for text in texts:
+            self.entries.append({"role": "user", "content": text})
 
     async def reply(self) -> Choice:
         """Request a reply and append it."""

@@ -8,6 +8,7 @@ __all__ = ['last_number', 'gymnasium']
 # %% ../../nbs/88_integrations/75_gymnasium_tasks.ipynb #096c62d1
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from .environments import Environment, EnvironmentThread, InvalidAction, PolicyChat, TextEpisode
@@ -82,16 +83,15 @@ def gymnasium(
     BackendMissing
         If `env_id` is a string and gymnasium is not installed.
     """
-    make = optional_package("gymnasium").make if isinstance(env_id, str) else None
-    args = (env_id,) if make else ()
-    factory: Callable[..., Any] = make or env_id
+    factory = partial(optional_package("gymnasium").make, env_id) if isinstance(env_id, str) else env_id
+    fields = {"env_id": env_id} if isinstance(env_id, str) else {}
 
     async def rollout(model: Model, scenario: dict[str, Any]) -> Trajectory:
         async with EnvironmentThread() as thread:
-            environment = await thread.call(factory, *args, **options)
+            environment = await thread.call(factory, **options)
             chat = PolicyChat(model, system, sampling=sampling)
             episode = _episode(environment, thread, scenario["seed"], render, parse)
             async with thread.closing(environment.close):
                 return await play_episode(chat, episode, max_turns, {"environment": "gymnasium", **scenario})
 
-    return Environment(seeded_scenarios(size, seed, {"env_id": str(env_id)} if make else {}), rollout)
+    return Environment(seeded_scenarios(size, seed, fields), rollout)

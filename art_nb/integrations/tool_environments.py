@@ -17,7 +17,7 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from ..core.jsonable import plain
-from ..core.types import Messages, RolloutError, Tools
+from ..core.types import Messages, RolloutError
 from .environments import Environment, EnvironmentThread, PolicyChat, converse, faults_text
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
@@ -141,7 +141,8 @@ def _prompt_messages(prompt: Any, observation: Any) -> Messages:
     """Return the first messages: the prompt, with the observation of `reset` after its last user message."""
     if observation is not None and not isinstance(observation, str):
         raise RolloutError(f"`reset` returned {type(observation).__name__}. It must return a string or None.")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt or []]
+    prompts = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+    messages: list[Any] = [dict(message) for message in prompts]
     users = [message for message in messages if message["role"] == "user"]
     if observation and users:
         users[-1]["content"] += observation
@@ -216,7 +217,7 @@ def environment_factory(
     if reward is None and not callable(getattr(environment_class, "get_reward", None)):
         raise TypeError(f"{environment_class.__name__} has no method `get_reward`. Add it, or pass `reward`.")
     models = {name: _arguments_model(method) for name, method in methods.items()}
-    tools: Tools = [tool_schema(method) for method in methods.values()]
+    tools: list[Any] = [tool_schema(method) for method in methods.values()]
 
     async def rollout(model: Model, scenario: dict[str, Any]) -> Trajectory:
         async with EnvironmentThread() as thread:

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from ..core.files import MAX_FILE_BYTES, open_parquet, read_lines, reading
 from ..core.jsonable import plain
 from ..core.types import StoreError
+from ..rollouts.entries import History
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from .store import is_run, open_run
 
@@ -227,10 +228,11 @@ def _trace_trajectory(row: Mapping[str, Any]) -> Trajectory | PydanticException:
     metrics = {name: value for name, value in trace["metrics"].items() if _number(value) is not None}
     facts = {"environment": episode["env"].get("id"), "agent": trace["agent"].get("name"), "info": trace.get("info")}
     facts |= {"stop_condition": trace.get("stop_condition"), "errors": errors}
-    tools = [{"type": "function", "function": {k: v for k, v in t.items() if k != "type"}} for t in trace["tools"]]
+    functions = [{name: value for name, value in tool.items() if name != "type"} for tool in trace["tools"]]
+    tools: list[Any] = [{"type": "function", "function": function} for function in functions]
     return Trajectory(
         messages_and_choices=main,
-        additional_histories=[{"messages_and_choices": entries} for entries in others],
+        additional_histories=[History(messages_and_choices=entries) for entries in others],
         tools=tools or None,
         reward=sum(reward["score"] * reward["weight"] for reward in rewards.values()) if rewards else math.nan,
         metrics=scores | metrics,
