@@ -163,16 +163,17 @@ class Match:
     async def play(self, player: int, metadata: Mapping[str, Any], trained: list[int]) -> list[Trajectory]:
         """Play the game. `player` leads the conversation, and the sides in `trained` become trajectories."""
         chat, first = self.sides[player].chat, await self._others(player)
-        if chat is None or first is None:
-            raise RolloutError(f"The game {self.game.env_id} ended before the first move of the model.")
-        chat.send(first)
+        if chat is None:
+            raise RolloutError(f"Player {player} has no conversation.")
 
         async def respond(choice: Choice) -> Messages:
             await self._move(player, self.parse(reply_text(choice)))
             text = None if self.is_over else await self._others(player)
             return [] if text is None else [{"role": "user", "content": text}]
 
-        await converse(chat, respond, self.max_turns)
+        if first is not None:  # the game may end before the first turn of the model
+            chat.send(first)
+            await converse(chat, respond, self.max_turns)
         return [await self._trajectory(self.sides[p], metadata) for p in trained]
 
     async def _others(self, player: int) -> str | None:

@@ -91,6 +91,9 @@ async def test_the_opponent_is_another_model(model, silly):
     environment = art.environments.textarena("TicTacToe-v0", silly, size=1)
     trajectory = await environment.rollout(model, environment.scenarios[0])
     assert trajectory.reward == 1.0 and trajectory.metrics["opponent_invalid_moves"] == 2
+    environment = art.environments.textarena("TicTacToe-v0", silly, size=2)
+    trajectory = await environment.rollout(model, environment.scenarios[1])
+    assert (trajectory.reward, trajectory.metrics["turns"]) == (1.0, 0)  # the other side loses with its first turns
 
 
 async def test_self_play_gives_both_sides_to_the_group(model):
@@ -191,3 +194,18 @@ async def test_token_ids_of_a_game_are_one_row(local, named, tmp_path):
     rows = trajectory_rows(trajectory)
     ids = [token for choice in trajectory.messages_and_choices[1::2] for token in getattr(choice, "token_ids", [])]
     assert len(rows) == 1 and rows[0].tokens[rows[0].sampled].tolist() == ids
+
+
+async def test_a_run_trains_by_self_play(local, named, tmp_path):
+    """The tiny model loses as the first player, so the other side has no reply to train."""
+    model = named(base_model=str(save_tiny_model(tmp_path / "tiny", context=4096)))
+    await model.register(local)
+    environment = art.environments.textarena("TicTacToe-v0", "self", size=4, sampling={"max_completion_tokens": 4})
+    run = art.train(
+        model, environment.rollout, environment.scenarios, steps=2, groups_per_step=2, rollouts_per_group=4, show=False
+    )
+    await run
+    assert await model.get_step() == 2
+    for group in run.groups:
+        assert sorted(trajectory.metadata["player"] for trajectory in group) == [0, 0, 1, 1]
+        assert [trajectory.reward for trajectory in group] == [-1.0, 1.0] * 2 and not group.exceptions
