@@ -16,10 +16,11 @@ VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 AGENTS := .venv-agents/.installed
+ENVIRONMENTS := .venv-environments/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-environments gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -52,6 +53,9 @@ test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in 
 
 test-agents: $(AGENTS)  ## run the agent frameworks (in an environment on top of .venv)
 	.venv-agents/bin/python $(PYTEST) tests/agents
+
+test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
+	.venv-environments/bin/python $(PYTEST) tests/environments
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)

@@ -18,6 +18,7 @@ from . import panels as panels
 from . import integrations as integrations
 from . import compat as compat
 from . import cli as cli
+from . import environments as environments
 from .compat import dev as dev
 from .core.types import ArtError as ArtError
 from .core.types import BackendMissing as BackendMissing

@@ -53,6 +53,14 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "distributed": {
         "compat.unavailable": "ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec ReplicaManager"
     },
+    "environments": {
+        "integrations.environments": "Environment",
+        "integrations.reasoning_tasks": "reasoning_gym",
+        "integrations.text_games": "textarena",
+        "integrations.tool_environments": "environment_factory",
+        "integrations.openenv_sessions": "openenv",
+        "integrations.gymnasium_tasks": "gymnasium",
+    },
     "errors": {
         "backends.deployment": "ForbiddenBucketCreationError LoRADeploymentError LoRADeploymentTimedOutError"
         " UnsupportedBaseModelDeploymentError UnsupportedLoRADeploymentProviderError",
@@ -214,7 +222,9 @@ class AliasFinder(MetaPathFinder, Loader):
             warnings.warn(f"{module.__name__} has moved to {new}. Import from there.", DeprecationWarning, stacklevel=2)
             sys.modules[module.__name__] = import_module(new)
             return
-        module.__doc__ = f"ART's `art.{path}`: {', '.join([*sources(path), *whole_modules(path)]) or 'a package'}."
+        module.__doc__ = (
+            f"The names of `art.{path}`: {', '.join([*sources(path), *whole_modules(path)]) or 'a package'}."
+        )
         others = [name for other in whole_modules(path) for name in public_names(f"{package}.{other}")]
         vars(module)["__all__"] = [*sources(path), *others]
 

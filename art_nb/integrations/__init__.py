@@ -23,5 +23,11 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "preview_scenarios",
         ],
         "mcp_rollouts": ["mcp_rollout", "valid_call_share"],
+        "environments": ["Environment"],
+        "reasoning_tasks": ["reasoning_gym"],
+        "text_games": ["textarena"],
+        "tool_environments": ["environment_factory"],
+        "openenv_sessions": ["openenv"],
+        "gymnasium_tasks": ["gymnasium"],
     },
 )

@@ -18,3 +18,9 @@ from .mcp_scenarios import generate_scenarios as generate_scenarios
 from .mcp_scenarios import preview_scenarios as preview_scenarios
 from .mcp_rollouts import mcp_rollout as mcp_rollout
 from .mcp_rollouts import valid_call_share as valid_call_share
+from .environments import Environment as Environment
+from .reasoning_tasks import reasoning_gym as reasoning_gym
+from .text_games import textarena as textarena
+from .tool_environments import environment_factory as environment_factory
+from .openenv_sessions import openenv as openenv
+from .gymnasium_tasks import gymnasium as gymnasium
