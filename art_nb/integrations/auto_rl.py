@@ -47,11 +47,11 @@ def list_schema(name: str, count: int) -> dict[str, Any]:
 
 async def _write(writer: TextWriter, request: str, schema: dict[str, Any]) -> Any:
     """Return what the writer wrote, or `None` if it is not JSON."""
-    messages = [{"role": "user", "content": request}]
+    messages: list[Any] = [{"role": "user", "content": request}]
     if not isinstance(writer, Model):
         value = writer(messages, schema)
         return await value if inspect.isawaitable(value) else value
-    form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
     with no_capture():
         completion = await writer.openai_client().chat.completions.create(
             model=writer.get_inference_name(), messages=messages, response_format=form
@@ -213,7 +213,7 @@ class AutoRL:
             atomic_write(file, text.encode())
         return read_file(file).decode()
 
-    async def messages(self, text: str) -> list[dict[str, str]]:
+    async def messages(self, text: str) -> list[Any]:
         """Return the messages for an input.
 
         Parameters
@@ -267,7 +267,7 @@ class AutoRL:
             request = ANSWER_REQUEST.format(task=self.task, input=text)
             answers = [*answers] or await write_texts(self.writer, request, "answers", 3)
             messages = await self.messages(text)
-            replies = [{"role": "assistant", "content": answer} for answer in answers]
+            replies: list[Any] = [{"role": "assistant", "content": answer} for answer in answers]
             candidates = [Trajectory(messages_and_choices=[*messages, reply]) for reply in replies]
             scores = await score_group(candidates, self.judge, self.rubric, repeats=3, cache=None)
             stored = {"input": text, "answers": answers, "scores": scores.scores()}
@@ -353,7 +353,7 @@ async def _compare_replies(stages: AutoRL, text: str) -> dict[str, Any]:
     """Return the replies of the base model and of the trained model to an input, and the judge's scores."""
     base, trained = [await stages.rollout(stages.model, text, step) for step in (0, None)]
     scores = await score_group([base, trained], stages.judge, stages.rubric, repeats=2, cache=None)
-    replies = [trajectory.messages()[-1]["content"] for trajectory in (base, trained)]
+    replies = [str(trajectory.messages()[-1].get("content")) for trajectory in (base, trained)]
     return {"input": text, "base": replies[0], "trained": replies[1], "scores": [s or 0.0 for s in scores.scores()]}
 
 

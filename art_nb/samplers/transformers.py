@@ -242,7 +242,9 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     def guides(self) -> frozenset[str]:  # at the first use, llguidance reads the vocabulary, which takes 0.4 s
         return frozenset({"choice", "llguidance"} if reads_tokens(self.tokenizer) else {"choice"})
 
-    exact_guides = guides
+    @property
+    def exact_guides(self) -> frozenset[str]:
+        return self.guides
 
     def _prepare(self, weights: Adapter) -> WorkingAdapter:
         return self.policy.cast(weights)

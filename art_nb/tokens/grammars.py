@@ -292,12 +292,13 @@ def guide_of(
 def allowed_masks(
     tokenizer: Any,
     guide: Mapping[str, Any],
-    token_ids: Sequence[int],  # of the reply
+    token_ids: Sequence[int] | np.ndarray,  # of the reply
     ends: frozenset[int],  # tokens that end a reply
     vocabulary: int,  # number of logits
 ) -> np.ndarray:  # uint8 [tokens, vocabulary / 8], the first token is the lowest bit
     """Return which tokens a guide permits at each position of a reply. The sampled token is always one of them."""
     limits, ids = guide_of(tokenizer, guide), [*map(int, token_ids)]
+    assert limits is not None  # `guide` is not
     masks = np.zeros((len(ids), vocabulary), dtype=bool)
     for i, token_id in enumerate(ids):
         permitted = limits.allowed(ids[:i], ends)[:vocabulary]
