@@ -16,6 +16,7 @@ Modules:
 - `art_nb.core.jsonable`: Conversion of values to JSON, and a compact form that stores repeated texts once
 - `art_nb.core.redaction`: Removal of secrets from files, messages and pages
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
+- `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
@@ -124,6 +125,7 @@ _NAMES = {
     "training.run": "Run train",
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
+    "integrations.auto_rl": "auto",
     "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
     "pipeline.settings": (
@@ -150,7 +152,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from"
+    "register_board retry limit_concurrency rollout_from environments auto"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
@@ -161,7 +163,7 @@ _EXTENSIONS = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})
-__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev"]
+__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments"]
 
 
 def __getattr__(name: str):

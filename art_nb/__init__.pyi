@@ -18,6 +18,7 @@ from . import panels as panels
 from . import integrations as integrations
 from . import compat as compat
 from . import cli as cli
+from . import environments as environments
 from .compat import dev as dev
 from .core.types import ArtError as ArtError
 from .core.types import BackendMissing as BackendMissing
@@ -86,6 +87,7 @@ from .training.run import train as train
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
+from .integrations.auto_rl import auto as auto
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate

@@ -23,7 +23,9 @@ TUTORIALS = (
     "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
     "rock_paper_tool_use/rock-paper-tool-use"
 ).split()
-HOW_TO = "agent frameworks reward judge loss base-model debug resume export remote profile".split()
+HOW_TO = (
+    "agent frameworks mcp environments auto reward judge loss base-model debug resume export remote profile"
+).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents
     "Start": ["docs/start/install", "docs/start/first-task"],

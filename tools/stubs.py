@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import art_nb
+from art_nb.compat.import_paths import ART_PATHS
 
 ROOT = Path(__file__).parents[1] / "art_nb"
 HEAD = "# Written by tools/stubs.py. Do not edit.\n"
@@ -31,9 +32,11 @@ def stubs() -> dict[Path, str]:
     names = {module: listed.split() for module, listed in art_nb._NAMES.items()}
     packages = "".join(f"from . import {package} as {package}\n" for package in art_nb._PACKAGES)
     constants = "SPINNING: dict[str, str]\n__version__: str\n__all__: list[str]\n"
-    top = f"{packages}from .compat import dev as dev\n{imports(names)}\n{constants}"
+    aliases = "from . import environments as environments\nfrom .compat import dev as dev\n"
+    top = f"{packages}{aliases}{imports(names)}\n{constants}"
     texts = {package: imports(lazy_names(ROOT / package)) for package in art_nb._PACKAGES}
-    return {ROOT / "__init__.pyi": HEAD + top} | {
+    environments = {module: listed.split() for module, listed in ART_PATHS["environments"].items()}
+    return {ROOT / "__init__.pyi": HEAD + top, ROOT / "environments.pyi": HEAD + imports(environments)} | {
         ROOT / package / "__init__.pyi": HEAD + text for package, text in texts.items() if text
     }
 

@@ -35,6 +35,11 @@ _DEPLOYMENT = {
     "compat.unavailable": "TogetherDeploymentConfig WandbDeploymentConfig",
 }
 _LOCAL = {"backends.local": "LocalBackend"}
+_MCP = {
+    "integrations.mcp_servers": "MCPResource MCPResult MCPSession MCPTool complete_task_tool connect",
+    "integrations.mcp_scenarios": "GeneratedScenario GeneratedScenarioCollection generate_scenarios preview_scenarios",
+    "integrations.mcp_rollouts": "mcp_rollout valid_call_share",
+}
 _MEGATRON, _SKYPILOT = {"compat.unavailable": "MegatronBackend"}, {"compat.unavailable": "SkyPilotBackend"}
 
 ART_PATHS: dict[str, dict[str, str]] = {
@@ -48,6 +53,14 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "distributed": {
         "compat.unavailable": "ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec ReplicaManager"
     },
+    "environments": {
+        "integrations.environments": "Environment",
+        "integrations.reasoning_tasks": "reasoning_gym",
+        "integrations.text_games": "textarena",
+        "integrations.tool_environments": "environment_factory",
+        "integrations.openenv_sessions": "openenv",
+        "integrations.gymnasium_tasks": "gymnasium",
+    },
     "errors": {
         "backends.deployment": "ForbiddenBucketCreationError LoRADeploymentError LoRADeploymentTimedOutError"
         " UnsupportedBaseModelDeploymentError UnsupportedLoRADeploymentProviderError",
@@ -59,6 +72,13 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "langgraph": {"integrations.langgraph": "*"},
     "local": _LOCAL,
     "local.backend": _LOCAL,
+    "mcp": _MCP,
+    "mcp.default_tools": {"integrations.mcp_servers": "complete_task_tool"},
+    "mcp.generate_scenarios": {"integrations.mcp_scenarios": "generate_scenarios preview_scenarios"},
+    "mcp.types": {
+        "integrations.mcp_servers": "MCPResource MCPTool",
+        "integrations.mcp_scenarios": "GeneratedScenario GeneratedScenarioCollection",
+    },
     "megatron": _MEGATRON,
     "megatron.backend": _MEGATRON,
     "metrics": {"runs.metrics": "*"},
@@ -92,6 +112,7 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "utils.deployment": _DEPLOYMENT,
     "utils.iterate_dataset": {"rollouts.scenarios": "DatasetBatch iterate_dataset"},
     "utils.litellm": {"compat.utils": "convert_litellm_choice_to_openai"},
+    "utils.logging": {"compat.log_lines": "dim err info ok step warn"},
     "utils.output_dirs": {
         "compat.utils": "get_default_art_path get_model_dir get_models_dir get_step_checkpoint_dir get_trajectories_dir"
     },
@@ -201,7 +222,9 @@ class AliasFinder(MetaPathFinder, Loader):
             warnings.warn(f"{module.__name__} has moved to {new}. Import from there.", DeprecationWarning, stacklevel=2)
             sys.modules[module.__name__] = import_module(new)
             return
-        module.__doc__ = f"ART's `art.{path}`: {', '.join([*sources(path), *whole_modules(path)]) or 'a package'}."
+        module.__doc__ = (
+            f"The names of `art.{path}`: {', '.join([*sources(path), *whole_modules(path)]) or 'a package'}."
+        )
         others = [name for other in whole_modules(path) for name in public_names(f"{package}.{other}")]
         vars(module)["__all__"] = [*sources(path), *others]
 

@@ -6,9 +6,10 @@
 __all__ = ['PROVIDERS', 'init_chat_model', 'wrap_rollout']
 
 # %% ../../nbs/88_integrations/30_langgraph.ipynb #93850ad2
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, wraps
+from importlib import import_module
 from typing import Any
 
 from ..core.types import BackendMissing, RolloutError, install_hint
@@ -74,7 +75,7 @@ def init_chat_model(
             "returned, or pass the model: init_chat_model(model)."
         )
     try:
-        from langchain_openai import ChatOpenAI
+        ChatOpenAI = import_module("langchain_openai").ChatOpenAI
     except ImportError as error:
         raise BackendMissing(f"LangChain's chat model needs langchain-openai. {install_hint('langgraph')}") from error
     client = policy.openai_client().with_options(timeout=invoke_timeout)
@@ -106,7 +107,7 @@ def _with_conversations(trajectory: Trajectory, recorded: Trajectory, model: Mod
     return trajectory
 
 # %% ../../nbs/88_integrations/30_langgraph.ipynb #2824ec0c
-def wrap_rollout(model: Any = None, rollout: Callable[..., Awaitable[Trajectory]] | None = None) -> Any:
+def wrap_rollout(model: Any = None, rollout: Callable[..., Any] | None = None) -> Any:
     """Return a rollout function that records what the agent asks the model.
 
     Use it as `wrap_rollout(model, rollout)`, `wrap_rollout(model)(rollout)`, `@wrap_rollout(model)` or `@wrap_rollout`.
@@ -128,10 +129,8 @@ def wrap_rollout(model: Any = None, rollout: Callable[..., Awaitable[Trajectory]
     RolloutError
         In a rollout: if no argument is a model, or if the rollout does not return a trajectory.
     """
-    if rollout is None and callable(model):  # @wrap_rollout
-        model, rollout = None, model
     if rollout is None:
-        return partial(wrap_rollout, model)
+        return wrap_rollout(None, model) if callable(model) else partial(wrap_rollout, model)
 
     @wraps(rollout)
     async def wrapped(*args: Any, **kwargs: Any) -> Trajectory:

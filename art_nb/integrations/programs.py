@@ -168,8 +168,7 @@ def rollout_from(
     ----------
     program : str, list of str or callable
         A command, which is not run by a shell, or a function of (session, scenario). The command gets the session's
-        environment variables, and the scenario on standard input: a string as it is, another scenario as one line of
-        JSON.
+        environment variables, and the scenario as one line of JSON on standard input.
     reward : callable, optional
         A function of (trajectory, scenario, output) that returns the reward, or a dict with "reward" and "metrics". It
         can be async. `output` is a `ProgramOutput`, or the result of the function. By default, the last line of
@@ -200,8 +199,7 @@ def rollout_from(
                 output = await _call(command, session, scenario)
             else:
                 variables = _environment(session, env or {})
-                text = scenario if isinstance(scenario, str) else json.dumps(plain(scenario))
-                output = await run_program(command, f"{text}\n", variables, cwd)
+                output = await run_program(command, json.dumps(plain(scenario)) + "\n", variables, cwd)
         trajectory = session.trajectory
         if isinstance(output, ProgramOutput):
             trajectory.logs = [*trajectory.logs, *_log_lines(output)]

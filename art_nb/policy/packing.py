@@ -145,6 +145,21 @@ def plain_trees(rows: Sequence[WeightedRow], max_tokens: int = 0) -> list[Tree]:
     """Return one tree per row, without shared prefixes."""
     return [build_tree([row]) for row in rows]
 
+# %% ../../nbs/30_policy/10_packing.ipynb #c020d1f7
+def _masks(rows: Sequence[WeightedRow], node_E: np.ndarray) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the nodes of tokens with a mask, and their masks."""
+    first, nodes, masks = 0, [], []
+    for row in rows:
+        trained = np.flatnonzero(row.sampled[1:]) + 1
+        if row.allowed is not None:
+            nodes.append(node_E[first + np.searchsorted(trained, row.allowed.positions)])
+            masks.append(row.allowed.masks)
+        first += len(trained)
+    if not nodes:
+        return None, None
+    order = np.argsort(restricted := np.concatenate(nodes))
+    return torch.as_tensor(restricted[order], dtype=torch.long), torch.from_numpy(np.concatenate(masks)[order])
+
 # %% ../../nbs/30_policy/10_packing.ipynb #2c299aca
 def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the node, its predecessor and the row's index for each (row, sampled token) of a tree."""
@@ -163,21 +178,6 @@ def shift_segments(tree: Tree, start: int) -> list[Segment]:
         for end, (n, before) in zip(ends, tree.segments)
         if n
     ]
-
-
-def _masks(rows: Sequence[WeightedRow], node_E: np.ndarray) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the nodes of tokens with a mask, and their masks."""
-    first, nodes, masks = 0, [], []
-    for row in rows:
-        trained = np.flatnonzero(row.sampled[1:]) + 1
-        if row.allowed is not None:
-            nodes.append(node_E[first + np.searchsorted(trained, row.allowed.positions)])
-            masks.append(row.allowed.masks)
-        first += len(trained)
-    if not nodes:
-        return None, None
-    order = np.argsort(restricted := np.concatenate(nodes))
-    return torch.as_tensor(restricted[order], dtype=torch.long), torch.from_numpy(np.concatenate(masks)[order])
 
 
 def build_batch(trees: Sequence[Tree]) -> Batch:

@@ -69,9 +69,9 @@ _COMMON_METRICS = frozenset(
 def charts_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Chart, ...]:
     """Return the charts of a history: the common ones, and up to four metrics of the task after the reward."""
     names = {name.removeprefix("train/") for row in rows for name in row if name.startswith("train/")}
-    own = sorted(name for name in names - _COMMON_METRICS if "/" not in name)[:MAX_TASK_CHARTS]
+    chosen = sorted(name for name in names - _COMMON_METRICS if "/" not in name)[:MAX_TASK_CHARTS]
     reward, *others = CHARTS
-    return reward, *(Chart(f"train/{name}", name, "mean of the step", f"train/{name}") for name in own), *others
+    return reward, *(Chart(f"train/{name}", name, "mean of the step", f"train/{name}") for name in chosen), *others
 
 # %% ../../nbs/80_reports/15_charts.ipynb #1b4f73d5
 MAX_POINTS = 1000

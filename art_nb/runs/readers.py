@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from ..core.files import MAX_FILE_BYTES, open_parquet, read_lines, reading
 from ..core.jsonable import plain
 from ..core.types import StoreError
+from ..rollouts.entries import History
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from .store import is_run, open_run
 
@@ -187,11 +188,79 @@ def _read_verifiers(rows: DictRows) -> Steps:
 
     return _group_rows(rows, lambda row: row["example_id"], trajectory_of)
 
+# %% ../../nbs/10_runs/70_readers.ipynb #7c1e0a52
+def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of a trace in OpenAI's format."""
+    calls = [
+        {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+        for c in message.get("tool_calls") or []
+    ]
+    known = {k: v for k, v in message.items() if k not in ("tool_calls", "provider_state") and v is not None}
+    return known | ({"tool_calls": calls} if calls else {})
+
+
+def _trace_entries(trace: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the conversations of a trace: the paths of its graph, in the order of their last messages."""
+    nodes = trace["nodes"]
+    cut_off = {call["node"] for call in trace["calls"] if call.get("finish_reason") == "length" and "node" in call}
+    entries = [_openai_message(node["message"]) for node in nodes]
+    entries = [_choice(e, i in cut_off) if nodes[i]["sampled"] else e for i, e in enumerate(entries)]
+    parents = {node.get("parent") for node in nodes}
+    paths = []
+    for leaf in (i for i in range(len(nodes)) if i not in parents):
+        path: list[int] = []
+        position: int | None = leaf
+        while position is not None and len(path) < len(nodes):
+            path.insert(0, position)
+            position = nodes[position].get("parent")
+        paths.append([entries[i] for i in path])
+    return paths
+
+# %% ../../nbs/10_runs/70_readers.ipynb #7c1e0a53
+def _trace_trajectory(row: Mapping[str, Any]) -> Trajectory | PydanticException:
+    episode, trace = row["episode"], row["trace"]
+    errors = [*(trace or {}).get("errors", ()), *episode.get("errors", ())]
+    if trace is None or not trace["nodes"]:
+        return _exception_of(errors[-1] if errors else "The episode has no messages.")
+    main, *others = _trace_entries(trace)
+    rewards = {name: reward for name, reward in trace["rewards"].items() if reward is not None}
+    scores = {f"reward/{name}": reward["score"] for name, reward in rewards.items()}
+    metrics = {name: value for name, value in trace["metrics"].items() if _number(value) is not None}
+    facts = {"environment": episode["env"].get("id"), "agent": trace["agent"].get("name"), "info": trace.get("info")}
+    facts |= {"stop_condition": trace.get("stop_condition"), "errors": errors}
+    functions = [{name: value for name, value in tool.items() if name != "type"} for tool in trace["tools"]]
+    tools: list[Any] = [{"type": "function", "function": function} for function in functions]
+    return Trajectory(
+        messages_and_choices=main,
+        additional_histories=[History(messages_and_choices=entries) for entries in others],
+        tools=tools or None,
+        reward=sum(reward["score"] * reward["weight"] for reward in rewards.values()) if rewards else math.nan,
+        metrics=scores | metrics,
+        metadata=plain({name: value for name, value in facts.items() if value}),
+    )
+
+
+def _trace_group(row: Mapping[str, Any]) -> str:
+    episode, agent = row["episode"], ((row["trace"] or {}).get("agent") or {}).get("name", "agent")
+    task = episode["task"].get("key") or episode["task"].get("hash") or json.dumps(plain(episode["task"].get("data")))
+    group = (episode.get("group") or {}).get("id")
+    return " ".join([task, *([group] if group else []), *([f"({agent})"] if agent != "agent" else [])])
+
+
+def _read_traces(rows: DictRows) -> Steps:
+    traces = [
+        {"step": ((row.get("run") or {}).get("work") or row)["step"], "episode": row, "trace": trace}
+        for row in rows
+        for trace in row["traces"] or [None]
+    ]
+    return _group_rows(traces, _trace_group, _trace_trajectory)
+
 # %% ../../nbs/10_runs/70_readers.ipynb #bcec5f06
 ROLLOUT_FORMATS: dict[str, tuple[set[str], Callable[[Any], Steps]]] = {
     "TRL": ({"prompt", "completion"}, _read_trl),
     "verl": ({"input", "output", "score"}, _read_verl),
     "verifiers": ({"example_id", "prompt", "completion", "reward"}, _read_verifiers),
+    "traces of verifiers": ({"env", "task", "traces"}, _read_traces),
 }
 
 
@@ -217,7 +286,7 @@ def _read_jsonl(path: Path) -> Steps:
     rows = read_lines(path)
     number = re.fullmatch(r"(?:step_?)?(\d+)", path.stem)
     rows = [row if "step" in row else row | {"step": int(number[1]) if number else 0} for row in rows]
-    return _reader_for(rows[0] if rows else (), path, ("verl", "verifiers"))(rows)
+    return _reader_for(rows[0] if rows else (), path, ("verl", "verifiers", "traces of verifiers"))(rows)
 
 
 _READERS_BY_SUFFIX = {".parquet": _read_parquet, ".jsonl": _read_jsonl}

@@ -23,7 +23,7 @@ from ..policy.lora import AdapterPart, Policy, WorkingAdapter
 from ..policy.kv_cache import BLOCK, KVSlots, PrefixCache, block_hashes
 from ..policy.packing import common_prefix_length
 from .base import QueuedSampler, Request, SampledToken, SamplingParams
-from ..tokens.grammars import ChoiceGuide, GrammarGuide, guide_of, reads_tokens
+from ..tokens.grammars import Guide, guide_of, reads_tokens
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #9ca180d3
 def restrict_logits(
@@ -111,7 +111,7 @@ class SlottedRequest(Request):
 
     hashes: list[int] = field(default_factory=list)  # of the blocks of the prompt
     cached: int = 0  # number of tokens whose keys and values are cached
-    guide: GrammarGuide | ChoiceGuide | None = None  # if a grammar or choices restrict the reply
+    guide: Guide | None = None  # if a grammar or choices restrict the reply
 
     @property
     def seeded(self) -> bool:
@@ -134,11 +134,10 @@ def restrict_to_guides(logits_BV: torch.Tensor, requests: Sequence[SlottedReques
     for i, request in enumerate(requests):
         if request.guide is None:
             continue
-        ids = request.guide.allowed_ids(request.ids[request.start :], ends)
-        ids = torch.as_tensor(ids, dtype=torch.long, device=logits_BV.device)
-        allowed = logits_BV[i, ids]
-        logits_BV[i] = float("-inf")
-        logits_BV[i, ids] = allowed
+        allowed = request.guide.allowed(request.ids[request.start :], ends)[: logits_BV.shape[1]]
+        forbidden = torch.from_numpy(~allowed).to(logits_BV.device)
+        logits_BV[i, : len(allowed)].masked_fill_(forbidden, float("-inf"))
+        logits_BV[i, len(allowed) :] = float("-inf")
 
 # %% ../../nbs/40_samplers/10_transformers.ipynb #8df4fb05
 MIN_ROWS_PER_THREAD = 8  # of a forward pass with seeded requests
@@ -243,7 +242,9 @@ class TransformersSampler(QueuedSampler[SlottedRequest]):
     def guides(self) -> frozenset[str]:  # at the first use, llguidance reads the vocabulary, which takes 0.4 s
         return frozenset({"choice", "llguidance"} if reads_tokens(self.tokenizer) else {"choice"})
 
-    exact_guides = guides
+    @property
+    def exact_guides(self) -> frozenset[str]:
+        return self.guides
 
     def _prepare(self, weights: Adapter) -> WorkingAdapter:
         return self.policy.cast(weights)

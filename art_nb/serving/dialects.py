@@ -102,7 +102,7 @@ class ChatDialect:
         message = str(error).replace(f"{error.param}:", f"{name}:")
         return RequestError(message, status=error.status, param=name, code=error.code)
 
-
+# %% ../../nbs/45_serving/32_dialects.ipynb #3387f3e6
 def require_type(value: Any, kind: type, place: str) -> Any:
     """Return a value of the expected type. Raise `RequestError` for another type."""
     if not isinstance(value, kind):

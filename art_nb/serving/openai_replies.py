@@ -105,7 +105,8 @@ def replies_for(
             code="context_length_exceeded",
         )
     params = sampling_params(request, limit)
-    guide = params.guide if params.guide and params.guide.keys() <= exact_guides else None
+    is_given = params.guide is not None and len(params.guide.get("choice", ())) == 1
+    guide = params.guide if params.guide and params.guide.keys() <= exact_guides and not is_given else None
     restricted = params.top_p < 1 or params.top_k > 0 or params.min_p > 0 or params.guide != guide
     greedy = params.temperature == 0 or params.top_k == 1
     temperature = 0.0 if greedy else params.temperature

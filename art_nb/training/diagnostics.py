@@ -312,7 +312,7 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     ),
     (
         reward_without_success,
-        "The reward rises, but nothing is solved",
+        "The reward rises without success",
         "Open the best rollout of the last step: what does the reward pay for? Pay less for the steps to a solution, "
         "or use scenarios that the model sometimes solves.",
     ),

@@ -29,10 +29,12 @@ _RULE = re.compile(r"[\s|+\-=_─━┼┬┴├┤┌┐└┘]*[-=─━+┼]{
 def _cells(line: str) -> list[str]:
     if "|" in line or "│" in line:
         first, *rest = [cell.strip() for cell in re.split(r"[|│]", line.strip())]
-        if first == "" and rest and rest[-1] == "":
+        if first == "" and len(rest) > 2 and rest[-1] == "":
             return rest[:-1]
         label, _, cell = first.rpartition(" ")
-        return [*([label.strip()] if label.strip() else []), cell, *rest]
+        if first or len(rest) != 2 or rest[-1]:
+            return [*([label.strip()] if label.strip() else []), cell, *rest]
+        line = rest[0]  # a frame around the row
     words = line.split()
     one_word = len(words) == 1 and len(words[0]) >= 3 and re.fullmatch(r"[A-Za-z.#_@*$+0-9\-]+", words[0])
     short_words = all(len(word) <= 2 or word.isdecimal() for word in words)
@@ -124,7 +126,8 @@ _MARKS = {"x", "o"}
 
 def _is_tic_tac_toe(cells: Cells) -> bool:
     flat = [cell.lower() for row in cells for cell in row]
-    return len(cells) == 3 and all(len(row) == 3 for row in cells) and set(flat) <= _BLANK | _MARKS
+    known = [cell in _BLANK | _MARKS | {str(i), str(i + 1)} for i, cell in enumerate(flat)]
+    return len(cells) == 3 and all(len(row) == 3 for row in cells) and all(known)
 
 
 def _named_cell(frame: Frame, text: str) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -191,3 +192,41 @@ def test_nothing_is_executed(tmp_path):
     path.write_text(json.dumps({"input": "__import__('os')", "output": "!!python/object:os.system", "score": 1}) + "\n")
     (group,) = read_groups(path)[1]
     assert group.trajectories[0].messages()[1]["content"] == "!!python/object:os.system"
+
+
+def test_traces_of_verifiers():
+    """The file was written by `verifiers.v1.utils.trace_store` of verifiers 0.4.0."""
+    steps = read_groups(Path(__file__).with_name("verifiers_traces.jsonl"))
+    assert [*steps] == [0, 3]
+    (group,) = steps[3]
+    assert group.metadata == {"scenario_id": "sum-0 g1"}
+    tools, branches = group.trajectories
+    assert [error.type for error in group.exceptions] == ["ProviderError"]
+    assert tools.reward == 1.25
+    assert tools.metrics == {"reward/correct": 1.0, "reward/brief": 0.5, "turns": 2.0}
+    assert [message["role"] for message in tools.messages()] == ["system", "user", "assistant", "tool", "assistant"]
+    call, answer = tools.messages_and_choices[2], tools.messages_and_choices[4]
+    assert call.finish_reason == "tool_calls" and call.message.tool_calls[0].function.arguments == '{"a": 2}'
+    assert answer.finish_reason == "stop" and tools.tools[0]["function"]["name"] == "add"
+    first, second = branches.histories()
+    assert first.messages()[0] == second.messages()[0]
+    assert [h.messages_and_choices[1].finish_reason for h in (first, second)] == ["length", "stop"]
+    assert {g.metadata["scenario_id"]: len(g.exceptions) for g in steps[0]} == {"sum-0": 1, "sum-0 (judge)": 0}
+    assert math.isnan(steps[0][1].trajectories[0].reward)
+
+
+@pytest.mark.parametrize("change", [{"traces": 3}, {"traces": [{"nodes": [{}]}]}, {"task": None}, {"run": {"work": 1}}])
+def test_damaged_traces_are_a_store_error(tmp_path, change):
+    line = json.loads(Path(__file__).with_name("verifiers_traces.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "traces.jsonl"
+    path.write_text(json.dumps(line | change))
+    with pytest.raises(StoreError, match=r"traces\.jsonl"):
+        read_groups(path)
+
+
+def test_a_graph_with_a_cycle_is_a_store_error(tmp_path):
+    line = json.loads(Path(__file__).with_name("verifiers_traces.jsonl").read_text().splitlines()[0])
+    line["traces"][0]["nodes"][0]["parent"] = 4
+    (tmp_path / "traces.jsonl").write_text(json.dumps(line))
+    with pytest.raises(StoreError, match=r"traces\.jsonl"):
+        read_groups(tmp_path)
