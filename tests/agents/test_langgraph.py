@@ -26,16 +26,12 @@ DELEGATE = '<tool_call>{"name": "research", "arguments": {"task": "Find the alti
 class Script(Scripted):
     """A sampler that calls `research` for a question about altitudes, else `weather`, and then answers."""
 
-    guides = frozenset({"json_object"})
-
     async def generate(self, prompt_ids, params, adapter):
         prompt = bytes(prompt_ids)
         wants = DELEGATE if b"How high" in prompt else WEATHER
         self.words = "It is so." if b"<tool>" in prompt or b"<system>Answer" in prompt else wants
         if b"Loop" in prompt:
             self.words = WEATHER
-        if b"as JSON" in prompt:
-            self.words = '{"city": "Rome"}'
         async for token in super().generate(prompt_ids, params, adapter):
             yield token
 
@@ -137,16 +133,21 @@ async def test_concurrent_rollouts_do_not_mix(model):
         assert contents(trajectory)[0] == ("user", f"City {i}?") and len(contents(trajectory)) == 4
 
 
-async def test_structured_output(model):
-    schema = {"title": "City", "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+async def test_structured_output(local, named):
+    """The tiny model writes nonsense, but in the format."""
+    model = named()
+    await model.register(local)
+    cities = {"city": {"type": "string", "enum": ["Rome", "Riga"]}}
+    schema = {"title": "City", "type": "object", "properties": cities, "required": ["city"]}
+    schema |= {"additionalProperties": False}
 
     @wrap_rollout(model)
     async def rollout(model):
-        reader = init_chat_model().with_structured_output(schema, method="json_mode")
-        assert await reader.ainvoke("The city, as JSON") == {"city": "Rome"}
+        reader = init_chat_model(max_completion_tokens=40).with_structured_output(schema, method="json_schema")
+        assert (await reader.ainvoke("Which city?"))["city"] in ("Rome", "Riga")
         return art.Trajectory(reward=1.0)
 
-    assert contents(await rollout(model))[-1] == ("assistant", '{"city": "Rome"}')
+    assert trajectory_rows(await rollout(model))[0].guides  # the learner knows the format
 
 
 async def test_an_endless_agent_is_a_failed_rollout_or_data(model):
@@ -190,7 +191,7 @@ async def test_a_rollout_that_records_itself_stays_as_it_is(model):
 
 
 async def test_token_ids_equal_those_of_the_openai_client(local, named):
-    """The same conversation and seed with the tiny model, through LangChain and through the OpenAI client."""
+    """The same request with a seed, through LangChain and through the OpenAI client."""
     model = named()
     await model.register(local)
 
@@ -202,7 +203,7 @@ async def test_token_ids_equal_those_of_the_openai_client(local, named):
     async def with_client(model):
         messages = [{"role": "user", "content": "Count."}]
         completion = await model.openai_client().chat.completions.create(
-            model=model.get_inference_name(), messages=messages, seed=7, max_completion_tokens=8
+            model=model.get_inference_name(), messages=messages, temperature=1.0, seed=7, max_completion_tokens=8
         )
         return art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=1.0)
 
