@@ -27,6 +27,7 @@ HEIGHT = 3000  # of the window; the whole output must fit
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SCALE = 0.5  # of a screenshot in its sheet
 GAP = 8  # pixels between screenshots
+VIEWER_HEIGHT = 560  # of the viewer in the README's image
 START = "import art_nb as art\nimport art_nb.panels.live_cell"
 JUDGE = """
 def legal(trajectory):
@@ -85,7 +86,9 @@ def output_image(notebook, n):
     """Return a screenshot of the output of a cell."""
     notebook.cell(n).scroll_into_view_if_needed()
     notebook.page.wait_for_timeout(1500)  # charts are drawn in several frames
-    return Image.open(BytesIO(notebook.output(n).screenshot()))
+    panel = notebook.cell(n).locator(".jp-OutputArea-output:has(.art-panel)")
+    output = panel.first if panel.count() else notebook.output(n)  # a saved panel is plain HTML
+    return Image.open(BytesIO(output.screenshot()))
 
 
 def screenshots(browser, lab, sources, theme, width):
@@ -112,8 +115,9 @@ def screenshots(browser, lab, sources, theme, width):
 
 
 def overview(images):
-    """Return the README's image: the live cell, and the viewer below it."""
+    """Return the README's image: the live cell, and the upper part of the viewer below it."""
     live, viewer = images["live", "finished"], images["viewer", "finished"]
+    viewer = viewer.crop((0, 0, viewer.width, min(viewer.height, VIEWER_HEIGHT)))
     whole = Image.new("RGB", (max(live.width, viewer.width), live.height + GAP + viewer.height), "white")
     whole.paste(live.convert("RGB"), (0, 0))
     whole.paste(viewer.convert("RGB"), (0, live.height + GAP))

@@ -97,6 +97,21 @@ def test_the_whole_picture(page_with, cell, script):
     assert re.match(r"Reward by step: [\d.]+ at first, [\d.]+ now, between", label)
 
 
+def test_a_metric_of_the_task_gets_a_curve_when_it_appears(page_with, cell, script):
+    page = page_with(cell)
+    page.wait_for_selector(".art-curve canvas")
+    assert page.locator("figure.art-curve").count() == 7
+    for share in (0.25, 0.5):
+        script.rollouts()
+        script.training()
+        script.done(**{"train/solved": share})
+    look(cell)
+    curve = page.locator("figure[aria-label^='solved by step: 0.25 at first, 0.5 now']")
+    curve.locator("canvas").wait_for()
+    assert page.locator("figure.art-curve").count() == 8
+    assert not axe_faults(page)
+
+
 def test_curves_are_drawn_where_the_numbers_are(page_with, cell):
     page = page_with(cell)
     page.wait_for_selector(".art-curve canvas")

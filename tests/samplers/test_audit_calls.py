@@ -15,7 +15,7 @@ from support.audit import FULL
 import art_nb as art
 
 pytestmark = [pytest.mark.timeout(7200 if FULL else 600), pytest.mark.slow]
-CALLS = 10_000 if FULL else 100
+CALLS = 10_000 if FULL else 50
 TEXT, NUMBER, FLAG = {"type": "string", "maxLength": 12}, {"type": "integer"}, {"type": "boolean"}
 PARTS = {
     "text": TEXT,
