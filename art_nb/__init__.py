@@ -152,7 +152,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from environments auto"
+    "register_board retry limit_concurrency rollout_from auto environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
@@ -163,7 +163,7 @@ _EXTENSIONS = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})
-__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments"]
+__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph"]
 
 
 def __getattr__(name: str):

@@ -32,13 +32,16 @@ def stubs() -> dict[Path, str]:
     names = {module: listed.split() for module, listed in art_nb._NAMES.items()}
     packages = "".join(f"from . import {package} as {package}\n" for package in art_nb._PACKAGES)
     constants = "SPINNING: dict[str, str]\n__version__: str\n__all__: list[str]\n"
-    aliases = "from . import environments as environments\nfrom .compat import dev as dev\n"
+    modules = ("environments", "langgraph")  # import paths whose names are in other modules
+    aliases = "".join(f"from . import {name} as {name}\n" for name in modules) + "from .compat import dev as dev\n"
     top = f"{packages}{aliases}{imports(names)}\n{constants}"
     texts = {package: imports(lazy_names(ROOT / package)) for package in art_nb._PACKAGES}
-    environments = {module: listed.split() for module, listed in ART_PATHS["environments"].items()}
-    return {ROOT / "__init__.pyi": HEAD + top, ROOT / "environments.pyi": HEAD + imports(environments)} | {
-        ROOT / package / "__init__.pyi": HEAD + text for package, text in texts.items() if text
+    paths = {
+        ROOT / f"{name}.pyi": HEAD + imports({module: listed.split() for module, listed in ART_PATHS[name].items()})
+        for name in modules
     }
+    packages = {ROOT / package / "__init__.pyi": HEAD + text for package, text in texts.items() if text}
+    return {ROOT / "__init__.pyi": HEAD + top} | paths | packages
 
 
 def main(check: bool) -> int:

@@ -30,7 +30,6 @@ from ..learners.settings import StepConfig, unusual_values
 from ..learners.sft_rows import sft_batches
 from ..policy import adapter_files
 from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
-from ..policy.lora import Policy
 from ..policy.packing import AllowedTokens, WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
 from ..samplers.base import eos_ids
@@ -111,27 +110,34 @@ def match_temperature(
         runtime.bus.warn_once(
             "temperatures",
             f"{len(mixed_rows)} of {len(weighted_rows)} training rows contain replies that were sampled at another "
-            f"temperature than most ({config.temperature:g}), with top-p, top-k or min-p, or by vLLM with a format. "
+            f"temperature than most ({config.temperature:g}), with top-p, top-k or min-p, by vLLM with a format, or "
+            "with only one permitted text. "
             "The learner cannot compute their logprobs in the same way, so the importance ratio of these replies is "
             "set to 1. All other replies keep their ratio.",
         )
 
 
-def add_masks(
-    policy: Policy, rows: Sequence[Sequence[TokenRow]], weighted_rows: Sequence[WeightedRow], ends: frozenset[int]
-) -> None:
+def add_masks(runtime: ModelRuntime, rows: Sequence[Sequence[TokenRow]], weighted_rows: Sequence[WeightedRow]) -> None:
     """Compute which tokens the replies under a guide could have, so that the learner scores what was sampled."""
     guides = {id(row.tokens): row.guides for group in rows for row in group if row.guides}
+    policy, ends, known = runtime.policy, eos_ids(runtime.policy), {}
     vocabulary = policy.model.get_output_embeddings().weight.shape[0]
     for row in weighted_rows:
-        replies = guides.get(id(row.tokens), ())
-        masks = [
-            allowed_masks(policy.tokenizer, guide, row.tokens[start:stop], ends, vocabulary)
-            for start, stop, guide in replies
-        ]
+        positions, masks = [], []
+        for start, stop, guide in guides.get(id(row.tokens), ()):
+            runtime.worker.check()
+            try:
+                permitted = allowed_masks(policy.tokenizer, guide, row.tokens[start:stop], ends, vocabulary)
+            except ValueError as error:  # a grammar of another version of llguidance
+                row.logprobs = row.logprobs.copy()
+                row.logprobs[start:stop] = np.nan
+                message = f"The guide of a reply cannot be read, so its importance ratio is set to 1: {error}"
+                runtime.bus.warn_once("guide", message[:500])
+                continue
+            positions += range(start, stop)
+            masks += (known.setdefault(mask, mask) for mask in permitted)
         if masks:
-            positions = np.concatenate([np.arange(start, stop) for start, stop, _ in replies])
-            row.allowed = AllowedTokens(positions, np.concatenate(masks))
+            row.allowed = AllowedTokens(np.array(positions), masks)
 
 # %% ../../nbs/50_backends/15_steps.ipynb #58fcd0cf
 def count_greedy_replies(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup]) -> int:
@@ -170,8 +176,8 @@ def update_policy(
     rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups]
     weighted_rows = step_rows(rewards, rows, config)
     match_temperature(runtime, rows, weighted_rows, config)
-    add_masks(runtime.policy, rows, weighted_rows, eos_ids(runtime.policy))
     _check_lengths(runtime, rows, weighted_rows, config)
+    add_masks(runtime, rows, weighted_rows)
 
     def progress(micro_batch: int, micro_batches: int, tokens: int) -> None:
         runtime.worker.check()

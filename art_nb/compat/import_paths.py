@@ -69,7 +69,7 @@ ART_PATHS: dict[str, dict[str, str]] = {
     },
     "gather": {"rollouts.gather": "*"},
     "guided_completion": {"compat.utils": "*"},
-    "langgraph": {"integrations.langgraph": "*"},
+    "langgraph": {"integrations.langgraph": "init_chat_model wrap_rollout"},
     "local": _LOCAL,
     "local.backend": _LOCAL,
     "mcp": _MCP,

@@ -14,7 +14,6 @@ __all__ = ['TextWriter', 'MAX_REPLIES', 'INPUT_REQUEST', 'PROMPT_REQUEST', 'ANSW
 # %% ../../nbs/88_integrations/90_auto_rl.ipynb #7f03a7fd
 import inspect
 import json
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from ..models.model import Model, TrainableModel
 from ..rewards.journal import Journal
 from ..rewards.rubrics import DEFAULT_RUBRIC
 from ..core.aio import gather_or_cancel
-from ..rewards.ruler import ruler_score_group, score_group
+from ..rewards.ruler import GroupScores, ruler_score_group, score_group
 from ..rollouts.gather import gather_trajectory_groups
 from ..rollouts.http_capture import no_capture
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
@@ -270,9 +269,9 @@ class AutoRL:
             replies: list[Any] = [{"role": "assistant", "content": answer} for answer in answers]
             candidates = [Trajectory(messages_and_choices=[*messages, reply]) for reply in replies]
             scores = await score_group(candidates, self.judge, self.rubric, repeats=3, cache=None)
-            stored = {"input": text, "answers": answers, "scores": scores.scores()}
+            stored = {"input": text, "answers": answers, "scores": _all_scores(scores)}
             self.files.write("calibration.json", stored | {"reasons": [v.explanation for v in scores.verdicts]})
-        best, middle, worst = (math.nan if score is None else score for score in stored["scores"])
+        best, middle, worst = stored["scores"]
         if not best > middle > worst:
             raise JudgeError(
                 f"The judge gave a good, a mediocre and a bad answer the scores {best:.2g}, {middle:.2g}, {worst:.2g}. "
@@ -298,6 +297,8 @@ class AutoRL:
                 after_each=self.judge_group,
                 pbar_desc="pilot",
             )
+            if not made:
+                raise JudgeError("The judge scored no group of the pilot. The warnings above say why.")
             stored = self.files.write("pilot.json", {"rewards": [[t.reward for t in group] for group in made]})
         if not any(max(rewards, default=0) > min(rewards, default=0) for rewards in stored["rewards"]):
             raise TrainError(
@@ -354,7 +355,15 @@ async def _compare_replies(stages: AutoRL, text: str) -> dict[str, Any]:
     base, trained = [await stages.rollout(stages.model, text, step) for step in (0, None)]
     scores = await score_group([base, trained], stages.judge, stages.rubric, repeats=2, cache=None)
     replies = [str(trajectory.messages()[-1].get("content")) for trajectory in (base, trained)]
-    return {"input": text, "base": replies[0], "trained": replies[1], "scores": [s or 0.0 for s in scores.scores()]}
+    return {"input": text, "base": replies[0], "trained": replies[1], "scores": _all_scores(scores)}
+
+
+def _all_scores(scores: GroupScores) -> list[float]:
+    """Return the scores of all replies. Raise `JudgeError` if one has no score."""
+    for verdict in scores.verdicts:
+        if verdict.score is None:
+            raise JudgeError(f"The judge {scores.judge} did not score a reply: {verdict.problem}. Run the stage again.")
+    return [float(verdict.score) for verdict in scores.verdicts if verdict.score is not None]
 
 
 def auto(model: TrainableModel, task: str, **options: Any) -> AutoRL:

@@ -9,7 +9,7 @@ __all__ = ['OPENENV_HINT', 'observation_json', 'openenv']
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -64,7 +64,6 @@ async def _request(url: str, method: Callable, *args: Any, **options: Any) -> An
 async def _server_episode(url: str, client_class: Any, scenario: Mapping[str, Any], **texts: Any):
     """Yield an episode in a new session of a server."""
     client = client_class(base_url=url)
-    await _request(url, client.connect)
 
     async def reset() -> Any:
         return (await _request(url, client.reset, **scenario)).observation
@@ -74,9 +73,11 @@ async def _server_episode(url: str, client_class: Any, scenario: Mapping[str, An
         return result.observation, _reward(result.reward), bool(result.done)
 
     try:
+        await _request(url, client.connect)
         yield TextEpisode(reset, step, **texts)
     finally:
-        await client.close()
+        with suppress(OSError, RuntimeError):  # a server that has died cannot be told that the episode is over
+            await client.close()
 
 # %% ../../nbs/88_integrations/74_openenv_sessions.ipynb #816114f2
 def _typed_action(parse: Callable[[str], Any], action_class: Any, text: str) -> Any:

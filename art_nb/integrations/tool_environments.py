@@ -11,8 +11,10 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, get_type_hints
 
+import numpy as np
 from openai.types.chat.chat_completion import Choice
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
@@ -95,10 +97,9 @@ def _tool_arguments(methods: Mapping[str, Callable], models: Mapping[str, Any], 
 
 
 async def _call_method(thread: EnvironmentThread, method: Callable, *args: Any, **options: Any) -> Any:
-    """Call a method on the thread of its environment, or await it."""
-    if inspect.iscoroutinefunction(method):
-        return await method(*args, **options)
-    return await thread.call(method, *args, **options)
+    """Call a method on the thread of its environment. If its result is awaitable, await it here."""
+    result = await thread.call(method, *args, **options)
+    return await result if inspect.isawaitable(result) else result
 
 
 def _result_text(result: Any) -> str:
@@ -137,6 +138,10 @@ class ToolSession:
             return json.dumps({"error": str(error)}, ensure_ascii=False)
 
 # %% ../../nbs/88_integrations/73_tool_environments.ipynb #ca4d40aa
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 def _prompt_messages(prompt: Any, observation: Any) -> Messages:
     """Return the first messages: the prompt, with the observation of `reset` after its last user message."""
     if observation is not None and not isinstance(observation, str):
@@ -145,7 +150,8 @@ def _prompt_messages(prompt: Any, observation: Any) -> Messages:
     messages: list[Any] = [dict(message) for message in prompts]
     users = [message for message in messages if message["role"] == "user"]
     if observation and users:
-        users[-1]["content"] += observation
+        content = users[-1]["content"]
+        users[-1]["content"] = content + (observation if isinstance(content, str) else [_text_part(observation)])
     elif observation:
         messages.append({"role": "user", "content": observation})
     if not any(message["role"] == "user" for message in messages):
@@ -166,7 +172,7 @@ async def _reward_of(session: ToolSession, reward: Callable | None, row: Mapping
         value = await _call_method(session.thread, reward, session.environment, row, chat.entries)
     else:
         value = await _call_method(session.thread, session.environment.get_reward)
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, Real | np.generic):
         raise RolloutError(f"The reward is {value!r}. `get_reward` or `reward` must return a number.")
     return float(value)
 

@@ -582,7 +582,7 @@ class Policy:
         with_entropy : bool
             Whether the entropy has a gradient.
         masks : tuple of Tensor, optional
-            Indices [M] of positions at which only some tokens were permitted, and these tokens, uint8 [M, V / 8].
+            As in `kernels.forbid_tokens`: of positions at which only some tokens were permitted.
         """
         if getattr(self.model.config, "final_logit_softcapping", None) is None:
             return token_logprobs(
@@ -596,8 +596,7 @@ class Policy:
                 masks=masks,
             )
         logits = self.logits(hidden_N) / temperature
-        if masks is not None:
-            forbid_tokens(logits := logits.clone(), masks)
+        forbid_tokens(logits, masks)
         logp = logits.log_softmax(-1)
         return logp.gather(-1, target_N[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
 

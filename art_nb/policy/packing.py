@@ -46,7 +46,7 @@ class AllowedTokens:
     """The tokens that were permitted at some positions of a row."""
 
     positions: np.ndarray  # int64 [M], ascending
-    masks: np.ndarray  # uint8 [M, vocabulary / 8], the first token is the lowest bit
+    masks: list[bytes]  # for each position, one bit per token of the vocabulary; equal masks are one object
 
 
 @dataclass(slots=True)
@@ -75,12 +75,15 @@ class Batch:
     rows: list[WeightedRow]
     sampler_E: torch.Tensor | None = None  # logprob of the sampler, if `old_E` is that of the learner
     restricted_M: torch.Tensor | None = None  # index into N of the tokens with a mask, ascending
-    allowed_MW: torch.Tensor | None = None  # uint8, the masks
+    mask_M: torch.Tensor | None = None  # index into the distinct masks
+    allowed_UW: torch.Tensor | None = None  # uint8, the distinct masks
 
     @property
-    def masks(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`restricted_M` and `allowed_MW`, or `None` if no token has a mask."""
-        return None if self.restricted_M is None or self.allowed_MW is None else (self.restricted_M, self.allowed_MW)
+    def masks(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """`restricted_M`, `mask_M` and `allowed_UW`, or `None` if no token has a mask."""
+        if self.restricted_M is None or self.mask_M is None or self.allowed_UW is None:
+            return None
+        return self.restricted_M, self.mask_M, self.allowed_UW
 
     def to(self, device) -> "Batch":
         """Return the batch on another device. Its segments stay on the CPU."""
@@ -146,19 +149,25 @@ def plain_trees(rows: Sequence[WeightedRow], max_tokens: int = 0) -> list[Tree]:
     return [build_tree([row]) for row in rows]
 
 # %% ../../nbs/30_policy/10_packing.ipynb #c020d1f7
-def _masks(rows: Sequence[WeightedRow], node_E: np.ndarray) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the nodes of tokens with a mask, and their masks."""
+def _masks(rows: Sequence[WeightedRow], node_E: np.ndarray) -> dict[str, torch.Tensor]:
+    """Return the fields of a batch that contain the nodes with a mask, and their masks."""
     first, nodes, masks = 0, [], []
     for row in rows:
         trained = np.flatnonzero(row.sampled[1:]) + 1
         if row.allowed is not None:
             nodes.append(node_E[first + np.searchsorted(trained, row.allowed.positions)])
-            masks.append(row.allowed.masks)
+            masks += row.allowed.masks
         first += len(trained)
     if not nodes:
-        return None, None
+        return {}
+    numbers = {mask: number for number, mask in enumerate(dict.fromkeys(masks))}
     order = np.argsort(restricted := np.concatenate(nodes))
-    return torch.as_tensor(restricted[order], dtype=torch.long), torch.from_numpy(np.concatenate(masks)[order])
+    table = np.frombuffer(b"".join(numbers), np.uint8).reshape(len(numbers), -1).copy()
+    return {
+        "restricted_M": torch.as_tensor(restricted[order], dtype=torch.long),
+        "mask_M": torch.as_tensor(np.array([numbers[mask] for mask in masks])[order], dtype=torch.long),
+        "allowed_UW": torch.from_numpy(table),
+    }
 
 # %% ../../nbs/30_policy/10_packing.ipynb #2c299aca
 def entries(tree: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,7 +205,6 @@ def build_batch(trees: Sequence[Tree]) -> Batch:
     float32 = lambda a: torch.as_tensor(a, dtype=torch.float32)
     trained = lambda values: float32(np.concatenate([v[1:][r.sampled[1:]] for r, v in zip(rows, values)]))
     rescored = all(r.sampler is not None for r in rows)
-    restricted_M, allowed_MW = _masks(rows, node_E.reshape(-1))
     return Batch(
         tokens_S=int64(tokens),
         positions_S=int64(np.concatenate([t.positions for t in trees])),
@@ -210,8 +218,7 @@ def build_batch(trees: Sequence[Tree]) -> Batch:
         coef_E=float32(coef_R[row]),
         row_E=int64(row),
         sampler_E=trained([r.sampler for r in rows]) if rescored else None,
-        restricted_M=restricted_M,
-        allowed_MW=allowed_MW,
+        **_masks(rows, node_E.reshape(-1)),
     )
 
 # %% ../../nbs/30_policy/10_packing.ipynb #a82438ef

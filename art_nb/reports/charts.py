@@ -67,9 +67,9 @@ _COMMON_METRICS = frozenset(
 
 
 def charts_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Chart, ...]:
-    """Return the charts of a history: the common ones, and up to four metrics of the task after the reward."""
-    names = {name.removeprefix("train/") for row in rows for name in row if name.startswith("train/")}
-    chosen = sorted(name for name in names - _COMMON_METRICS if "/" not in name)[:MAX_TASK_CHARTS]
+    """Return the charts of a history: the common ones, and the first four metrics of the task after the reward."""
+    names = dict.fromkeys(name.removeprefix("train/") for row in rows for name in row if name.startswith("train/"))
+    chosen = [name for name in names if name not in _COMMON_METRICS and "/" not in name][:MAX_TASK_CHARTS]
     reward, *others = CHARTS
     return reward, *(Chart(f"train/{name}", name, "mean of the step", f"train/{name}") for name in chosen), *others
 

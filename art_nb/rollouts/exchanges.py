@@ -104,7 +104,9 @@ def _merge_delta(whole: dict[str, Any], delta: dict[str, Any]) -> None:
         elif isinstance(value, dict):
             whole[key] = previous if isinstance(previous, dict) else {}
             _merge_delta(whole[key], value)
-        elif previous is not None and (isinstance(value, list) or key in _TEXT_KEYS and isinstance(value, str)):
+        elif isinstance(previous, list) and isinstance(value, list):
+            previous += value  # a copy, which the line below made
+        elif isinstance(previous, str) and key in _TEXT_KEYS and isinstance(value, str):
             whole[key] = previous + value
         elif value is not None or key not in whole:
             whole[key] = list(value) if isinstance(value, list) else value

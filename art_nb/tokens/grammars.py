@@ -34,10 +34,8 @@ _STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": 
 
 
 @lru_cache(maxsize=1024)
-def _can_follow(pattern: Any) -> bool:
+def _can_follow(pattern: str) -> bool:
     """Return whether a reply can be restricted to a pattern."""
-    if not isinstance(pattern, str):
-        return False
     repetitions = math.prod(max(1, int(bound)) for bound in re.findall(r"\{(?:\d*,)?(\d+)\}", pattern))
     grammar = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
     return repetitions <= _REPETITIONS and not LLMatcher.validate_grammar(grammar)
@@ -78,7 +76,9 @@ def _close_objects(schema: Any, is_open: bool) -> Any:
         if key in _MAPS and isinstance(value, dict)
         else _close_objects(value, is_open)
         for key, value in schema.items()
-        if key not in _IGNORED and (value is not None or key in _VALUES) and (key != "pattern" or _can_follow(value))
+        if key not in _IGNORED
+        and (value is not None or key in _VALUES)
+        and (key != "pattern" or isinstance(value, str) and _can_follow(value))
     }
     if isinstance(limit := inner.get("maxItems"), int):
         inner["maxItems"] = min(limit, _ITEMS)
@@ -252,7 +252,7 @@ class GrammarGuide(Guide):
         if not matcher.is_stopped():
             matcher.consume_tokens(new)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        permitted = np.zeros(max(len(bits), *ends) + 1, dtype=bool)
+        permitted = np.zeros(max([len(bits), *ends]) + 1, dtype=bool)
         if not matcher.is_stopped():  # otherwise the call is complete, or a limit of llguidance is reached
             permitted[: len(bits)] = bits
             permitted[[*ends]] = False
@@ -295,13 +295,14 @@ def allowed_masks(
     token_ids: Sequence[int] | np.ndarray,  # of the reply
     ends: frozenset[int],  # tokens that end a reply
     vocabulary: int,  # number of logits
-) -> np.ndarray:  # uint8 [tokens, vocabulary / 8], the first token is the lowest bit
+) -> list[bytes]:  # for each token, one bit per logit; the first one is the lowest bit
     """Return which tokens a guide permits at each position of a reply. The sampled token is always one of them."""
-    limits, ids = guide_of(tokenizer, guide), [*map(int, token_ids)]
+    limits, ids, masks = guide_of(tokenizer, guide), [*map(int, token_ids)], []
     assert limits is not None  # `guide` is not
-    masks = np.zeros((len(ids), vocabulary), dtype=bool)
     for i, token_id in enumerate(ids):
         permitted = limits.allowed(ids[:i], ends)[:vocabulary]
-        masks[i, : len(permitted)] = permitted
-        masks[i, token_id] = True
-    return np.packbits(masks, axis=1, bitorder="little")
+        mask = np.zeros(vocabulary, dtype=bool)
+        mask[: len(permitted)] = permitted
+        mask[token_id] = True
+        masks.append(np.packbits(mask, bitorder="little").tobytes())
+    return masks

@@ -222,9 +222,8 @@ def _on_failed(p: Progress, event: Failed) -> None:
 
 def _add_note(p: Progress, kind: str, message: str) -> None:
     """Add a note. It replaces an earlier note of the same kind."""
-    p.notes = {name: text for name, text in p.notes.items() if name != kind} | {kind: message}
-    for name in [*p.notes][:-MAX_NOTES]:
-        del p.notes[name]
+    notes = {name: text for name, text in p.notes.items() if name != kind} | {kind: message}
+    p.notes = dict([*notes.items()][-MAX_NOTES:])
 
 
 UPDATES = {

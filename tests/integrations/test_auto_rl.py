@@ -97,7 +97,7 @@ async def test_a_writer_that_repeats_itself_is_asked_again_and_then_refused(mode
 
 
 async def test_a_model_writes_in_the_format(model):
-    """The tiny model writes nonsense, but as JSON of the schema. Its requests are not part of a rollout."""
+    """The tiny model writes nonsense, so the inputs are not different. Its requests are not part of a rollout."""
     with art.Trajectory() as rollout, pytest.raises(ValueError, match="different inputs"):
         await stages(model, writer=model).inputs()
     assert not rollout.exchanges

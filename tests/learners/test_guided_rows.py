@@ -9,7 +9,6 @@ import art_nb as art
 from art_nb.backends.steps import add_masks, match_temperature
 from art_nb.learners.base import StepConfig, step_rows
 from art_nb.models.gguf import CHATML_TURNS
-from art_nb.samplers.base import eos_ids
 from art_nb.tokens.rows import group_rows
 
 OFFER = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
@@ -53,7 +52,7 @@ def scored(runtime, group, share):
     rows = [group_rows(group)]
     weighted = step_rows([[trajectory.reward for trajectory in group.trajectories]], rows, config)
     match_temperature(runtime, rows, weighted, config)
-    add_masks(runtime.policy, rows, weighted, eos_ids(runtime.policy))
+    add_masks(runtime, rows, weighted)
     batches = runtime.learner.batches(weighted, config)
     logprobs = [
         (batch.old_E, logprobs_N[batch.node_E])
