@@ -46,7 +46,8 @@ await asyncio.sleep(0.5)
 panel = await art.judge(person)
 """
 PLAY = """
-model = art.TrainableModel(name={name!r}, project={project!r}, base_model="smollm2-135m")
+lora = {{"rank": 16, "alpha": 32}}  # of the demo
+model = art.TrainableModel(name={name!r}, project={project!r}, base_model="smollm2-135m", lora_config=lora)
 backend = art.LocalBackend(path={root!r}, verbose=False)
 await model.register(backend)
 panel = art.playground(model)

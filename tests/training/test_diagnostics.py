@@ -64,6 +64,7 @@ HISTORIES = {
     "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),
     "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
     "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
+    "reward_without_success": changed(healthy(), 12, train__solved=0.0),
     "kl_blow_up": changed(healthy(), 1, loss__kl_policy_ref=4.0),
     "drift": changed(healthy(), 2, offpolicy__logprob_diff_mean=0.3),
     "much_clipped": changed(healthy(), 2, loss__clipped_token_fraction=0.45),
