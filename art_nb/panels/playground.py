@@ -24,7 +24,7 @@ from ..core.jsonable import utf8_text
 from ..core.types import ArtError
 from ..models.model import Model
 from .base import Panel, command, static
-from ..reports.html import BOX, PRE, WRAP, Html, facts_line, fit_to_bytes, LIMIT, tag, truncate
+from ..reports.html import BOX, PRE, WRAP, Html, fit_to_bytes, LIMIT, tag, truncate
 from ..rollouts.entries import get_messages, is_choice
 from ..rollouts.trajectories import Trajectory
 from ..training.run_view import RunView
@@ -233,7 +233,7 @@ def playground_html(name: str, chats: Sequence[Chat], limit: int = LIMIT) -> Htm
         shown = chat.entries[-level.messages :]
         title = tag("b", "latest step" if chat.step is None else f"step {chat.step}")
         hidden = len(chat.entries) - len(shown)
-        head = facts_line(title, f"{hidden} earlier messages are not shown" if hidden else "")
+        head = tag("div", title, f" · {hidden} earlier messages are not shown" if hidden else "")
         messages = (_entry_html(display_entry(entry), level.letters) for entry in shown)
         return tag("div", head, *messages, style=BOX + ";flex:1 1 320px;min-width:0")
 
