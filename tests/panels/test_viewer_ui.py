@@ -1003,7 +1003,7 @@ def test_in_lab_keys_are_ours_and_a_reload_keeps_the_place(lab, root):
     page.wait_for_timeout(600)
     nb.save()
     page.reload()
-    page.wait_for_selector(".art-msg", timeout=30_000)
+    page.wait_for_selector(".art-msg", timeout=60_000)
     settled(page, "rollout 1")
 
 
