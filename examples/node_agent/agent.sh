@@ -3,7 +3,7 @@
 set -eu
 
 task=$(cat)
-messages=$(echo "$task" | jq -c '[
+messages=$(printf '%s' "$task" | jq -c '[
   {role: "system", content: "You answer questions about a shop. Use the tools."}, {role: "user", content: .question}]')
 tools=$(jq -cn '
   {properties: {item: {type: "string"}}, required: ["item"], type: "object"} as $parameters
@@ -11,16 +11,16 @@ tools=$(jq -cn '
   | map({type: "function", function: {name: .[0], description: .[1], parameters: $parameters}})')
 
 for turn in 1 2 3; do
-    body=$(echo "$task" | jq -c --argjson messages "$messages" --argjson tools "$tools" --arg model "$OPENAI_MODEL" \
+    body=$(printf '%s' "$task" | jq -c --argjson messages "$messages" --argjson tools "$tools" --arg model "$OPENAI_MODEL" \
         '{$model, $messages, $tools, max_completion_tokens: 40} + (if .seed then {seed} else {} end)')
     message=$(curl --silent --show-error --fail-with-body "$OPENAI_BASE_URL/chat/completions" --data "$body" \
         --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type: application/json" |
         jq -c '.choices[0].message')
-    if [ "$(echo "$message" | jq '.tool_calls | length')" = 0 ]; then
-        echo "$message" | jq -r '.content'
+    if [ "$(printf '%s' "$message" | jq '.tool_calls | length')" = 0 ]; then
+        printf '%s' "$message" | jq -r '.content'
         break
     fi
-    messages=$(echo "$task" | jq -c --argjson messages "$messages" --argjson message "$message" '
+    messages=$(printf '%s' "$task" | jq -c --argjson messages "$messages" --argjson message "$message" '
       .shop as $shop
       | $messages + [$message] + [$message.tool_calls[] | .function.name as $tool
         | (.function.arguments | fromjson | .item) as $item
