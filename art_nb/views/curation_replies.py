@@ -90,13 +90,14 @@ def _row_facts(curation: Curation, row: int) -> dict[str, Any]:
         "validation": curation.is_validation(row),
     }
 
-# %% ../../nbs/75_views/97_curation_replies.ipynb #eea3833a
+# %% ../../nbs/75_views/97_curation_replies.ipynb #31f5d194
 MAX_LISTED = 50  # near-duplicates, and findings
 MAX_EDITED_CHARS = 200_000
 
 
 def conversation_reply(curation: Curation, id: int, part: int = 0) -> ViewReply:
     """Return a part of a conversation, and with the first part everything that is known about it."""
+    curation.trajectory(id)  # raises an error for a failed rollout, and loads the row
     reply, buffers = traj_reply(curation.index, id, part)
     return reply if part else reply | {"facts": facts_reply(curation, id)}, buffers
 

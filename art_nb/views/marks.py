@@ -26,7 +26,7 @@ from ..core.files import DAMAGED, append_lines, file_stamp, open_file, parse_jso
 from ..core.jsonable import plain, text_digest, utf8_text
 from ..rollouts.trajectories import Trajectory, all_histories
 
-# %% ../../nbs/75_views/92_marks.ipynb #9202ba7c
+# %% ../../nbs/75_views/92_marks.ipynb #31dd2c09
 def _content_of(message: Mapping[str, Any]) -> dict[str, Any]:
     functions = [call.get("function") or {} for call in message.get("tool_calls") or ()]
     parts = {
@@ -34,8 +34,6 @@ def _content_of(message: Mapping[str, Any]) -> dict[str, Any]:
         "content": message.get("content") or "",
         "reasoning": message.get("reasoning") or message.get("reasoning_content"),
         "calls": [[str(f.get("name") or ""), str(f.get("arguments") or "")] for f in functions],
-        "call_ids": [call.get("id") for call in message.get("tool_calls") or ()],
-        "answers": message.get("tool_call_id"),
         "name": message.get("name"),
     }
     return {name: value for name, value in parts.items() if value}
