@@ -170,6 +170,7 @@ function build(root, wire, model) {
         problem.hidden = true;
         where.removeAttribute("aria-invalid");
         list.show(buffers[0]);
+        reader.redraw(); // its position in the list
         if (ui.id === null && list.first() !== undefined) app.select(list.first());
       } catch (error) {
         if (error.name === "AbortError") return;

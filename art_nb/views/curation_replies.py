@@ -61,7 +61,7 @@ def state_reply(curation: Curation) -> ViewReply:
         "seed": curation.seed,
     }, []
 
-# %% ../../nbs/75_views/97_curation_replies.ipynb #26a5e762
+# %% ../../nbs/75_views/97_curation_replies.ipynb #43701318
 def selected_reply(curation: Curation, where: str = "", sort: str = "", words: str = "") -> ViewReply:
     """Return the rows of the conversations that match, in order."""
     rows = select_conversations(curation, where, sort, words)
@@ -85,6 +85,7 @@ def _row_facts(curation: Curation, row: int) -> dict[str, Any]:
         return facts
     repeats = curation.duplicates.first_of(row)
     return facts | {
+        "opening": utf8_text(scanned.opening),
         "repeats": None if repeats == row else repeats,
         "personal": scanned.personal.total(),
         "validation": curation.is_validation(row),

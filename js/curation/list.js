@@ -1,5 +1,5 @@
 // The list of conversations: a virtual list whose rows are requested in pages, by number.
-import { clamp, fill, h, marked, perFrame, plural } from "../panel.js";
+import { clamp, fill, h, marked, muted, perFrame, plural } from "../panel.js";
 import { typedArray } from "../viewer/index.js";
 import { visibleRows } from "../viewer/list.js";
 import { SIGNS } from "./verdicts.js";
@@ -52,9 +52,13 @@ export function createList(app) {
   function cells(id, known) {
     const [sign, title] = SIGNS[known.mark] ?? SIGNS[""];
     return [
-      h("span", { class: `art-c-sign art-c-${known.mark || "none"}`, "aria-hidden": "true" }, sign),
+      h("span", { class: `art-c-sign art-c-${known.mark || "unmarked"}`, "aria-hidden": "true" }, sign),
       h("span.quiet", known.mark ? `${title}: ` : ""),
-      h("span.grow.c-preview", marked(known.preview || "(empty)")),
+      h(
+        "span.grow.c-preview",
+        known.opening ? [marked(known.opening), muted(" → ")] : null,
+        muted(marked(known.preview || "(empty)")),
+      ),
       known.tags.map((tag) => h("span.badge", marked(tag))),
       known.edited ? h("span.badge.is-good", { title: plural(known.edited, "corrected reply") }, "corrected") : null,
       known.repeats != null
@@ -137,7 +141,8 @@ export function createList(app) {
       requests += 1;
       draw();
     },
-    step: (by) => activate(active + by),
+    /** Go to the next or previous row. If the selected one is not in the list, go to the first. @param {number} by */
+    step: (by) => activate(ids[active] === app.ui.id ? active + by : active),
     go(id) {
       const i = ids.indexOf(id);
       if (i >= 0) activate(i);

@@ -78,8 +78,8 @@ def test_filter_mark_correct_and_find_everything_after_a_reload(opened, tmp_path
     page.wait_for_selector(".art-c-head .art-c-mark-good[aria-pressed=true]")
     pressed(page, "nbnG")  # the list has the rows 6, 7, 8 and 9
     entries = page.panel.curation.journal.read()
-    assert [(entry.value, entry.turn) for entry in entries] == [("good", None), ("bad", None), ("good", 1)]
-    assert page.panel.good().rows == (7, 9) and page.panel.bad().rows == (8,)
+    assert [(entry.value, entry.turn) for entry in entries] == [("good", None), ("bad", None), ("good", 2)]
+    assert page.panel.good().rows == (6, 8) and page.panel.bad().rows == (7,)
     pressed(page, "e")
     page.wait_for_selector(".art-c-editor textarea")
     page.fill(".art-c-editor textarea", "I found <b>one</b> fork.")
