@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CurationPanel', 'curate']
 
-# %% ../../nbs/85_panels/66_curation_panel.ipynb #9e795aa8
+# %% ../../nbs/85_panels/66_curation_panel.ipynb #3c99943f
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -23,11 +23,11 @@ from art_nb.views.curation_replies import (
     mark_counts,
     rows_reply,
     selected_reply,
-    state_reply,
+    curation_state_reply,
 )
 from ..views.marks import MarkJournal
 
-# %% ../../nbs/85_panels/66_curation_panel.ipynb #3218cc01
+# %% ../../nbs/85_panels/66_curation_panel.ipynb #8af3c3f2
 def _reply_command(reply: Callable) -> Callable:
     """Return a panel command that calls a reply function of the curation in a worker thread."""
 
@@ -38,7 +38,7 @@ def _reply_command(reply: Callable) -> Callable:
     method.__annotations__ = reply.__annotations__ | {"curation": Any}  # it receives the panel
     return command(thread=True)(raises_view_error(method))
 
-
+# %% ../../nbs/85_panels/66_curation_panel.ipynb #07f3138c
 class CurationPanel(Selectable, Panel):
     """Conversations with marks, tags and corrections. Its methods select conversations for training."""
 
@@ -92,7 +92,7 @@ class CurationPanel(Selectable, Panel):
     def _tell_views(self) -> None:
         self.send_update({"version": self.curation.journal.version})
 
-    state = _reply_command(state_reply)
+    state = _reply_command(curation_state_reply)
     select = _reply_command(selected_reply)
     rows = _reply_command(rows_reply)
     conversation = _reply_command(conversation_reply)

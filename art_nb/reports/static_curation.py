@@ -5,18 +5,18 @@
 # %% auto #0
 __all__ = ['static_curation']
 
-# %% ../../nbs/80_reports/64_static_curation.ipynb #82182413
+# %% ../../nbs/80_reports/64_static_curation.ipynb #b272271c
 from typing import Any
 
 from ..core.jsonable import one_line
 from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag
 from .static_html import headline, rollout_html
-from ..views.curated_data import corrected, difference, replies_of, reply_text
+from ..views.curated_data import corrected, difference, replies_of, reply_as_text
 from ..views.curation import Curation
-from ..views.curation_replies import state_reply
+from ..views.curation_replies import curation_state_reply
 from ..views.marks import ConversationMarks
 
-# %% ../../nbs/80_reports/64_static_curation.ipynb #7dd88017
+# %% ../../nbs/80_reports/64_static_curation.ipynb #f48b5920
 _DIFFERENCE_TAGS = {"=": "span", "-": "del", "+": "ins"}
 
 
@@ -36,7 +36,7 @@ def _corrections(curation: Curation, row: int, level: DetailLevel) -> list[Html]
     for turn, by_author in sorted(marks.edits.items()):
         for author, edit in sorted(by_author.items()):
             if turn in replies:
-                old, new = (reply_text(m)[: level.letters] for m in (replies[turn], corrected(replies[turn], edit)))
+                old, new = (reply_as_text(m)[: level.letters] for m in (replies[turn], corrected(replies[turn], edit)))
                 words = [tag(_DIFFERENCE_TAGS[kind], text) for kind, text in difference(old, new)]
                 title = f"correction of message {turn} by {author}"
                 parts.append(tag("div", tag("i", title), tag("div", *words, style="white-space:pre-wrap")))
@@ -49,7 +49,7 @@ def _conversation(curation: Curation, row: int, level: DetailLevel) -> Html:
     statements = [*_statements(marks), *_corrections(curation, row, level)]
     return details(f"{verdict}: {headline(curation.index, row)}", *statements, rollout_html(curation.index, row, level))
 
-# %% ../../nbs/80_reports/64_static_curation.ipynb #7000e035
+# %% ../../nbs/80_reports/64_static_curation.ipynb #06c60497
 def static_curation(curation: Curation, limit: int = LIMIT) -> Html:
     """Return a curation as static HTML.
 
@@ -66,7 +66,7 @@ def static_curation(curation: Curation, limit: int = LIMIT) -> Html:
         Markup without scripts, style sheets or links.
     """
     curation.scan_all()
-    state, _ = state_reply(curation)
+    state, _ = curation_state_reply(curation)
     title = tag("div", tag("b", f"Curation of {one_line(state['title'], 200)}"))
     facts = facts_line(f"{state['conversations']} conversations", *_facts(state), "; ".join(state["lost"]))
     rows = [[name, count] for name, count in [*state["counts"].items(), *((f"tag {t}", n) for t, n in state["tags"])]]

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['Numbered', 'MAX_COMPARED_WORDS', 'Difference', 'numbered_histories', 'replies_of', 'is_reply', 'check_correction',
-           'corrected', 'reply_text', 'difference', 'trained_turns', 'curated_message', 'sft_trajectories',
+           'corrected', 'reply_as_text', 'difference', 'sft_turns', 'curated_message', 'sft_trajectories',
            'correction_pairs', 'scenario_of', 'distinct_scenarios']
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #bc77bc99
+# %% ../../nbs/75_views/95_curated_data.ipynb #391d4ddd
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.jsonable import plain
 from ..rollouts.trajectories import Trajectory, all_histories
-from .marks import ConversationMarks, MarkEntry, conversation_key, now
+from .marks import ConversationMarks, conversation_key
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #6fa56214
 Numbered = list[tuple[int, dict[str, Any]]]
@@ -39,7 +39,7 @@ def is_reply(message: Mapping[str, Any]) -> bool:
     """Return whether a message is a reply of an assistant."""
     return message.get("role") == "assistant"
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #8f80c3f4
+# %% ../../nbs/75_views/95_curated_data.ipynb #ea69f4fa
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return call.get("function") or {}
 
@@ -64,17 +64,19 @@ def check_correction(message: Mapping[str, Any], correction: Mapping[str, Any]) 
 
 def corrected(message: Mapping[str, Any], correction: Mapping[str, Any]) -> dict[str, Any]:
     """Return a reply with the text and the calls of a correction. Its reasoning is left out."""
-    kept = {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content", "refusal")}
+    included = {
+        key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content", "refusal")
+    }
     pairs = zip(message.get("tool_calls") or (), correction.get("tool_calls") or (), strict=False)
     calls = [call | {"function": dict(_function(call)) | new} for call, new in pairs]
-    return kept | {"content": correction["content"]} | ({"tool_calls": calls} if calls else {})
+    return included | {"content": correction["content"]} | ({"tool_calls": calls} if calls else {})
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #51f1fff2
+# %% ../../nbs/75_views/95_curated_data.ipynb #676af513
 MAX_COMPARED_WORDS = 4000
 Difference = list[list[str]]  # pairs of "=", "-" or "+" and a text
 
 
-def reply_text(message: Mapping[str, Any]) -> str:
+def reply_as_text(message: Mapping[str, Any]) -> str:
     """Return the text and the calls of a reply as one text."""
     content = message.get("content") or ""
     calls = [f"{_function(c).get('name')}({_function(c).get('arguments')})" for c in message.get("tool_calls") or ()]
@@ -105,8 +107,8 @@ def difference(old: str, new: str) -> Difference:
         parts += [["+", "".join(b[k:m])]] if m > k else []
     return parts
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #6cb36dcb
-def trained_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
+# %% ../../nbs/75_views/95_curated_data.ipynb #ed847b54
+def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
     """Return the numbers of the replies that SFT trains."""
     turns = {number for number, _ in replies_of(trajectory)}
     return turns if marks.is_empty else {turn for turn in turns if marks.turn_verdict(turn) == "good"}
@@ -150,20 +152,20 @@ def sft_trajectories(
     clean: Callable[[str], str] = _unchanged,  # is applied to all texts, for example `without_personal_data`
 ) -> list[Trajectory]:
     """Return the conversations of a trajectory for SFT."""
-    turns, found = trained_turns(trajectory, marks), []
+    turns, result = sft_turns(trajectory, marks), []
     for messages, tools in numbered_histories(trajectory):
         last = max((number for number, _ in messages if number in turns), default=-1)
-        kept = [
+        included = [
             _with_text(curated_message(number, message, marks), clean)
             | ({"weight": 0} if is_reply(message) and number not in turns else {})
             for number, message in messages
             if number <= last
         ]
-        if kept:
+        if included:
             facts = {"conversation": conversation_key(trajectory), "tags": marks.tag_names}
-            entry = {"messages_and_choices": kept, "tools": tools, "reward": trajectory.reward, "metadata": facts}
-            found.append(Trajectory.model_validate(entry))
-    return found
+            entry = {"messages_and_choices": included, "tools": tools, "reward": trajectory.reward, "metadata": facts}
+            result.append(Trajectory.model_validate(entry))
+    return result
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #37553092
 def correction_pairs(trajectory: Trajectory, marks: ConversationMarks) -> list[dict[str, Any]]:
@@ -181,7 +183,7 @@ def correction_pairs(trajectory: Trajectory, marks: ConversationMarks) -> list[d
             prompt.append(curated)
     return pairs
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #bf9f6276
+# %% ../../nbs/75_views/95_curated_data.ipynb #47565797
 def scenario_of(trajectory: Trajectory, marks: ConversationMarks) -> dict[str, Any] | None:
     """Return the scenario of a conversation as a dict of JSON values, or `None` if no reply follows a user message."""
     messages, tools = next(numbered_histories(trajectory))
@@ -201,7 +203,7 @@ def scenario_of(trajectory: Trajectory, marks: ConversationMarks) -> dict[str, A
 
 def distinct_scenarios(scenarios: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
     """Return scenarios without those that begin like an earlier one."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for scenario in filter(None, scenarios):
-        found.setdefault(json.dumps([scenario["messages"], scenario["tools"]], sort_keys=True), scenario)
-    return [*found.values()]
+        result.setdefault(json.dumps([scenario["messages"], scenario["tools"]], sort_keys=True), scenario)
+    return [*result.values()]

@@ -90,7 +90,7 @@ def opening_of(trajectory: Trajectory) -> str:
     messages = (message for message in trajectory.messages() if message.get("role") == "user")
     return one_line("\n".join(content_texts(next(messages, {}))), 60)
 
-# %% ../../nbs/75_views/96_curation.ipynb #4d9645e6
+# %% ../../nbs/75_views/96_curation.ipynb #5b5c0681
 class Curation:
     """The conversations of a log, with everything that is known about them.
 
@@ -195,10 +195,10 @@ class Curation:
         """
         while row >= len(self.index) and not self.index.load():
             pass
-        found = self.index.locate(row).trajectory
-        if not isinstance(found, Trajectory):
+        result = self.index.locate(row).trajectory
+        if not isinstance(result, Trajectory):
             raise ValueError(f"Row {row} is a failed rollout. It has no conversation.")
-        return found
+        return result
 
     def key_of(self, row: int) -> str:
         """Return the key of a conversation, also if it is not scanned yet.
@@ -208,8 +208,8 @@ class Curation:
         row : int
             The number of the row in the index.
         """
-        found = self.scanned.get(row)
-        return found.key if found else conversation_key(self.trajectory(row))
+        result = self.scanned.get(row)
+        return result.key if result else conversation_key(self.trajectory(row))
 
     def marks_of(self, row: int) -> ConversationMarks:
         """Return what people said about a conversation.
@@ -244,9 +244,9 @@ class Curation:
         with self._lock:
             if len(self.scanned) != self._keyed:
                 self._keys_of_groups = {}
-                for row, found in self.scanned.items():
+                for row, result in self.scanned.items():
                     first = self.duplicates.first_of(row)
-                    self._keys_of_groups[first] = min(found.key, self._keys_of_groups.get(first, found.key))
+                    self._keys_of_groups[first] = min(result.key, self._keys_of_groups.get(first, result.key))
                 self._keyed = len(self.scanned)
             return self._keys_of_groups
 
@@ -266,7 +266,7 @@ class Curation:
         digest = hashlib.sha256(f"{self.seed if seed is None else seed} {key}".encode()).digest()
         return int.from_bytes(digest[:8]) / 2**64 < (self.validation if validation is None else validation)
 
-# %% ../../nbs/75_views/96_curation.ipynb #d611dcd9
+# %% ../../nbs/75_views/96_curation.ipynb #345800e6
 def _sizes_of_groups(curation: Curation, rows: list[int]) -> np.ndarray:
     sizes = Counter(map(curation.duplicates.first_of, rows))
     return np.array([sizes[curation.duplicates.first_of(row)] for row in rows], np.float64)
@@ -298,10 +298,10 @@ def curation_column(curation: Curation, name: str) -> np.ndarray:
         values[rows] = _SCANNED_COLUMNS[name](curation, rows)
         return values
     merged, empty, read = curation.journal.merged(), ConversationMarks(), _COLUMNS[name]
-    found = [read(merged.get(curation.scanned[row].key, empty)) for row in rows]
+    result = [read(merged.get(curation.scanned[row].key, empty)) for row in rows]
     is_text = isinstance(read(empty), str)
     values = np.full(count, "" if is_text else np.nan, object if is_text else np.float64)
-    values[rows] = found
+    values[rows] = result
     return values
 
 
@@ -312,16 +312,16 @@ def select_conversations(
     words: str = "",  # a text that the conversations contain
 ) -> np.ndarray:  # row numbers in order, uint32
     """Return the rows that match. Raise ValueError with the column of a mistake in the filter."""
-    found = search(curation.index, words, curation.index.newest_search + 1) if words else None
+    result = search(curation.index, words, curation.index.newest_search + 1) if words else None
     with curation._lock, curation.index._lock:
         table, lookup = curation.index.table, lambda name: curation_column(curation, name)
         mask = rows_where(where, lookup, len(table), _ALL_FIELDS) & (table["status"] == 0)
         if words:
-            mask &= np.isin(table["id"], found if found is not None else [])
+            mask &= np.isin(table["id"], result if result is not None else [])
         order = order_of(sort, lookup, len(table)) if sort else np.arange(len(table))
         return table["id"][order[mask[order]]]
 
-# %% ../../nbs/75_views/96_curation.ipynb #53b25253
+# %% ../../nbs/75_views/96_curation.ipynb #a0d0c360
 class Selectable:
     """Methods that select conversations. A subclass defines `selected`."""
 
@@ -339,19 +339,21 @@ class Selectable:
         """
         selection = self.selected()
         matches = {*select_conversations(selection.curation, text).tolist()}
-        return selection.keep(matches.__contains__)
+        return selection.filter(matches.__contains__)
 
     def good(self) -> "Selection":
         """Return the conversations with at least one reply that is marked as good or corrected."""
-        return self.selected().keep_marked(lambda marks, turns: "good" in [marks.turn_verdict(turn) for turn in turns])
+        return self.selected().filter_marked(
+            lambda marks, turns: "good" in [marks.turn_verdict(turn) for turn in turns]
+        )
 
     def bad(self) -> "Selection":
         """Return the conversations that are marked as bad."""
-        return self.selected().keep_marked(lambda marks, turns: marks.verdict() == "bad")
+        return self.selected().filter_marked(lambda marks, turns: marks.verdict() == "bad")
 
     def needs_fix(self) -> "Selection":
         """Return the conversations with a mark "fix", on the whole or on a reply, that has no correction yet."""
-        return self.selected().keep_marked(
+        return self.selected().filter_marked(
             lambda marks, turns: (
                 "fix" in [marks.turn_verdict(turn) for turn in turns]
                 and not (marks.verdict() == "fix" and marks.corrected_turns)
@@ -360,7 +362,7 @@ class Selectable:
 
     def disputed(self) -> "Selection":
         """Return the conversations about which authors disagree."""
-        return self.selected().keep_marked(lambda marks, turns: marks.is_disputed)
+        return self.selected().filter_marked(lambda marks, turns: marks.is_disputed)
 
     def tagged(self, *tags: str) -> "Selection":
         """Return the conversations that have all these tags.
@@ -370,7 +372,7 @@ class Selectable:
         tags : str
             Names of tags.
         """
-        return self.selected().keep_marked(lambda marks, turns: {*tags} <= {*marks.tag_names})
+        return self.selected().filter_marked(lambda marks, turns: {*tags} <= {*marks.tag_names})
 
     def without_duplicates(self) -> "Selection":
         """Return the first conversation of each group of near-duplicates. Raise `BackendMissing` without rensa."""
@@ -378,7 +380,7 @@ class Selectable:
         finder = selection.curation.duplicates
         finder.require()
         firsts = {finder.first_of(row): row for row in sorted(selection.rows, reverse=True)}
-        return selection.keep({*firsts.values()}.__contains__)
+        return selection.filter({*firsts.values()}.__contains__)
 
     def split(self, validation: float = 0.2, seed: int = 0) -> "tuple[Selection, Selection]":
         """Return a training and a validation part. Near-duplicates are in the same part.
@@ -403,9 +405,9 @@ class Selectable:
         selection = self.selected()
         selection.curation.duplicates.require()
         held_out = {row for row in selection.rows if selection.curation.is_validation(row, validation, seed)}
-        return selection.keep(lambda row: row not in held_out), selection.keep(held_out.__contains__)
+        return selection.filter(lambda row: row not in held_out), selection.filter(held_out.__contains__)
 
-# %% ../../nbs/75_views/96_curation.ipynb #744e32de
+# %% ../../nbs/75_views/96_curation.ipynb #7b4dd88e
 @dataclass(slots=True, frozen=True)
 class Selection(Selectable):
     """Conversations of a curation, in the order of the index."""
@@ -423,7 +425,7 @@ class Selection(Selectable):
         """Return the selection itself."""
         return self
 
-    def keep(self, wanted: Any) -> "Selection":
+    def filter(self, wanted: Any) -> "Selection":
         """Return the rows for which a function returns true.
 
         Parameters
@@ -433,7 +435,7 @@ class Selection(Selectable):
         """
         return replace(self, rows=tuple(row for row in self.rows if wanted(row)))
 
-    def keep_marked(self, wanted: Any) -> "Selection":
+    def filter_marked(self, wanted: Any) -> "Selection":
         """Return the conversations whose marks fulfill a condition.
 
         Parameters
@@ -441,7 +443,7 @@ class Selection(Selectable):
         wanted : Callable
             A function of the marks and of the numbers of the replies.
         """
-        return self.keep(lambda row: wanted(marks := self.curation.marks_of(row), self._turns(row, marks)))
+        return self.filter(lambda row: wanted(marks := self.curation.marks_of(row), self._turns(row, marks)))
 
     def _turns(self, row: int, marks: ConversationMarks) -> list[int]:
         if marks.is_empty and not marks.tags:

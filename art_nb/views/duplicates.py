@@ -46,7 +46,7 @@ def shingles(text: str) -> list[str]:
     last = max(1, len(words) - SHINGLE_WORDS + 1)
     return [" ".join(words[i : i + SHINGLE_WORDS]) for i in range(last)]
 
-# %% ../../nbs/75_views/94_duplicates.ipynb #fd5dc3e1
+# %% ../../nbs/75_views/94_duplicates.ipynb #d632170d
 HASHES = 128  # of a signature; the standard error of the similarity is about 0.04
 BANDS = 16  # with 8 hashes each: pairs with a similarity of 0.8 are found with a probability of 95 %
 
@@ -58,7 +58,7 @@ def _rensa() -> Any:
         raise BackendMissing(f"Near-duplicates need the package rensa: {install_hint('curation')}.") from error
     return rensa
 
-
+# %% ../../nbs/75_views/94_duplicates.ipynb #4ef0ea74
 class DuplicateFinder:
     """Groups of near-duplicates among texts that are added one by one.
 

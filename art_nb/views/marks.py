@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['VERDICTS', 'MAX_TAG_CHARS', 'conversation_key', 'MarkEntry', 'now', 'check_entry', 'entry_of_row', 'agreed',
-           'ConversationMarks', 'in_order', 'merge_marks', 'default_author', 'journal_directory', 'MarkJournal']
+           'ConversationMarks', 'entries_in_order', 'merge_marks', 'default_author', 'journal_directory', 'MarkJournal']
 
 # %% ../../nbs/75_views/92_marks.ipynb #2e40235f
 import getpass
@@ -47,7 +47,7 @@ def conversation_key(trajectory: Trajectory) -> str:  # 32 hexadecimal digits
     ]
     return text_digest(json.dumps(plain(histories), sort_keys=True))[:32]
 
-# %% ../../nbs/75_views/92_marks.ipynb #2bb00e31
+# %% ../../nbs/75_views/92_marks.ipynb #781ba896
 VERDICTS = ("good", "bad", "fix")
 MAX_TAG_CHARS = 60
 
@@ -72,7 +72,7 @@ def now() -> str:
     """Return the current time as entries contain it."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
-
+# %% ../../nbs/75_views/92_marks.ipynb #a3552418
 def _is_correction(value: Any) -> bool:
     calls = value.get("tool_calls", []) if isinstance(value, dict) else None
     return (
@@ -120,13 +120,13 @@ def entry_of_row(row: Mapping[str, Any]) -> MarkEntry | None:  # None if the lin
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
-# %% ../../nbs/75_views/92_marks.ipynb #09505cc9
+# %% ../../nbs/75_views/92_marks.ipynb #7b745344
 def agreed(statements: Mapping[str, Any]) -> Any:  # "disputed" if they differ, None if there are none
     """Return the value that all authors state."""
     values = {json.dumps(value, sort_keys=True): value for value in statements.values()}
     return next(iter(values.values()), None) if len(values) < 2 else "disputed"
 
-
+# %% ../../nbs/75_views/92_marks.ipynb #b6b42895
 @dataclass(slots=True)
 class ConversationMarks:
     """The latest statements of each author about one conversation."""
@@ -213,8 +213,8 @@ class ConversationMarks:
         """Whether nobody has marked or corrected anything. Tags do not count."""
         return not any([*self.marks.values(), *self.edits.values()])
 
-# %% ../../nbs/75_views/92_marks.ipynb #6a987704
-def in_order(
+# %% ../../nbs/75_views/92_marks.ipynb #5c347b2e
+def entries_in_order(
     files: Iterable[Sequence[MarkEntry]],  # the entries of each journal, in the order of its lines
 ) -> list[MarkEntry]:
     """Return the entries of several journals in the order of their times."""
@@ -234,7 +234,7 @@ def merge_marks(entries: Iterable[MarkEntry]) -> dict[str, ConversationMarks]:  
         merged.setdefault(entry.conversation, ConversationMarks()).add(entry)
     return merged
 
-# %% ../../nbs/75_views/92_marks.ipynb #74f907b0
+# %% ../../nbs/75_views/92_marks.ipynb #2c0b302f
 def default_author() -> str:
     """Return the name of the user of this computer, or "me"."""
     try:
@@ -248,7 +248,7 @@ def journal_directory(log: str | Path) -> Path:
     log = Path(log)
     return log / "marks" if log.is_dir() else log.with_name(f"{log.name}.marks")
 
-
+# %% ../../nbs/75_views/92_marks.ipynb #9ee75337
 class _JournalFile:
     """The entries of one file. New lines are read from where the last reading ended."""
 
@@ -282,7 +282,7 @@ def _entry_of_line(line: bytes) -> MarkEntry | None:
         return None
     return entry_of_row(row) if isinstance(row, dict) else None
 
-# %% ../../nbs/75_views/92_marks.ipynb #53d1061b
+# %% ../../nbs/75_views/92_marks.ipynb #50c22e9e
 class MarkJournal:
     """The journals of a log. New entries are appended to the file of their author.
 
@@ -341,7 +341,7 @@ class MarkJournal:
         """Return all entries in the order of their times. Invalid lines are skipped."""
         with self._lock:
             self.merged()
-            return in_order([self._memory, *(file.entries for file in self._files.values())])
+            return entries_in_order([self._memory, *(file.entries for file in self._files.values())])
 
     def merged(self) -> dict[str, ConversationMarks]:  # by key; do not change it
         """Return what counts for each conversation. Files are read again if they have changed."""
@@ -362,7 +362,7 @@ class MarkJournal:
         self._latest, self.version = entry.time, self.version + 1
 
     def _merge(self) -> None:
-        entries = in_order([self._memory, *(file.entries for file in self._files.values())])
+        entries = entries_in_order([self._memory, *(file.entries for file in self._files.values())])
         self._merged, self.version = merge_marks(entries), self.version + 1
         self._latest = max((entry.time for entry in entries), default="")
 

@@ -44,7 +44,7 @@ def _is_phone(text: str) -> bool:
 def _is_assigned(text: str) -> bool:
     return text[:3] not in {"000", "666"} and text[0] != "9" and text[4:6] != "00" and text[7:] != "0000"
 
-# %% ../../nbs/75_views/93_personal_data.ipynb #aeabeb6a
+# %% ../../nbs/75_views/93_personal_data.ipynb #de917ad3
 @dataclass(slots=True, frozen=True)
 class Finding:
     """A place in a text that looks like personal data."""
@@ -81,17 +81,17 @@ PERSONAL_PATTERNS: dict[str, tuple[re.Pattern, Callable[[str], bool]]] = {  # by
 
 def personal_data_in(text: str) -> list[Finding]:
     """Return the places of a text that look like personal data, in order. They do not overlap."""
-    found = [
+    result = [
         Finding(kind, match.start(), match[0])
         for kind, (pattern, is_valid) in PERSONAL_PATTERNS.items()
         for match in pattern.finditer(text)
         if is_valid(match[0])
     ]
-    kept: list[Finding] = []
-    for finding in sorted(found, key=lambda finding: (finding.start, -len(finding.text))):
-        if not kept or finding.start >= kept[-1].start + len(kept[-1].text):
-            kept.append(finding)
-    return kept
+    included: list[Finding] = []
+    for finding in sorted(result, key=lambda finding: (finding.start, -len(finding.text))):
+        if not included or finding.start >= included[-1].start + len(included[-1].text):
+            included.append(finding)
+    return included
 
 # %% ../../nbs/75_views/93_personal_data.ipynb #8ab3a7ad
 def counts_of(texts: Iterable[str]) -> Counter[str]:  # by kind

@@ -13,7 +13,7 @@ export const SIGNS = {
   bad: ["✗", "bad"],
   fix: ["!", "needs a fix"],
   disputed: ["≠", "disputed"],
-  turns: ["·", "replies are marked"],
+  replies: ["·", "replies are marked"],
   "": ["", ""],
 };
 

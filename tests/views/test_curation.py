@@ -21,9 +21,15 @@ from art_nb.rewards.journal import write_pairs
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
 from art_nb.tokens.chat import ChatFormat
-from art_nb.views.curated_data import correction_pairs, difference, reply_text, sft_trajectories
+from art_nb.views.curated_data import correction_pairs, difference, reply_as_text, sft_trajectories
 from art_nb.views.curation import Curation, all_conversations, select_conversations
-from art_nb.views.curation_replies import MAX_LISTED, conversation_reply, rows_reply, selected_reply, state_reply
+from art_nb.views.curation_replies import (
+    MAX_FACTS,
+    conversation_reply,
+    curation_state_reply,
+    rows_reply,
+    selected_reply,
+)
 from art_nb.views.duplicates import DuplicateFinder
 from art_nb.views.index import load_all
 from art_nb.views.marks import (
@@ -31,8 +37,8 @@ from art_nb.views.marks import (
     MarkEntry,
     MarkJournal,
     conversation_key,
+    entries_in_order,
     entry_of_row,
-    in_order,
     journal_directory,
     merge_marks,
     now,
@@ -103,9 +109,9 @@ ENTRIES = st.lists(
 @settings(max_examples=150, deadline=None)
 def test_the_order_of_the_files_does_not_matter(files):
     files = [sorted(entries, key=lambda entry: entry.time) for entries in files]
-    merged = [merge_marks(in_order(order)) for order in permutations(files)]
+    merged = [merge_marks(entries_in_order(order)) for order in permutations(files)]
     assert all(result == merged[0] for result in merged)
-    assert merge_marks(in_order([*files, *files])) == merged[0]  # copies of the journals change nothing
+    assert merge_marks(entries_in_order([*files, *files])) == merged[0]  # copies of the journals change nothing
     latest = {}
     for entry in sorted((entry for entries in files for entry in entries), key=lambda entry: entry.time):
         latest[entry.conversation, entry.turn, entry.author] = entry.value
@@ -216,8 +222,8 @@ def test_the_loss_covers_the_replies_that_are_good():
         (marked(("ana", "edit", {"content": "one"}, 1), ("ben", "edit", {"content": "two"}, 1)), []),
     ):
         text = trained_text(three, marks) if expected else str(sft_trajectories(three, marks) or "")
-        found = [word for word in ("first", "second", "third", "corrected", "one", "two") if word in text]
-        assert found == expected, marks
+        result = [word for word in ("first", "second", "third", "corrected", "one", "two") if word in text]
+        assert result == expected, marks
     assert len(sft_trajectories(three, marked(("ana", "mark", "good", 3)))[0].messages()) == 4  # the rest is cut
 
 
@@ -250,7 +256,7 @@ def test_histories_calls_and_corrections():
     assert [m["content"] for m in other.messages()] == ["Sub?", "sub reply"]
     (pair,) = correction_pairs(made, marks)
     assert [m["role"] for m in pair["prompt"]] == ["system", "user"] and pair["by"] == ["ana"]
-    assert "pins" in reply_text(pair["chosen"][0]) and "forks" in reply_text(pair["rejected"][0])
+    assert "pins" in reply_as_text(pair["chosen"][0]) and "forks" in reply_as_text(pair["rejected"][0])
     assert made.messages()[2]["content"] == "I look"  # the log stays as it was
 
 
@@ -379,7 +385,7 @@ def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
     done, times = False, []
     while not done:
         start = time.process_time()
-        state, _ = state_reply(curation)
+        state, _ = curation_state_reply(curation)
         times.append(time.process_time() - start)
         done = state["done"]
     assert state["conversations"] == 10_000
@@ -387,12 +393,12 @@ def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
     curation.journal.append(
         *(MarkEntry(curation.scanned[n].key, "ana", now(), "mark", "good") for n in range(0, 4000, 4))
     )
-    assert len(state_reply(curation)[0]["tags"]) == 0
+    assert len(curation_state_reply(curation)[0]["tags"]) == 0
     start = time.process_time()
     curation.write(9999, "mark", "bad")
     rows, _ = rows_reply(curation, list(range(9800, 10_000)))
     facts, _ = conversation_reply(curation, 9999)
-    state, _ = state_reply(curation)
+    state, _ = curation_state_reply(curation)
     assert time.process_time() - start < 1.0
     assert rows["rows"][-1]["mark"] == facts["facts"]["verdict"] == "bad" and state["counts"]["bad"] == 1
     assert len(json.dumps(facts)) < 20_000 and len(json.dumps(rows)) < 60_000
@@ -407,7 +413,7 @@ def test_replies_are_bounded_for_hostile_conversations():
     facts = conversation_reply(curation, 0)[0]["facts"]
     assert len(json.dumps(facts)) < 200_000
     many = talk(" ".join(f"a{n}@example.com" for n in range(5000)))
-    assert len(conversation_reply(Curation([many]), 0)[0]["facts"]["personal"]) == MAX_LISTED
+    assert len(conversation_reply(Curation([many]), 0)[0]["facts"]["personal"]) == MAX_FACTS
 
 
 # differences and personal data
