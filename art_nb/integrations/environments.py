@@ -9,7 +9,7 @@ __all__ = ['DEFAULT_SAMPLING', 'RANDOM_TIMEOUT_S', 'Environment', 'seeded_scenar
 
 # %% ../../nbs/88_integrations/70_environments.ipynb #bbad90b5
 import asyncio
-import json
+import inspect
 import queue
 import random
 import threading
@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from ..core.types import BackendMissing, Messages, MessagesAndChoices, RolloutError, Tools, install_hint
 from ..models.model import Model
+from ..rewards.rubrics import json_values
 from ..rollouts.entries import get_messages
 from ..rollouts.trajectories import Trajectory
 
@@ -161,6 +162,11 @@ class EnvironmentThread:
         """Call a function on the thread and return its result."""
         return await asyncio.wrap_future(self._put(partial(function, *args, **options)))
 
+    async def call_or_await(self, function: Callable, *args: Any, **options: Any) -> Any:
+        """Call a function on the thread. If its result is awaitable, await it on this event loop."""
+        result = await self.call(function, *args, **options)
+        return await result if inspect.isawaitable(result) else result
+
     @asynccontextmanager
     async def closing(self, close: Callable[[], Any]) -> AsyncIterator[None]:
         """Call `close` at the end. After an error or a timeout, do not wait for it, because a call may hang."""
@@ -280,12 +286,9 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 # %% ../../nbs/88_integrations/70_environments.ipynb #f24f20f2
 def json_action(text: str) -> dict[str, Any]:
     """Return the last JSON object of a reply. Raise `ValueError` if there is none."""
-    decoder, position, last = json.JSONDecoder(), 0, None
-    while (start := text.find("{", position)) >= 0:
-        try:
-            last, position = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            position = start + 1
-    if last is not None:
-        return last
+    values = json_values(text)
+    entries = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
+    objects = [entry for entry in entries if isinstance(entry, dict)]
+    if objects:
+        return objects[-1]
     raise ValueError("the reply contains no JSON object. Reply with one.")

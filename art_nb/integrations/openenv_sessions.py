@@ -6,7 +6,6 @@
 __all__ = ['OPENENV_HINT', 'observation_json', 'openenv']
 
 # %% ../../nbs/88_integrations/74_openenv_sessions.ipynb #7b45e82b
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -87,11 +86,6 @@ def _typed_action(parse: Callable[[str], Any], action_class: Any, text: str) -> 
     return action_class.model_validate(action) if is_model and isinstance(action, dict) else action
 
 
-async def _called(thread: EnvironmentThread, function: Callable, *args: Any, **options: Any) -> Any:
-    result = await thread.call(function, *args, **options)
-    return await result if inspect.isawaitable(result) else result
-
-
 @asynccontextmanager
 async def _local_episode(
     factory: Callable[[], Any], action_class: Any, scenario: Mapping[str, Any], render: Callable, parse: Callable
@@ -102,10 +96,10 @@ async def _local_episode(
         action_class = action_class or get_type_hints(type(environment).step).get("action")
 
         async def reset() -> Any:
-            return await _called(thread, environment.reset, **scenario)
+            return await thread.call_or_await(environment.reset, **scenario)
 
         async def step(action: Any) -> tuple[Any, float, bool]:
-            observation = await _called(thread, environment.step, action)
+            observation = await thread.call_or_await(environment.step, action)
             return observation, _reward(observation.reward), bool(observation.done)
 
         async with thread.closing(getattr(environment, "close", lambda: None)):
