@@ -20,7 +20,8 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from ..core.jsonable import plain
 from ..core.types import Messages, RolloutError
-from .environments import Environment, EnvironmentThread, PolicyChat, converse, faults_text
+from .environments import Environment, EnvironmentThread, faults_text
+from .policy_chat import PolicyChat, converse
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
