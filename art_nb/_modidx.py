@@ -6375,6 +6375,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'art_nb/views/curation_replies.py'),
                                                'art_nb.views.curation_replies._shown_difference': ( '75_views/curation_replies.html#_shown_difference',
                                                                                                     'art_nb/views/curation_replies.py'),
+                                               'art_nb.views.curation_replies._shown_mark': ( '75_views/curation_replies.html#_shown_mark',
+                                                                                              'art_nb/views/curation_replies.py'),
                                                'art_nb.views.curation_replies._statements': ( '75_views/curation_replies.html#_statements',
                                                                                               'art_nb/views/curation_replies.py'),
                                                'art_nb.views.curation_replies._turn_facts': ( '75_views/curation_replies.html#_turn_facts',

@@ -22,20 +22,23 @@ from .marks import ConversationMarks
 from .personal_data import personal_data_in
 from .replies import page_reply, traj_reply
 
-# %% ../../nbs/75_views/97_curation_replies.ipynb #33c7936e
+# %% ../../nbs/75_views/97_curation_replies.ipynb #c08a893d
 MAX_TAGS = 100
 
 
 def mark_counts(curation: Curation) -> dict[str, int]:
-    """Return how many scanned conversations have each mark, a correction, a dispute or a tag."""
+    """Return how many scanned conversations have each mark, only marked replies, a correction, a dispute or a tag."""
     counts: Counter[str] = Counter()
     for key, marks in curation.journal.merged().items():
         rows = len(curation.rows_by_key.get(key, ()))
-        names = [marks.verdict() or ("" if marks.is_empty else "turns"), *(["edited"] if marks.corrected_turns else [])]
-        names += ["conflict"] if marks.is_disputed else []
-        for name in (*filter(None, names), *(f"tag:{tag}" for tag in marks.tag_names)):
+        names = [_shown_mark(marks), "edited" if marks.corrected_turns else "", *(f"tag:{t}" for t in marks.tag_names)]
+        for name in filter(None, names):
             counts[name] += rows
     return dict(counts)
+
+
+def _shown_mark(marks: ConversationMarks) -> str:
+    return "disputed" if marks.is_disputed else marks.verdict() or ("" if marks.is_empty else "replies")
 
 
 def curation_state_reply(curation: Curation) -> ViewReply:
@@ -61,7 +64,7 @@ def curation_state_reply(curation: Curation) -> ViewReply:
         "seed": curation.seed,
     }, []
 
-# %% ../../nbs/75_views/97_curation_replies.ipynb #43701318
+# %% ../../nbs/75_views/97_curation_replies.ipynb #ac4da3f5
 def selected_reply(curation: Curation, where: str = "", sort: str = "", words: str = "") -> ViewReply:
     """Return the rows of the conversations that match, in order."""
     rows = select_conversations(curation, where, sort, words)
@@ -77,7 +80,7 @@ def rows_reply(curation: Curation, ids: Sequence[int]) -> ViewReply:
 def _row_facts(curation: Curation, row: int) -> dict[str, Any]:
     marks, scanned = curation.marks_of(row), curation.scanned.get(row)
     facts = {
-        "mark": "disputed" if marks.is_disputed else marks.verdict() or ("" if marks.is_empty else "turns"),
+        "mark": _shown_mark(marks),
         "tags": [utf8_text(tag, 80) for tag in marks.tag_names[:6]],
         "edited": len(marks.corrected_turns),
     }
