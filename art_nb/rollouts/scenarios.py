@@ -147,10 +147,10 @@ def opening_messages(
 
 def opening_id(opening: Sequence[Mapping[str, Any]]) -> str:
     """Return an ID of the scenario that the messages describe: the last question, with a hash if more is needed."""
-    asked = [message.get("content") for message in opening if message["role"] == "user"]
-    text = " ".join(str(asked[-1]).split()) if asked else "conversation"
+    questions = [message.get("content") for message in opening if message["role"] == "user"]
+    text = " ".join(str(questions[-1]).split()) if questions else "conversation"
     digest = text_digest(repr(plain(list(opening))))[:8]
-    return text if len(opening) == len(asked) == 1 and len(text) <= 60 else f"{text[:60]}… {digest}"
+    return text if len(opening) == len(questions) == 1 and len(text) <= 60 else f"{text[:60]}… {digest}"
 
 
 def conversation_scenarios(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
@@ -171,6 +171,10 @@ def conversation_scenarios(trajectories: Iterable[Trajectory]) -> list[dict[str,
     for trajectory in trajectories:
         if opening := opening_messages(trajectory.messages()):
             key = repr(plain([opening, trajectory.tools]))
-            found = {"messages": opening, "tools": trajectory.tools, "metadata": {"scenario_id": opening_id(opening)}}
-            scenarios.setdefault(key, found)
+            scenario = {
+                "messages": opening,
+                "tools": trajectory.tools,
+                "metadata": {"scenario_id": opening_id(opening)},
+            }
+            scenarios.setdefault(key, scenario)
     return list(scenarios.values())

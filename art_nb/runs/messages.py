@@ -121,7 +121,7 @@ ROLES = {
     "observation": "tool",
     "function": "tool",
 }
-_KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal", "weight")
+_PASSED = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal", "weight")
 
 
 def openai_messages(
@@ -166,7 +166,7 @@ def _called(text: str) -> list[Mapping[str, Any]]:
 def _message(entry: Mapping[str, Any], role: str, parts: Parts) -> dict[str, Any]:
     texts = [{"type": "text", "text": text} for text in parts.texts]
     content = [*texts, *parts.others] if parts.others else "".join(parts.texts)
-    message = {"role": role, "content": content} | {key: entry[key] for key in _KEPT if entry.get(key) is not None}
+    message = {"role": role, "content": content} | {key: entry[key] for key in _PASSED if entry.get(key) is not None}
     thoughts = {"reasoning_content": "".join(parts.thoughts)} if parts.thoughts else {}
     return message | thoughts | ({"tool_calls": parts.calls} if parts.calls else {})
 
@@ -193,9 +193,9 @@ def reply_message(reply: Any) -> tuple[dict[str, Any] | None, bool]:  # the mess
         reply = reply["output"]
     first = reply[0] if isinstance(reply, list) and reply else reply
     reason = (first.get("finish_reason") or first.get("stop_reason")) if isinstance(first, Mapping) else None
-    found = [m for m in openai_messages(reply, "assistant") if m["role"] == "assistant"]
+    replies = [m for m in openai_messages(reply, "assistant") if m["role"] == "assistant"]
     is_item = isinstance(first, Mapping) and first.get("type") in (*_CALLS, "reasoning", "message")
-    return (_joined(found) if is_item else found[0]) if found else None, reason in ("length", "max_tokens")
+    return (_joined(replies) if is_item else replies[0]) if replies else None, reason in ("length", "max_tokens")
 
 
 def _joined(messages: list[dict[str, Any]]) -> dict[str, Any]:

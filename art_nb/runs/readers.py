@@ -28,7 +28,7 @@ from ..rollouts.entries import History
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.conversations import (
     Imported,
-    Row,
+    FileRow,
     read_openai_chat,
     read_openai_preferences,
     read_openpipe,
@@ -271,7 +271,7 @@ def _read_traces(rows: DictRows) -> Steps:
     return _group_rows(traces, _trace_group, _trace_trajectory)
 
 # %% ../../nbs/10_runs/78_readers.ipynb #bcec5f06
-def _by_scenario(read: Callable[[list[Row]], list[Imported]]) -> Callable[[Any], Steps]:
+def _by_scenario(read: Callable[[list[FileRow]], list[Imported]]) -> Callable[[Any], Steps]:
     return lambda rows: {0: scenario_groups(read(rows))}
 
 
@@ -300,7 +300,7 @@ ROLLOUT_FORMATS: dict[str, tuple[list[set[str]], Callable[[Any], Steps]]] = {
 _SAMPLE = 100  # rows whose columns decide on the format
 
 
-def _format_of(rows: list[Row], path: Path) -> str:
+def _format_of(rows: list[FileRow], path: Path) -> str:
     columns = {name for row in rows[:_SAMPLE] for name in row}
     for name, (alternatives, _) in ROLLOUT_FORMATS.items():
         if any(required <= columns for required in alternatives):
@@ -311,7 +311,7 @@ def _format_of(rows: list[Row], path: Path) -> str:
     )
 
 
-def _check_format(name: str, rows: list[Row], path: Path) -> str:
+def _check_format(name: str, rows: list[FileRow], path: Path) -> str:
     names = {known.lower(): known for known in ROLLOUT_FORMATS}
     if name.lower() not in names:
         known = ", ".join(ROLLOUT_FORMATS)

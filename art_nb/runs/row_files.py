@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ..core.files import MAX_FILE_BYTES, DAMAGED, open_file, open_parquet, parse_json, read_file
 from ..core.types import StoreError
-from .conversations import Row
+from .conversations import FileRow
 
 # %% ../../nbs/10_runs/77_row_files.ipynb #29bbb21c
 def _entries(value: Any) -> list[Any]:
@@ -29,12 +29,12 @@ def _entries(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _json_rows(path: Path) -> list[Row]:
+def _json_rows(path: Path) -> list[FileRow]:
     entries = _entries(parse_json(read_file(path)))
-    return [Row(entry, f"{path}, entry {i}") for i, entry in enumerate(entries, 1) if isinstance(entry, dict)]
+    return [FileRow(entry, f"{path}, entry {i}") for i, entry in enumerate(entries, 1) if isinstance(entry, dict)]
 
 
-def _json_lines(path: Path) -> list[Row]:
+def _json_lines(path: Path) -> list[FileRow]:
     rows, damaged = [], []
     for number, line in enumerate(read_file(path).split(b"\n"), 1):
         if not line.strip():
@@ -43,7 +43,7 @@ def _json_lines(path: Path) -> list[Row]:
             entries = _entries(parse_json(line))
         except DAMAGED:
             entries = [None]
-        rows += [Row(entry, f"{path}, line {number}") for entry in entries if isinstance(entry, dict)]
+        rows += [FileRow(entry, f"{path}, line {number}") for entry in entries if isinstance(entry, dict)]
         damaged += [number] if any(not isinstance(entry, dict) for entry in entries) else []
     if damaged:
         listed = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
@@ -52,25 +52,25 @@ def _json_lines(path: Path) -> list[Row]:
     return rows
 
 # %% ../../nbs/10_runs/77_row_files.ipynb #3d7346c3
-def _parquet_rows(path: Path) -> list[Row]:
+def _parquet_rows(path: Path) -> list[FileRow]:
     with open_parquet(path) as opened:
         return _table_rows(path, opened.read(use_threads=False))
 
 
-def _arrow_rows(path: Path) -> list[Row]:
+def _arrow_rows(path: Path) -> list[FileRow]:
     with open_file(path) as file, pa.ipc.open_stream(file) as stream:
         return _table_rows(path, stream.read_all())
 
 
-def _table_rows(path: Path, table: pa.Table) -> list[Row]:
+def _table_rows(path: Path, table: pa.Table) -> list[FileRow]:
     rows = table.to_pylist()
-    return [Row(row, f"{path}, row {i}") for i, row in enumerate(rows, 1)]
+    return [FileRow(row, f"{path}, row {i}") for i, row in enumerate(rows, 1)]
 
 
 ROW_READERS = {".jsonl": _json_lines, ".json": _json_rows, ".parquet": _parquet_rows, ".arrow": _arrow_rows}
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[FileRow]:
     """Return the rows of a file. Raise `StoreError` or an error in `DAMAGED` if it cannot be read."""
     if path.suffix not in ROW_READERS:
         raise StoreError(f"Could not read {path}: only {', '.join(ROW_READERS)} files are supported.")

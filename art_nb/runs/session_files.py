@@ -12,7 +12,7 @@ from typing import Any
 
 from ..rollouts.entries import History
 from ..rollouts.scenarios import opening_messages
-from .conversations import Imported, Row, imported_trajectory
+from .conversations import Imported, FileRow, imported_trajectory
 from .messages import openai_messages
 
 # %% ../../nbs/10_runs/76_session_files.ipynb #de88695c
@@ -35,13 +35,13 @@ def joined_calls(message: Mapping[str, Any], last: Mapping[str, Any]) -> list[di
     return [call for call in message.get("tool_calls") or () if call not in known]
 
 
-def _branches(lines: list[Row]) -> list[list[Row]]:
+def _branches(lines: list[FileRow]) -> list[list[FileRow]]:
     """Return the newest branch of each tree of messages."""
     by_id, children = {line["uuid"]: line for line in lines}, {line.get("parentUuid") for line in lines}
-    newest: dict[str, list[Row]] = {}
+    newest: dict[str, list[FileRow]] = {}
     for leaf in (line for line in lines if line["uuid"] not in children):
-        path: list[Row] = []
-        node: Row | None = leaf
+        path: list[FileRow] = []
+        node: FileRow | None = leaf
         while node is not None and len(path) <= len(lines):
             path.insert(0, node)
             node = by_id.get(node.get("parentUuid") or node.get("logicalParentUuid"))
@@ -49,20 +49,20 @@ def _branches(lines: list[Row]) -> list[list[Row]]:
     return list(newest.values())
 
 
-def _history(lines: list[Row]) -> History:
+def _history(lines: list[FileRow]) -> History:
     messages = [
         m for line in lines if isinstance(line.get("message"), Mapping) for m in openai_messages([line["message"]])
     ]
     return History(messages_and_choices=joined_replies(messages))
 
 
-def read_claude_code(rows: list[Row]) -> list[Imported]:
+def read_claude_code(rows: list[FileRow]) -> list[Imported]:
     """Read sessions of Claude Code."""
-    sessions: dict[str, list[Row]] = {}
+    sessions: dict[str, list[FileRow]] = {}
     for row in rows:
         if "uuid" in row and not row.get("isMeta"):
             sessions.setdefault(str(row.get("sessionId")), []).append(row)
-    found = []
+    imported = []
     for session, lines in sessions.items():
         branches = sorted(_branches(lines), key=lambda branch: bool(branch[0].get("isSidechain")))
         histories = [history for history in map(_history, branches) if history.messages_and_choices]
@@ -71,8 +71,8 @@ def read_claude_code(rows: list[Row]) -> list[Imported]:
         facts = {"session": session, "version": lines[0].get("version"), "folder": lines[0].get("cwd")}
         facts["model"] = next((m for line in lines if (m := (line.get("message") or {}).get("model"))), None)
         trajectory = imported_trajectory("Claude Code", histories, metadata=facts)
-        found.append((opening_messages(histories[0].messages_and_choices), trajectory))
-    return found
+        imported.append((opening_messages(histories[0].messages_and_choices), trajectory))
+    return imported
 
 
 def files_of_subagents(path: Path) -> list[Path]:
@@ -106,15 +106,15 @@ def _codex_item(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return item if kind in _ITEMS else None
 
 
-def read_codex(rows: list[Row]) -> list[Imported]:
+def read_codex(rows: list[FileRow]) -> list[Imported]:
     """Read sessions of Codex."""
-    files: dict[str, list[Row]] = {}
+    files: dict[str, list[FileRow]] = {}
     for row in rows:
         files.setdefault(row.where.rpartition(", ")[0], []).append(row)
-    return [imported for lines in files.values() for imported in _codex_session(lines)]
+    return [session for lines in files.values() for session in _codex_session(lines)]
 
 
-def _codex_session(rows: list[Row]) -> list[Imported]:
+def _codex_session(rows: list[FileRow]) -> list[Imported]:
     parts: list[list[dict[str, Any]]] = [[]]
     facts: dict[str, Any] = {}
     for row in rows:

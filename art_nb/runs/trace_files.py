@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .conversations import SOURCES, Imported, ImportedScore, Row
+from .conversations import SOURCES, Imported, ImportedScore, FileRow
 from .messages import openai_tools, parsed, reply_message, request_messages
-from .spans import ModelCall, Recording, recorded_trajectories, seconds
+from .spans import ModelCall, RecordedCalls, recorded_trajectories, seconds
 
 # %% ../../nbs/10_runs/75_trace_files.ipynb #5e1a3c0f
 def add_call(
-    recording: Recording, session: str, start: Any, request: Any, reply: Any, model: Any = "", tools: Any = None
+    recording: RecordedCalls, session: str, start: Any, request: Any, reply: Any, model: Any = "", tools: Any = None
 ) -> None:
     """Add a call from its arguments and its result. A call without messages or without a reply is left out."""
     messages, requested = request_messages(request)
@@ -52,9 +52,9 @@ def _assessments(info: Mapping[str, Any]) -> tuple[list[ImportedScore], dict[str
     return scores, expected
 
 
-def read_mlflow(rows: list[Row]) -> list[Imported]:
+def read_mlflow(rows: list[FileRow]) -> list[Imported]:
     """Read traces of MLflow, as `Trace.to_json` and its API return them."""
-    recording = Recording("MLflow")
+    recording = RecordedCalls("MLflow")
     for row in rows:
         info, data = row["info"], row["data"]
         if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
@@ -69,7 +69,7 @@ def read_mlflow(rows: list[Row]) -> list[Imported]:
     return recorded_trajectories(recording)
 
 
-def _add_mlflow_span(recording: Recording, session: str, span: Mapping[str, Any]) -> None:
+def _add_mlflow_span(recording: RecordedCalls, session: str, span: Mapping[str, Any]) -> None:
     attributes = {name: parsed(value) for name, value in (span.get("attributes") or {}).items()}
     if attributes.get("mlflow.spanType") not in _MODEL_SPANS:
         return
@@ -93,7 +93,7 @@ _OBSERVATIONS = (
 )
 
 
-def _langfuse_rows(rows: Iterable[Row]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], dict[str, str]]:
+def _langfuse_rows(rows: Iterable[FileRow]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]], dict[str, str]]:
     """Return observations, scores, and the session of each trace."""
     observations, scores, sessions = [], [], {}
     for row in rows:
@@ -135,11 +135,11 @@ def _langfuse_value(score: Mapping[str, Any]) -> Any:
         return score.get("value") in (True, 1, "True", "true")
     return text if kind in ("CATEGORICAL", "TEXT") and text else score.get("value")
 
-
-def read_langfuse(rows: list[Row]) -> list[Imported]:
+# %% ../../nbs/10_runs/75_trace_files.ipynb #f9358e24
+def read_langfuse(rows: list[FileRow]) -> list[Imported]:
     """Read observations, scores and traces of Langfuse's API or exports."""
     observations, scores, sessions = _langfuse_rows(rows)
-    recording, traces = Recording("Langfuse"), {}
+    recording, traces = RecordedCalls("Langfuse"), {}
     for entry in observations:
         trace = str(value_of(entry, "traceId"))
         traces[str(entry.get("id"))] = trace
@@ -157,9 +157,9 @@ def read_langfuse(rows: list[Row]) -> list[Imported]:
 _REACTIONS = ("wandb.reaction.1", "wandb.note.1")  # emojis and notes of the UI
 
 
-def read_weave(rows: list[Row]) -> list[Imported]:
+def read_weave(rows: list[FileRow]) -> list[Imported]:
     """Read calls of Weave, and their feedback."""
-    recording, sessions = Recording("Weave"), {}
+    recording, sessions = RecordedCalls("Weave"), {}
     for row in rows:
         if "op_name" not in row:
             continue
@@ -177,7 +177,7 @@ def read_weave(rows: list[Row]) -> list[Imported]:
     return recorded_trajectories(recording)
 
 
-def _add_weave_feedback(recording: Recording, session: str, note: Mapping[str, Any]) -> None:
+def _add_weave_feedback(recording: RecordedCalls, session: str, note: Mapping[str, Any]) -> None:
     name, payload = str(note.get("feedback_type")), note.get("payload")
     payload = payload if isinstance(payload, Mapping) else {}
     value = payload.get("value", payload.get("output", payload.get("note", payload.get("emoji"))))
@@ -187,9 +187,9 @@ def _add_weave_feedback(recording: Recording, session: str, note: Mapping[str, A
     recording.scores.setdefault(session, []).append(ImportedScore(name, value, source, by, reason))
 
 # %% ../../nbs/10_runs/75_trace_files.ipynb #fcdd7ae4
-def read_litellm(rows: list[Row]) -> list[Imported]:
+def read_litellm(rows: list[FileRow]) -> list[Imported]:
     """Read standard logging payloads of LiteLLM."""
-    recording = Recording("LiteLLM")
+    recording = RecordedCalls("LiteLLM")
     for row in rows:
         if row.get("status") == "failure":
             continue

@@ -152,8 +152,33 @@ def collect(name, out):
     print(f"{name}: {', '.join(sorted(files.values()))}")
 
 
+PACKAGES = {
+    "openinference": ("sdks", "openinference-instrumentation-openai"),
+    "genai": ("sdks", "opentelemetry-instrumentation-genai-openai"),
+    "langfuse": ("sdks", "langfuse"),
+    "litellm": ("sdks", "litellm"),
+    "weave": ("sdks", "weave"),
+    "mlflow": ("mlflow", "mlflow"),
+    "phoenix": ("phoenix", "arize-phoenix"),
+    "trl": ("trl", "trl"),
+}
+
+
+def version_of(name):
+    """Return the version of a tool."""
+    if name not in PACKAGES:
+        command = [command_of(name, HERE)[0], "--version"]
+    else:
+        environment, package = PACKAGES[name]
+        program = f"from importlib.metadata import version; print(version({package!r}))"
+        command = [str(ROOT / f".venv-import-{environment}/bin/python"), "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def main(names):
     """Write the files of the tools `names`, or of all."""
+    versions = DATA / "versions.json"
+    known = json.loads(versions.read_text()) if versions.exists() else {}
     for name in names or TOOLS:
         out = Path(tempfile.mkdtemp())
         try:
@@ -161,6 +186,8 @@ def main(names):
             collect(name, out)
         finally:
             shutil.rmtree(out, ignore_errors=True)
+        known[name] = version_of(name)
+    versions.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
