@@ -37,7 +37,7 @@ from art_nb.runs.conversations import (
     read_trl_preferences,
     scenario_groups,
 )
-from .row_files import read_rows, row_files
+from .row_files import read_file_rows, row_files
 from .session_files import files_of_subagents, read_claude_code, read_codex
 from .spans import read_otlp, read_phoenix
 from .store import is_run, open_run
@@ -366,10 +366,10 @@ def read_groups(path: str | Path, split: str = "train", format: str | None = Non
 
 def _read_file(path: Path, format: str | None) -> Steps:
     with reading(path, "Check that it is complete and that its format is supported"):
-        rows = read_rows(path)
+        rows = read_file_rows(path)
         name = _check_format(format, rows, path) if format else _format_of(rows, path)
         if name == "Claude Code":
-            rows += [row for part in files_of_subagents(path) for row in read_rows(part)]
+            rows += [row for part in files_of_subagents(path) for row in read_file_rows(part)]
         if name in ("verl", "verifiers", "traces of verifiers"):
             number = re.fullmatch(r"(?:step_?)?(\d+)", path.stem)
             rows = [row if "step" in row else row | {"step": int(number[1]) if number else 0} for row in rows]

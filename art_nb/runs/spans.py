@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..rollouts.entries import History, get_messages
 from ..rollouts.exchanges import ChatCompletionsExchange, Conversation, append_exchange
 from ..rollouts.scenarios import opening_messages
-from .conversations import SOURCES, Imported, ImportedScore, FileRow, imported_trajectory
+from .conversations import SCORE_SOURCES, Imported, ImportedScore, FileRow, imported_trajectory
 from .messages import openai_messages, openai_tools, parsed, reply_message, request_messages
 
 # %% ../../nbs/10_runs/74_spans.ipynb #afca50cb
@@ -274,7 +274,7 @@ def annotation_score(row: Mapping[str, Any]) -> ImportedScore:
     """Return the score of an annotation of Phoenix."""
     result, by = row.get("result") or {}, str(row.get("identifier") or "")
     value = result.get("label") if result.get("score") is None else result["score"]
-    source = SOURCES.get(str(row.get("annotator_kind")), "judge")
+    source = SCORE_SOURCES.get(str(row.get("annotator_kind")), "judge")
     return ImportedScore(str(row.get("name")), value, source, by, result.get("explanation") or "")
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .conversations import SOURCES, Imported, ImportedScore, FileRow
+from .conversations import SCORE_SOURCES, Imported, ImportedScore, FileRow
 from .messages import openai_tools, parsed, reply_message, request_messages
 from .spans import ModelCall, RecordedCalls, recorded_trajectories, seconds
 
@@ -44,7 +44,7 @@ def _assessments(info: Mapping[str, Any]) -> tuple[list[ImportedScore], dict[str
         if entry.get("valid") is False:  # replaced by a newer one
             continue
         if isinstance(entry.get("feedback"), Mapping):
-            kind = SOURCES.get(str(source.get("source_type")), "judge")
+            kind = SCORE_SOURCES.get(str(source.get("source_type")), "judge")
             by, reason = str(source.get("source_id") or ""), entry.get("rationale") or ""
             scores.append(ImportedScore(name, entry["feedback"].get("value"), kind, by, reason))
         elif isinstance(entry.get("expectation"), Mapping):
@@ -148,7 +148,7 @@ def read_langfuse(rows: list[FileRow]) -> list[Imported]:
             start = value_of(entry, "startTime")
             add_call(recording, sessions.get(trace, trace), start, entry.get("input"), entry.get("output"), model)
     for score in scores:
-        source, by = SOURCES.get(str(score.get("source")), "judge"), str(value_of(score, "authorUserId") or "")
+        source, by = SCORE_SOURCES.get(str(score.get("source")), "judge"), str(value_of(score, "authorUserId") or "")
         made = ImportedScore(str(score.get("name")), _langfuse_value(score), source, by, score.get("comment") or "")
         recording.scores.setdefault(_langfuse_place(score, traces, sessions), []).append(made)
     return recorded_trajectories(recording)

@@ -145,9 +145,9 @@ def collect(name, out):
         (DATA / target).parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes()
         if path.suffix == ".jsonl":
-            places = {str(out / "home"): "/home/user", str(out): "/tmp", str(ROOT): "/home/user/art_nb", sys.base_prefix: "/usr"}
+            places = {out / "home": "/home/user", out: "/tmp", ROOT: "/home/user/art_nb", sys.base_prefix: "/usr"}
             for place, name_there in places.items():
-                content = content.replace(place.encode(), name_there.encode())
+                content = content.replace(str(place).encode(), name_there.encode())
         (DATA / target).write_bytes(content)
     print(f"{name}: {', '.join(sorted(files.values()))}")
 

@@ -1,4 +1,7 @@
-"""Standard logging payloads of LiteLLM: `python litellm_writer.py FILE`."""
+"""Standard logging payloads of LiteLLM: `python litellm_writer.py FILE`.
+
+`model_map_information` has LiteLLM's 9 kB of facts about the model. It is left out.
+"""
 
 import json
 import os
@@ -19,7 +22,7 @@ class Collector(CustomLogger):
 
     def log_success_event(self, kwargs, response_obj, start_time, end_time):
         """Keep a payload."""
-        payloads.append(kwargs["standard_logging_object"])
+        payloads.append({**kwargs["standard_logging_object"], "model_map_information": None})
 
 
 def create(model, messages, tools):
