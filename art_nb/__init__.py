@@ -42,10 +42,12 @@ Modules:
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
+- `art_nb.runs.conversations`: Imported conversations: their scores, their groups, and datasets of messages
 - `art_nb.runs.costs`: The cost of API responses, computed from prices or reported by the endpoint
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data
 - `art_nb.runs.locks`: The lock of a run directory, which allows one writer
-- `art_nb.runs.readers`: Rollouts in the formats of TRL, verl, verifiers and ART
+- `art_nb.runs.readers`: Rollouts and conversations in the formats of other tools
+- `art_nb.runs.row_files`: Rows of Parquet, Arrow, JSON and JSON Lines files, with their places
 - `art_nb.runs.sessions`: What each session of a run was trained with: versions, code, options and machine
 - `art_nb.runs.sources`: The source code of a rollout, with everything that it uses
 - `art_nb.runs.store`: The run directory: the files of a run, written so that no data is lost if the process is killed
@@ -114,7 +116,9 @@ _NAMES = {
     "rollouts.http_capture": "no_capture",
     "rollouts.gather": "gather_trajectories gather_trajectory_groups trajectory_group_batches",
     "core.aio": "limit_concurrency retry",
+    "rollouts.scenarios": "conversation_scenarios",
     "runs.store": "RunStore open_run",
+    "runs.readers": "read_conversations read_groups",
     "views.boards": "register_board",
     "rewards.judges": "Person as_judge",
     "rewards.ruler": "ruler ruler_score_group score_group",
@@ -159,7 +163,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from replay_rollout auto environments langgraph"
+    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

@@ -60,8 +60,11 @@ from .rollouts.gather import gather_trajectory_groups as gather_trajectory_group
 from .rollouts.gather import trajectory_group_batches as trajectory_group_batches
 from .core.aio import limit_concurrency as limit_concurrency
 from .core.aio import retry as retry
+from .rollouts.scenarios import conversation_scenarios as conversation_scenarios
 from .runs.store import RunStore as RunStore
 from .runs.store import open_run as open_run
+from .runs.readers import read_conversations as read_conversations
+from .runs.readers import read_groups as read_groups
 from .views.boards import register_board as register_board
 from .rewards.judges import Person as Person
 from .rewards.judges import as_judge as as_judge

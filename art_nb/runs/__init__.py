@@ -13,7 +13,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "store": ["RunStore", "open_run", "find_runs"],
         "sessions": ["read_sessions"],
-        "readers": ["read_groups"],
+        "readers": ["read_groups", "read_conversations"],
         "metrics": ["MetricsBuilder", "track_api_cost"],
         "costs": ["ModelPricing"],
         "trackers": ["Tracker"],
