@@ -123,6 +123,8 @@ _NAMES = {
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
+    "integrations.recorder": "record",
+    "integrations.recordings": "read_recordings",
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
     "integrations.auto_rl": "auto",
@@ -152,7 +154,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from auto environments langgraph"
+    "register_board retry limit_concurrency rollout_from auto record read_recordings environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

@@ -117,7 +117,7 @@ class RecordWriter:
         try:
             with self._changed:
                 if self._closed or self._waiting_bytes + size > self.max_waiting_bytes:
-                    return self._drop(1, "The disk is slower than the traffic, or the writer is closed.")
+                    return self.drop(1, "The disk is slower than the traffic, or the writer is closed.")
                 self._jobs.append((make, size, secrets))
                 self._waiting_bytes += size
                 self._unfinished += 1
@@ -125,7 +125,7 @@ class RecordWriter:
                     self._start()
                 self._changed.notify_all()
         except Exception as error:  # for example, no further thread can start: the traffic must continue
-            self._drop(1, f"{type(error).__name__}: {error}")
+            self.drop(1, f"{type(error).__name__}: {error}")
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, daemon=True, name="art_nb-recording")
@@ -161,11 +161,11 @@ class RecordWriter:
                 try:
                     records += self._kept(make, secrets)
                 except Exception as error:  # of the record, or of the user's `redact`
-                    self._drop(1, f"{type(error).__name__}: {error}")
+                    self.drop(1, f"{type(error).__name__}: {error}")
             try:
                 self._append(records)
             except Exception as error:  # no error may end the thread
-                self._drop(len(records), str(error))
+                self.drop(len(records), str(error))
             with self._changed:
                 self._waiting_bytes -= sum(size for _, size, _ in jobs)
                 self._unfinished -= len(jobs)
@@ -209,7 +209,16 @@ class RecordWriter:
         number = max(rotated_files(self.path), default=0) + 1
         self.path.rename(self.path.with_name(f"{self.path.stem}.{number:04d}{self.path.suffix}"))
 
-    def _drop(self, n: int, reason: str) -> None:
+    def drop(self, n: int, reason: str) -> None:
+        """Count records that were not written. Warn once for each kind of reason, and never raise.
+
+        Parameters
+        ----------
+        n : int
+            The number of records.
+        reason : str
+            The reason. Its text up to the first colon is its kind.
+        """
         kind = reason.partition(":")[0]
         with self._changed:
             self.counts["dropped"] += n

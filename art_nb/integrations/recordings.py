@@ -84,7 +84,7 @@ def new_record(
         "retry_count": retry_count,
         "model": answer.get("model") or body.get("model") or "",
         "usage": answer.get("usage"),
-        "error": error[:MAX_ERROR_CHARS],
+        "error": "" if is_complete else error[:MAX_ERROR_CHARS],
         "tags": dict(tags or {}),
         "request": None if request is None else {k: v for k, v in body.items() if k not in _SECRET_FIELDS},
         "reply": None if reply is None else answer,
