@@ -226,7 +226,6 @@ def record(
     max_mb: int,
 ) -> int:
     """Forward requests to a provider unchanged, and record them as training data."""
-    from art_nb.backends.remote_protocol import KEY_NAME
     from art_nb.integrations.record_writer import RecordWriter
     from art_nb.integrations.recording_proxy import ProxyServer, RecordingProxy
     from art_nb.serving.http_server import raise_file_limit
@@ -235,7 +234,8 @@ def record(
     function = None if redact is None else redaction_function(redact)
     tags = dict(entry.partition("=")[::2] for entry in tag)
     writer = RecordWriter(path, redact=function, sample=sample, max_bytes=max_mb << 20)
-    proxy = RecordingProxy(upstream, writer, session_header=session_header, api_key=os.environ.get(KEY_NAME), tags=tags)
+    key = os.environ.get("ART_NB_API_KEY")
+    proxy = RecordingProxy(upstream, writer, session_header=session_header, api_key=key, tags=tags)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProxyServer(proxy, host, port) as server:
         print(

@@ -28,16 +28,21 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.machine import is_loopback
 from ..core.redaction import is_secret, redact_url
-from ..core.types import ServeError
-from .gateway import retry_count_of
+from ..core.types import RequestError, ServeError
 from .openpipe import REPORT_PATHS, UPDATE_PATHS, count_matches, report_record, update_record
 from .record_writer import RecordWriter
 from .recordings import RawCall, record_of
 from ..models.clients import httpx
 from ..rollouts.exchanges import PROTOCOLS
-from ..serving.asgi import api_key_of, cancel_on_disconnect, json_response, openai_error_response, read_body
+from art_nb.serving.asgi import (
+    api_key_of,
+    cancel_on_disconnect,
+    json_response,
+    openai_error_response,
+    read_body,
+    retry_count_of,
+)
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
-from ..serving.openai_requests import RequestError
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #8372f89c
 HOP_HEADERS = frozenset(
