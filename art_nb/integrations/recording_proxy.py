@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HOP_HEADERS', 'KEY_HEADER', 'TAG_PREFIX', 'MAX_RECORDED_BYTES', 'MAX_TOTAL_BYTES', 'CONNECT_TIMEOUT_S', 'ResultT',
-           'MIN_KEY_LENGTH', 'upstream_url', 'check_upstream', 'forwarded_headers', 'read_salt', 'secrets_of',
-           'session_of', 'tags_of', 'Budget', 'CallRecording', 'Upload', 'RecordingProxy', 'ProxyServer']
+           'MIN_PROXY_KEY', 'upstream_url', 'check_upstream', 'forwarded_headers', 'read_salt', 'secrets_of',
+           'call_session', 'tags_of', 'Budget', 'CallRecording', 'Upload', 'RecordingProxy', 'ProxyServer']
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #6a553346
 import asyncio
@@ -109,7 +109,7 @@ def secrets_of(scope: Scope) -> list[str]:
     return found + [value for name, value in query if is_secret(name) and value]
 
 
-def session_of(scope: Scope, header: bytes, salt: bytes) -> tuple[str, str]:  # the session, and where it comes from
+def call_session(scope: Scope, header: bytes, salt: bytes) -> tuple[str, str]:  # the session, and where it comes from
     """Return the session of a request."""
     headers = dict(scope["headers"])
     if name := headers.get(header, b"").decode("utf-8", "replace").strip():
@@ -301,7 +301,7 @@ class RecordingProxy:
             return None
 
     def _begin(self, scope: Scope) -> CallRecording:
-        session, session_from = session_of(scope, self.session_header, self.salt)
+        session, session_from = call_session(scope, self.session_header, self.salt)
         details = {"session": session, "session_from": session_from, "tags": self.tags | tags_of(scope)}
         return CallRecording(scope, self.writer, self.budget, details)
 
@@ -389,7 +389,7 @@ def _succeeded(function: Callable[..., Any], *args: Any) -> bool:
     return True
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #904cffb0
-MIN_KEY_LENGTH = 16
+MIN_PROXY_KEY = 16
 
 
 class ProxyServer:
@@ -415,11 +415,11 @@ class ProxyServer:
     """
 
     def __init__(self, proxy: RecordingProxy, host: str = "127.0.0.1", port: int = 0):
-        if proxy.api_key is not None and len(proxy.api_key) < MIN_KEY_LENGTH:
-            raise ServeError(f"The key has {len(proxy.api_key)} characters. Use {MIN_KEY_LENGTH} or more.")
+        if proxy.api_key is not None and len(proxy.api_key) < MIN_PROXY_KEY:
+            raise ServeError(f"The key has {len(proxy.api_key)} characters. Use {MIN_PROXY_KEY} or more.")
         if proxy.api_key is None and not is_loopback(host):
             raise ServeError(
-                f"The address {host} is open to other machines. Set ART_NB_API_KEY to a key of {MIN_KEY_LENGTH} or "
+                f"The address {host} is open to other machines. Set ART_NB_API_KEY to a key of {MIN_PROXY_KEY} or "
                 "more characters, which clients send in the header x-art-nb-key, or use 127.0.0.1."
             )
         self.proxy = proxy

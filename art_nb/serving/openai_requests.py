@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import from_json
 
 from ..core.jsonable import error_path
-from ..core.types import RequestError, ServeError, suggest_name
+from ..core.types import RequestError, suggest_name
 from ..samplers.base import SamplingParams
 
 # %% ../../nbs/45_serving/10_openai_requests.ipynb #c56df862

@@ -124,6 +124,7 @@ def test_the_provider_gets_the_headers_of_the_client(provider, proxy):
     assert record["tags"] == {"user": "ann"} and (record["session"], record["session_from"]) == ("7", "name")
 
 
+@pytest.mark.timeout(3000 if FULL else 300)
 def test_many_requests_without_a_changed_byte(provider, proxy):
     async def check(client, number):
         draw = random.Random(number)
@@ -244,7 +245,7 @@ def test_an_error_of_the_recording_blocks_nothing(provider, tmp_path, monkeypatc
         "begin": (recording_proxy.CallRecording, "__init__"),
         "submit": (RecordWriter, "submit"),
         "parse": (recording_proxy, "record_of"),
-        "session": (recording_proxy, "session_of"),
+        "session": (recording_proxy, "call_session"),
     }
     if where != "redact":
         monkeypatch.setattr(*targets.get(where, (recording_proxy.CallRecording, where)), fail)
@@ -461,6 +462,7 @@ def test_reports_of_openpipe(proxy):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_the_proxy_adds_less_than_five_milliseconds(tmp_path):
     """Provider, proxy and client in three processes; a direct request and one through the proxy in turn."""
     provider = subprocess.Popen(
