@@ -132,6 +132,8 @@ _NAMES = {
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
+    "integrations.recorder": "record",
+    "integrations.recordings": "read_recordings",
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
     "integrations.auto_rl": "auto",
@@ -163,7 +165,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto environments langgraph"
+    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto record read_recordings environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

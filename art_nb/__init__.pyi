@@ -88,6 +88,8 @@ from .backends.remote_client import Backend as Backend
 from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train
+from .integrations.recorder import record as record
+from .integrations.recordings import read_recordings as read_recordings
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from

@@ -308,6 +308,7 @@ SHARED_NAMES = {
     "failures": "a panel, and a check of diagnostics",
     "migrate": "a function and its command",
     "profile": "a function and its command",
+    "record": "a function and its command",
     "train": "a function, its command and its remote call",
     "view": "a function and its command",
     "delete_checkpoints": "functions of the runtime and the pipeline, and the remote call",

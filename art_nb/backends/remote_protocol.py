@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['PIECE_BYTES', 'PLAIN_NAME', 'MAX_ARCHIVE_FILES', 'MAX_ARCHIVE_BYTES', 'ERRORS', 'KEY_NAME', 'STEP_HEADER',
            'MAX_CALL_BYTES', 'Name', 'Folder', 'RunId', 'Step', 'FormT', 'tar_pieces', 'unpack', 'move_into_place',
-           'group_lines', 'options_to_json', 'error_to_json', 'error_from_json', 'is_loopback', 'run_identity',
-           'ModelForm', 'Form', 'RegisterForm', 'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm',
-           'DeleteForm', 'RevokeKeysForm', 'encode_call', 'parse_call']
+           'group_lines', 'options_to_json', 'error_to_json', 'error_from_json', 'run_identity', 'ModelForm', 'Form',
+           'RegisterForm', 'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm', 'DeleteForm',
+           'RevokeKeysForm', 'encode_call', 'parse_call']
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #ff5ef344
 import hashlib
-import ipaddress
 import json
 import os
 import re
@@ -192,14 +191,6 @@ def error_from_json(data: dict[str, Any]) -> ArtError:
 KEY_NAME = "ART_NB_API_KEY"  # environment variable
 STEP_HEADER = "checkpoint-step"  # HTTP header of a response with a checkpoint
 MAX_CALL_BYTES = 256 << 20  # of one call
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def run_identity(store: RunStore) -> str:

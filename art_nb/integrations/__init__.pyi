@@ -1,4 +1,11 @@
 # Written by tools/stubs.py. Do not edit.
+from .recordings import read_recordings as read_recordings
+from .recorder import Recorder as Recorder
+from .recorder import record as record
+from .openpipe import AsyncOpenPipe as AsyncOpenPipe
+from .openpipe import OpenPipe as OpenPipe
+from .recording_proxy import ProxyServer as ProxyServer
+from .recording_proxy import RecordingProxy as RecordingProxy
 from .sessions import Session as Session
 from .programs import ProgramOutput as ProgramOutput
 from .programs import rollout_from as rollout_from
