@@ -122,8 +122,8 @@ async def written(tmp_path):
     """A run that was reported to all tools."""
     model = art.Model(name="a", project="p", base_path=str(tmp_path / ".art"), report_to=TOOLS)
     model.update_wandb_config({"seed": 7, "service": {"api_key": SECRET}})
-    model._bus.emit(Warned(key="flat", message="All rewards of a group are equal."))
     await model.log([group()], split="train", step=1, metrics={"loss/train": 0.1, "loss/kl": float("nan")})
+    model._bus.emit(Warned(key="flat", message="All rewards of a group are equal."))
     await model.log([group()], split="val", step=1)
     await model.log(metrics={"costs/gpu": 0.25}, split="train", step=2)
     await model.end_reports(120)
