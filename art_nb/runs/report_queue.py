@@ -199,8 +199,8 @@ class ReportQueue:
             try:
                 if not self.failed:
                     self._perform(kind, *args)
-                    if is_last:
-                        self._store_position()
+                    if kind == "end" or is_last:
+                        self._store_position(flush=kind != "end")
             except (Exception, SystemExit) as error:  # training must continue, whatever fails in a tool
                 reason = redact_text(error).strip().partition("\n")[0] or "no reason given"
                 self._stop(f"{type(error).__name__}: {reason}")
@@ -243,9 +243,9 @@ class ReportQueue:
         else:
             self.reporter.rollouts(groups, step)
 
-    def _store_position(self) -> None:
-        if flush := getattr(self.reporter, "flush", None):
-            flush()
+    def _store_position(self, flush: bool) -> None:
+        if flush and (method := getattr(self.reporter, "flush", None)):
+            method()
         if self.name and self._row is not None and self._row is not self._stored:
             try:
                 write_position(self.store, self.name, self._row)

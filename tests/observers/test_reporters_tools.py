@@ -118,7 +118,7 @@ def group():
 
 
 @pytest.fixture
-async def written(tmp_path):
+async def written(tmp_path, recwarn):
     """A run that was reported to all tools."""
     model = art.Model(name="a", project="p", base_path=str(tmp_path / ".art"), report_to=TOOLS)
     model.update_wandb_config({"seed": 7, "service": {"api_key": SECRET}})
@@ -127,6 +127,7 @@ async def written(tmp_path):
     await model.log([group()], split="val", step=1)
     await model.log(metrics={"costs/gpu": 0.25}, split="train", step=2)
     await model.end_reports(120)
+    assert not [str(warning.message) for warning in recwarn if "reported" in str(warning.message)]
     return model
 
 

@@ -53,6 +53,9 @@ class Calls(art.Reporter):
     def configure(self, config):
         self._note("configure", dict(config))
 
+    def flush(self):
+        assert not self.calls or self.calls[-1][0] != "end", "it is closed"
+
     def end(self):
         self._note("end")
 
@@ -93,7 +96,7 @@ def group():
     return art.TrajectoryGroup([won, art.Trajectory(reward=0), ValueError(SECRET)], metadata={"api_key": "abc"})
 
 
-async def test_a_reporter_gets_everything_in_order_from_one_thread(named, group):
+async def test_a_reporter_gets_everything_in_order_from_one_thread(named, group, recwarn):
     reporter = Calls()
     model = named([reporter])
     model.update_wandb_config({"seed": 7, "service": {"api_key": SECRET}})
@@ -103,6 +106,7 @@ async def test_a_reporter_gets_everything_in_order_from_one_thread(named, group)
     model._bus.emit(Warned(key="late", message="after it"))
     await model.log([group], split="val", step=1)
     await model.end_reports()
+    assert texts(recwarn) == []
     assert [call[0] for call in reporter.calls] == "begin row rollouts configure warn row rollouts end".split()
     assert reporter.of("begin") == [({"seed": 7, "service": {"api_key": "[redacted]"}},)]
     assert reporter.of("row") == rows_of(model)
