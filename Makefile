@@ -20,10 +20,11 @@ AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
 OBSERVERS := .venv-observers/.installed
+CURATION := .venv-curation/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-curation gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -65,6 +66,9 @@ test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (i
 
 test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoard and W&B (in an environment on top of .venv)
 	.venv-observers/bin/python $(PYTEST) tests/observers
+
+test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
+	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)

@@ -94,6 +94,7 @@ from .integrations.trackio_reporter import TrackioReporter as TrackioReporter
 from .integrations.wandb_reporter import WandbReporter as WandbReporter
 from .integrations.mlflow_reporter import MLflowReporter as MLflowReporter
 from .integrations.tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
+from .integrations.replay import replay_rollout as replay_rollout
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate
@@ -116,6 +117,7 @@ from .panels.failures_panel import failures as failures
 from .panels.comparison_panel import compare as compare
 from .panels.judging_panel import judge as judge
 from .panels.playground import playground as playground
+from .panels.curation_panel import curate as curate
 from .panels.ipython import load_ipython_extension as load_ipython_extension
 
 SPINNING: dict[str, str]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.events import Warned
+from ..core.jsonable import one_line
 from ..rollouts.trajectories import TrajectoryGroup
 from ..runs.reporters import ToolReporter, artifact_name, rollout_records
 
@@ -117,7 +118,7 @@ class WandbReporter(ToolReporter):
         event : Warned
             The warning.
         """
-        self._open_run().alert("art_nb", event.message, level="WARN", wait_duration=0)
+        self._open_run().alert(one_line(event.message, 64), event.message, level="WARN", wait_duration=0)
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Send further settings.

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from io import BytesIO
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -202,9 +201,6 @@ async def test_a_run_is_reported_here_and_not_on_the_server(named, far, server, 
 
         def rollouts(self, sent, step):
             groups.extend(sent)
-
-        def checkpoint(self, path, step):
-            assert not Path(path).is_dir(), "the checkpoint is on the server, or this is its directory"
 
     model = named(report_to=[Here()])
     await model.register(far)
