@@ -19,13 +19,14 @@ AGENTS := .venv-agents/.installed
 AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
+OBSERVERS := .venv-observers/.installed
 CURATION := .venv-curation/.installed
 IMPORT_TOOLS := $(patsubst benchmarks/peers/importers/%.txt,.venv-import-%/.installed,$(wildcard benchmarks/peers/importers/*.txt))
 IMPORT_NODE := tests/importers/node/node_modules/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -64,6 +65,9 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
+
+test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoard and W&B (in an environment on top of .venv)
+	.venv-observers/bin/python $(PYTEST) tests/observers
 
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py

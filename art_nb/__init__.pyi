@@ -65,6 +65,7 @@ from .runs.store import RunStore as RunStore
 from .runs.store import open_run as open_run
 from .runs.readers import read_conversations as read_conversations
 from .runs.readers import read_groups as read_groups
+from .runs.reporters import Reporter as Reporter
 from .views.boards import register_board as register_board
 from .rewards.judges import Person as Person
 from .rewards.judges import as_judge as as_judge
@@ -94,6 +95,10 @@ from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
 from .integrations.auto_rl import auto as auto
+from .integrations.trackio_reporter import TrackioReporter as TrackioReporter
+from .integrations.wandb_reporter import WandbReporter as WandbReporter
+from .integrations.mlflow_reporter import MLflowReporter as MLflowReporter
+from .integrations.tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
 from .integrations.replay import replay_rollout as replay_rollout
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation

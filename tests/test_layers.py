@@ -85,7 +85,7 @@ ALLOWED = {
     "views": "core rollouts runs models rewards tokens training learners",
     "reports": "core rollouts runs models tokens training views",
     "panels": "core rollouts runs models rewards tokens training views reports",
-    "integrations": "core rollouts models rewards serving training",
+    "integrations": "core rollouts runs models rewards serving training reports",
     "compat": "core rollouts runs models backends",
 }
 
@@ -263,6 +263,7 @@ RIGHT = {
     "earlier": "a command in the messages of the live cell",
     "listening": "a display listens for clicks of its buttons",
     "opinion": "an argument in the messages of the judging panel",
+    "rollouts": "a method of the protocol Reporter",
     "serve": "uvicorn calls the method by this name",
     "span": "a range of positions",
     "steps_saved": "a public method of RunStore",

@@ -218,9 +218,9 @@ class ModelForm(BaseModel):
     server_args: dict[str, JsonValue] = {}  # settings of the endpoint, used when the model is registered
 
     def model(self) -> TrainableModel:
-        """Return the model. It is not registered."""
+        """Return the model. It is not registered, and only the client reports it to other tools."""
         fields = self.model_dump(exclude={"internal_config", "server_args"})
-        return TrainableModel(**fields, _internal_config=self.internal_config)
+        return TrainableModel(**fields, report_to="none", _internal_config=self.internal_config)
 
     @property
     def run(self) -> str:

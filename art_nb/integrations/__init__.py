@@ -34,5 +34,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "tool_environments": ["environment_factory"],
         "openenv_sessions": ["openenv"],
         "gymnasium_tasks": ["gymnasium"],
+        "trackio_reporter": ["TrackioReporter"],
+        "wandb_reporter": ["WandbReporter"],
+        "mlflow_reporter": ["MLflowReporter"],
+        "tensorboard_reporter": ["TensorBoardReporter"],
     },
 )

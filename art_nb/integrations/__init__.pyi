@@ -32,3 +32,7 @@ from .text_games import textarena as textarena
 from .tool_environments import environment_factory as environment_factory
 from .openenv_sessions import openenv as openenv
 from .gymnasium_tasks import gymnasium as gymnasium
+from .trackio_reporter import TrackioReporter as TrackioReporter
+from .wandb_reporter import WandbReporter as WandbReporter
+from .mlflow_reporter import MLflowReporter as MLflowReporter
+from .tensorboard_reporter import TensorBoardReporter as TensorBoardReporter

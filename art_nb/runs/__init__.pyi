@@ -8,4 +8,4 @@ from .readers import read_groups as read_groups
 from .metrics import MetricsBuilder as MetricsBuilder
 from .metrics import track_api_cost as track_api_cost
 from .costs import ModelPricing as ModelPricing
-from .trackers import Tracker as Tracker
+from .reporters import Reporter as Reporter
