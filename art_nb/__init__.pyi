@@ -60,8 +60,12 @@ from .rollouts.gather import gather_trajectory_groups as gather_trajectory_group
 from .rollouts.gather import trajectory_group_batches as trajectory_group_batches
 from .core.aio import limit_concurrency as limit_concurrency
 from .core.aio import retry as retry
+from .rollouts.scenarios import conversation_scenarios as conversation_scenarios
 from .runs.store import RunStore as RunStore
 from .runs.store import open_run as open_run
+from .runs.readers import read_conversations as read_conversations
+from .runs.readers import read_groups as read_groups
+from .runs.reporters import Reporter as Reporter
 from .views.boards import register_board as register_board
 from .rewards.judges import Person as Person
 from .rewards.judges import as_judge as as_judge
@@ -85,10 +89,17 @@ from .backends.remote_client import Backend as Backend
 from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train
+from .integrations.recorder import record as record
+from .integrations.recordings import read_recordings as read_recordings
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
 from .integrations.auto_rl import auto as auto
+from .integrations.trackio_reporter import TrackioReporter as TrackioReporter
+from .integrations.wandb_reporter import WandbReporter as WandbReporter
+from .integrations.mlflow_reporter import MLflowReporter as MLflowReporter
+from .integrations.tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
+from .integrations.replay import replay_rollout as replay_rollout
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate
@@ -111,6 +122,7 @@ from .panels.failures_panel import failures as failures
 from .panels.comparison_panel import compare as compare
 from .panels.judging_panel import judge as judge
 from .panels.playground import playground as playground
+from .panels.curation_panel import curate as curate
 from .panels.ipython import load_ipython_extension as load_ipython_extension
 
 SPINNING: dict[str, str]
