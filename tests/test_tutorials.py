@@ -31,7 +31,6 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "self_play/self-play.ipynb": "win",
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
     "langgraph_agent/langgraph-agent.ipynb": "right",
-    "node_agent/node-agent.ipynb": "right",
 }
 
 
@@ -62,13 +61,6 @@ def test_what_a_saved_tutorial_shows(path, root):
     """The lower end of the trained model's interval lies above the upper end of the first one's."""
     evaluations = saved_evaluations(root, path)
     assert evaluations[max(evaluations)][0] > evaluations[min(evaluations)][1]
-
-
-def test_the_agents_of_langgraph_and_node_learn_the_same(root):
-    """The intervals of the two trained models overlap."""
-    paths = ("langgraph_agent/langgraph-agent.ipynb", "node_agent/node-agent.ipynb")
-    (low, high), (other_low, other_high) = (max(saved_evaluations(root, path).items())[1] for path in paths)
-    assert low <= other_high and other_low <= high
 
 
 def test_the_task_that_others_borrow_is_the_one_that_is_shown(root):

@@ -60,11 +60,11 @@ def begin(task):
     return art.Trajectory(tools=TOOLS, messages_and_choices=messages)
 
 
-def example(seed):
-    "A conversation for the warm-up. The form is right, and dice choose which tools are called."
-    dice, asked = random.Random(seed), task(seed)
+def example(number):
+    "A conversation for the warm-up. Each question appears three times: with one tool, the other one, and both."
+    asked, tools = task(number // 3), [*QUESTIONS][number % 3]
     trajectory, item, facts = begin(asked), next(iter(asked["shop"])), []
-    for tool in dice.choice([["price"], ["stock"], ["price", "stock"]]):
+    for tool in tools:
         function = {"name": tool, "arguments": json.dumps({"item": item})}
         call = {"id": f"call_{tool}", "type": "function", "function": function}
         facts.append(look_up(asked, tool, item))
