@@ -152,18 +152,18 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from auto environments langgraph"
+    "register_board retry limit_concurrency rollout_from auto environments langgraph trl"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
     "training.run": ["reports.report", "reports.profile", "reports.reproduce"],
-    "rollouts.trajectories": ["tokens.tokenized"],
-    "models.model": ["integrations.sessions"],
+    "rollouts.trajectories": ["tokens.tokenized", "integrations.trl_rows"],
+    "models.model": ["integrations.sessions", "reports.exports"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})
-__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph"]
+__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph", "trl"]
 
 
 def __getattr__(name: str):

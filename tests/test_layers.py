@@ -83,9 +83,9 @@ ALLOWED = {
     "training": "core rollouts runs models tokens backends learners",
     "pipeline": "core rollouts runs models training backends",
     "views": "core rollouts runs models rewards tokens training learners",
-    "reports": "core rollouts runs models tokens training views",
+    "reports": "core rollouts runs models tokens policy backends training views",
     "panels": "core rollouts runs models rewards tokens training views reports",
-    "integrations": "core rollouts models rewards serving training",
+    "integrations": "core rollouts models rewards tokens policy samplers serving training",
     "compat": "core rollouts runs models backends",
 }
 
