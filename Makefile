@@ -20,10 +20,11 @@ AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
 EXPORT := .venv-export/.installed
+CURATION := .venv-curation/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-export gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-export test-curation gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -65,6 +66,9 @@ test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (i
 
 test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
 	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
+
+test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
+	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
@@ -153,7 +157,8 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11. Set the path of a newer one: make PYTHON=/path/to/python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot create virtual environments. On Debian and Ubuntu, run: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	$(BIN)/python tools/install.py constraints.txt
+	@echo "Installing $(TORCH) (up to a minute with a fast connection)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -17,6 +17,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "auto_rl": ["AutoRL", "auto"],
         "trl_rows": ["dpo_rows", "kto_rows", "sft_rows", "to_trl"],
         "trl_rollouts": ["RolloutFunc", "reward_func", "rollout_func"],
+        "replay": ["replay_rollout"],
         "mcp_servers": ["MCPResource", "MCPResult", "MCPSession", "MCPTool", "complete_task_tool", "connect"],
         "mcp_scenarios": [
             "GeneratedScenario",

@@ -6,9 +6,6 @@ the test prints these places with the difference of their logprobs.
 """
 
 import pytest
-
-pytest.importorskip("trl", reason="make test-export installs the packages")
-
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import art_nb as art
 from art_nb.models.weights import fetch
 
+pytest.importorskip("xllamacpp", reason="make test-export installs the packages")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 NEW = 16
 ANIMALS = "lion owl whale ant fox bear crow trout wolf bee".split()
@@ -95,7 +93,9 @@ async def test_transformers_and_peft_give_our_tokens(replies, tmp_path):
         "merged": differences(found, lambda _, prompt: greedy(loaded, prompt), loaded),
         "peft": differences(found, lambda _, prompt: greedy(tuned, prompt), loaded),
     }
-    print({name: f"{50 - len(places)} of 50 equal {places}" for name, places in results.items()}, f"base: {plain} differ")
+    print(
+        {name: f"{50 - len(places)} of 50 equal {places}" for name, places in results.items()}, f"base: {plain} differ"
+    )
     assert plain > 40  # the adapter changes the replies
     assert results == {"merged": [], "peft": []}
 

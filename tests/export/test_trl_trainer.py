@@ -4,20 +4,20 @@ import os
 
 import numpy as np
 import pytest
-
-trl = pytest.importorskip("trl", reason="make test-export installs the packages")
-
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art_nb as art
 from art_nb.learners.base import Learner, step_rows
 from art_nb.learners.settings import StepConfig
+from art_nb.models.weights import adapter_directory, adapter_shape, base_name
+from art_nb.policy.adapter_files import read_matching_adapter
 from art_nb.policy.loading import load_policy
 from art_nb.tokens.rows import group_rows
 
+trl = pytest.importorskip("trl", reason="make test-export installs the packages")
+datasets = pytest.importorskip("datasets")
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LORA = dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.0)
@@ -63,7 +63,7 @@ def trainer_of(folder, tmp_path, rollouts, reward, adapter=True, **options):
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
         reward_funcs=reward,
         args=trl.GRPOConfig(**settings | options),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
         processing_class=AutoTokenizer.from_pretrained(folder),
         peft_config=LoraConfig(task_type="CAUSAL_LM", **LORA) if adapter else None,
         rollout_func=rollouts,
@@ -130,13 +130,19 @@ async def test_the_loss_on_our_rows_is_ours(tiny_model_dir, tmp_path):
         return advantage
 
     trainer = trainer_of(
-        tiny_model_dir, tmp_path, given, advantage, max_steps=1, loss_type="cispo", epsilon_high=5.0, scale_rewards="none"
+        tiny_model_dir,
+        tmp_path,
+        given,
+        advantage,
+        max_steps=1,
+        loss_type="cispo",
+        epsilon_high=5.0,
+        scale_rewards="none",
     )
     compute = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: losses.append(compute(model, inputs)) or losses[-1]
     trainer.train()
 
-    torch.manual_seed(0)
     policy = load_policy(tiny_model_dir, dtype=torch.float32, rank=4, alpha=8, targets=tuple(LORA["target_modules"]))
     config = StepConfig(loss="cispo", loss_options={"is_max": 5.0}, learning_rate=1e-3)
     weighed = step_rows([[t.reward for t in group]], [group_rows(group)], config)
@@ -152,9 +158,6 @@ def test_adapters_of_trl_are_base_models(tiny_model_dir, tmp_path):
     trainer.train()
     rollouts.close()
     trainer.save_model(str(tmp_path / "saved"))
-    from art_nb.models.weights import adapter_directory, adapter_shape, base_name
-    from art_nb.policy.adapter_files import read_matching_adapter
-
     folder = adapter_directory(tmp_path / "saved")
     assert folder is not None and base_name(folder) == str(tiny_model_dir)
     policy = load_policy(tiny_model_dir, dtype=torch.float32, **adapter_shape(folder))
