@@ -210,13 +210,13 @@ class RolloutFunc:
         assert self.sampler is not None, "`__call__` creates it"
         model = self.sampler.model
 
-        async def one(prompt: Any) -> Trajectory:
+        async def roll_out(prompt: Any) -> Trajectory:
             trajectory = await self.rollout(model, self.scenario(prompt))
             if not isinstance(trajectory, Trajectory):
                 raise RolloutError(f"the rollout returned a {type(trajectory).__name__}, not a Trajectory")
             return trajectory.finish()
 
-        return await asyncio.gather(*map(one, prompts), return_exceptions=True)
+        return await asyncio.gather(*map(roll_out, prompts), return_exceptions=True)
 
     def close(self) -> None:
         """Stop the endpoint. Call it after the training."""

@@ -1,8 +1,8 @@
 """Greedy replies of exported models, token by token with ours (`make test-export`).
 
-The model is SmolLM2-135M with an adapter that was trained on a few conversations. In fp32, transformers must give the same
-tokens. A file with 16-bit weights has rounded updates, so its tokens may differ where two tokens are about equally likely:
-the test prints these places with the difference of their logprobs.
+The model is SmolLM2-135M with an adapter that was trained on a few conversations. In fp32, transformers must give the
+same tokens. A file with 16-bit weights has rounded updates, so its tokens may differ where two tokens are about equally
+likely: the test prints these places with the difference of their logprobs.
 """
 
 import pytest

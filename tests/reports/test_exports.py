@@ -95,10 +95,11 @@ async def test_another_chat_template_is_exported(tiny_model_dir, tmp_path):
 
 
 async def test_the_card_has_no_markup_of_others(run, tmp_path):
-    reward = [art.Trajectory(messages_and_choices=[{"role": "user", "content": "a"}], reward=r) for r in (0.0, 1.0)]
-    run.store.write_groups("<script>|x", 0, [art.TrajectoryGroup(reward)])
+    question, metrics = [{"role": "user", "content": "a"}], {"<script>|x": 1}
+    reward = [art.Trajectory(messages_and_choices=question, reward=r, metrics=metrics) for r in (0.0, 1.0)]
+    run.store.write_groups("train", 0, [art.TrajectoryGroup(reward)])
     card = (await run.export("peft", tmp_path / "out")).joinpath("README.md").read_text()
-    assert "<script>" not in card and "### \\<script\\>\\|x" in card
+    assert "<script>" not in card and "\\<script\\>\\|x" in card
     assert str(tmp_path) not in card and 'license_name: "unknown"' in card
 
 
