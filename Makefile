@@ -20,13 +20,14 @@ AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
 OBSERVERS := .venv-observers/.installed
+EXPORT := .venv-export/.installed
 CURATION := .venv-curation/.installed
 IMPORT_TOOLS := $(patsubst benchmarks/peers/importers/%.txt,.venv-import-%/.installed,$(wildcard benchmarks/peers/importers/*.txt))
 IMPORT_NODE := tests/importers/node/node_modules/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -69,6 +70,8 @@ test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (i
 test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoard and W&B (in an environment on top of .venv)
 	.venv-observers/bin/python $(PYTEST) tests/observers
 
+test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
+	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
 

@@ -176,13 +176,13 @@ _COMPLETIONS = (
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
     "training.run": ["reports.report", "reports.profile", "reports.reproduce"],
-    "rollouts.trajectories": ["tokens.tokenized"],
-    "models.model": ["integrations.sessions"],
+    "rollouts.trajectories": ["tokens.tokenized", "integrations.trl_rows"],
+    "models.model": ["integrations.sessions", "reports.exports"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})
-__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph"]
+__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph", "trl"]
 
 
 def __getattr__(name: str):

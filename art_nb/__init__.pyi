@@ -20,6 +20,7 @@ from . import compat as compat
 from . import cli as cli
 from . import environments as environments
 from . import langgraph as langgraph
+from . import trl as trl
 from .compat import dev as dev
 from .core.types import ArtError as ArtError
 from .core.types import BackendMissing as BackendMissing

@@ -551,6 +551,9 @@ class TrainableModel(Model[ConfigType, StateType], Generic[ConfigType, StateType
         The parameters of `Model`.
     """
 
+    if TYPE_CHECKING:  # `reports.exports` adds this method
+        export: ClassVar[Callable[..., Any]]
+
     trainable: bool = True
     base_model: str
     run_name: str | None = None
