@@ -107,7 +107,7 @@ class RawCall:
     reply_encoding: str = ""
     details: dict[str, Any] = field(default_factory=dict)  # further arguments of `new_record`
 
-
+# %% ../../nbs/88_integrations/12_recordings.ipynb #185b024f
 def record_of(call: RawCall) -> Record:
     """Parse a request and its reply."""
     error, reply = call.error, None
@@ -151,7 +151,7 @@ def _parsed_reply(path: str, content: bytes) -> tuple[Record | None, str]:  # th
         return None, f"The reply cannot be read: {type(problem).__name__}: {problem}"
     return reply or None, ""
 
-
+# %% ../../nbs/88_integrations/12_recordings.ipynb #ed8e1782
 def without_secrets(value: Any, secrets: Collection[str]) -> Any:
     """Return a JSON value without the given texts. It is returned unchanged if it contains none of them."""
     text = json.dumps(value, ensure_ascii=False)
@@ -212,7 +212,7 @@ def update_of(filters: Iterable[Mapping[str, Any]], tags: Mapping[str, Any]) -> 
     """
     return plain({"v": VERSION, "update": {"filters": [*filters], "tags": dict(tags)}})
 
-
+# %% ../../nbs/88_integrations/12_recordings.ipynb #b69f1475
 def matches(record: Record, filters: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether a record has all values that the filters name."""
     for condition in filters:
@@ -275,7 +275,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "reply": (dict, type(None)),
 }
 
-
+# %% ../../nbs/88_integrations/12_recordings.ipynb #1e4aec08
 def _is_record(row: Record) -> bool:
     return row.get("v") == VERSION and all(isinstance(row.get(name), kind) for name, kind in _TYPES.items())
 
@@ -392,7 +392,7 @@ def _trajectories(records: list[Record], whole: bool) -> Iterator[Trajectory]:
             ids = dict.fromkeys(record_id for _, ids in part for record_id in ids)
             yield _trajectory(part, [readable[record_id] for record_id in ids], failed if whole else 0)
 
-
+# %% ../../nbs/88_integrations/12_recordings.ipynb #9e54c1b7
 def _trajectory(part: list[tuple[Conversation, list[str]]], records: list[Record], failed: int) -> Trajectory:
     main, *others = (
         History(messages_and_choices=get_messages(conversation.entries), tools=conversation.tools)
