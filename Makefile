@@ -72,6 +72,7 @@ test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoa
 
 test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
 	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
+
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
 
