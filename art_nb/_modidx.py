@@ -2300,8 +2300,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'art_nb/panels/curation_panel.py'),
                                               'art_nb.panels.curation_panel.CurationPanel.__repr__': ( '85_panels/curation_panel.html#curationpanel.__repr__',
                                                                                                        'art_nb/panels/curation_panel.py'),
-                                              'art_nb.panels.curation_panel.CurationPanel._tell_views': ( '85_panels/curation_panel.html#curationpanel._tell_views',
-                                                                                                          'art_nb/panels/curation_panel.py'),
                                               'art_nb.panels.curation_panel.CurationPanel._write': ( '85_panels/curation_panel.html#curationpanel._write',
                                                                                                      'art_nb/panels/curation_panel.py'),
                                               'art_nb.panels.curation_panel.CurationPanel.edit': ( '85_panels/curation_panel.html#curationpanel.edit',
