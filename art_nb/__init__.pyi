@@ -66,6 +66,7 @@ from .runs.store import RunStore as RunStore
 from .runs.store import open_run as open_run
 from .runs.readers import read_conversations as read_conversations
 from .runs.readers import read_groups as read_groups
+from .runs.recordings import read_recordings as read_recordings
 from .runs.reporters import Reporter as Reporter
 from .views.boards import register_board as register_board
 from .rewards.judges import Person as Person
@@ -91,7 +92,6 @@ from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train
 from .integrations.recorder import record as record
-from .integrations.recordings import read_recordings as read_recordings
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from

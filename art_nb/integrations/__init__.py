@@ -11,7 +11,6 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "recordings": ["read_recordings"],
         "recorder": ["Recorder", "record"],
         "openpipe": ["AsyncOpenPipe", "OpenPipe"],
         "recording_proxy": ["ProxyServer", "RecordingProxy"],

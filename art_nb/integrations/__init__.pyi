@@ -1,5 +1,4 @@
 # Written by tools/stubs.py. Do not edit.
-from .recordings import read_recordings as read_recordings
 from .recorder import Recorder as Recorder
 from .recorder import record as record
 from .openpipe import AsyncOpenPipe as AsyncOpenPipe

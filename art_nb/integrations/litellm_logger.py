@@ -16,7 +16,7 @@ from typing import Any
 from ..core.jsonable import plain
 from ..core.types import BackendMissing, install_hint
 from .record_writer import RecordWriter
-from .recordings import Record, new_record
+from ..runs.recordings import Record, new_record
 
 # %% ../../nbs/88_integrations/17_litellm_logger.ipynb #088e756f
 RECORD_PATH = "ART_NB_RECORD"  # environment variable

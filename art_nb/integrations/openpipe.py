@@ -20,7 +20,7 @@ from ..core.jsonable import plain
 from ..core.redaction import redact_text
 from ..core.types import StoreError
 from .record_writer import RecordWriter
-from .recordings import Record, matches, new_record, read_records, update_of
+from ..runs.recordings import Record, matches, new_record, read_records, update_of
 from ..models.clients import httpx
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #762333ff

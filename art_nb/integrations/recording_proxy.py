@@ -31,7 +31,7 @@ from ..core.redaction import is_secret, redact_url
 from ..core.types import RequestError, ServeError
 from .openpipe import REPORT_PATHS, UPDATE_PATHS, count_matches, report_record, update_record
 from .record_writer import RecordWriter
-from .recordings import RawCall, record_of
+from ..runs.recordings import RawCall, record_of
 from ..models.clients import httpx
 from ..rollouts.exchanges import PROTOCOLS
 from art_nb.serving.asgi import (
