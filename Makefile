@@ -19,10 +19,11 @@ AGENTS := .venv-agents/.installed
 AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
+CURATION := .venv-curation/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-curation gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -61,6 +62,9 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
+
+test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
+	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)

@@ -17,6 +17,7 @@ Modules:
 - `art_nb.core.redaction`: Removal of secrets from files, messages and pages
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
 - `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
+- `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
@@ -69,8 +70,12 @@ Modules:
 - `art_nb.views.boards`: Game boards in a conversation, as rows of text cells
 - `art_nb.views.comparison`: Several runs in one view: curves with intervals, settings that differ, and rollouts of the same scenario
 - `art_nb.views.conversation`: Messages and token texts of a conversation as JSON for the viewer
+- `art_nb.views.curation`: Conversations with their marks, near-duplicates and personal data: selections, splits and training data
+- `art_nb.views.duplicates`: Groups of conversations that are nearly the same, by MinHash
 - `art_nb.views.failures`: What went wrong in the rollouts of a run: exceptions, truncated replies, invalid tool calls, groups without signal
 - `art_nb.views.index`: The index of rollouts: loading, filters, sort orders, search and links
+- `art_nb.views.marks`: Marks, tags and corrections of conversations, in journals that several people can write
+- `art_nb.views.personal_data`: A check of texts for personal data by patterns: addresses, numbers and keys
 - `art_nb.views.query`: The filter language of the viewer, sort keys and presets
 - `art_nb.views.token_objective`: The terms of the objective of one token, under the trainer's loss and under other losses"""
 
@@ -126,6 +131,7 @@ _NAMES = {
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
     "integrations.auto_rl": "auto",
+    "integrations.replay": "replay_rollout",
     "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
     "pipeline.settings": (
@@ -140,6 +146,7 @@ _NAMES = {
     "panels.comparison_panel": "compare",
     "panels.judging_panel": "judge",
     "panels.playground": "playground",
+    "panels.curation_panel": "curate",
     "panels.ipython": "load_ipython_extension",
 }
 _PACKAGES = (
@@ -150,9 +157,9 @@ _PACKAGES = (
 _COMPLETIONS = (
     "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
-    "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
+    "view failures compare playground curate report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from auto environments langgraph"
+    "register_board retry limit_concurrency rollout_from replay_rollout auto environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

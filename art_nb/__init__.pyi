@@ -89,6 +89,7 @@ from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
 from .integrations.auto_rl import auto as auto
+from .integrations.replay import replay_rollout as replay_rollout
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate
@@ -111,6 +112,7 @@ from .panels.failures_panel import failures as failures
 from .panels.comparison_panel import compare as compare
 from .panels.judging_panel import judge as judge
 from .panels.playground import playground as playground
+from .panels.curation_panel import curate as curate
 from .panels.ipython import load_ipython_extension as load_ipython_extension
 
 SPINNING: dict[str, str]

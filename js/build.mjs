@@ -7,7 +7,7 @@ import { lean } from "./lean.mjs";
 
 const directory = dirname(fileURLToPath(import.meta.url));
 const panels = readdirSync(directory)
-  .filter((file) => /^(viewer|live|judging|failures|comparison|playground)\.js$/.test(file))
+  .filter((file) => /^(viewer|live|judging|failures|comparison|playground|curation)\.js$/.test(file))
   .map((file) => file.slice(0, -3))
   .sort();
 const selected = process.argv.slice(2).filter((word) => panels.includes(word));

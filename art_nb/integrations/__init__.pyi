@@ -6,6 +6,7 @@ from .langgraph import init_chat_model as init_chat_model
 from .langgraph import wrap_rollout as wrap_rollout
 from .auto_rl import AutoRL as AutoRL
 from .auto_rl import auto as auto
+from .replay import replay_rollout as replay_rollout
 from .mcp_servers import MCPResource as MCPResource
 from .mcp_servers import MCPResult as MCPResult
 from .mcp_servers import MCPSession as MCPSession

@@ -40,10 +40,14 @@ def sft_rows(
                 f"Conversation {i} is a {type(trajectory).__name__}: make it an art.Trajectory("
                 "messages_and_choices=[…])."
             )
-        turns = list(chat.with_empty_cache().turns(trajectory.messages(), trajectory.tools))
+        messages = trajectory.messages()
+        turns = list(chat.with_empty_cache().turns(messages, trajectory.tools))
         if not turns:
             raise TokenError(f"Conversation {i} has no assistant message, so there is nothing to train.")
-        trained = TURNS[assistant_turns]([position for position, _, _ in turns])
+        weighted = [position for position, _, _ in turns if messages[position].get("weight") != 0]
+        if not weighted:
+            raise TokenError(f"All assistant messages of conversation {i} have weight 0, so there is nothing to train.")
+        trained = TURNS[assistant_turns](weighted)
         for row in filter(lambda row: row.sampled.any(), _rows_of_turns(turns, trained)):
             check_length(len(row.tokens), f"Conversation {i}")
             rows.append(row)

@@ -11,7 +11,7 @@ __all__ = ['FIELDS', 'PRESETS', 'ColumnLookup', 'Tokens', 'MAX_FILTER_CHARS', 'r
 
 # %% ../../nbs/75_views/10_query.ipynb #fb5ba867
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -100,8 +100,8 @@ _AND, _OR, _NOT = {"and", "&"}, {"or", "|"}, {"not", "!"}
 class _Parser:
     """A parser of one filter. Each method returns the mask of the rows that match."""
 
-    def __init__(self, line: str, lookup: ColumnLookup):
-        self.tokens, self.position, self.lookup = _tokenize(line), 0, lookup
+    def __init__(self, line: str, lookup: ColumnLookup, fields: Iterable[str] = FIELDS):
+        self.tokens, self.position, self.lookup, self.fields = _tokenize(line), 0, lookup, fields
 
     def next_is(self, *texts: str) -> bool:
         return self.tokens[self.position][1].lower() in texts and self.tokens[self.position][0] != "text"
@@ -164,7 +164,7 @@ class _Parser:
         except KeyError:
             raise ValueError(
                 f"Invalid filter: there is no field {name!r} (at column {column}). "
-                f"Use a metric or one of {', '.join(FIELDS)}."
+                f"Use a metric or one of {', '.join(self.fields)}."
             ) from None
 
     def compare(self, values: np.ndarray, sign: str, value: str, column: int) -> np.ndarray:
@@ -183,13 +183,14 @@ def rows_where(
     line: str,  # the filter as typed; an empty one matches all rows
     lookup: ColumnLookup,
     count: int,  # number of rows
+    fields: Iterable[str] = FIELDS,  # the names that an error message lists
 ) -> np.ndarray:  # bool [count]
     """Return the mask of the rows that match a filter. Raise ValueError with the column of a mistake."""
     if not line.strip():
         return np.ones(count, dtype=bool)
     if len(line) > MAX_FILTER_CHARS:
         raise ValueError(f"Invalid filter: it has more than {MAX_FILTER_CHARS} characters (column {MAX_FILTER_CHARS}).")
-    parser = _Parser(line, lookup)
+    parser = _Parser(line, lookup, fields)
     mask = parser.parse_or()
     parser.expect("the end")
     return mask

@@ -1,0 +1,77 @@
+// The correction of a reply: a form for its text and its calls, and the difference from the original.
+import { fill, h, marked } from "../panel.js";
+
+/** Show a difference as kept, removed and added words. @param {string[][]} parts */
+export const differenceNode = (parts) =>
+  h(
+    "div.text.c-difference",
+    parts.map(([kind, text]) =>
+      kind === "=" ? marked(text) : h(kind === "-" ? "del.c-removed" : "ins.c-added", marked(text)),
+    ),
+  );
+
+/**
+ * Create the form for a correction.
+ * @param {{content: string, tool_calls: {name: string, arguments: string}[], is_corrected: boolean}} reply
+ * @param {{save: (content: string|null, calls: any[]) => Promise<any>, close: () => void}} actions
+ */
+export function createEditor(reply, { save, close }) {
+  const rows = (text) => Math.min(24, Math.max(3, text.split("\n").length + 1));
+  const content = h("textarea.input.c-text", {
+    label: "Corrected text",
+    value: reply.content,
+    rows: rows(reply.content),
+    spellcheck: true,
+  });
+  const calls = reply.tool_calls.map((call, n) => ({
+    name: h("input.input.mono", { label: `Tool of call ${n + 1}`, value: call.name }),
+    arguments: h("textarea.input.c-text", {
+      label: `Arguments of call ${n + 1}`,
+      value: call.arguments,
+      rows: rows(call.arguments),
+      spellcheck: false,
+    }),
+  }));
+  const problem = h("div.c-problem", { role: "alert", hidden: true });
+  const send = async (text, edited) => {
+    problem.hidden = true;
+    try {
+      await save(text, edited);
+    } catch (error) {
+      problem.hidden = false;
+      fill(problem, marked(error.message));
+    }
+  };
+  const store = () =>
+    send(
+      content.value,
+      calls.map((call) => ({ name: call.name.value, arguments: call.arguments.value })),
+    );
+  const node = h(
+    "section.c-editor",
+    { label: "Correct the reply" },
+    content,
+    calls.map((call) => h("div.c-call", call.name, call.arguments)),
+    problem,
+    h(
+      "div.c-actions",
+      h("button.button", { title: "Save the correction (Ctrl+Enter)", onclick: store }, "Save"),
+      h("button.button", { title: "Close the form (Escape)", onclick: close }, "Cancel"),
+      reply.is_corrected
+        ? h(
+            "button.button",
+            { title: "The original counts again", onclick: () => send(null, []) },
+            "Withdraw correction",
+          )
+        : null,
+    ),
+  );
+  node.onkeydown = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) store();
+    else if (event.key === "Escape") close();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  };
+  return { node, focus: () => content.focus() };
+}
