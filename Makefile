@@ -19,11 +19,14 @@ AGENTS := .venv-agents/.installed
 AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
+OBSERVERS := .venv-observers/.installed
 CURATION := .venv-curation/.installed
+IMPORT_TOOLS := $(patsubst benchmarks/peers/importers/%.txt,.venv-import-%/.installed,$(wildcard benchmarks/peers/importers/*.txt))
+IMPORT_NODE := tests/importers/node/node_modules/.installed
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-curation gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -63,8 +66,14 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
+test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoard and W&B (in an environment on top of .venv)
+	.venv-observers/bin/python $(PYTEST) tests/observers
+
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
+
+import-data: $(IMPORT_TOOLS) $(IMPORT_NODE)  ## write the files of tests/importers/data again, with the tools themselves (2 GB)
+	$(BIN)/python tests/importers/make_data.py
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
@@ -127,6 +136,19 @@ $(PANELS): js/package-lock.json $(STAMP)
 
 $(AGENT_NODE): tests/agents/programs/node/package-lock.json $(STAMP)
 	cd $(dir $<) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+$(IMPORT_NODE): tests/importers/node/package-lock.json $(STAMP)
+	cd $(dir $<) && npm ci --silent --no-audit --no-fund
+	@touch $@
+
+.venv-import-trl/.installed: benchmarks/peers/importers/trl.txt tools/overlay.py $(STAMP)
+	$(INSTALL_ON_TOP)
+
+.venv-import-%/.installed: benchmarks/peers/importers/%.txt $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 .venv-agent-%/.installed: benchmarks/peers/agents/%.txt $(STAMP)

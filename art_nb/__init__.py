@@ -42,14 +42,17 @@ Modules:
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
+- `art_nb.runs.conversations`: Imported conversations: their scores, their groups, and datasets of messages
 - `art_nb.runs.costs`: The cost of API responses, computed from prices or reported by the endpoint
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data
 - `art_nb.runs.locks`: The lock of a run directory, which allows one writer
-- `art_nb.runs.readers`: Rollouts in the formats of TRL, verl, verifiers and ART
+- `art_nb.runs.readers`: Rollouts and conversations in the formats of other tools
+- `art_nb.runs.report_queue`: The queue of each reporter, with a thread of its own, and the reporters of a model
+- `art_nb.runs.reporters`: The `Reporter` protocol, and the reporters that a model requests: by name, as an object or as a function
+- `art_nb.runs.row_files`: Rows of Parquet, Arrow, JSON and JSON Lines files, with their places
 - `art_nb.runs.sessions`: What each session of a run was trained with: versions, code, options and machine
 - `art_nb.runs.sources`: The source code of a rollout, with everything that it uses
 - `art_nb.runs.store`: The run directory: the files of a run, written so that no data is lost if the process is killed
-- `art_nb.runs.trackers`: Reporting of a run's metrics to Weights & Biases
 - `art_nb.serving.endpoint`: An OpenAI-compatible endpoint, over HTTP and in process
 - `art_nb.tokens.advantages`: Group advantages, row weights of a step, and a report that explains why nothing would train
 - `art_nb.tokens.chat`: Conversion between chat messages and token IDs, which keeps every sampled ID
@@ -114,7 +117,10 @@ _NAMES = {
     "rollouts.http_capture": "no_capture",
     "rollouts.gather": "gather_trajectories gather_trajectory_groups trajectory_group_batches",
     "core.aio": "limit_concurrency retry",
+    "rollouts.scenarios": "conversation_scenarios",
     "runs.store": "RunStore open_run",
+    "runs.readers": "read_conversations read_groups",
+    "runs.reporters": "Reporter",
     "views.boards": "register_board",
     "rewards.judges": "Person as_judge",
     "rewards.ruler": "ruler ruler_score_group score_group",
@@ -128,9 +134,15 @@ _NAMES = {
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
+    "integrations.recorder": "record",
+    "integrations.recordings": "read_recordings",
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
     "integrations.auto_rl": "auto",
+    "integrations.trackio_reporter": "TrackioReporter",
+    "integrations.wandb_reporter": "WandbReporter",
+    "integrations.mlflow_reporter": "MLflowReporter",
+    "integrations.tensorboard_reporter": "TensorBoardReporter",
     "integrations.replay": "replay_rollout",
     "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
@@ -159,7 +171,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from replay_rollout auto environments langgraph"
+    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto record read_recordings environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

@@ -85,7 +85,7 @@ ALLOWED = {
     "views": "core rollouts runs models rewards tokens training learners",
     "reports": "core rollouts runs models tokens training views",
     "panels": "core rollouts runs models rewards tokens training views reports",
-    "integrations": "core rollouts models rewards serving training",
+    "integrations": "core rollouts runs models rewards serving training reports",
     "compat": "core rollouts runs models backends",
 }
 
@@ -263,6 +263,7 @@ RIGHT = {
     "earlier": "a command in the messages of the live cell",
     "listening": "a display listens for clicks of its buttons",
     "opinion": "an argument in the messages of the judging panel",
+    "rollouts": "a method of the protocol Reporter",
     "serve": "uvicorn calls the method by this name",
     "span": "a range of positions",
     "steps_saved": "a public method of RunStore",
@@ -308,6 +309,7 @@ SHARED_NAMES = {
     "failures": "a panel, and a check of diagnostics",
     "migrate": "a function and its command",
     "profile": "a function and its command",
+    "record": "a function and its command",
     "train": "a function, its command and its remote call",
     "view": "a function and its command",
     "delete_checkpoints": "functions of the runtime and the pipeline, and the remote call",

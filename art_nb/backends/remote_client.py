@@ -37,13 +37,13 @@ from art_nb.backends.remote_protocol import (
     STEP_HEADER,
     encode_call,
     error_from_json,
-    is_loopback,
     options_to_json,
     run_identity,
     unpack,
 )
 from ..core.events import Bus, Event, Warned, from_json, print_warnings
 from ..core.jsonable import finite
+from ..core.machine import is_loopback
 from ..core.redaction import redact_text, redact_url
 from ..core.types import ServeError, StoreError, TrainError, TrainResult, TrainSFTConfig
 from ..models.clients import served_name

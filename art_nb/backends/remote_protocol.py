@@ -5,13 +5,12 @@
 # %% auto #0
 __all__ = ['PIECE_BYTES', 'PLAIN_NAME', 'MAX_ARCHIVE_FILES', 'MAX_ARCHIVE_BYTES', 'ERRORS', 'KEY_NAME', 'STEP_HEADER',
            'MAX_CALL_BYTES', 'Name', 'Folder', 'RunId', 'Step', 'FormT', 'tar_pieces', 'unpack', 'move_into_place',
-           'group_lines', 'options_to_json', 'error_to_json', 'error_from_json', 'is_loopback', 'run_identity',
-           'ModelForm', 'Form', 'RegisterForm', 'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm',
-           'DeleteForm', 'RevokeKeysForm', 'encode_call', 'parse_call']
+           'group_lines', 'options_to_json', 'error_to_json', 'error_from_json', 'run_identity', 'ModelForm', 'Form',
+           'RegisterForm', 'ForkForm', 'PullForm', 'StepForm', 'TrainForm', 'SFTForm', 'LogForm', 'DeleteForm',
+           'RevokeKeysForm', 'encode_call', 'parse_call']
 
 # %% ../../nbs/50_backends/50_remote_protocol.ipynb #ff5ef344
 import hashlib
-import ipaddress
 import json
 import os
 import re
@@ -194,14 +193,6 @@ STEP_HEADER = "checkpoint-step"  # HTTP header of a response with a checkpoint
 MAX_CALL_BYTES = 256 << 20  # of one call
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def run_identity(store: RunStore) -> str:
     """Return a unique name of a run directory. The directory is created."""
     store.path.mkdir(parents=True, exist_ok=True)
@@ -227,9 +218,9 @@ class ModelForm(BaseModel):
     server_args: dict[str, JsonValue] = {}  # settings of the endpoint, used when the model is registered
 
     def model(self) -> TrainableModel:
-        """Return the model. It is not registered."""
+        """Return the model. It is not registered, and only the client reports it to other tools."""
         fields = self.model_dump(exclude={"internal_config", "server_args"})
-        return TrainableModel(**fields, _internal_config=self.internal_config)
+        return TrainableModel(**fields, report_to="none", _internal_config=self.internal_config)
 
     @property
     def run(self) -> str:

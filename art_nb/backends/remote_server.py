@@ -31,10 +31,10 @@ from art_nb.backends.remote_protocol import (
     STEP_HEADER,
     PullForm,
     error_to_json,
-    is_loopback,
     parse_call,
     tar_pieces,
 )
+from ..core.machine import is_loopback
 from ..core.types import ServeError
 from ..serving.asgi import json_response, api_key_of, cancel_on_disconnect, json_app, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated

@@ -26,8 +26,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ..backends.remote_protocol import is_loopback
 from ..core.files import DAMAGED, describe_damage
+from ..core.machine import is_loopback
 from ..core.types import ArtError, ServeError
 from ..reports.report import POLICY, page
 from ..reports.static_html import static_html

@@ -83,6 +83,7 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "megatron.backend": _MEGATRON,
     "metrics": {"runs.metrics": "*"},
     "model": {"models.model": "Model TrainableModel"},
+    "openpipe": {"integrations.openpipe": "AsyncOpenPipe OpenPipe"},
     "pipeline_trainer": {
         "pipeline.settings": "PipelineAutotuneConfig PipelineRuntimeConfig RolloutFn make_group_rollout_fn",
         "pipeline.retention": "CheckpointInfo CheckpointRetentionContext"

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'suggest_name', 'StrictModel', 'TrainConfig', 'TrainSFTConfig',
            'TrainResult', 'LocalTrainResult', 'ArtError', 'RolloutError', 'JudgeError', 'TokenError', 'TrainError',
-           'StoreError', 'BackendMissing', 'install_hint', 'ServeError', 'LocalServingUnavailableError']
+           'StoreError', 'BackendMissing', 'install_hint', 'ServeError', 'RequestError', 'LocalServingUnavailableError']
 
 # %% ../../nbs/00_core/20_types.ipynb #d1f44add
 import difflib
@@ -204,6 +204,26 @@ class ServeError(ArtError, RuntimeError):
     def __init__(self, message: str, *, status: int = 400, param: str | None = None):
         super().__init__(message)
         self.status, self.param = status, param
+
+
+class RequestError(ServeError):
+    """An error in a request, with the error code that OpenAI's clients read.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong and what to do next.
+    status : int
+        HTTP status of the response.
+    param : str, optional
+        The invalid request parameter.
+    code : str, optional
+        OpenAI's code of the error.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None):
+        super().__init__(message, status=status, param=param)
+        self.code = code
 
 
 class LocalServingUnavailableError(ServeError, APIConnectionError):

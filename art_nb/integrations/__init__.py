@@ -11,6 +11,10 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
+        "recordings": ["read_recordings"],
+        "recorder": ["Recorder", "record"],
+        "openpipe": ["AsyncOpenPipe", "OpenPipe"],
+        "recording_proxy": ["ProxyServer", "RecordingProxy"],
         "sessions": ["Session"],
         "programs": ["ProgramOutput", "rollout_from"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
@@ -30,5 +34,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "tool_environments": ["environment_factory"],
         "openenv_sessions": ["openenv"],
         "gymnasium_tasks": ["gymnasium"],
+        "trackio_reporter": ["TrackioReporter"],
+        "wandb_reporter": ["WandbReporter"],
+        "mlflow_reporter": ["MLflowReporter"],
+        "tensorboard_reporter": ["TensorBoardReporter"],
     },
 )

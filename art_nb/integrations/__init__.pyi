@@ -1,4 +1,11 @@
 # Written by tools/stubs.py. Do not edit.
+from .recordings import read_recordings as read_recordings
+from .recorder import Recorder as Recorder
+from .recorder import record as record
+from .openpipe import AsyncOpenPipe as AsyncOpenPipe
+from .openpipe import OpenPipe as OpenPipe
+from .recording_proxy import ProxyServer as ProxyServer
+from .recording_proxy import RecordingProxy as RecordingProxy
 from .sessions import Session as Session
 from .programs import ProgramOutput as ProgramOutput
 from .programs import rollout_from as rollout_from
@@ -25,3 +32,7 @@ from .text_games import textarena as textarena
 from .tool_environments import environment_factory as environment_factory
 from .openenv_sessions import openenv as openenv
 from .gymnasium_tasks import gymnasium as gymnasium
+from .trackio_reporter import TrackioReporter as TrackioReporter
+from .wandb_reporter import WandbReporter as WandbReporter
+from .mlflow_reporter import MLflowReporter as MLflowReporter
+from .tensorboard_reporter import TensorBoardReporter as TensorBoardReporter

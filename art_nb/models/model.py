@@ -32,8 +32,9 @@ from .clients import EndpointClient, http_client, httpx, loop_or_thread
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
 from ..runs.metrics import MetricsBuilder, counted_row, group_metrics, metric_name
+from ..runs.report_queue import Reporting
+from ..runs.reporters import merge_wandb_config
 from ..runs.store import RunStore
-from ..runs.trackers import Tracker, merge_wandb_config
 
 # %% ../../nbs/15_models/30_model.ipynb #e2221b6f
 class ModelBackend(Protocol):
@@ -125,8 +126,8 @@ def _log_row(
             model.store.write_own_state(_METRICS_STATE, builder.state_dict() | {"row": finite(row)})
             model.store.append_history(row)
         del model._unwritten[key]
-    if row:
-        model._tracker.send(model, row)
+        if row:  # before the next row, so that reporters get them in order
+            model._reports.send(model, row, split if groups else None)
     if model._backend is not None:
         model._backend._log(model, groups, split, step, row)
     return row
@@ -193,8 +194,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         The OpenAI-compatible endpoint, its key, and the name under which it serves the model.
     base_path : str
         Root of the run directories. `register` replaces it with the backend's path.
+    report_to : str, callable, Reporter or list, optional
+        Tools to which the run is reported: "trackio", "wandb", "mlflow", "tensorboard" or the name of another
+        installed reporter, an `art.Reporter`, or a function that gets each row of metrics. "all" stands for every
+        installed tool, "none" for nothing.
     report_metrics : list of str, optional
-        Trackers for the metrics, for example ["wandb"].
+        ART's name of `report_to`, for names only. `report_to` has priority. Without both, metrics are reported to W&B
+        if the environment variable `WANDB_API_KEY` is set.
     entity, id, run_id, trainable
         Fields of ART: the W&B entity, two fields that are only stored, and whether the model is trainable.
     """
@@ -210,6 +216,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     inference_base_url: str | None = None
     inference_model_name: str | None = None
     base_path: str = ".art"
+    report_to: Any = Field(default=None, exclude=True)
     report_metrics: list[str] | None = None
 
     _backend: Any = PrivateAttr(None)
@@ -217,7 +224,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     _bus: Bus = PrivateAttr(default_factory=Bus)  # for warnings
     _warned: set[str] = PrivateAttr(default_factory=set)
     _wandb_config: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _tracker: Tracker = PrivateAttr(default_factory=Tracker)
+    _reports: Reporting = PrivateAttr(default_factory=Reporting)
     _metrics: MetricsBuilder | None = PrivateAttr(None)  # created at the first use from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
     _unwritten: dict[tuple, dict[str, Any]] = PrivateAttr(default_factory=dict)  # rows that could not be written
@@ -233,7 +240,8 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
             id(self._clients): WeakKeyDictionary(),
             id(self._bus): Bus(),
             id(self._metrics): None,
-            id(self._tracker): Tracker(),
+            id(self._reports): Reporting(),
+            id(self.report_to): self.report_to,
         }
         return super().__deepcopy__({**(memo or {}), **replacements})
 
@@ -248,7 +256,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
             Copy the values of the fields as well.
         """
         copy = super(Model, self.__deepcopy__() if deep else self).model_copy(update=update)
-        copy._clients, copy._metrics, copy._tracker, copy._unwritten = WeakKeyDictionary(), None, Tracker(), {}
+        copy._clients, copy._metrics, copy._reports, copy._unwritten = WeakKeyDictionary(), None, Reporting(), {}
         return copy
 
     @property
@@ -295,10 +303,10 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         StoreError
             If the run directory cannot be used.
         """
-        self._tracker.check(self)  # report missing trackers before anything is loaded
         _check_backend(self, backend)
 
         self.base_path = str(backend.path)
+        self._reports.open(self, getattr(backend, "bus", self._bus))  # raises errors before anything is loaded
         await asyncio.to_thread(self._check_record)
         before, self._backend, self._clients = self._backend, backend, WeakKeyDictionary()
         try:
@@ -406,7 +414,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         self.overwrite_state(state)
 
     def update_wandb_config(self, config: Mapping[str, Any]) -> None:
-        """Add settings of the run for W&B.
+        """Add settings of the run for W&B and the other tools of `report_to`.
 
         Parameters
         ----------
@@ -419,7 +427,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
             If an existing value would change.
         """
         self._wandb_config = merge_wandb_config(self._wandb_config, config)
-        self._tracker.configure(self)
+        self._reports.configure(self)
 
     def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
         """Return the counter of the run's metrics. All contexts (default: "train") share their sums.
@@ -490,6 +498,18 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         self, groups: list | None, split: str, metrics: Mapping, step: int, write: bool, recovered: bool = False
     ) -> dict[str, Any]:
         return _log_row(self, groups, split, metrics, step, write, recovered)
+
+    async def end_reports(self, timeout_s: float = 30.0) -> None:
+        """Let the tools of `report_to` finish, and close the run there. The next row opens it again.
+
+        Otherwise, tools finish when the process ends.
+
+        Parameters
+        ----------
+        timeout_s : float
+            The longest time to wait, in seconds.
+        """
+        await asyncio.to_thread(self._reports.end, timeout_s)
 
     async def get_step(self) -> int:
         """Return the number of completed training steps, 0 for a prompted model."""

@@ -15,7 +15,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "rubrics": ["DEFAULT_RUBRIC"],
         "judges": ["as_judge", "Person"],
         "llm_judges": ["Judge"],
-        "journal": ["Journal"],
+        "journal": ["Journal", "imported_judgments"],
     },
 )
 # Import it here, because otherwise the module `ruler` would hide the function that is loaded later.

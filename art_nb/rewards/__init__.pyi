@@ -9,3 +9,4 @@ from .judges import Person as Person
 from .judges import as_judge as as_judge
 from .llm_judges import Judge as Judge
 from .journal import Journal as Journal
+from .journal import imported_judgments as imported_judgments

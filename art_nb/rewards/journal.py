@@ -9,7 +9,8 @@
 
 # %% auto #0
 __all__ = ['Current', 'Scored', 'Pick', 'current', 'Journal', 'override', 'with_overrides', 'Agreement', 'compare', 'agreement',
-           'Disagreement', 'disagreements', 'every_pair', 'best_against_worst', 'preference_pairs', 'write_pairs']
+           'Disagreement', 'disagreements', 'every_pair', 'best_against_worst', 'preference_pairs', 'write_pairs',
+           'imported_judgments']
 
 # %% ../../nbs/20_rewards/40_journal.ipynb #07c71798
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -316,3 +317,24 @@ def write_pairs(path: str | Path, pairs: Iterable[Mapping[str, Any]]) -> Path:
     """Write preference pairs as JSON lines."""
     atomic_write(path, json_lines(map(plain, pairs)))
     return Path(path)
+
+# %% ../../nbs/20_rewards/40_journal.ipynb #30e084ae
+def imported_judgments(
+    group: TrajectoryGroup,  # from `runs.readers.read_groups`
+    step: int = 0,
+) -> list[Judgment]:  # to append to a journal
+    """Return the scores that another tool stored for the trajectories of a group."""
+    return [
+        _imported_judgment(group_id(group), i, score, step)
+        for i, trajectory in enumerate(group)
+        for score in trajectory.metadata.get("scores") or ()
+        if isinstance(score.get("value"), (int, float)) and 0 <= score["value"] <= 1
+    ]
+
+
+def _imported_judgment(group: str, index: int, score: Mapping[str, Any], step: int) -> Judgment:
+    value, name, by = float(score["value"]), score["name"], score.get("by") or score["name"]
+    if score["source"] == "person":
+        return Judgment(group, index, value, step, judge=by, by="human", reason=score.get("explanation") or "")
+    judge = f"rule {name}" if score["source"] == "rule" else by
+    return Judgment(group, index, value, step, explanation=score.get("explanation") or "", judge=judge)

@@ -22,6 +22,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
             "capture_yielded_trajectory",
         ],
         "http_capture": ["no_capture"],
-        "scenarios": ["iterate_dataset", "scenarios_of_step"],
+        "scenarios": ["iterate_dataset", "scenarios_of_step", "conversation_scenarios"],
     },
 )

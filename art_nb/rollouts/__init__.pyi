@@ -13,5 +13,6 @@ from .capture import trajectory as trajectory
 from .capture import trajectory_group as trajectory_group
 from .capture import yield_trajectory as yield_trajectory
 from .http_capture import no_capture as no_capture
+from .scenarios import conversation_scenarios as conversation_scenarios
 from .scenarios import iterate_dataset as iterate_dataset
 from .scenarios import scenarios_of_step as scenarios_of_step

@@ -9,7 +9,7 @@ __all__ = ['current_trajectory', 'trajectory', 'trajectory_group', 'yield_trajec
 import inspect
 from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 
 from ..core.aio import gather_or_cancel, close_coroutines
 from .http_capture import innermost_scope, no_capture
@@ -35,11 +35,12 @@ def current_trajectory(require: bool = False) -> Trajectory | None:
         If `require` is true and nothing is captured here.
     """
     scope = innermost_scope()
-    if scope is None and require:
+    captured = scope if isinstance(scope, Trajectory) else None
+    if captured is None and require:
         raise RuntimeError(
             "Requests are not captured here. Call this function inside `with art.Trajectory()` or art.trajectory(...)."
         )
-    return cast("Trajectory | None", scope)  # every scope is a trajectory
+    return captured
 
 
 async def trajectory(coroutine: Coroutine) -> Trajectory:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'EXACT_FIELD', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange', 'ResponsesExchange',
            'MessagesExchange', 'TrajectoryExchanges', 'events_of', 'join_choices', 'Protocol', 'read_exchange',
-           'CapturedTurn', 'Conversation', 'policy_name', 'append_exchange', 'conversations_of', 'CompletionsHistory',
-           'token_history', 'string_history']
+           'CapturedTurn', 'Conversation', 'policy_name', 'append_exchange', 'conversations_of', 'turns_of',
+           'CompletionsHistory', 'token_history', 'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
 import json
@@ -295,7 +295,7 @@ def append_exchange(
     exchange: Exchange,
 ) -> None:
     """Add an exchange to the longest conversation that it continues, or to a new one."""
-    for turn in _TURNS_OF[type(exchange)](exchange):
+    for turn in turns_of(exchange):
         candidates = [conversation for conversation in conversations if conversation.is_continued_by(turn)]
         longest = max(candidates, key=lambda conversation: len(conversation.sequence), default=None)
         if longest is None:
@@ -454,6 +454,11 @@ _TURNS_OF: dict[type[Exchange], Callable[[Any], Iterator[CapturedTurn]]] = {
     ResponsesExchange: _response_turns,
     MessagesExchange: _message_turns,
 }
+
+
+def turns_of(exchange: Exchange) -> Iterator[CapturedTurn]:
+    """Yield one turn for each reply of an exchange."""
+    yield from _TURNS_OF[type(exchange)](exchange)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #9b519a5e
 @dataclass(slots=True)

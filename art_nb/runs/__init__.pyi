@@ -3,8 +3,9 @@ from .store import RunStore as RunStore
 from .store import find_runs as find_runs
 from .store import open_run as open_run
 from .sessions import read_sessions as read_sessions
+from .readers import read_conversations as read_conversations
 from .readers import read_groups as read_groups
 from .metrics import MetricsBuilder as MetricsBuilder
 from .metrics import track_api_cost as track_api_cost
 from .costs import ModelPricing as ModelPricing
-from .trackers import Tracker as Tracker
+from .reporters import Reporter as Reporter

@@ -272,7 +272,7 @@ class RunStore:
             sidecar.unlink(missing_ok=True)
         return path
 
-    def read_groups(self, split: str, step: int) -> list[TrajectoryGroup]:
+    def read_groups(self, split: str, step: int, tokens: bool = True) -> list[TrajectoryGroup]:
         """Return the groups of one step, with their token data if it exists.
 
         Parameters
@@ -281,6 +281,8 @@ class RunStore:
             The name of the split.
         step : int
             The number of the step.
+        tokens : bool
+            Whether to read the token data.
         """
         path = next((p for p in (self._file(split, step, e) for e in READERS) if p.exists()), None)
         if path is None:
@@ -288,7 +290,7 @@ class RunStore:
             raise StoreError(f"No trajectories of split {split!r} at step {step} in {self.path}. Saved steps: {saved}.")
         with reading(path, "Move the file away to continue without it"), open_file(path) as file:
             groups, name = READERS[path.suffix](file)
-        if name:
+        if name and tokens:
             self._attach_tokens(groups, path.with_suffix(".tokens.npz"), name)
         return groups
 

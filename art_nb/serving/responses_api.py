@@ -116,7 +116,7 @@ PASSED_FIELDS = (
     "safety_identifier prompt_cache_key chat_template_kwargs ignore_eos"
 ).split()
 IGNORED_RESPONSE_FIELDS = (
-    "include reasoning truncation max_tool_calls prompt_cache_retention context_management".split()
+    "include reasoning truncation max_tool_calls prompt_cache_retention context_management client_metadata".split()
 )
 NOT_SUPPORTED = {"background": (None, False), "conversation": (None,), "prompt": (None,)}
 LOGPROBS = "message.output_text.logprobs"

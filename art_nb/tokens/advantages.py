@@ -14,8 +14,8 @@ __all__ = ['Option', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'Signa
            'trajectory_shares', 'group_shares', 'by_token', 'by_sequence', 'by_prompt', 'by_constant', 'as_art',
            'entry_weights', 'keep_truncated', 'mask_truncated', 'drop_truncated', 'StepWeights', 'is_truncated',
            'weigh_rows', 'TrajectoryCase', 'choices_of', 'sampled_ids', 'has_logprobs', 'row_sizes',
-           'truncated_histories', 'group_cases', 'no_variance_message', 'signal_checks', 'first_failing_check',
-           'signal_report']
+           'truncated_histories', 'group_cases', 'imported_message', 'no_variance_message', 'signal_checks',
+           'first_failing_check', 'signal_report']
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -433,6 +433,23 @@ def group_cases(index: int, group: Any, rows: Sequence, rule: Callable) -> list[
         cases.append(TrajectoryCase(index, choices, float(advantages_G[i]), len(sizes), shortest, keeps_rows))
     return cases
 
+# %% ../../nbs/25_tokens/30_advantages.ipynb #5fe862f5
+def imported_message(
+    groups: Sequence,  # TrajectoryGroup of one step
+) -> str:  # "" unless all trajectories were imported
+    """Return the message for a step that has only imported conversations."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    sources = {str(trajectory.metadata.get("imported_from") or "") for trajectory in trajectories}
+    histories = [history.messages_and_choices for t in trajectories for history in all_histories(t)]
+    if not trajectories or "" in sources or any(choices_of(entries) for entries in histories):
+        return ""
+    return (
+        f"imported text: {len(trajectories)} trajectories were imported ({', '.join(sorted(sources))}). Their replies "
+        "have no token IDs and logprobs of this model, so they are context or targets of supervised fine-tuning, and "
+        "never rows of reinforcement learning. Train on them with model.train_sft, or roll out their scenarios: "
+        "art.conversation_scenarios(trajectories)"
+    )
+
 # %% ../../nbs/25_tokens/30_advantages.ipynb #4515687a
 SignalCheck = tuple[Callable[[TrajectoryCase], bool], str]
 
@@ -550,6 +567,8 @@ def signal_report(
     TrainError
         If a reward is not finite, or `truncated` is unknown.
     """
+    if reason := imported_message(groups):
+        return SignalReport(step=step, groups=len(groups), trainable_groups=0, rows=0, reason=reason)
     groups_rows = groups_rows or [()] * len(groups)
     rule = find_option(TRUNCATED, truncated)
     cases = [case for i, group in enumerate(groups) for case in group_cases(i, group, groups_rows[i], rule)]

@@ -146,7 +146,10 @@ def _parse_row(path: str | Path, number: int, line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise TokenError(f"{path}, line {number}: {error}. Each line must be one JSON object.") from error
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-        raise TokenError(f"{path}, line {number}: the list `messages` is missing. Each line must be one conversation.")
+        raise TokenError(
+            f"{path}, line {number}: the list `messages` is missing. Each line must be one conversation. For files of "
+            "other tools, use model.train_sft(art.read_conversations(path))."
+        )
     return row
 
 

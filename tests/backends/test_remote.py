@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from support.registered import QUESTION, a_group, ask, heard
+from support.registered import QUESTION, a_group, ask, better_and_worse, heard
 from support.remote_parts import CALL, LONG, ROOT, Server, a_long_group, command
 from support.warm import warm_python
 
@@ -190,6 +190,25 @@ async def test_both_spellings_log_on_both_sides(named, far, server):
         assert theirs.trajectories[0].messages_and_choices[-1].model_extra["token_ids"]
     assert kept.steps_saved() == [0, 1]
     assert model.store.steps_saved() == []
+
+
+async def test_a_run_is_reported_here_and_not_on_the_server(named, far, server, monkeypatch):
+    rows, groups = [], []
+
+    class Here(art.Reporter):
+        def row(self, metrics, step):
+            rows.append((step, metrics["train/reward"]))
+
+        def rollouts(self, sent, step):
+            groups.extend(sent)
+
+    model = named(report_to=[Here()])
+    await model.register(far)
+    group = better_and_worse([await ask(model), await ask(model)])
+    await model.train([group])
+    await model.end_reports()
+    assert rows == [(1, 0.5)] and [len(group) for group in groups] == [2]
+    assert len(model.store.history()) == 1
 
 
 async def test_what_the_server_does_not_know_is_logged_here(named, server, tmp_path):

@@ -156,7 +156,7 @@ def test_a_run_of_ours(tmp_path):
         ("a.jsonl", b"", "no known format"),
         ("a.jsonl", b'{"x": 1}\n', "no known format"),
         ("a.parquet", b"PAR1", "Could not read"),
-        ("a.pkl", b"\x80\x04.", "only .parquet and .jsonl files are supported"),
+        ("a.pkl", b"\x80\x04.", "only .jsonl, .json, .parquet, .arrow files are supported"),
         ("a.jsonl", b'{"input": 1, "output": {"a": 1}, "score": "x"}\n', None),
         ("a.jsonl", b'{"input": [1], "output": ["a", null], "score": true}\n', None),
         ("a.jsonl", b'{"example_id": null, "prompt": 3, "completion": [3], "reward": {}}\n', None),
@@ -178,11 +178,11 @@ def test_files_that_are_something_else(tmp_path, name, content, says):
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    import art_nb.runs.readers
+    import art_nb.runs.row_files
 
     path = tmp_path / "1.jsonl"
     path.write_text('{"input": "a", "output": "b", "score": 1}\n')
-    monkeypatch.setattr(art_nb.runs.readers, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(art_nb.runs.row_files, "MAX_FILE_BYTES", 10)
     with pytest.raises(StoreError, match="Split it"):
         read_groups(path)
 

@@ -16,7 +16,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2 as wire
 
 import art_nb as art
-from art_nb.runs.trackers import merge_wandb_config, wandb_is_installed
+from art_nb.runs.reporters import is_installed, merge_wandb_config
 
 ROOT = Path(__file__).parents[2]
 BLOCK, WHOLE, LAST = 32768, 1, 4  # of the log that a run's file is: whole records, and last parts of others
@@ -89,6 +89,11 @@ def kept(folder, project="p", name="a"):
     return [{name: value for name, value in row.items() if name not in UNSENT} for row in rows]
 
 
+def metric_rows(sent):
+    """The rows of metrics. Rollouts are rows of their own."""
+    return [row for row in sent.rows if not any(name.startswith("rollouts/") for name in row)]
+
+
 @pytest.fixture
 def script(tmp_path):
     """A function that runs a program in a process of its own, where W&B writes files and sends nothing."""
@@ -133,10 +138,14 @@ def test_every_row_of_the_history_is_sent_with_its_step(script, tmp_path):
     script(ROWS)
     [sent] = found(tmp_path)
     assert (sent.name, sent.project, sent.ended) == ("a", "p", True)
-    assert sent.rows == kept(tmp_path)
-    assert [row["training_step"] for row in sent.rows] == [2, 1, 3]
-    assert sent.rows[0]["train/mine"] == 4 and sent.rows[1]["val/reward"] == 0.5
-    assert "costs/cum/gpu" in sent.rows[2] and "loss/kl" not in sent.rows[0]
+    rows = metric_rows(sent)
+    assert rows == kept(tmp_path)
+    assert [row["training_step"] for row in rows] == [2, 1, 3]
+    assert rows[0]["train/mine"] == 4 and rows[1]["val/reward"] == 0.5
+    assert "costs/cum/gpu" in rows[2] and "loss/kl" not in rows[0]
+    first, second = (row for row in sent.rows if row not in rows)
+    assert (first["rollouts/train/nrows"], first["training_step"], second["training_step"]) == (2, 2, 1)
+    assert second["rollouts/val/_type"] == "table-file" and second["rollouts/val_viewer/_type"] == "html-file"
     assert sent.config == {"seed": 7, "game": {"size": 3, "dice": 2}}
     assert sent.axes["*"] == "training_step"
 
@@ -163,16 +172,18 @@ asyncio.run(main())
 def test_what_training_measures_is_sent(script, tmp_path, tiny_model_dir):
     script(TRAINED.format(base=str(tiny_model_dir)))
     [sent] = found(tmp_path)
-    assert sent.rows == kept(tmp_path)
-    assert [row["training_step"] for row in sent.rows] == [1, 2, 3]
-    assert all("loss/grad_norm" in row and "train/reward" in row for row in sent.rows[:2])
-    assert "sft/loss" in sent.rows[2]
+    rows = metric_rows(sent)
+    assert rows == kept(tmp_path)
+    assert [row["training_step"] for row in rows] == [1, 2, 3]
+    assert all("loss/grad_norm" in row and "train/reward" in row for row in rows[:2])
+    assert "sft/loss" in rows[2]
 
 
 def test_a_key_alone_asks_for_it_and_an_empty_list_forbids_it(script, tmp_path):
     one = "asyncio.run(Model(name={!r}, project='p', report_metrics={}).log(metrics={{'x': 1}}))\n"
     program = one.format("asked", None) + one.format("forbidden", [])
-    script(program + "import sys; assert 'wandb' in sys.modules", WANDB_API_KEY="0" * 40)
+    end = "from art_nb.runs.report_queue import end_all\nend_all()\n"
+    script(program + end + "import sys; assert 'wandb' in sys.modules", WANDB_API_KEY="0" * 40)
     assert [sent.name for sent in found(tmp_path)] == ["asked"]
     script(program + "import sys; assert 'wandb' not in sys.modules", WANDB_API_KEY="")
     assert len(found(tmp_path)) == 1
@@ -193,9 +204,10 @@ async def main():
     await asyncio.gather(log(first, 1), log(second, 2), log(first, 3))
     await log(Model(name="a", project="p", report_metrics=["wandb"]), 4)       # the cell is run again
     theirs.log({"mine": 1})
+    assert await asyncio.to_thread(first._reports.queues[0].drain, 60)
     wandb.init(project="theirs", id="next", name="next", reinit="finish_previous")
     await log(first, 5)
-    assert not first._tracker.failed
+    assert not first._reports.queues[0].failed
 
 asyncio.run(main())
 """
@@ -222,7 +234,8 @@ async def main():
         for step in range(3):
             await model.log(metrics={"x": step}, step=step)
         model.update_wandb_config({"seed": 1})
-    print([str(warning.message) for warning in said if "W&B" in str(warning.message)])
+        await model.end_reports(60)
+    print([str(warning.message) for warning in said if "wandb" in str(warning.message)])
 
 asyncio.run(main())
 """
@@ -241,7 +254,7 @@ def closed():
     [
         ({"WANDB_API_KEY": "short"}, "key"),
         ({"WANDB_API_KEY": ""}, "wandb login"),
-        ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "W&B does not accept rows of a"),
+        ({"WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "1"}, "a is no longer reported to wandb"),
     ],
 )
 def test_a_failure_of_the_tracker_is_reported_once_and_the_history_is_still_written(script, tmp_path, closed, env, why):
@@ -274,7 +287,7 @@ def test_a_missing_package_with_a_key_is_reported_once_and_training_continues(wi
     for step in range(2):
         asyncio.run(model.log(metrics={"x": 1}, step=step))
     [said] = [str(warning.message) for warning in recwarn if "wandb" in str(warning.message)]
-    assert "pip install" in said and "report_metrics=[]" in said
+    assert "pip install" in said and "report_to=[]" in said
     assert len(kept(tmp_path)) == 2
 
 
@@ -291,18 +304,19 @@ def test_a_copy_is_told_by_itself(without_wandb, tmp_path, recwarn, copied):
 
 
 def test_a_name_that_is_not_known_is_said(without_wandb, recwarn):
-    model = without_wandb(report_metrics=["trackio"])
+    model = without_wandb(report_metrics=["weave"])
     for _ in range(2):
         asyncio.run(model.log(metrics={"x": 1}, step=1))
-    assert ["'trackio'" in str(warning.message) for warning in recwarn] == [True]
+    [said] = [str(warning.message) for warning in recwarn]
+    assert "'weave'" in said and "mlflow, tensorboard, trackio, wandb" in said
 
 
 def test_a_folder_of_runs_is_no_package(monkeypatch, tmp_path):
-    assert wandb_is_installed()
+    assert is_installed("wandb")
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert not wandb_is_installed()
+    assert not is_installed("wandb")
 
 
 def test_a_nested_setting_cannot_change():

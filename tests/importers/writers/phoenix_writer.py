@@ -1,0 +1,76 @@
+"""Spans and annotations of a Phoenix server: `python phoenix_writer.py FILE`."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from agent import SESSIONS, answer, client
+from openinference.instrumentation import using_session
+from openinference.instrumentation.openai import OpenAIInstrumentor
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+
+def free_port():
+    """Return a port that no process uses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def get(path, body=None):
+    """Return the reply of the server to a request."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read() or b"null")
+
+
+port, folder = free_port(), tempfile.mkdtemp()
+url = f"http://127.0.0.1:{port}"
+settings = {"PHOENIX_PORT": port, "PHOENIX_GRPC_PORT": free_port(), "PHOENIX_HOST": "127.0.0.1"}
+settings |= {"PHOENIX_WORKING_DIR": folder, "PHOENIX_TELEMETRY_ENABLED": "false"}
+command = [str(Path(sys.executable).parent / "phoenix"), "serve"]
+server = subprocess.Popen(command, env=os.environ | settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+try:
+    for _ in range(1000):
+        try:
+            get("/v1/projects")
+            break
+        except OSError:
+            time.sleep(0.5)
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces", timeout=30)))
+    OpenAIInstrumentor().instrument(tracer_provider=provider)
+    tracer, llm = provider.get_tracer("tests"), client()
+    for session, questions in SESSIONS.items():
+        for question in questions:
+            with using_session(session), tracer.start_as_current_span("guide"):
+                answer(llm, question)
+    provider.force_flush()
+    for _ in range(60):
+        spans = get("/v1/projects/default/spans?limit=100")["data"]
+        if len(spans) >= 8:
+            break
+        time.sleep(0.5)
+    chats = [span for span in spans if span["span_kind"] == "LLM"]
+    kinds = {"LLM": 0.25, "HUMAN": 1.0}
+    annotations = [
+        {"span_id": chats[0]["context"]["span_id"], "name": "helpful", "annotator_kind": kind}
+        | {"result": {"score": score, "explanation": "It names the weather."}, "identifier": kind}
+        for kind, score in kinds.items()
+    ]
+    get("/v1/span_annotations?sync=true", {"data": annotations})
+    ids = "&".join(f"span_ids={span['context']['span_id']}" for span in spans)
+    notes = get(f"/v1/projects/default/span_annotations?{ids}&limit=100")["data"]
+    Path(sys.argv[1]).write_text("".join(json.dumps(row) + "\n" for row in [*spans, *notes]))
+finally:
+    server.terminate()
+    server.wait(30)

@@ -1,0 +1,209 @@
+"""`art.record` with real clients, and the clients in the form of OpenPipe's."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import requests
+from art_nb.openpipe import AsyncOpenPipe, OpenPipe
+from openai import AsyncOpenAI, OpenAI
+from support.provider_parts import expected, running_provider
+from support.registered import until
+
+import art_nb as art
+from art_nb.core.types import StoreError
+from art_nb.integrations.recorder import Recorder
+from art_nb.integrations.recordings import read_records
+
+pytestmark = pytest.mark.timeout(120)
+KEY = "sk-test-key-0123456789"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def provider():
+    with running_provider() as provider:
+        yield provider
+
+
+def ask(client, text, **options):
+    return client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": text}], **options)
+
+
+def test_every_protocol_and_client(provider, tmp_path):
+    path = tmp_path / "traffic.jsonl"
+    with (
+        art.record(path, session="visit", tags={"agent": "v2"}) as recorder,
+        OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client,
+    ):
+        assert isinstance(recorder, Recorder)
+        ask(client, "one")
+        list(ask(client, "two", stream=True))
+        client.responses.create(model="gpt", input="three")
+        list(client.responses.create(model="gpt", input="four", stream=True))
+        body = {"model": "claude", "messages": [{"role": "user", "content": "five"}], "max_tokens": 9}
+        requests.post(f"{provider.url}/v1/messages", json=body, headers={"x-api-key": KEY}, timeout=30)
+        streamed = requests.post(f"{provider.url}/v1/messages", json=body | {"stream": True}, stream=True, timeout=30)
+        assert b"message_stop" in b"".join(streamed.iter_content(20))
+        client.models.with_raw_response.list()  # not a request to a model
+    ask(OpenAI(base_url=f"{provider.url}/v1", api_key=KEY), "outside")
+    records = read_records(path)
+    assert [record["protocol"] for record in records] == ["chat_completions"] * 2 + ["responses"] * 2 + ["messages"] * 2
+    assert all(record["complete"] and record["tags"] == {"agent": "v2"} for record in records)
+    assert KEY.encode() not in path.read_bytes()
+    (trajectory,) = art.read_recordings(path)
+    histories = [trajectory.messages(), *(history.messages() for history in trajectory.additional_histories)]
+    assert [messages[0]["content"] for messages in histories] == ["one", "two", "three", "four", "five", "five"]
+    assert all(messages[-1]["content"].endswith("ünïcode") for messages in histories[2:])
+    assert [len(ids) for ids in trajectory.metadata["records"]] == [1] * 6
+
+
+def test_a_request_to_the_url_of_a_provider(provider, tmp_path):
+    """Through an HTTP proxy, so the URL that the agent uses is the provider's."""
+    content = json.dumps({"model": "gpt", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    with art.record(tmp_path / "t.jsonl") as recorder, httpx.Client(proxy=provider.url) as client:
+        reply = client.post("http://api.openai.com/v1/chat/completions", content=content)
+    assert reply.content == b"".join(expected("/v1/chat/completions", content)[2])
+    assert read_records(recorder.path)[0]["path"] == "/v1/chat/completions"
+
+
+async def test_a_service_with_concurrent_sessions(provider, tmp_path):
+    recorder = art.record(tmp_path / "t.jsonl").start()
+    client = AsyncOpenAI(base_url=f"{provider.url}/v1", api_key=KEY)
+
+    async def handle(name):
+        messages = []
+        for turn in range(3):
+            async with recorder.session(name, tags={"turn": turn}):
+                messages.append({"role": "user", "content": f"{name}, turn {turn}"})
+                reply = await client.chat.completions.create(model="gpt", messages=messages)
+                messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        return messages
+
+    def in_thread():
+        ask(OpenAI(base_url=f"{provider.url}/v1", api_key=KEY), "in a thread")
+
+    try:
+        visits = await asyncio.gather(*(handle(f"visit-{n}") for n in range(8)))
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        with art.no_capture():
+            await asyncio.to_thread(in_thread)
+        with art.Trajectory() as rollout:  # a rollout has its own record
+            await client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "rollout"}])
+            assert art.current_trajectory() is rollout
+        assert art.current_trajectory() is None
+        async with recorder.session("judge"):
+            assert art.current_trajectory() is None
+    finally:
+        recorder.close()
+        await client.close()
+    trajectories = art.read_recordings(recorder.path)
+    named = {t.metadata["session"]: t for t in trajectories}
+    assert len(trajectories) == 9 and named[""].messages()[0]["content"] == "in a thread"
+    assert [named[f"visit-{n}"].messages() for n in range(8)] == visits
+    assert named["visit-0"].metadata["tags"] == {"turn": 2} and named["visit-0"].metrics["requests"] == 3
+    assert len(rollout.messages()) == 2
+
+
+def test_a_retry_that_missed_its_reply_counts_once(provider, tmp_path):
+    with (
+        art.record(tmp_path / "t.jsonl", session="s") as recorder,
+        OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client,
+    ):
+        ask(client, "Hi")
+    (record,) = read_records(recorder.path)
+    lines = [record, {**record, "id": "again", "retry_count": 1}]
+    recorder.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (trajectory,) = art.read_recordings(recorder.path)
+    assert trajectory.metadata["records"] == [["again"]] and not trajectory.additional_histories
+
+
+def test_damaged_and_newer_lines_are_skipped(tmp_path):
+    path = tmp_path / "t.jsonl"
+    good = art.integrations.recordings.new_record
+    now = art.Trajectory().start_time
+    line = json.dumps(good("/v1/chat/completions", {"messages": []}, None, now, now))
+    path.write_text(
+        "\n".join([line, '{"v": 2}', '{"v": 1, "id": 3}', "[]", line.replace('"request": {', '"request": 7, "x": {')])
+    )
+    with pytest.warns(UserWarning, match="skipped"):
+        assert len(read_records(path)) == 1
+    assert art.read_recordings(path) == []
+    with pytest.raises(StoreError, match="has no recordings"):
+        art.read_recordings(tmp_path / "absent.jsonl")
+    with pytest.raises(ValueError, match="conversation"):
+        art.read_recordings(path, by="user")
+
+
+def test_recorded_replies_are_never_rows(provider, tmp_path):
+    from art_nb.tokens.rows import trajectory_rows
+
+    with art.record(tmp_path / "t.jsonl") as recorder, OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+        ask(client, "Hi")
+    (trajectory,) = art.read_recordings(recorder.path)
+    assert all(isinstance(entry, dict) for entry in trajectory.messages_and_choices)
+    assert trajectory_rows(trajectory) == []
+
+
+def test_the_file_is_complete_when_the_program_ends(provider, tmp_path):
+    program = f"""
+import art_nb as art
+from openai import OpenAI
+recorder = art.record({str(tmp_path / "t.jsonl")!r}).start()
+client = OpenAI(base_url={provider.url!r} + "/v1", api_key={KEY!r})
+client.chat.completions.create(model="gpt", messages=[{{"role": "user", "content": "my key is {KEY}"}}])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": KEY}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+    (record,) = read_records(tmp_path / "t.jsonl")
+    assert record["complete"] and KEY not in json.dumps(record)
+
+
+def report(**options):
+    content = json.dumps({"model": "gpt", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+    completion = json.loads(b"".join(expected("/v1/chat/completions", content)[2]))
+    times = {"requested_at": 1767225600000.0, "received_at": 1767225601500.0}
+    return {**times, "req_payload": json.loads(content), "resp_payload": completion, "status_code": 200, **options}
+
+
+async def test_openpipe_writes_a_file_without_a_server(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("OPENPIPE_BASE_URL", raising=False)
+    monkeypatch.setenv("OPENPIPE_API_KEY", "opk-from-the-environment")
+    client = AsyncOpenPipe(path=tmp_path / "openpipe.jsonl")
+    assert client.api_key == "opk-from-the-environment" and client.base_url is None
+    assert (await client.report(**report(tags={"session_id": "game"}))).status == "ok"
+    assert (await client.report(**report(error_message="late", status_code=500, resp_payload=None))).status == "ok"
+    updated = await client.update_log_metadata(
+        filters=[{"field": "tags.session_id", "equals": "game"}], metadata={"reward": 1.0}
+    )
+    client.flush()
+    assert updated.matched_logs == 1 and capsys.readouterr().out.count("recorded in") == 1
+    first, second = read_records(tmp_path / "openpipe.jsonl")
+    assert first["complete"] and first["session"] == "game" and first["tags"]["reward"] == 1.0
+    assert (second["status"], second["error"], second["complete"]) == (500, "late", False)
+    assert (await client.report(req_payload="no object")).status == "error"
+
+
+def test_openpipe_reports_to_the_proxy(provider, tmp_path):
+    from art_nb.integrations.record_writer import RecordWriter
+    from art_nb.integrations.recording_proxy import ProxyServer, RecordingProxy
+
+    writer = RecordWriter(tmp_path / "traffic.jsonl")
+    with ProxyServer(RecordingProxy(f"{provider.url}/v1", writer)) as server:
+        client = OpenPipe(api_key="opk-secret-1234", base_url=f"{server.url}/api/v1")
+        assert client.report(**report(tags={"note": "opk-secret-1234"})).status == "ok"
+        asyncio.run(until(lambda: writer.counts["written"] == 1))
+        done = client.update_log_metadata(filters=[{"field": "model", "equals": "served-gpt"}], metadata={"good": True})
+        assert done.matched_logs == 1
+    with pytest.warns(UserWarning, match="failed"):
+        assert client.report(**report()).status == "error"  # the proxy has ended
+    (record,) = read_records(writer.path)
+    assert record["tags"] == {"note": "[redacted]", "good": True} and record["source"] == "openpipe"
