@@ -82,10 +82,11 @@ import-data: $(IMPORT_TOOLS) $(IMPORT_NODE)  ## write the files of tests/importe
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
 
-tutorials: weights  ## run every tutorial from top to bottom, in build/tutorials
+tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art
 	for notebook in build/tutorials/*/*.ipynb; do \
-		$(BIN)/jupyter nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
+		case $$notebook in */mcp/*) bin=.venv-agents/bin;; */reasoning_gym/*) bin=.venv-environments/bin;; *) bin=$(BIN);; esac; \
+		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
