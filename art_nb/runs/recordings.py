@@ -359,10 +359,10 @@ def read_recordings(path: str | Path, *, by: Literal["auto", "session", "convers
     Returns
     -------
     list of Trajectory
-        In the order in which they began. The reward is NaN. The assistant messages are dicts: context, or targets for SFT, but never rows
-        of reinforcement learning. `metadata` has `session`, `records` (for each history, the ID of the record of each
-        reply), `models`, `tags`, `start_time` and `end_time`. `metrics` has `requests`, `failed_requests`,
-        `input_tokens`, `output_tokens` and `duration`.
+        In the order in which they began. The reward is NaN. The assistant messages are dicts: context, or targets for
+        SFT, but never rows of reinforcement learning. `metadata` has `session`, `records` (for each history, the ID of
+        the record of each reply), `models`, `tags`, `start_time` and `end_time`. `metrics` has `requests`,
+        `failed_requests`, `input_tokens`, `output_tokens` and `duration`.
 
     Raises
     ------
