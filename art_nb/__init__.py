@@ -17,6 +17,7 @@ Modules:
 - `art_nb.core.redaction`: Removal of secrets from files, messages and pages
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
 - `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
+- `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces: old runs with `art.export_traces`, live runs with `report_traces`
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
@@ -126,6 +127,7 @@ _NAMES = {
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
     "integrations.auto_rl": "auto",
+    "integrations.traces": "export_traces",
     "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
     "pipeline.settings": (
@@ -152,13 +154,13 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "register_board retry limit_concurrency rollout_from auto environments langgraph"
+    "register_board retry limit_concurrency rollout_from auto export_traces environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
     "training.run": ["reports.report", "reports.profile", "reports.reproduce"],
     "rollouts.trajectories": ["tokens.tokenized"],
-    "models.model": ["integrations.sessions"],
+    "models.model": ["integrations.sessions", "integrations.traces"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -85,7 +85,7 @@ ALLOWED = {
     "views": "core rollouts runs models rewards tokens training learners",
     "reports": "core rollouts runs models tokens training views",
     "panels": "core rollouts runs models rewards tokens training views reports",
-    "integrations": "core rollouts models rewards serving training",
+    "integrations": "core rollouts runs models rewards tokens serving training",
     "compat": "core rollouts runs models backends",
 }
 
