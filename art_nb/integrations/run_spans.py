@@ -277,6 +277,7 @@ class RunReader:
         start_ns, end_ns = nanoseconds(times.start_s), nanoseconds(times.end_s)
         span = SpanRecord(f"training_step {step}", trace_id, span_id, None, start_ns, end_ns)
         span.attributes = {
+            "openinference.span.kind": "CHAIN",
             "art.project": self.project,
             "art.run": self.run,
             "art.training_step": step,

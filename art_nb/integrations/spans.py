@@ -382,6 +382,7 @@ def _judgment_span(feedback: Feedback, parent: SpanRecord, options: SpanOptions)
     duration_ns = nanoseconds(float(feedback.metadata.get("seconds_s") or 0.0))
     attributes = {
         "gen_ai.operation.name": "evaluate",
+        "openinference.span.kind": "EVALUATOR",  # the conventions have no kind for judgments
         "art.judge": feedback.source,
         "art.judge_kind": feedback.kind,
         "art.score": float(feedback.score),
