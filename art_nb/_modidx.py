@@ -1516,6 +1516,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                           'art_nb/integrations/trace_targets.py'),
                                                    'art_nb.integrations.trace_targets.send_to_weave': ( '88_integrations/trace_targets.html#send_to_weave',
                                                                                                         'art_nb/integrations/trace_targets.py'),
+                                                   'art_nb.integrations.trace_targets.stored_in_weave': ( '88_integrations/trace_targets.html#stored_in_weave',
+                                                                                                          'art_nb/integrations/trace_targets.py'),
                                                    'art_nb.integrations.trace_targets.trace_target': ( '88_integrations/trace_targets.html#trace_target',
                                                                                                        'art_nb/integrations/trace_targets.py'),
                                                    'art_nb.integrations.trace_targets.weave_target': ( '88_integrations/trace_targets.html#weave_target',

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['SendFeedback', 'TARGETS', 'TraceTarget', 'basic_auth', 'call_api', 'score_name', 'send_to_phoenix', 'phoenix_target',
-           'send_to_mlflow', 'mlflow_target', 'send_to_langfuse', 'langfuse_target', 'send_to_weave', 'weave_target',
-           'trace_target']
+           'send_to_mlflow', 'mlflow_target', 'send_to_langfuse', 'langfuse_target', 'send_to_weave', 'stored_in_weave',
+           'weave_target', 'trace_target']
 
-# %% ../../nbs/88_integrations/82_trace_targets.ipynb #47e6ee10
+# %% ../../nbs/88_integrations/82_trace_targets.ipynb #619c3b22
 import base64
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class TraceTarget:
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     prepare: Callable[["TraceTarget", httpx.Client, str], None] = lambda target, client, project: None
     send_feedback: "SendFeedback | None" = None
+    stored_spans: Callable[["TraceTarget", httpx.Client, Sequence[int]], set[int]] | None = None  # for given IDs
     resource: dict[str, str] = field(default_factory=dict)  # attributes of all spans
     sent: dict[Any, Any] = field(default_factory=dict, repr=False)  # scores that the target has, by ID
 
@@ -64,6 +66,8 @@ def call_api(client: httpx.Client, target: TraceTarget, method: str, path: str, 
         raise ServeError(
             f"{target} rejected {method} {path} ({response.status_code}): {text}", status=response.status_code
         )
+    if response.headers.get("content-type", "").startswith("application/jsonl"):
+        return [json.loads(line) for line in response.text.splitlines() if line]
     return response.json() if response.content else {}
 
 
@@ -240,6 +244,14 @@ def send_to_weave(target: TraceTarget, client: httpx.Client, rollouts: Sequence[
                 call_api(client, target, "POST", "/feedback/purge", {"project_id": project, "query": query})
 
 
+def stored_in_weave(target: TraceTarget, client: httpx.Client, span_ids: Sequence[int]) -> set[int]:
+    """Return the IDs of the spans that Weave already has."""
+    calls = [f"{span_id:016x}" for span_id in span_ids]
+    body = {"project_id": target.headers["project_id"], "filter": {"call_ids": calls}, "columns": ["id"]}
+    lines = call_api(client, target, "POST", "/calls/stream_query", body)
+    return {int(line["id"], 16) for line in lines}
+
+
 def _weave_feedback(target: TraceTarget, client: httpx.Client, project: str, ref: str) -> dict[str, list[dict]]:
     query = {"$expr": {"$eq": [{"$getField": "weave_ref"}, {"$literal": ref}]}}
     reply = call_api(client, target, "POST", "/feedback/query", {"project_id": project, "query": query})
@@ -256,7 +268,9 @@ def weave_target(url: str, project: str) -> TraceTarget:
     if not key or not entity:
         raise ServeError("Weave needs an account: set WANDB_API_KEY and WANDB_ENTITY.", status=401)
     headers = {"project_id": f"{entity}/{project}", **basic_auth("api", key)}
-    return TraceTarget("weave", base_url, f"{base_url}/otel/v1/traces", headers, send_feedback=send_to_weave)
+    target = TraceTarget("weave", base_url, f"{base_url}/otel/v1/traces", headers)
+    target.send_feedback, target.stored_spans = send_to_weave, stored_in_weave
+    return target
 
 # %% ../../nbs/88_integrations/82_trace_targets.ipynb #903340cc
 TARGETS: dict[str, Callable[[str, str], TraceTarget]] = {

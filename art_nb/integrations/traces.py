@@ -178,14 +178,17 @@ class SpanSender:
 
         if self._exporter is None:
             self._exporter = self._new_exporter()
+        if self.target.stored_spans is not None:
+            stored = self.target.stored_spans(self.target, self.client, [record.span_id for record in records])
+            records = [record for record in records if record.span_id not in stored]
         token = attach(set_value("suppress_instrumentation", True))  # of HTTP requests, by the user's own tracing
         try:
             with _captured_log() as lines:
-                result = self._exporter.export(self.convert(records))
+                result = self._exporter.export(self.convert(records)) if records else SpanExportResult.SUCCESS
         finally:
             detach(token)
         if result is not SpanExportResult.SUCCESS:
-            reason = redact_text(lines[-1] if lines else "no reason given")
+            reason = redact_text(lines[0] if lines else "no reason given")
             raise ServeError(f"{self.target} did not take {len(records)} spans: {reason}", status=503)
 
     def _new_exporter(self) -> Any:
