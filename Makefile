@@ -19,10 +19,11 @@ AGENTS := .venv-agents/.installed
 AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
+OBSERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%/.installed,$(wildcard benchmarks/peers/observers/*.txt))
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-observers-full gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -61,6 +62,12 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
+
+test-observers: .venv-observer-phoenix/.installed  ## run the export of traces with a Phoenix server (650 MB)
+	$(BIN)/python $(PYTEST) tests/observers
+
+test-observers-full: $(OBSERVERS)  ## the same with MLflow and the storage of Weave (2 GB)
+	ART_NB_TESTS=full $(BIN)/python $(PYTEST) -rs tests/observers
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
@@ -125,16 +132,23 @@ $(AGENT_NODE): tests/agents/programs/node/package-lock.json $(STAMP)
 	@touch $@
 
 .venv-agent-%/.installed: benchmarks/peers/agents/%.txt $(STAMP)
-	rm -rf $(@D)
-	$(BIN)/python -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
-	@touch $@
+	$(INSTALL_ALONE)
+
+.venv-observer-%/.installed: benchmarks/peers/observers/%.txt $(STAMP)
+	$(INSTALL_ALONE)
 
 .venv-%/.installed: benchmarks/peers/%.txt tools/overlay.py $(STAMP)
 	$(INSTALL_ON_TOP)
 
 $(DOCS): docs/site/requirements.txt tools/overlay.py $(STAMP)
 	$(INSTALL_ON_TOP)
+
+define INSTALL_ALONE
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
+endef
 
 define INSTALL_ON_TOP
 	rm -rf $(@D)

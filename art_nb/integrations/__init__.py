@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "programs": ["ProgramOutput", "rollout_from"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
         "auto_rl": ["AutoRL", "auto"],
+        "traces": ["TraceReport", "TraceReporter", "export_traces", "trace_reporters"],
         "mcp_servers": ["MCPResource", "MCPResult", "MCPSession", "MCPTool", "complete_task_tool", "connect"],
         "mcp_scenarios": [
             "GeneratedScenario",

@@ -106,7 +106,11 @@ def judge_kind(judgment: Judgment) -> str:
 def _of_journal(judgment: Judgment, original: Judgment | None, judged: Judged | None) -> Feedback:
     metadata: dict[str, Any] = {"by": judgment.by, "rubric": judgment.rubric, "step": judgment.step}
     if original is not None and original is not judgment:
-        metadata |= {"judge": original.judge, "judge_score": original.score, "judge_explanation": original.explanation}
+        metadata |= {
+            "judge_name": original.judge,
+            "judge_score": original.score,
+            "judge_explanation": original.explanation,
+        }
     elif judged is not None:
         metadata["seconds_s"] = judged.seconds_s
     reason = judgment.reason if judgment.by == "human" else judgment.explanation

@@ -236,12 +236,10 @@ def send_to_weave(target: TraceTarget, client: httpx.Client, rollouts: Sequence[
             old = known.get(f"art.{score.name}", [])
             if any(each["payload"] == payload for each in old):
                 continue
-            name = f"art.{score.name}"
-            body = {"weave_ref": ref, "feedback_type": name, "payload": payload}
-            call_api(client, target, "POST", "/feedback/create", {"project_id": project, **body})
-            for each in old:
-                query = {"$expr": {"$eq": [{"$getField": "id"}, {"$literal": each["id"]}]}}
-                call_api(client, target, "POST", "/feedback/purge", {"project_id": project, "query": query})
+            body = {"weave_ref": ref, "feedback_type": f"art.{score.name}", "payload": payload}
+            path = "/feedback/replace" if old else "/feedback/create"
+            body |= {"project_id": project} | ({"feedback_id": old[0]["id"]} if old else {})
+            call_api(client, target, "POST", path, body)
 
 
 def stored_in_weave(target: TraceTarget, client: httpx.Client, span_ids: Sequence[int]) -> set[int]:

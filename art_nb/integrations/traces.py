@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 
 from ..core.files import file_stamp
+from ..core.jsonable import one_line
 from ..core.redaction import redact_text, secrets_of_environment
 from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from .run_spans import RolloutFeedback, RunReader, StepSpans
@@ -188,7 +189,7 @@ class SpanSender:
         finally:
             detach(token)
         if result is not SpanExportResult.SUCCESS:
-            reason = redact_text(lines[0] if lines else "no reason given")
+            reason = one_line(redact_text(lines[0] if lines else "no reason given"), 200)
             raise ServeError(f"{self.target} did not take {len(records)} spans: {reason}", status=503)
 
     def _new_exporter(self) -> Any:
