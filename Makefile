@@ -163,7 +163,8 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11. Set the path of a newer one: make PYTHON=/path/to/python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot create virtual environments. On Debian and Ubuntu, run: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	$(BIN)/python tools/install.py constraints.txt
+	@echo "Installing $(TORCH) (up to a minute with a fast connection)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

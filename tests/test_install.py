@@ -50,10 +50,32 @@ def install(tmp_path):
     call(sys.executable, "-m", "venv", tmp_path / "venv")
 
     def install(*requirements):
-        call(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", *requirements)
+        if requirements:
+            call(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", *requirements)
         return python
 
     return install
+
+
+def pinned(root, *names):
+    """Return the entries of packages in constraints.txt, with their hashes."""
+    entries = re.findall(r"^[a-z].*==(?:.*\\\n)*.*\n", (root / "constraints.txt").read_text(), re.MULTILINE)
+    return "".join(entry for entry in entries if entry.partition("==")[0] in names)
+
+
+def test_pinned_packages_are_installed_in_parallel(root, install, tmp_path):
+    python, file = install(), tmp_path / "pins.txt"
+    file.write_text(pinned(root, "idna", "h11", "sniffio"))
+    assert call(python, root / "tools" / "install.py", file).splitlines()[-1] == "3 packages are installed."
+    call(python, "-c", "import h11, idna, sniffio")
+
+
+def test_a_wrong_hash_is_an_error_with_the_output_of_pip(root, install, tmp_path):
+    python, file = install(), tmp_path / "pins.txt"
+    file.write_text(pinned(root, "idna", "h11") + "sniffio==1.3.1 \\\n    --hash=sha256:" + "0" * 64 + "\n")
+    done = subprocess.run([python, root / "tools" / "install.py", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip failed with exit code 1." in done.stderr and "sniffio" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from .environments import Environment, EnvironmentThread, InvalidAction, PolicyChat, TextEpisode
+from .environments import Environment, EnvironmentThread, InvalidAction, TextEpisode
 from .environments import play_episode, optional_package, seeded_scenarios
+from .policy_chat import PolicyChat
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -71,7 +72,7 @@ def gymnasium(
     sampling : dict, optional
         Options of `chat.completions.create`.
     **options
-        Arguments of the environment.
+        Arguments of the environment. If one has the name of a parameter above, pass a function as `env_id`.
 
     Returns
     -------
@@ -87,11 +88,9 @@ def gymnasium(
     fields = {"env_id": env_id} if isinstance(env_id, str) else {}
 
     async def rollout(model: Model, scenario: dict[str, Any]) -> Trajectory:
-        async with EnvironmentThread() as thread:
-            environment = await thread.call(factory, **options)
+        async with EnvironmentThread() as thread, thread.environment(partial(factory, **options)) as environment:
             chat = PolicyChat(model, system, sampling=sampling)
             episode = _episode(environment, thread, scenario["seed"], render, parse)
-            async with thread.closing(environment.close):
-                return await play_episode(chat, episode, max_turns, {"environment": "gymnasium", **scenario})
+            return await play_episode(chat, episode, max_turns, {"environment": "gymnasium", **scenario})
 
     return Environment(seeded_scenarios(size, seed, fields), rollout)

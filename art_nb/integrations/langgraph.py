@@ -44,7 +44,7 @@ def init_chat_model(
     configurable_fields, config_prefix : None
         Only `None` is supported.
     invoke_timeout : float
-        Seconds until a request is given up.
+        Seconds after which a request without a reply raises an error.
     **options
         Fields of `ChatOpenAI`. By default, `temperature` is 1.
 

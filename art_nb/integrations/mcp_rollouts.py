@@ -13,8 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from openai.types.chat.chat_completion import Choice
+
 from ..core.files import parse_json
-from ..core.types import BackendMissing, RolloutError, install_hint
+from ..core.types import BackendMissing, Messages, RolloutError, install_hint
 from art_nb.integrations.mcp_servers import (
     MCPResult,
     MCPSession,
@@ -24,6 +26,7 @@ from art_nb.integrations.mcp_servers import (
     connect,
     shorten_text,
 )
+from .policy_chat import PolicyChat, converse
 from .programs import set_reward
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
@@ -96,37 +99,32 @@ def mcp_system_prompt(max_turns: int, complete: MCPTool | None) -> str:
 
 
 async def run_task(
-    model: Model,
-    session: MCPSession,
-    trajectory: Trajectory,
-    tools: Mapping[str, MCPTool],
-    complete: str | None,
-    max_turns: int,
-    options: Mapping[str, Any],
-) -> None:
-    """Send requests to a model and its calls to the server, until the task is complete or no turn is left."""
-    metrics, entries = trajectory.metrics, trajectory.messages_and_choices
-    request = {"model": model.get_inference_name(), "tools": trajectory.tools, **options}
-    is_complete = False
-    for turn in range(1, max_turns + 1):
-        response = await model.openai_client().chat.completions.create(messages=trajectory.messages(), **request)
-        choice = response.choices[0]
-        entries.append(choice)
-        metrics["num_turns"] = turn
-        calls = choice.message.tool_calls or []
+    chat: PolicyChat, session: MCPSession, tools: Mapping[str, MCPTool], complete: str | None, max_turns: int
+) -> dict[str, Any]:
+    """Send requests to a model and its calls to the server, until the task is complete or no turn is left.
+
+    Return the metrics of the rollout.
+    """
+    metrics = {"task_completed": False, "ran_out_of_turns": False, "num_turns": 0, "valid_calls": 0, "invalid_calls": 0}
+
+    async def respond(choice: Choice) -> Messages:
+        metrics["num_turns"] += 1
+        calls, results = choice.message.tool_calls or [], []
+        metrics["task_completed"] = complete is None and not calls
         for call in calls:
             result = await run_tool_call(call, session, tools, complete)
-            entries.append({"role": "tool", "tool_call_id": call.id, "content": result.text})
-            if result.is_error or call.function.name != complete:
-                metrics["invalid_calls" if result.is_error else "valid_calls"] += 1
+            results.append({"role": "tool", "tool_call_id": call.id, "content": result.text})
+            if not result.is_error and getattr(call.function, "name", None) == complete:
+                metrics["task_completed"] = True
             else:
-                is_complete = True
-        metrics["task_completed"] = is_complete or (complete is None and not calls)
+                metrics["invalid_calls" if result.is_error else "valid_calls"] += 1
         if metrics["task_completed"]:
-            return
-        if not calls and turn < max_turns:
-            entries.append({"role": "user", "content": MCP_REMINDER.format(complete=complete)})
-    metrics["ran_out_of_turns"] = True
+            chat.entries += results
+            return []
+        return results or [{"role": "user", "content": MCP_REMINDER.format(complete=complete)}]
+
+    metrics["ran_out_of_turns"] = not await converse(chat, respond, max_turns)
+    return metrics
 
 # %% ../../nbs/88_integrations/60_mcp_rollouts.ipynb #071f02f4
 def valid_call_share(trajectory: Trajectory, scenario: Any, session: MCPSession) -> float:
@@ -191,7 +189,8 @@ def mcp_rollout(
     """Return a rollout function in which a model calls the tools of an MCP server.
 
     A scenario is a text, or an object or dict with a `task`. The metrics of a trajectory are `task_completed`,
-    `ran_out_of_turns`, `num_turns`, `valid_calls` and `invalid_calls`.
+    `ran_out_of_turns`, `num_turns`, `valid_calls` and `invalid_calls`. A conversation that becomes longer than the
+    context of the model ends there and counts as `ran_out_of_turns`.
 
     Parameters
     ----------
@@ -211,7 +210,7 @@ def mcp_rollout(
     system_prompt : str, optional
         The first message. By default, a short description of the situation.
     **options
-        Fields of each request, for example `max_completion_tokens=512` or `tool_choice="required"`.
+        Fields of each request, for example `tool_choice="required"`. By default, `max_completion_tokens` is 512.
 
     Returns
     -------
@@ -241,16 +240,12 @@ def mcp_rollout(
         task, end = _task_of(scenario), complete.name if complete else None
         async with _open_session(server, scenario) as session:
             offered = _offered_tools(session, tools, complete)
-            trajectory = Trajectory(
-                messages_and_choices=[{"role": "system", "content": prompt}, {"role": "user", "content": task}],
-                tools=cast(list, [tool.to_tool_schema() for tool in offered.values()]),
-                metrics={"task_completed": False, "ran_out_of_turns": False, "num_turns": 0}
-                | {"valid_calls": 0, "invalid_calls": 0},
-                metadata={"task": task},
-            )
-            await run_task(model, session, trajectory, offered, end, max_turns, options)
+            chat = PolicyChat(model, prompt, cast(list, [tool.to_tool_schema() for tool in offered.values()]), options)
+            chat.send(task)
+            metrics = await run_task(chat, session, offered, end, max_turns)
+            trajectory = chat.trajectory(0.0, metrics, {"task": task})
             result = reward(trajectory, scenario, session)
             set_reward(trajectory, await result if inspect.isawaitable(result) else result)
-        return trajectory.finish()
+        return trajectory
 
     return rollout

@@ -24,6 +24,7 @@ import openai
 from ..core.files import atomic_write, parse_json, read_file, reading
 from .mcp_servers import MAX_DESCRIPTION_CHARS, MCPResource, MCPTool, shorten_text
 from ..models.model import Model
+from ..rewards.rubrics import json_values
 from ..rollouts.http_capture import no_capture
 from ..rollouts.scenarios import shuffled_order
 
@@ -236,17 +237,15 @@ MAX_FAULTS = 5  # quoted in a request
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a text that have a task. The text around them can be damaged."""
-    decoder, start = json.JSONDecoder(), text.find("{")
-    while start >= 0:
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            end, value = start + 1, {}
-        lists = [entries for entries in value.values() if isinstance(entries, list)]
-        candidates = [value] if "task" in value else [entry for entries in lists for entry in entries]
+    """Yield the JSON objects of a text that can be scenarios: in lists, and in lists of another object."""
+    for value in json_values(text):
+        if isinstance(value, list):
+            candidates = value
+        elif "task" in value:
+            candidates = [value]
+        else:
+            candidates = [entry for entries in value.values() if isinstance(entries, list) for entry in entries]
         yield from (entry for entry in candidates if isinstance(entry, dict))
-        start = text.find("{", end)
 
 
 def parse_scenarios(reply: str) -> tuple[list[GeneratedScenario], list[str]]:

@@ -6,7 +6,6 @@
 __all__ = ['OPENENV_HINT', 'observation_json', 'openenv']
 
 # %% ../../nbs/88_integrations/74_openenv_sessions.ipynb #7b45e82b
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -17,8 +16,9 @@ from pydantic import BaseModel
 
 from ..core.jsonable import plain
 from ..core.types import RolloutError
-from .environments import Environment, EnvironmentThread, InvalidAction, PolicyChat, TextEpisode
+from .environments import Environment, EnvironmentThread, InvalidAction, TextEpisode
 from .environments import json_action, play_episode, optional_package, seeded_scenarios
+from .policy_chat import PolicyChat
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -87,29 +87,22 @@ def _typed_action(parse: Callable[[str], Any], action_class: Any, text: str) -> 
     return action_class.model_validate(action) if is_model and isinstance(action, dict) else action
 
 
-async def _called(thread: EnvironmentThread, function: Callable, *args: Any, **options: Any) -> Any:
-    result = await thread.call(function, *args, **options)
-    return await result if inspect.isawaitable(result) else result
-
-
 @asynccontextmanager
 async def _local_episode(
     factory: Callable[[], Any], action_class: Any, scenario: Mapping[str, Any], render: Callable, parse: Callable
 ):
     """Yield an episode with a new instance of an environment class."""
-    async with EnvironmentThread() as thread:
-        environment = await thread.call(factory)
+    async with EnvironmentThread() as thread, thread.environment(factory) as environment:
         action_class = action_class or get_type_hints(type(environment).step).get("action")
 
         async def reset() -> Any:
-            return await _called(thread, environment.reset, **scenario)
+            return await thread.call_or_await(environment.reset, **scenario)
 
         async def step(action: Any) -> tuple[Any, float, bool]:
-            observation = await _called(thread, environment.step, action)
+            observation = await thread.call_or_await(environment.step, action)
             return observation, _reward(observation.reward), bool(observation.done)
 
-        async with thread.closing(getattr(environment, "close", lambda: None)):
-            yield TextEpisode(reset, step, render, partial(_typed_action, parse, action_class))
+        yield TextEpisode(reset, step, render, partial(_typed_action, parse, action_class))
 
 # %% ../../nbs/88_integrations/74_openenv_sessions.ipynb #15615615
 def openenv(

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..core.jsonable import plain
 from ..core.types import suggest_name
-from .environments import Environment, EnvironmentThread, PolicyChat, RandomStream, reply_text
-from .environments import optional_package
+from .environments import Environment, EnvironmentThread, RandomStream, optional_package
+from .policy_chat import PolicyChat, reply_text
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 

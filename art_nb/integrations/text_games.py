@@ -21,8 +21,9 @@ from typing import Any
 from openai.types.chat.chat_completion import Choice
 
 from ..core.types import Messages, RolloutError
-from .environments import Environment, EnvironmentThread, PolicyChat, RandomStream, converse
-from .environments import reply_text, optional_package, seeded_scenarios
+from .environments import Environment, EnvironmentThread, RandomStream
+from .environments import optional_package, seeded_scenarios
+from .policy_chat import PolicyChat, converse, reply_text
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 

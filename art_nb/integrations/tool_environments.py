@@ -20,7 +20,8 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from ..core.jsonable import plain
 from ..core.types import Messages, RolloutError
-from .environments import Environment, EnvironmentThread, PolicyChat, converse, faults_text
+from .environments import Environment, EnvironmentThread, faults_text
+from .policy_chat import PolicyChat, converse
 from ..models.model import Model
 from ..rollouts.trajectories import Trajectory
 
@@ -96,12 +97,6 @@ def _tool_arguments(methods: Mapping[str, Callable], models: Mapping[str, Any], 
     return {field: getattr(checked, field) for field in type(checked).model_fields if field in checked.model_fields_set}
 
 
-async def _call_method(thread: EnvironmentThread, method: Callable, *args: Any, **options: Any) -> Any:
-    """Call a method on the thread of its environment. If its result is awaitable, await it here."""
-    result = await thread.call(method, *args, **options)
-    return await result if inspect.isawaitable(result) else result
-
-
 def _result_text(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(plain(result), ensure_ascii=False)
 
@@ -129,7 +124,7 @@ class ToolSession:
         try:
             methods = {tool: getattr(self.environment, tool) for tool in self.models}
             options = _tool_arguments(methods, self.models, name, arguments)
-            return _result_text(await _call_method(self.thread, methods[name], **options))
+            return _result_text(await self.thread.call_or_await(methods[name], **options))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the model sees the error and can correct itself
@@ -162,16 +157,16 @@ def _prompt_messages(prompt: Any, observation: Any) -> Messages:
 async def _episode(chat: PolicyChat, session: ToolSession, row: Mapping[str, Any], prompt: Any, max_turns: int) -> bool:
     """Play an episode. Return whether the model ended it."""
     environment = session.environment
-    observation = await _call_method(session.thread, environment.reset, **row)
+    observation = await session.thread.call_or_await(environment.reset, **row)
     chat.entries += _prompt_messages(row.get("prompt", prompt), observation)
     return await converse(chat, session.respond, max_turns)
 
 
 async def _reward_of(session: ToolSession, reward: Callable | None, row: Mapping[str, Any], chat: PolicyChat) -> float:
     if reward is not None:
-        value = await _call_method(session.thread, reward, session.environment, row, chat.entries)
+        value = await session.thread.call_or_await(reward, session.environment, row, chat.entries)
     else:
-        value = await _call_method(session.thread, session.environment.get_reward)
+        value = await session.thread.call_or_await(session.environment.get_reward)
     if not isinstance(value, Real | np.generic):
         raise RolloutError(f"The reward is {value!r}. `get_reward` or `reward` must return a number.")
     return float(value)

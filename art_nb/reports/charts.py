@@ -13,7 +13,7 @@ import base64
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from .html import BOX, Html, tag
@@ -68,7 +68,8 @@ _COMMON_METRICS = frozenset(
 
 def charts_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Chart, ...]:
     """Return the charts of a history: the common ones, and the first four metrics of the task after the reward."""
-    names = dict.fromkeys(name.removeprefix("train/") for row in rows for name in row if name.startswith("train/"))
+    columns = dict.fromkeys(chain.from_iterable(rows))
+    names = [column.removeprefix("train/") for column in columns if column.startswith("train/")]
     chosen = [name for name in names if name not in _COMMON_METRICS and "/" not in name][:MAX_TASK_CHARTS]
     reward, *others = CHARTS
     return reward, *(Chart(f"train/{name}", name, "mean of the step", f"train/{name}") for name in chosen), *others

@@ -444,7 +444,7 @@ async def test_invalid_calls_are_messages(model, light):
 async def test_a_model_without_calls_is_reminded_and_runs_out_of_turns(model):
     trajectory = await mcp_rollout(shop(), max_turns=3)(model, plan("Hello."))
     roles = [message["role"] for message in trajectory.messages()]
-    assert roles == ["system", "user", "assistant", "user", "assistant", "user", "assistant"]
+    assert roles == ["system", *["user", "assistant"] * 3, "user"]
     assert counts(trajectory) == [0, 0, 3] and trajectory.reward == 0
     assert trajectory.metrics["ran_out_of_turns"] and not trajectory.metrics["task_completed"]
 

@@ -10,11 +10,9 @@ import art_nb as art
 class Following(Scripted):
     """A sampler whose reply is a function of the prompt's text."""
 
-    max_model_len = 400_000
-
-    def __init__(self, answer):
+    def __init__(self, answer, max_model_len):
         super().__init__()
-        self.answer = answer
+        self.answer, self.max_model_len = answer, max_model_len
 
     async def generate(self, prompt_ids, params, adapter):
         self.words = self.answer(bytes(prompt_ids).decode("utf-8", "replace"))
@@ -23,9 +21,9 @@ class Following(Scripted):
 
 
 @contextmanager
-def policy(answer, name="policy"):
+def policy(answer, name="policy", max_model_len=400_000):
     """Serve a function of the prompt as a model."""
-    served = endpoint(Following(answer))
+    served = endpoint(Following(answer, max_model_len))
     served.start()
     try:
         yield art.Model(
