@@ -89,6 +89,7 @@ from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
 from .integrations.auto_rl import auto as auto
+from .integrations.traces import export_traces as export_traces
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate

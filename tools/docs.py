@@ -24,7 +24,7 @@ TUTORIALS = (
     "rock_paper_tool_use/rock-paper-tool-use"
 ).split()
 HOW_TO = (
-    "agent frameworks mcp environments auto reward judge loss base-model debug resume export remote profile"
+    "agent frameworks mcp environments auto reward judge loss base-model debug resume export remote profile traces"
 ).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents

@@ -6,6 +6,10 @@ from .langgraph import init_chat_model as init_chat_model
 from .langgraph import wrap_rollout as wrap_rollout
 from .auto_rl import AutoRL as AutoRL
 from .auto_rl import auto as auto
+from .traces import TraceReport as TraceReport
+from .traces import TraceReporter as TraceReporter
+from .traces import export_traces as export_traces
+from .traces import trace_reporters as trace_reporters
 from .mcp_servers import MCPResource as MCPResource
 from .mcp_servers import MCPResult as MCPResult
 from .mcp_servers import MCPSession as MCPSession

@@ -238,8 +238,10 @@ def turns_of(trajectory: Trajectory, times: RolloutTimes) -> list[Turn]:
     for turn in turns:
         share = (done / max(1, total), (done + turn.token_count) / max(1, total))
         start_s, end_s = recorded.get(id(turn.choice), tuple(times.start_s + part * span_s for part in share))
-        turn.start_ns, turn.end_ns = nanoseconds(start_s), nanoseconds(end_s)
-        turn.is_recorded, done = id(turn.choice) in recorded, done + turn.token_count
+        turn.is_recorded = id(turn.choice) in recorded
+        after_tools_ns = 1_000 if done and not turn.is_recorded else 0  # tools sort spans by their start
+        turn.start_ns, turn.end_ns = nanoseconds(start_s) + after_tools_ns, nanoseconds(end_s)
+        done += turn.token_count
     return turns
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #c4dfafa7
@@ -378,14 +380,14 @@ def _agent_attributes(trajectory: Trajectory, place: RolloutPlace, options: Span
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #99ff75d7
 def _judgment_span(feedback: Feedback, parent: SpanRecord, options: SpanOptions) -> SpanRecord:
-    end_ns = max(parent.end_ns, nanoseconds(feedback.time_s))
-    duration_ns = nanoseconds(float(feedback.metadata.get("seconds_s") or 0.0))
+    end_ns = parent.end_ns + nanoseconds(float(feedback.metadata.get("seconds_s") or 0.0))
     attributes = {
         "gen_ai.operation.name": "evaluate",
         "openinference.span.kind": "EVALUATOR",  # the conventions have no kind for judgments
         "art.judge": feedback.source,
         "art.judge_kind": feedback.kind,
         "art.score": float(feedback.score),
+        "art.judged_at": feedback.time_s,
     }
     if options.content:
         attributes["art.explanation"] = _text(feedback.explanation, options.secrets)
@@ -394,7 +396,7 @@ def _judgment_span(feedback: Feedback, parent: SpanRecord, options: SpanOptions)
         parent.trace_id,
         hashed_id(8, parent.trace_id, "judgment"),
         parent.span_id,
-        max(parent.end_ns, end_ns - duration_ns),
+        parent.end_ns,
         end_ns,
         attributes=attributes,
         events=[_evaluation_event(feedback, end_ns, options)],

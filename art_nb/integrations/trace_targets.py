@@ -290,8 +290,8 @@ def trace_target(to: str | None, project: str, headers: Mapping[str, str] | None
     Parameters
     ----------
     to : str, optional
-        "phoenix", "mlflow", "weave" or "langfuse", with an address if needed ("phoenix@http://host:6006"), or the URL of
-        an OpenTelemetry endpoint. By default, the variables `OTEL_EXPORTER_OTLP_*` name the endpoint.
+        "phoenix", "mlflow", "weave" or "langfuse", with an address if needed ("phoenix@http://host:6006"), or the URL
+        of an OpenTelemetry endpoint. By default, the variables `OTEL_EXPORTER_OTLP_*` name the endpoint.
     project : str
         The name of the project in the target.
     headers : dict, optional

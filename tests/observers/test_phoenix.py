@@ -58,8 +58,8 @@ def test_kinds_and_tree(phoenix, exported):
     root, spans = trace(phoenix)
     assert [(s["name"], s["span_kind"]) for s in spans if s is not root] == [
         ("chat weather-001", "LLM"),
-        ("chat weather-001", "LLM"),
         ("execute_tool weather", "TOOL"),
+        ("chat weather-001", "LLM"),
         ("evaluate gpt-4.1", "EVALUATOR"),
     ]
     assert {s["parent_id"] for s in spans if s is not root} == {root["context"]["span_id"]}
