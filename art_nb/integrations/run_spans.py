@@ -184,7 +184,24 @@ class StepSpans:
     traces: list[list[SpanRecord]] = field(default_factory=list)
     feedback: list[RolloutFeedback] = field(default_factory=list)
 
+# %% ../../nbs/88_integrations/81_run_spans.ipynb #2fd6b3eb
+def _scenario(group: TrajectoryGroup) -> dict[str, str]:
+    scenario = group.metadata.get("scenario_id")
+    return {} if scenario is None else {"scenario_id": str(scenario)}
 
+
+def _advantages(store: RunStore, split: str, step: int) -> dict[tuple[int, int], float]:
+    """Return the mean advantage of the trained tokens by group and trajectory."""
+    record = read_record(store, step, split)
+    if record is None:
+        return {}
+    values: dict[tuple[int, int], list[np.ndarray]] = {}
+    ends = np.cumsum(record.size_R)
+    for (g, i, _), end, size in zip(record.place_R.tolist(), ends.tolist(), record.size_R.tolist(), strict=True):
+        values.setdefault((g, i), []).append(record.advantage_E[end - size : end])
+    return {place: float(np.concatenate(parts).mean()) for place, parts in values.items() if sum(map(len, parts))}
+
+# %% ../../nbs/88_integrations/81_run_spans.ipynb #72a5b132
 class RunReader:
     """Reads the spans of a run directory.
 
@@ -290,20 +307,3 @@ class RunReader:
         span.attributes |= {} if recorded_at is None else {"art.recorded_at": str(recorded_at)}
         span.attributes |= {f"art.metric.{name}": value for name, value in metrics.items() if name != "step"}
         return span
-
-
-def _scenario(group: TrajectoryGroup) -> dict[str, str]:
-    scenario = group.metadata.get("scenario_id")
-    return {} if scenario is None else {"scenario_id": str(scenario)}
-
-
-def _advantages(store: RunStore, split: str, step: int) -> dict[tuple[int, int], float]:
-    """Return the mean advantage of the trained tokens by group and trajectory."""
-    record = read_record(store, step, split)
-    if record is None:
-        return {}
-    values: dict[tuple[int, int], list[np.ndarray]] = {}
-    ends = np.cumsum(record.size_R)
-    for (g, i, _), end, size in zip(record.place_R.tolist(), ends.tolist(), record.size_R.tolist(), strict=True):
-        values.setdefault((g, i), []).append(record.advantage_E[end - size : end])
-    return {place: float(np.concatenate(parts).mean()) for place, parts in values.items() if sum(map(len, parts))}

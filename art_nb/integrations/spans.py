@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_TEXT_CHARS', 'SpanEvent', 'SpanRecord', 'nanoseconds', 'RolloutPlace', 'hashed_id', 'trace_id_of',
            'agent_span_id', 'rollout_name', 'tool_arguments', 'convention_message', 'SpanOptions', 'Feedback',
-           'RolloutTimes', 'Turn', 'turns_of', 'turn_spans', 'rollout_spans', 'failure_spans']
+           'RolloutTimes', 'Turn', 'turns_of', 'conversation_spans', 'rollout_spans', 'failure_spans']
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #3afb88f0
 import hashlib
@@ -325,7 +325,7 @@ def _tool_spans(
         )
 
 
-def turn_spans(
+def conversation_spans(
     turns: list[Turn], parent: SpanRecord, place: RolloutPlace, options: SpanOptions
 ) -> Iterator[SpanRecord]:
     """Yield the spans of the turns and their tool calls."""
@@ -426,7 +426,7 @@ def rollout_spans(
     root.attributes["art.times"] = "recorded" if times.is_recorded else "estimated"
     root.events = [_evaluation_event(each, root.end_ns, options) for each in feedback]
     judgments = [_judgment_span(each, root, options) for each in feedback if each.name == "judgment"]
-    return [root, *turn_spans(turns_of(trajectory, times), root, place, options), *judgments]
+    return [root, *conversation_spans(turns_of(trajectory, times), root, place, options), *judgments]
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #1f203b09
 def failure_spans(

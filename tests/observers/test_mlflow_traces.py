@@ -52,7 +52,7 @@ def spans_of(url, trace_id):
     reply = httpx.get(f"{url}/api/3.0/mlflow/traces/get", params={"trace_id": trace_id}, timeout=60).json()
     spans = reply["trace"]["spans"]
     for span in spans:
-        span["attributes"] = {a["key"]: decoded(a["value"]["string_value"]) for a in span["attributes"]}
+        span["attributes"] = {a["key"]: decoded(next(iter(a["value"].values()))) for a in span["attributes"]}
     return spans
 
 
@@ -60,7 +60,7 @@ def decoded(text):
     """A value that is JSON, or a text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (TypeError, ValueError):
         return text
 
 
