@@ -70,7 +70,7 @@ def endpoint():
 def impatient(monkeypatch):
     monkeypatch.setattr(traces, "FIRST_PAUSE_S", 0.2)
     monkeypatch.setattr(traces, "MAX_PAUSE_S", 0.5)
-    monkeypatch.setattr(traces, "POLL_S", 0.2)
+    monkeypatch.setattr(traces, "JOURNAL_POLL_S", 0.2)
 
 
 def close_reporters(model):
