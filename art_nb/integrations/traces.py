@@ -238,7 +238,7 @@ def batches(traces: Sequence[list[SpanRecord]]) -> Iterator[list[SpanRecord]]:
     if batch:
         yield batch
 
-# %% ../../nbs/88_integrations/83_traces.ipynb #a82aa308
+# %% ../../nbs/88_integrations/83_traces.ipynb #6758682a
 @dataclass(slots=True)
 class TraceReport:
     """What was sent to a target."""
@@ -273,7 +273,7 @@ def send_step(sender: SpanSender, step: StepSpans, report: TraceReport, first_ba
     sender.send_feedback(step.feedback)
     report.scores += sum(len(rollout.scores) for rollout in step.feedback) if sender.target.send_feedback else 0
 
-
+# %% ../../nbs/88_integrations/83_traces.ipynb #bb40c600
 def export_traces(
     run: Any,
     to: str | None = None,
