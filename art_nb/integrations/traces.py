@@ -348,7 +348,7 @@ def export_traces(
     report.seconds_s = time.perf_counter() - start_s
     return report
 
-# %% ../../nbs/88_integrations/83_traces.ipynb #7e460725
+# %% ../../nbs/88_integrations/83_traces.ipynb #9a0116a5
 FIRST_PAUSE_S, MAX_PAUSE_S, JOURNAL_POLL_S = 5.0, 60.0, 2.0
 
 
@@ -358,7 +358,7 @@ class _Job:
     step: int
     batches_sent: int = 0
 
-
+# %% ../../nbs/88_integrations/83_traces.ipynb #837602e5
 class TraceReporter:
     """Sends the steps of one model to one target while it is trained.
 
