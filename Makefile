@@ -24,10 +24,11 @@ EXPORT := .venv-export/.installed
 CURATION := .venv-curation/.installed
 IMPORT_TOOLS := $(patsubst benchmarks/peers/importers/%.txt,.venv-import-%/.installed,$(wildcard benchmarks/peers/importers/*.txt))
 IMPORT_NODE := tests/importers/node/node_modules/.installed
+OBSERVER_SERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%/.installed,$(wildcard benchmarks/peers/observers/*.txt))
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -67,8 +68,11 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
-test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoard and W&B (in an environment on top of .venv)
+test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers
+
+test-observers-full: $(OBSERVERS) $(OBSERVER_SERVERS)  ## the same with the servers of MLflow and Weave (2 GB)
+	ART_NB_TESTS=full .venv-observers/bin/python $(PYTEST) -rs tests/observers
 
 test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
 	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
@@ -156,16 +160,23 @@ $(IMPORT_NODE): tests/importers/node/package-lock.json $(STAMP)
 	@touch $@
 
 .venv-agent-%/.installed: benchmarks/peers/agents/%.txt $(STAMP)
-	rm -rf $(@D)
-	$(BIN)/python -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
-	@touch $@
+	$(INSTALL_ALONE)
+
+.venv-observer-%/.installed: benchmarks/peers/observers/%.txt $(STAMP)
+	$(INSTALL_ALONE)
 
 .venv-%/.installed: benchmarks/peers/%.txt tools/overlay.py $(STAMP)
 	$(INSTALL_ON_TOP)
 
 $(DOCS): docs/site/requirements.txt tools/overlay.py $(STAMP)
 	$(INSTALL_ON_TOP)
+
+define INSTALL_ALONE
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
+endef
 
 define INSTALL_ON_TOP
 	rm -rf $(@D)

@@ -101,6 +101,7 @@ from .integrations.wandb_reporter import WandbReporter as WandbReporter
 from .integrations.mlflow_reporter import MLflowReporter as MLflowReporter
 from .integrations.tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
 from .integrations.replay import replay_rollout as replay_rollout
+from .integrations.traces import export_traces as export_traces
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate
