@@ -130,7 +130,8 @@ def test_the_viewer_and_the_curation_open_recordings(provider, tmp_path):
     curation.mark(0, "good")
     kept = art.curate(recorder.path).good().to_sft()
     assert [t.messages()[0]["content"] for t in kept] == ["Question 0", "Question 2", "Question 4"]
-    assert len(art.view(recorder.path).rollout_index) == 2
+    index = art.view(recorder.path).rollout_index
+    assert index.load(10) and len(index) == 2
 
 
 def test_a_retry_that_missed_its_reply_counts_once(provider, tmp_path):
