@@ -19,10 +19,12 @@ SHORT = {  # steps of the shortened form, and the run that it leaves
     "sft_then_rl/sft-then-rl.ipynb": ("1", "sft-then-rl/models/larger-001/checkpoints/0002"),
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
+    "node_agent/node-agent.ipynb": ("1", "node-agent/models/clerk-001/checkpoints/0002"),
 }
 LONG = [
     "self_play/self-play.ipynb",
     "rock_paper_tool_use/rock-paper-tool-use.ipynb",
+    "node_agent/node-agent.ipynb",
 ]  # these take minutes, even with fewer steps
 LEARNT = {  # metric that rose from a run's first evaluation to its last
     "tic_tac_toe/tic-tac-toe.ipynb": "win",
@@ -32,6 +34,7 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "sft_then_rl/sft-then-rl.ipynb": "right",
     "self_play/self-play.ipynb": "win",
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
+    "langgraph_agent/langgraph-agent.ipynb": "right",
     "mcp/mcp.ipynb": "valid",
     "reasoning_gym/reasoning-gym.ipynb": "solved",
 }
@@ -53,15 +56,20 @@ def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     assert ((examples / path).parent / ".art" / left).is_dir()
 
 
-@pytest.mark.parametrize("path", LEARNT)
-def test_what_a_saved_tutorial_shows(path, root):
-    """The lower end of the trained model's interval lies above the upper end of the first one's."""
+def saved_evaluations(root, path):
+    """Return the ends of the interval that a saved tutorial shows for each step of its first model."""
     cells = nbformat.read(root / "examples" / path, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
     text = "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
     assert not [output for output in outputs if output.output_type == "error"]
     rows = re.findall(rf"Evaluation\((\S+) step (\d+): {LEARNT[path]} \S+, 95 % (\S+) to (\S+), n=\d+\)", text)
-    evaluations = {int(step): (float(low), float(high)) for name, step, low, high in rows if name == rows[0][0]}
+    return {int(step): (float(low), float(high)) for name, step, low, high in rows if name == rows[0][0]}
+
+
+@pytest.mark.parametrize("path", LEARNT)
+def test_what_a_saved_tutorial_shows(path, root):
+    """The lower end of the trained model's interval lies above the upper end of the first one's."""
+    evaluations = saved_evaluations(root, path)
     assert evaluations[max(evaluations)][0] > evaluations[min(evaluations)][1]
 
 
