@@ -20,13 +20,15 @@ AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
 OBSERVERS := .venv-observers/.installed
+EXPORT := .venv-export/.installed
 CURATION := .venv-curation/.installed
 IMPORT_TOOLS := $(patsubst benchmarks/peers/importers/%.txt,.venv-import-%/.installed,$(wildcard benchmarks/peers/importers/*.txt))
 IMPORT_NODE := tests/importers/node/node_modules/.installed
+OBSERVER_SERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%/.installed,$(wildcard benchmarks/peers/observers/*.txt))
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -66,8 +68,14 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
-test-observers: $(OBSERVERS)  ## run the reporters of Trackio, MLflow, TensorBoard and W&B (in an environment on top of .venv)
+test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers
+
+test-observers-full: $(OBSERVERS) $(OBSERVER_SERVERS)  ## the same with the servers of MLflow and Weave (2 GB)
+	ART_NB_TESTS=full .venv-observers/bin/python $(PYTEST) -rs tests/observers
+
+test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
+	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
 
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
@@ -78,10 +86,10 @@ import-data: $(IMPORT_TOOLS) $(IMPORT_NODE)  ## write the files of tests/importe
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)
 	$(FULL_TESTS) $(wildcard tests/test_audit_*.py tests/*/test_audit_*.py)
 
-tutorials: weights $(AGENTS)  ## run every tutorial from top to bottom, in build/tutorials
+tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art
 	for notebook in build/tutorials/*/*.ipynb; do \
-		case $$notebook in *langgraph*) bin=.venv-agents/bin ;; *) bin=$(BIN) ;; esac; \
+		case $$notebook in */mcp/* | */langgraph_agent/*) bin=.venv-agents/bin;; */reasoning_gym/*) bin=.venv-environments/bin;; *) bin=$(BIN);; esac; \
 		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
@@ -152,16 +160,23 @@ $(IMPORT_NODE): tests/importers/node/package-lock.json $(STAMP)
 	@touch $@
 
 .venv-agent-%/.installed: benchmarks/peers/agents/%.txt $(STAMP)
-	rm -rf $(@D)
-	$(BIN)/python -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
-	@touch $@
+	$(INSTALL_ALONE)
+
+.venv-observer-%/.installed: benchmarks/peers/observers/%.txt $(STAMP)
+	$(INSTALL_ALONE)
 
 .venv-%/.installed: benchmarks/peers/%.txt tools/overlay.py $(STAMP)
 	$(INSTALL_ON_TOP)
 
 $(DOCS): docs/site/requirements.txt tools/overlay.py $(STAMP)
 	$(INSTALL_ON_TOP)
+
+define INSTALL_ALONE
+	rm -rf $(@D)
+	$(BIN)/python -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	@touch $@
+endef
 
 define INSTALL_ON_TOP
 	rm -rf $(@D)

@@ -18,6 +18,7 @@ Modules:
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
 - `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
 - `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
+- `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces: old runs with `art.export_traces`, live runs with `report_traces`
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
@@ -120,6 +121,7 @@ _NAMES = {
     "rollouts.scenarios": "conversation_scenarios",
     "runs.store": "RunStore open_run",
     "runs.readers": "read_conversations read_groups",
+    "runs.recordings": "read_recordings",
     "runs.reporters": "Reporter",
     "views.boards": "register_board",
     "rewards.judges": "Person as_judge",
@@ -135,7 +137,6 @@ _NAMES = {
     "backends.contract": "check_backend",
     "training.run": "Run train",
     "integrations.recorder": "record",
-    "integrations.recordings": "read_recordings",
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
     "integrations.auto_rl": "auto",
@@ -144,6 +145,7 @@ _NAMES = {
     "integrations.mlflow_reporter": "MLflowReporter",
     "integrations.tensorboard_reporter": "TensorBoardReporter",
     "integrations.replay": "replay_rollout",
+    "integrations.traces": "export_traces",
     "training.notifications": "notify",
     "training.evaluation": "Evaluation evaluate evaluate_steps",
     "pipeline.settings": (
@@ -171,18 +173,18 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
     "token_heatmaps "
-    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto record read_recordings environments langgraph"
+    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto record read_recordings export_traces environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
     "training.run": ["reports.report", "reports.profile", "reports.reproduce"],
-    "rollouts.trajectories": ["tokens.tokenized"],
-    "models.model": ["integrations.sessions"],
+    "rollouts.trajectories": ["tokens.tokenized", "integrations.trl_rows"],
+    "models.model": ["integrations.sessions", "reports.exports", "integrations.traces"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _attached, _, __all__ = _lazy_loader.attach(__name__, _PACKAGES, {m: names.split() for m, names in _NAMES.items()})
-__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph"]
+__all__ = [*(name for name in __all__ if name not in _PACKAGES), "dev", "environments", "langgraph", "trl"]
 
 
 def __getattr__(name: str):

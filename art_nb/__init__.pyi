@@ -20,6 +20,7 @@ from . import compat as compat
 from . import cli as cli
 from . import environments as environments
 from . import langgraph as langgraph
+from . import trl as trl
 from .compat import dev as dev
 from .core.types import ArtError as ArtError
 from .core.types import BackendMissing as BackendMissing
@@ -65,6 +66,7 @@ from .runs.store import RunStore as RunStore
 from .runs.store import open_run as open_run
 from .runs.readers import read_conversations as read_conversations
 from .runs.readers import read_groups as read_groups
+from .runs.recordings import read_recordings as read_recordings
 from .runs.reporters import Reporter as Reporter
 from .views.boards import register_board as register_board
 from .rewards.judges import Person as Person
@@ -90,7 +92,6 @@ from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train
 from .integrations.recorder import record as record
-from .integrations.recordings import read_recordings as read_recordings
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
@@ -100,6 +101,7 @@ from .integrations.wandb_reporter import WandbReporter as WandbReporter
 from .integrations.mlflow_reporter import MLflowReporter as MLflowReporter
 from .integrations.tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
 from .integrations.replay import replay_rollout as replay_rollout
+from .integrations.traces import export_traces as export_traces
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
 from .training.evaluation import evaluate as evaluate

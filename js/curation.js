@@ -43,6 +43,9 @@ function build(root, wire, model) {
     ui: { id: null, where: "", words: "", ...model.get("ui") },
     state: { author: "", tags: [], counts: {} },
     done: false,
+    version: 0, // of the journal, as this view shows it
+    writes: 0, // requests that are not answered yet
+    lastTick: null,
     announce: announcer(root),
   });
   const { ui } = app;
@@ -264,14 +267,21 @@ function build(root, wire, model) {
     "?": showHelp,
     Escape: () => (help.hidden ? reader.closeEditor() : (showHelp(), true)) || false,
   });
-  // Another view, or Python, has written marks: request the facts again.
-  let version = model.get("tick")?.version;
-  wire.onTick((tick) => {
-    if (tick.version === version) return;
-    version = tick.version;
+  // Another view, or Python, has written marks: request the facts again. Marks of this view are shown already.
+  let reloads = model.get("tick")?.reload;
+  app.follow = (/** @type {any} */ tick) => {
+    if (tick.reload !== undefined && tick.reload !== reloads) {
+      reloads = tick.reload;
+      load();
+    } else if (!(tick.version > app.version)) return;
+    app.version = Math.max(app.version, tick.version ?? 0);
     list.forget();
     refreshState();
     if (ui.id !== null && !reader.isEditing()) reader.read(ui.id);
+  };
+  wire.onTick((tick) => {
+    if (app.writes) app.lastTick = tick;
+    else app.follow(tick);
   });
   wire.onGap(load);
   if (ui.id !== null) reader.open(ui.id);

@@ -83,9 +83,9 @@ ALLOWED = {
     "training": "core rollouts runs models tokens backends learners",
     "pipeline": "core rollouts runs models training backends",
     "views": "core rollouts runs models rewards tokens training learners",
-    "reports": "core rollouts runs models tokens training views",
+    "reports": "core rollouts runs models tokens policy backends training views",
     "panels": "core rollouts runs models rewards tokens training views reports",
-    "integrations": "core rollouts runs models rewards serving training reports",
+    "integrations": "core rollouts runs models rewards tokens policy samplers serving training reports",
     "compat": "core rollouts runs models backends",
 }
 

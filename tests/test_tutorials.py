@@ -2,10 +2,14 @@
 
 import re
 import shutil
+from importlib.util import find_spec
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 from support.jupyter_kernels import run_notebook, shorten_tutorial
+
+from art_nb.core.types import install_hint
 
 SHORT = {  # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),
@@ -30,6 +34,12 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "sft_then_rl/sft-then-rl.ipynb": "right",
     "self_play/self-play.ipynb": "win",
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
+    "mcp/mcp.ipynb": "valid",
+    "reasoning_gym/reasoning-gym.ipynb": "solved",
+}
+NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environments run these in their own environments
+    "mcp/mcp.ipynb": ("mcp", "mcp"),
+    "reasoning_gym/reasoning-gym.ipynb": ("reasoning_gym", "environments"),
 }
 
 
@@ -60,6 +70,22 @@ def test_what_a_saved_tutorial_shows(path, root):
     """The lower end of the trained model's interval lies above the upper end of the first one's."""
     evaluations = saved_evaluations(root, path)
     assert evaluations[max(evaluations)][0] > evaluations[min(evaluations)][1]
+
+
+@pytest.mark.parametrize("path", NEEDS)
+def test_a_tutorial_says_which_package_is_missing(path, root, tmp_path):
+    """Before it loads a model: the last line of the error names the command that installs the package."""
+    package, extra = NEEDS[path]
+    if find_spec(package):
+        pytest.skip(f"{package} is installed here")
+    notebook = nbformat.read(root / "examples" / path, as_version=4)
+    assert f'pip install "art_nb[{extra}]"' in notebook.cells[0].source
+    with pytest.raises(CellExecutionError) as error:
+        run_notebook(notebook, tmp_path)
+    assert error.value.ename == "BackendMissing" and install_hint(extra) in error.value.evalue.splitlines()[0]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    failed = next(i for i, cell in enumerate(code) if any(out.output_type == "error" for out in cell.outputs))
+    assert failed <= 2 and "TrainableModel" not in "".join(cell.source for cell in code[: failed + 1])
 
 
 def test_the_task_that_others_borrow_is_the_one_that_is_shown(root):

@@ -32,7 +32,7 @@ def stubs() -> dict[Path, str]:
     names = {module: listed.split() for module, listed in art_nb._NAMES.items()}
     packages = "".join(f"from . import {package} as {package}\n" for package in art_nb._PACKAGES)
     constants = "SPINNING: dict[str, str]\n__version__: str\n__all__: list[str]\n"
-    modules = ("environments", "langgraph")  # import paths whose names are in other modules
+    modules = ("environments", "langgraph", "trl")  # import paths whose names are in other modules
     aliases = "".join(f"from . import {name} as {name}\n" for name in modules) + "from .compat import dev as dev\n"
     top = f"{packages}{aliases}{imports(names)}\n{constants}"
     texts = {package: imports(lazy_names(ROOT / package)) for package in art_nb._PACKAGES}

@@ -99,6 +99,10 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "tinker_native": {"compat.unavailable": "TinkerNativeBackend"},
     "trainer_rank": {"compat.unavailable": "TrainerRank"},
     "trajectories": {"rollouts.trajectories": "*", "rollouts.entries": "LegacyHistory"},
+    "trl": {
+        "integrations.trl_rows": "to_trl trl_dpo_rows trl_kto_rows trl_sft_rows",
+        "integrations.trl_rollouts": "RolloutFunc reward_func rollout_func",
+    },
     "types": {"core.types": "*", "compat.unavailable": "ServerlessTrainResult", "compat.dev": "LoRAConfig"},
     "utils": UTILS,
     "utils.benchmarking": _BENCHMARKING,

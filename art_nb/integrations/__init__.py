@@ -11,7 +11,6 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "recordings": ["read_recordings"],
         "recorder": ["Recorder", "record"],
         "openpipe": ["AsyncOpenPipe", "OpenPipe"],
         "recording_proxy": ["ProxyServer", "RecordingProxy"],
@@ -19,7 +18,10 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "programs": ["ProgramOutput", "rollout_from"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
         "auto_rl": ["AutoRL", "auto"],
+        "trl_rows": ["to_trl", "trl_dpo_rows", "trl_kto_rows", "trl_sft_rows"],
+        "trl_rollouts": ["RolloutFunc", "reward_func", "rollout_func"],
         "replay": ["replay_rollout"],
+        "traces": ["TraceReport", "TraceReporter", "export_traces", "trace_reporters"],
         "mcp_servers": ["MCPResource", "MCPResult", "MCPSession", "MCPTool", "complete_task_tool", "connect"],
         "mcp_scenarios": [
             "GeneratedScenario",

@@ -1,5 +1,4 @@
 # Written by tools/stubs.py. Do not edit.
-from .recordings import read_recordings as read_recordings
 from .recorder import Recorder as Recorder
 from .recorder import record as record
 from .openpipe import AsyncOpenPipe as AsyncOpenPipe
@@ -13,7 +12,18 @@ from .langgraph import init_chat_model as init_chat_model
 from .langgraph import wrap_rollout as wrap_rollout
 from .auto_rl import AutoRL as AutoRL
 from .auto_rl import auto as auto
+from .trl_rows import to_trl as to_trl
+from .trl_rows import trl_dpo_rows as trl_dpo_rows
+from .trl_rows import trl_kto_rows as trl_kto_rows
+from .trl_rows import trl_sft_rows as trl_sft_rows
+from .trl_rollouts import RolloutFunc as RolloutFunc
+from .trl_rollouts import reward_func as reward_func
+from .trl_rollouts import rollout_func as rollout_func
 from .replay import replay_rollout as replay_rollout
+from .traces import TraceReport as TraceReport
+from .traces import TraceReporter as TraceReporter
+from .traces import export_traces as export_traces
+from .traces import trace_reporters as trace_reporters
 from .mcp_servers import MCPResource as MCPResource
 from .mcp_servers import MCPResult as MCPResult
 from .mcp_servers import MCPSession as MCPSession

@@ -16,12 +16,18 @@ from typing import Any
 from ..core.jsonable import plain
 from ..core.types import BackendMissing, install_hint
 from .record_writer import RecordWriter
-from .recordings import Record, new_record
+from ..runs.recordings import Record, new_record
 
 # %% ../../nbs/88_integrations/17_litellm_logger.ipynb #088e756f
 RECORD_PATH = "ART_NB_RECORD"  # environment variable
+
+
 LITELLM_PATH = ".art/recordings/litellm.jsonl"
+
+
 _CHAT_CALLS = {"completion", "acompletion"}
+
+
 _REQUEST_FIELDS = (
     "model",
     "messages",
@@ -35,7 +41,7 @@ _REQUEST_FIELDS = (
     "stop",
 )
 
-
+# %% ../../nbs/88_integrations/17_litellm_logger.ipynb #fd5b619b
 def call_record(
     kwargs: Mapping[str, Any],  # of the event
     reply: Any,  # a response of LiteLLM, or None

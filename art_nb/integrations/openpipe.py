@@ -20,7 +20,7 @@ from ..core.jsonable import plain
 from ..core.redaction import redact_text
 from ..core.types import StoreError
 from .record_writer import RecordWriter
-from .recordings import Record, matches, new_record, read_records, update_of
+from ..runs.recordings import Record, matches, new_record, read_records, update_of
 from ..models.clients import httpx
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #762333ff
@@ -71,21 +71,21 @@ def update_record(path: str, update: Mapping[str, Any]) -> Record:
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #c3b6a7ef
 OPENPIPE_PATH = ".art/recordings/openpipe.jsonl"
 
-
+# %% ../../nbs/88_integrations/15_openpipe.ipynb #0d71eeb7
 @dataclass(frozen=True, slots=True)
 class ReportResponse:
     """The result of a report: the status is "ok" or "error"."""
 
     status: str
 
-
+# %% ../../nbs/88_integrations/15_openpipe.ipynb #2201ba5a
 @dataclass(frozen=True, slots=True)
 class UpdateLogTagsResponse:
     """The result of an update of tags: the number of records that it changes."""
 
     matched_logs: int
 
-
+# %% ../../nbs/88_integrations/15_openpipe.ipynb #a61b50ca
 def _report(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report in the form of the wire: camelCase, without the fields that were left out."""
     names = {
@@ -104,7 +104,7 @@ def _report(options: Mapping[str, Any]) -> dict[str, Any]:
 def _update(filters: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {"filters": plain(filters), "metadata": plain(metadata)}
 
-
+# %% ../../nbs/88_integrations/15_openpipe.ipynb #465b9ee5
 class _Reports:
     """Sends or writes what both clients report."""
 
@@ -144,7 +144,7 @@ class _Reports:
         """Wait until all reports are written."""
         self._writer.flush()
 
-
+# %% ../../nbs/88_integrations/15_openpipe.ipynb #aee993bf
 def count_matches(path: Path, update: Record) -> int:
     """Return how many records of a file an update of tags changes."""
     try:

@@ -21,7 +21,7 @@ from typing import Any
 from ..core.files import append_lines
 from ..core.jsonable import plain
 from ..core.redaction import secrets_of_environment
-from .recordings import Record, rotated_files, without_secrets
+from ..runs.recordings import Record, rotated_files, without_secrets
 
 # %% ../../nbs/88_integrations/13_record_writer.ipynb #5c362fc8
 def is_sampled(

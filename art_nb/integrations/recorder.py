@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from .record_writer import MAX_RECORD_FILE_BYTES, RecordWriter
-from .recordings import RawCall, Record, record_of
+from ..runs.recordings import RawCall, Record, record_of
 from ..rollouts.http_capture import enter_scope, leave_scope, set_process_scope
 
 # %% ../../nbs/88_integrations/14_recorder.ipynb #958856a5
@@ -129,7 +129,7 @@ def record(
     sample: float = 1.0,
     max_bytes: int = MAX_RECORD_FILE_BYTES,
 ) -> Recorder:
-    """Record the requests of an agent to language models, for `art_nb.integrations.recordings.read_recordings`.
+    """Record the requests of an agent to language models, for `art_nb.runs.recordings.read_recordings`.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ from ..core.redaction import is_secret, redact_url
 from ..core.types import RequestError, ServeError
 from .openpipe import REPORT_PATHS, UPDATE_PATHS, count_matches, report_record, update_record
 from .record_writer import RecordWriter
-from .recordings import RawCall, record_of
+from ..runs.recordings import RawCall, record_of
 from ..models.clients import httpx
 from ..rollouts.exchanges import PROTOCOLS
 from art_nb.serving.asgi import (
@@ -128,9 +128,11 @@ def tags_of(scope: Scope) -> dict[str, str]:
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #ba9927c2
 MAX_RECORDED_BYTES = 16 << 20
+
+
 MAX_TOTAL_BYTES = 256 << 20
 
-
+# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #17f7f207
 class Budget:
     """The memory of the bodies that are being recorded."""
 
@@ -152,7 +154,7 @@ class Budget:
         """Release the memory of a body."""
         self.used -= len(body or b"")
 
-
+# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #89935ce3
 class CallRecording:
     """What the proxy knows of one request to a model. Its methods run on the event loop, and may fail."""
 
@@ -204,9 +206,11 @@ class CallRecording:
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #a030271c
 CONNECT_TIMEOUT_S = 10.0
+
+
 ResultT = TypeVar("ResultT")
 
-
+# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #4efcbdc2
 class Upload:
     """The body of a request while it arrives."""
 
@@ -229,7 +233,7 @@ class Upload:
         await self.done.wait()
         return await self.receive()
 
-
+# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #9cc9f882
 class RecordingProxy:
     """An ASGI app that forwards requests to a provider and records those to language models.
 
@@ -383,7 +387,7 @@ class RecordingProxy:
         if self._client is not None:
             await self._client.aclose()
 
-
+# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #3164b7c7
 def _succeeded(function: Callable[..., Any], *args: Any) -> bool:
     function(*args)
     return True

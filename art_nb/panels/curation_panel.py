@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['CurationPanel', 'curate']
 
-# %% ../../nbs/85_panels/66_curation_panel.ipynb #3c99943f
+# %% ../../nbs/85_panels/66_curation_panel.ipynb #31e5ccc0
 from collections.abc import Callable, Iterable
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def _reply_command(reply: Callable) -> Callable:
     method.__annotations__ = reply.__annotations__ | {"curation": Any}  # it receives the panel
     return command(thread=True)(raises_view_error(method))
 
-# %% ../../nbs/85_panels/66_curation_panel.ipynb #07f3138c
+# %% ../../nbs/85_panels/66_curation_panel.ipynb #6ef849d9
 class CurationPanel(Selectable, Panel):
     """Conversations with marks, tags and corrections. Its methods select conversations for training."""
 
@@ -46,7 +47,7 @@ class CurationPanel(Selectable, Panel):
     ui = Dict().tag(sync=True)
 
     def __init__(self, what: Any, curation: Curation, **traits: Any):
-        self.curation = curation
+        self.curation, self._reloads = curation, count(1)
         super().__init__(key=f"curation-{what if isinstance(what, str | Path) else id(what)}", **traits)
 
     def __repr__(self) -> str:
@@ -87,10 +88,7 @@ class CurationPanel(Selectable, Panel):
     def refresh(self) -> None:
         """Load new conversations, and marks of other people."""
         self.curation.index.refresh()
-        self._tell_views()
-
-    def _tell_views(self) -> None:
-        self.send_update({"version": self.curation.journal.version})
+        self.send_update({"reload": next(self._reloads)})
 
     state = _reply_command(curation_state_reply)
     select = _reply_command(selected_reply)
@@ -100,8 +98,9 @@ class CurationPanel(Selectable, Panel):
 
     def _write(self, id: int, *entry: Any, **fields: Any) -> dict[str, Any]:
         self.curation.write(id, *entry, **fields)
-        self._tell_views()
-        return facts_reply(self.curation, id)
+        facts = facts_reply(self.curation, id)
+        self.send_update({"version": facts["version"]})
+        return facts
 
     @command(thread=True)
     @raises_view_error

@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={
         "profile": ["Profile"],
         "report": ["export"],
+        "exports": ["export_model"],
         "plots": ["learning_curve", "comparison_bars", "reward_histogram", "token_heatmaps"],
         "static_html": ["static_html"],
     },

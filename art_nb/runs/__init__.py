@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "store": ["RunStore", "open_run", "find_runs"],
         "sessions": ["read_sessions"],
         "readers": ["read_groups", "read_conversations"],
+        "recordings": ["read_recordings"],
         "metrics": ["MetricsBuilder", "track_api_cost"],
         "costs": ["ModelPricing"],
         "reporters": ["Reporter"],

@@ -25,6 +25,7 @@ from ..core.files import reading
 from ..core.jsonable import plain
 from ..core.types import StoreError, suggest_name
 from ..rollouts.entries import History
+from ..rollouts.scenarios import opening_messages
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.conversations import (
     Imported,
@@ -37,6 +38,7 @@ from art_nb.runs.conversations import (
     read_trl_preferences,
     scenario_groups,
 )
+from .recordings import is_recording, read_recordings
 from .row_files import read_file_rows, row_files
 from .session_files import files_of_subagents, read_claude_code, read_codex
 from .spans import read_otlp, read_phoenix
@@ -352,6 +354,8 @@ def read_groups(path: str | Path, split: str = "train", format: str | None = Non
     if is_run(path):
         store = open_run(path)
         return {step: store.read_groups(split, step) for step in store.steps(split)}
+    if format is None and is_recording(path):
+        return {0: scenario_groups((opening_messages(t.messages()), t) for t in read_recordings(path))}
     files = row_files(path, split)
     if not path.exists():
         raise StoreError(f"There is no {path}. Pass a run directory, for example .art/project/models/name.")

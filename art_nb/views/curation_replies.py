@@ -94,7 +94,7 @@ def _row_facts(curation: Curation, row: int) -> dict[str, Any]:
         "validation": curation.is_validation(row),
     }
 
-# %% ../../nbs/75_views/97_curation_replies.ipynb #3eab9dd6
+# %% ../../nbs/75_views/97_curation_replies.ipynb #e9f7f839
 MAX_FACTS = 50  # near-duplicates, and findings
 MAX_EDITED_CHARS = 200_000
 
@@ -114,6 +114,7 @@ def facts_reply(curation: Curation, row: int) -> dict[str, Any]:
         group = curation.duplicates.groups().get(curation.duplicates.first_of(row), [])
     return {
         "id": row,
+        "version": curation.journal.version,
         "verdict": marks.verdict(),
         "marks": _statements(marks.marks.get(None, {})),
         "tags": [[utf8_text(tag, 80), sorted(marks.tags[tag])[:9]] for tag in marks.tag_names[:MAX_FACTS]],

@@ -164,7 +164,7 @@ export function createReader(app) {
       editor = createEditor(reply, {
         close: () => (closeEditor(), node.focus()),
         async save(content, calls) {
-          update((await wire.request("edit", { id, turn: i, content, tool_calls: calls.length ? calls : null })).reply);
+          update((await request("edit", { id, turn: i, content, tool_calls: calls.length ? calls : null })).reply);
           closeEditor();
           place.editButton.focus();
           app.announce(content === null ? "correction withdrawn" : "correction saved");
@@ -192,10 +192,24 @@ export function createReader(app) {
     drawHead();
     for (const { update } of controls.values()) update();
   }
+  /** Send a command that writes. Updates that arrive meanwhile are compared with its reply. */
+  async function request(command, args) {
+    app.writes += 1;
+    try {
+      const answer = await wire.request(command, args);
+      app.version = Math.max(app.version, answer.reply.version);
+      return answer;
+    } finally {
+      app.writes -= 1;
+      const tick = app.lastTick;
+      app.lastTick = null;
+      if (tick) app.follow(tick);
+    }
+  }
   async function write(command, args, text) {
     if (!facts) return;
     try {
-      update((await wire.request(command, { id: facts.id, ...args })).reply);
+      update((await request(command, { id: facts.id, ...args })).reply);
       app.announce(text);
     } catch (error) {
       app.notify(error.message);
@@ -230,6 +244,7 @@ export function createReader(app) {
     const isSame = facts?.id === id;
     closeEditor();
     facts = reply.facts;
+    app.version = Math.max(app.version, facts.version);
     const draw = () => {
       controls.clear();
       CSS.highlights?.delete("art-curated");

@@ -10,7 +10,7 @@ from support.registered import until
 
 import art_nb as art
 from art_nb.integrations import litellm_logger
-from art_nb.integrations.recordings import read_records
+from art_nb.runs.recordings import read_records
 
 os.environ |= NO_TELEMETRY
 litellm = pytest.importorskip("litellm", reason="make test-agents installs the frameworks")

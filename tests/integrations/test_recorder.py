@@ -19,7 +19,7 @@ from support.registered import until
 import art_nb as art
 from art_nb.core.types import StoreError
 from art_nb.integrations.recorder import Recorder
-from art_nb.integrations.recordings import read_records
+from art_nb.runs.recordings import read_records
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "sk-test-key-0123456789"
@@ -113,6 +113,27 @@ async def test_a_service_with_concurrent_sessions(provider, tmp_path):
     assert len(rollout.messages()) == 2
 
 
+def test_the_viewer_and_the_curation_open_recordings(provider, tmp_path):
+    with (
+        art.record(tmp_path / "t.jsonl", max_bytes=2000) as recorder,
+        OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client,
+    ):
+        for n in range(6):
+            with recorder.session(f"visit-{n % 2}"):
+                ask(client, f"Question {n}")
+    assert len([*tmp_path.glob("t*.jsonl")]) > 1  # rotated
+    for path in (recorder.path, tmp_path):
+        conversations = art.read_conversations(path)
+        assert sorted(t.metadata["session"] for t in conversations) == ["visit-0", "visit-1"]
+        assert all(len(t.additional_histories) == 2 for t in conversations)
+    curation = art.curate(recorder.path, author="ann")
+    curation.mark(0, "good")
+    kept = art.curate(recorder.path).good().to_sft()
+    assert [t.messages()[0]["content"] for t in kept] == ["Question 0", "Question 2", "Question 4"]
+    index = art.view(recorder.path).rollout_index
+    assert index.load(10) and len(index) == 2
+
+
 def test_a_retry_that_missed_its_reply_counts_once(provider, tmp_path):
     with (
         art.record(tmp_path / "t.jsonl", session="s") as recorder,
@@ -128,7 +149,7 @@ def test_a_retry_that_missed_its_reply_counts_once(provider, tmp_path):
 
 def test_damaged_and_newer_lines_are_skipped(tmp_path):
     path = tmp_path / "t.jsonl"
-    good = art.integrations.recordings.new_record
+    good = art.runs.recordings.new_record
     now = art.Trajectory().start_time
     line = json.dumps(good("/v1/chat/completions", {"messages": []}, None, now, now))
     path.write_text(

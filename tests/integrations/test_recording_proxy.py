@@ -28,7 +28,7 @@ from art_nb.core.types import ServeError
 from art_nb.integrations import record_writer, recording_proxy
 from art_nb.integrations.record_writer import RecordWriter
 from art_nb.integrations.recording_proxy import Budget, ProxyServer, RecordingProxy
-from art_nb.integrations.recordings import read_recordings, read_records
+from art_nb.runs.recordings import read_recordings, read_records
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:Requests are not recorded")]
 KEY = "sk-test-key-0123456789"

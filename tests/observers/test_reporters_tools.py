@@ -198,6 +198,7 @@ async def main():
         for queue in model._reports.queues:
             assert queue.drain(120)
         os.kill(os.getpid(), 9)
+    await model.end_reports(200)  # longer than at the end of a process: importing MLflow can take half a minute
 
 asyncio.run(main())
 """

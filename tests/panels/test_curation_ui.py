@@ -116,10 +116,13 @@ def test_marks_of_two_people_and_python(opened, tmp_path):
     page.wait_for_selector(".art-c-head :text('disputed')")
     assert "ben: bad" in page.inner_text(".art-c-head")
     waits(page, lambda: "1 disputed" in page.inner_text(".art-c-counts"))
+    art.curate(path, author="eve").tag(0, "from eve")
+    page.panel.refresh()
+    page.wait_for_selector(".art-c-tag:has-text('from eve')")
     page.panel.tag(0, "from Python")
     page.wait_for_selector(".art-c-tag:has-text('from Python')")
     page.click("[aria-label='Remove the tag from Python']")
-    page.wait_for_selector(".art-c-tag", state="detached")
+    page.wait_for_selector(".art-c-tag:has-text('from Python')", state="detached")
     pressed(page, "u")
     page.wait_for_selector(".art-c-head .art-c-mark-good[aria-pressed=false]")
     assert page.panel.bad().rows == (0,)
@@ -237,7 +240,7 @@ def test_ten_thousand_conversations_scroll_and_are_marked(opened, tmp_path):
           await new Promise(requestAnimationFrame);
         return performance.now() - start; }"""
     )
-    assert milliseconds < 3000
+    assert milliseconds < 5000  # about 0.3 s on an idle machine
     (line,) = (tmp_path / "marks.jsonl").read_text().splitlines()
     assert json.loads(line)["value"] == "good" and page.panel.good().rows == (9999,)
 

@@ -1,0 +1,220 @@
+"""Exports to endpoints that fail, hang or come back, live runs, memory, and runs of ART."""
+
+import json
+import resource
+import socket
+import threading
+import time
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from support.live_parts import say
+from support.observed_run import SECRET, overrule, write_run
+from support.registered import until
+
+import art_nb as art
+from art_nb.core.types import ServeError
+from art_nb.integrations import traces
+
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+ASKED = {"steps": 2, "groups_per_step": 1, "rollouts_per_group": 4, "show": False}
+
+
+class Endpoint:
+    """An OpenTelemetry endpoint that keeps the spans, and annotations in Phoenix's form."""
+
+    def __init__(self, port=0, keep=True):
+        self.status, self.spans, self.requests, self.annotations, self.headers = 200, [], 0, [], []
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                endpoint.requests += 1
+                endpoint.headers.append(dict(self.headers))
+                if endpoint.status == 200 and self.path.endswith("/span_annotations"):
+                    endpoint.annotations += json.loads(body)["data"]
+                elif endpoint.status == 200 and keep:
+                    message = ExportTraceServiceRequest.FromString(body)
+                    endpoint.spans += [s for r in message.resource_spans for c in r.scope_spans for s in c.spans]
+                self.send_response(endpoint.status)
+                self.end_headers()
+                self.wfile.write(b"")
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def endpoint():
+    endpoint = Endpoint()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(traces, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(traces, "MAX_PAUSE_S", 0.5)
+    monkeypatch.setattr(traces, "JOURNAL_POLL_S", 0.2)
+
+
+def close_reporters(model):
+    return [reporter.close() for reporter in traces.trace_reporters(model)]
+
+
+async def test_a_live_run_and_its_replay_give_the_same_spans(named, local, endpoint):
+    model = named(report_traces=[endpoint.url])
+    await model.register(local)
+    await art.train(model, say, range(4), **ASKED)
+    (reporter,) = traces.trace_reporters(model)
+    assert reporter.flush(60)
+    live = {span.span_id: span.SerializeToString() for span in endpoint.spans}
+    assert len(endpoint.spans) == len(live) == 2 * (4 * 2 + 1), "each span once"
+    assert not close_reporters(model)[0].dropped
+    endpoint.spans.clear()
+    art.export_traces(model.store.path, endpoint.url)
+    assert {span.span_id: span.SerializeToString() for span in endpoint.spans} == live
+
+
+async def test_the_loops_of_art_are_reported_too(named, local, endpoint):
+    model = named(report_traces=[endpoint.url])
+    await model.register(local)
+    group = art.TrajectoryGroup([await say(model, i) for i in range(2)])
+    await model.log([group], split="val")
+    await until(lambda: len(endpoint.spans) == 5)
+    assert not close_reporters(model)[0].dropped
+
+
+@pytest.mark.parametrize("problem", ["closed", "silent", 500, 400])
+async def test_a_target_that_fails_gives_one_warning_and_does_not_delay_training(
+    named, local, endpoint, impatient, problem
+):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = {"closed": 9, "silent": silent.getsockname()[1]}.get(problem, endpoint.port)
+        endpoint.status = problem if isinstance(problem, int) else 200
+        model = named(report_traces=[{"to": f"http://127.0.0.1:{port}", "timeout_s": 0.5}])
+        await model.register(local)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = await art.train(model, say, range(4), **ASKED)
+            (reporter,) = traces.trace_reporters(model)
+            await until(lambda: reporter.error)
+            await until(lambda: any("did not take" in str(each.message) for each in caught))
+            time.sleep(1.5)
+        assert run.status == "done" and run.step == 2
+        assert len([each for each in caught if "did not take" in str(each.message)]) == 1
+        assert not reporter.flush(0.1)
+        (report,) = close_reporters(model)
+        assert report.dropped == 8, "the rollouts of both steps"
+        endpoint.status = 200
+        assert art.export_traces(model.store, endpoint.url).traces == 10
+
+
+async def test_the_rest_arrives_when_the_target_works_again(named, local, endpoint, impatient, capsys):
+    endpoint.status = 503
+    model = named(report_traces=[{"to": endpoint.url, "timeout_s": 0.5}])
+    await model.register(local)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        await art.train(model, say, range(4), **ASKED)
+        (reporter,) = traces.trace_reporters(model)
+        await until(lambda: reporter.error)
+    endpoint.status = 200
+    assert reporter.flush(30)
+    assert len({span.span_id for span in endpoint.spans}) == len(endpoint.spans) == 18
+    assert not close_reporters(model)[0].dropped and "Send the rest later" not in capsys.readouterr().out
+
+
+async def test_an_override_is_sent_while_the_model_is_trained(named, local, endpoint, impatient):
+    model = named(report_traces=[f"phoenix@{endpoint.url}"])
+    await model.register(local)
+    group = art.TrajectoryGroup([await say(model, i) for i in range(2)], metadata={"group_id": "group-1-0"})
+    await model.log([group], split="val", step=1)
+    await until(lambda: len(endpoint.annotations) == 2)
+    overrule(model.store, index=1, score=0.25)
+    await until(lambda: len(endpoint.annotations) == 5)
+    (judgment,) = [each for each in endpoint.annotations if each["name"] == "judgment"]
+    assert (judgment["annotator_kind"], judgment["result"]["score"]) == ("HUMAN", 0.25)
+    close_reporters(model)
+
+
+async def test_invalid_targets_are_errors_before_anything_is_loaded(named, local):
+    with pytest.raises(ServeError, match="Did you mean 'phoenix'"):
+        await named(report_traces=["phoenx"]).register(local)
+
+
+def test_a_run_of_art_without_times_and_ids(endpoint, tmp_path):
+    messages = [{"role": "user", "content": "Move"}, {"role": "assistant", "content": "b2"}]
+    logs, metrics = ["RULER explanation: good"], {"ruler_score": 0.8}
+    group = {"trajectories": [{"messages_and_choices": messages, "reward": 1.0, "metrics": metrics, "logs": logs}]}
+    run = tmp_path / "art-run"
+    (run / "trajectories" / "train").mkdir(parents=True)
+    (run / "trajectories" / "train" / "0001.jsonl").write_text(json.dumps(group) + "\n")
+    row = {"step": 1, "train/reward": 1.0, "time/step_wall_s": 30.0, "recorded_at": "2026-11-18T11:00:00"}
+    (run / "history.jsonl").write_text(json.dumps(row) + "\n")
+    for _ in range(2):
+        art.export_traces(str(run), endpoint.url)
+    spans = [span.SerializeToString() for span in endpoint.spans]
+    assert len(spans) == 6 and spans[:3] == spans[3:]
+    root = next(span for span in endpoint.spans if span.name == "invoke_agent art-run")
+    assert root.end_time_unix_nano - root.start_time_unix_nano == 30e9, "as long as the step"
+    event = {a.key: a.value for a in root.events[1].attributes}
+    assert event["gen_ai.evaluation.explanation"].string_value == "good"
+
+
+def test_sampling_headers_tokens_and_content(endpoint, tmp_path, monkeypatch):
+    store = write_run(tmp_path / "run", groups=4, rollouts=25)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=games")
+    report = art.export_traces(store, sample=0.3)
+    assert 15 < report.traces < 50 and endpoint.headers[-1]["x-team"] == "games"
+    names = {span.trace_id for span in endpoint.spans}
+    endpoint.spans.clear()
+    art.export_traces(store, endpoint.url, {"x-key": "k"}, sample=0.3, content=False)
+    assert {span.trace_id for span in endpoint.spans} == names and endpoint.headers[-1]["x-key"] == "k"
+    text = "".join(span.SerializeToString().decode("latin-1") for span in endpoint.spans)
+    assert "Rome" not in text and "celsius" not in text and "complete" not in text and SECRET not in text
+    endpoint.spans.clear()
+    art.export_traces(store, endpoint.url, tokens=True, sample=0.1)
+    assert any(a.key == "art.token_ids" for span in endpoint.spans for a in span.attributes)
+
+
+def test_the_users_own_tracing_is_not_touched(endpoint, tmp_path):
+    from opentelemetry import trace
+
+    before = trace.get_tracer_provider()
+    art.export_traces(write_run(tmp_path / "run"), endpoint.url)
+    assert trace.get_tracer_provider() is before
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.slow
+def test_a_thousand_rollouts_in_bounded_memory(tmp_path, capsys):
+    endpoint = Endpoint(keep=False)
+    store = write_run(tmp_path / "run", steps=10, groups=10, rollouts=10)
+    art.export_traces(store, endpoint.url, steps=[1])
+    peak_mb, start_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, time.thread_time()
+    report = art.export_traces(store, endpoint.url)
+    cpu_s = time.thread_time() - start_s
+    growth_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - peak_mb
+    endpoint.close()
+    assert (report.traces, report.spans) == (1000 + 100 + 10, 1000 * 5 + 100 + 10)
+    assert growth_mb < 30, "the memory does not depend on the number of steps"
+    assert cpu_s < 60
+    with capsys.disabled():
+        print(f"\n1,000 rollouts: {cpu_s:.1f} s of CPU, {report.seconds_s:.1f} s, {growth_mb:.1f} MB more than for 100")
