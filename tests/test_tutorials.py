@@ -34,7 +34,6 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "sft_then_rl/sft-then-rl.ipynb": "right",
     "self_play/self-play.ipynb": "win",
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
-    "langgraph_agent/langgraph-agent.ipynb": "right",
     "mcp/mcp.ipynb": "valid",
     "reasoning_gym/reasoning-gym.ipynb": "solved",
 }
