@@ -134,13 +134,14 @@ def record(
     Parameters
     ----------
     path : str or Path
-        The file of JSON lines. Records are appended.
+        The file of JSON lines, for example `recordings/traffic.jsonl`. Records are appended.
     session : str, optional
         The name of the session of the `with` block. By default, a random one.
     tags : dict, optional
         Values that are stored with each request, for example the version of the agent.
     redact : callable, optional
-        Gets each record, a dict, and returns the record to write, or `None` to leave it out.
+        Gets each record, a dict, and returns the record to write, or `None` to leave it out. `request` and `reply` of a
+        record can be `None`.
     sample : float
         The share of sessions and conversations that are recorded.
     max_bytes : int
@@ -154,6 +155,6 @@ def record(
     Raises
     ------
     ValueError
-        If `sample` is not between 0 and 1.
+        If `sample` is not between 0 and 1, or if `path` does not end in `.jsonl`.
     """
     return Recorder(RecordWriter(path, redact=redact, sample=sample, max_bytes=max_bytes), session, tags or {})

@@ -155,19 +155,20 @@ def _parsed_reply(path: str, content: bytes) -> tuple[Record | None, str]:  # th
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #ed8e1782
 def without_secrets(value: Any, secrets: Collection[str]) -> Any:
-    """Return a JSON value without the given texts. It is returned unchanged if it contains none of them."""
-    text = json.dumps(value, ensure_ascii=False)
-    return _replaced(value, secrets) if any(secret in text for secret in secrets) else value
+    """Return a JSON value whose texts do not contain the given ones, also not as JSON inside of a text."""
+    texts = {secret.strip() for secret in secrets}
+    escaped = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for text in texts for is_ascii in (True, False))
+    return _replaced(value, sorted({*texts, *escaped} - {""}, key=len, reverse=True))
 
 
-def _replaced(value: Any, secrets: Collection[str]) -> Any:
+def _replaced(value: Any, secrets: list[str]) -> Any:
     match value:
         case str():
             for secret in secrets:
                 value = value.replace(secret, REDACTED)
             return value
         case dict():
-            return {_replaced(key, secrets): _replaced(entry, secrets) for key, entry in value.items()}
+            return {key: _replaced(entry, secrets) for key, entry in value.items()}
         case list():
             return [_replaced(entry, secrets) for entry in value]
     return value
@@ -335,13 +336,16 @@ def exchange_of(record: Record) -> Exchange | None:
 
 
 def _without_repeats(records: list[Record]) -> list[Record]:
-    """Leave out each record that a later one with a retry count repeats."""
+    """Leave out each record that a later complete one repeats, and each retry that is not complete."""
     kept: list[Record] = []
     for record in records:
-        if record.get("retry_count"):
+        earlier = None
+        if record.get("retry_count") and record["request"] is not None:
             earlier = next((other for other in reversed(kept) if other["request"] == record["request"]), None)
+        if earlier is not None and record["complete"]:
             kept = [other for other in kept if other is not earlier]
-        kept.append(record)
+        if earlier is None or record["complete"]:
+            kept.append(record)
     return kept
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #966acca0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -17,13 +18,16 @@ from support.provider_parts import expected, running_provider
 from support.registered import until
 
 import art_nb as art
+from art_nb.core.files import append_lines
 from art_nb.core.types import StoreError
+from art_nb.integrations.record_writer import RecordWriter
 from art_nb.integrations.recorder import Recorder
-from art_nb.runs.recordings import read_records
+from art_nb.runs.recordings import new_record, read_records, update_of
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "sk-test-key-0123456789"
 ROOT = Path(__file__).parents[2]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +151,73 @@ def test_a_retry_that_missed_its_reply_counts_once(provider, tmp_path):
     assert trajectory.metadata["records"] == [["again"]] and not trajectory.additional_histories
 
 
+def record_about(messages, reply="Hi", **options):
+    choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+    answer = None if reply is None else {"id": "c1", "created": 0, "model": "m", "choices": [choice]}
+    return new_record("/v1/chat/completions", {"model": "m", "messages": messages}, answer, NOW, NOW, **options)
+
+
+@pytest.mark.parametrize("failure", [{"status": 429, "error": "slow down"}, {"reply": None}])
+def test_a_retry_that_failed_does_not_replace_the_reply(tmp_path, failure):
+    path = tmp_path / "t.jsonl"
+    question = [{"role": "user", "content": "Hi"}]
+    failed = record_about(question, retry_count=1, **failure) | {"complete": False}
+    append_lines(path, record_about(question), failed)
+    (trajectory,) = art.read_recordings(path)
+    assert [message["content"] for message in trajectory.messages()] == ["Hi", "Hi"]
+    append_lines(path, record_about(question, "Late", retry_count=2))
+    (trajectory,) = art.read_recordings(path)
+    assert trajectory.messages()[-1]["content"] == "Late" and not trajectory.additional_histories
+
+
+@pytest.mark.parametrize("secret", ['pass"word-1', "C:\\keys\\one", "-----BEGIN KEY-----\nabcdef\n-----END KEY-----\n"])
+def test_a_secret_with_escaped_characters_is_not_written(tmp_path, monkeypatch, secret):
+    monkeypatch.setenv("SHOP_PASSWORD", secret)
+    secret = secret.strip()  # a line break at its end is often lost
+    writer = RecordWriter(tmp_path / "t.jsonl")
+    call = {"name": "connect", "arguments": json.dumps({"with": secret})}
+    message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": call}]}
+    messages = [{"role": "user", "content": f"It is {secret}!"}, message]
+    writer.submit(lambda: record_about(messages, secret), 100)
+    writer.close()
+    (record,) = read_records(writer.path)
+    first, second = record["request"]["messages"]
+    assert (
+        first["content"] == "It is [redacted]!" and record["reply"]["choices"][0]["message"]["content"] == "[redacted]"
+    )
+    assert second["tool_calls"][0]["function"]["arguments"] == '{"with": "[redacted]"}'
+
+
+def test_short_keys_and_the_names_of_fields_stay(tmp_path):
+    writer = RecordWriter(tmp_path / "t.jsonl")
+    written = record_about([{"role": "user", "content": "This EMPTY test of ollama has 4 messages."}])
+    writer.submit(lambda: written, 100, ["EMPTY", "test", "ollama", "messages"])
+    writer.close()
+    (record,) = read_records(writer.path)
+    assert record["request"]["messages"][0]["content"] == "This EMPTY test of ollama has 4 [redacted]."
+    assert record == written | {"request": record["request"]}
+
+
+@pytest.mark.parametrize("name", ["traffic", "traffic.json", "traffic.0001"])
+def test_a_path_that_could_not_be_rotated_is_an_error(tmp_path, name):
+    with pytest.raises(ValueError, match="Invalid path"):
+        art.record(tmp_path / name)
+
+
+def test_redact_gets_records_and_no_updates(tmp_path):
+    def redact(record):
+        assert record["request"]["model"] == "m"
+        return record | {"tags": {"redacted": True}}
+
+    writer = RecordWriter(tmp_path / "t.jsonl", redact=redact)
+    writer.submit(lambda: record_about([], session="s"), 100)
+    update = update_of([{"field": "session", "equals": "s"}], {"note": "my key is sk-12345678"})
+    writer.submit(lambda: update, 100, ["sk-12345678"])
+    writer.close()
+    (record,) = read_records(writer.path)
+    assert record["tags"] == {"redacted": True, "note": "my key is [redacted]"} and not writer.counts["dropped"]
+
+
 def test_damaged_and_newer_lines_are_skipped(tmp_path):
     path = tmp_path / "t.jsonl"
     good = art.runs.recordings.new_record
@@ -214,7 +285,6 @@ async def test_openpipe_writes_a_file_without_a_server(tmp_path, monkeypatch, ca
 
 
 def test_openpipe_reports_to_the_proxy(provider, tmp_path):
-    from art_nb.integrations.record_writer import RecordWriter
     from art_nb.integrations.recording_proxy import ProxyServer, RecordingProxy
 
     writer = RecordWriter(tmp_path / "traffic.jsonl")
