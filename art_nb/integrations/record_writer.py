@@ -102,7 +102,7 @@ class RecordWriter:
         self._waiting_bytes, self._unfinished = 0, 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._is_ending = False
         self._secrets = secrets_of_environment()
         self._warned: set[str] = set()
 
@@ -132,6 +132,7 @@ class RecordWriter:
             self.drop(1, f"{type(error).__name__}: {error}")
 
     def _start(self) -> None:
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="art_nb-recording")
         self._thread.start()
         atexit.register(self.flush)
@@ -150,13 +151,20 @@ class RecordWriter:
                 self._changed.wait(left)
             return not self._unfinished
 
-    def close(self) -> None:
-        """Write what waits, and end the thread."""
+    def end_thread(self) -> None:
+        """Write all pending records, and end the thread. The next record starts it again."""
         self.flush()
         with self._changed:
-            self._closed = True
+            self._is_ending = True
             self._changed.notify_all()
-        atexit.unregister(self.flush)
+            if not self._unfinished:
+                atexit.unregister(self.flush)
+
+    def close(self) -> None:
+        """Write all pending records, and end the thread. Further records are dropped."""
+        with self._changed:
+            self._closed = True
+        self.end_thread()
 
     def _run(self) -> None:
         while jobs := self._next_jobs():
@@ -175,10 +183,12 @@ class RecordWriter:
                 self._unfinished -= len(jobs)
                 self._changed.notify_all()
 
-    def _next_jobs(self) -> list[_Job]:  # [] after `close`
+    def _next_jobs(self) -> list[_Job]:  # []: the thread ends
         with self._changed:
-            while not self._jobs and not self._closed:
+            while not self._jobs and not self._is_ending:
                 self._changed.wait()
+            if not self._jobs:
+                self._thread = None  # the next record starts another one
             return [self._jobs.popleft() for _ in range(min(MAX_BATCH, len(self._jobs)))]
 
     def _kept(self, make: Callable[[], Record | None], secrets: Collection[str]) -> list[Record]:

@@ -16,7 +16,13 @@ from typing import Any, Self
 
 from .record_writer import MAX_RECORD_FILE_BYTES, RecordWriter
 from ..runs.recordings import RawCall, Record, record_of
-from ..rollouts.http_capture import enter_scope, leave_scope, set_process_scope
+from art_nb.rollouts.http_capture import (
+    clear_process_scope,
+    enter_scope,
+    innermost_scope,
+    leave_scope,
+    set_process_scope,
+)
 
 # %% ../../nbs/88_integrations/14_recorder.ipynb #958856a5
 class RecordedSession:
@@ -65,7 +71,8 @@ class Recorder:
     def __init__(self, writer: RecordWriter, session: str | None, tags: Mapping[str, Any]):
         self.writer, self.path = writer, writer.path
         self._name, self._tags = session, dict(tags)
-        self._open: list[RecordedSession] = []
+        self._open: set[RecordedSession] = set()  # of `with` blocks of this recorder
+        self._is_started = False
         self._process = RecordedSession(self, session or "", "name" if session else "", self._tags)
 
     def session(self, name: str | None = None, tags: Mapping[str, Any] | None = None) -> RecordedSession:
@@ -87,28 +94,48 @@ class Recorder:
         return RecordedSession(self, name or uuid.uuid4().hex, "name", self._tags | dict(tags or {}))
 
     def start(self) -> Self:
-        """Record all requests of this process, in all threads, until `close`. Inside a session, they get its name."""
+        """Record all requests of this process, in all threads, until `close`. Inside a session, they get its name.
+
+        Raises
+        ------
+        RuntimeError
+            If another recorder already records all requests.
+        """
         set_process_scope(self._process)
+        self._is_started = True
         return self
 
     def close(self) -> None:
-        """Stop recording, and write what waits."""
-        set_process_scope(None)
+        """Stop recording, and write all pending records."""
+        clear_process_scope(self._process)
         self.writer.close()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all pending records."""
         self.writer.flush()
 
+    def _leave(self) -> None:
+        session = next((session for session in self._open if session is innermost_scope()), None)
+        if session is None:
+            raise RuntimeError("A recorder was closed out of order. Close the inner scope first, in the same task.")
+        session.__exit__(None, None, None)
+        self._open.remove(session)
+
+    def _end_block(self) -> None:
+        if self._is_started:
+            self.flush()
+        else:
+            self.writer.end_thread()
+
     def __enter__(self) -> Self:
-        self._open.append(self.session(self._name).__enter__())
+        self._open.add(self.session(self._name).__enter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.pop().__exit__(kind, error, trace)
-        self.flush()
+        self._leave()
+        self._end_block()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -116,8 +143,8 @@ class Recorder:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.pop().__exit__(kind, error, trace)
-        await asyncio.to_thread(self.flush)
+        self._leave()
+        await asyncio.to_thread(self._end_block)
 
 
 def record(

@@ -117,6 +117,89 @@ async def test_a_service_with_concurrent_sessions(provider, tmp_path):
     assert len(rollout.messages()) == 2
 
 
+def question(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_a_block_leaves_no_thread_and_can_be_opened_again(provider, tmp_path):
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name == "art_nb-recording"]
+
+    before = threads()
+    recorder = art.record(tmp_path / "t.jsonl")
+    with OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+        for number in range(3):
+            with recorder:
+                ask(client, str(number))
+            for thread in set(threads()) - set(before):
+                thread.join(timeout=20)
+            assert set(threads()) <= set(before)
+        with pytest.raises(RuntimeError, match="out of order"):
+            recorder.__exit__(None, None, None)
+    recorder.close()
+    assert len(read_records(recorder.path)) == 3
+
+
+async def test_concurrent_tasks_open_the_same_recorder(provider, tmp_path):
+    recorder, second_is_in, first_is_out = art.record(tmp_path / "t.jsonl"), asyncio.Event(), asyncio.Event()
+    async with AsyncOpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+
+        async def first():
+            async with recorder:
+                await second_is_in.wait()
+                await client.chat.completions.create(model="gpt", messages=question("a"))
+            first_is_out.set()
+
+        async def second():
+            async with recorder:
+                second_is_in.set()
+                await first_is_out.wait()
+                await client.chat.completions.create(model="gpt", messages=question("b"))
+
+        await asyncio.wait_for(asyncio.gather(first(), second()), 60)
+    named = {t.metadata["session"]: t.messages()[0]["content"] for t in art.read_recordings(recorder.path)}
+    assert sorted(named.values()) == ["a", "b"]
+
+
+async def test_a_task_that_outlives_its_session_belongs_to_the_scope_around_it(provider, tmp_path):
+    recorder = art.record(tmp_path / "t.jsonl").start()
+    is_left = asyncio.Event()
+    async with AsyncOpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+
+        async def later(text):
+            await is_left.wait()
+            await client.chat.completions.create(model="gpt", messages=question(text))
+
+        async with recorder.session("visit"):
+            alone = asyncio.create_task(later("alone"))
+        with art.Trajectory() as rollout:
+            async with recorder.session("judge"):
+                inside = asyncio.create_task(later("inside"))
+            with art.no_capture():
+                async with recorder.session("hidden"):
+                    hidden = asyncio.create_task(later("hidden"))
+        is_left.set()
+        await asyncio.gather(alone, inside, hidden)
+    recorder.close()
+    (trajectory,) = art.read_recordings(recorder.path)
+    assert trajectory.metadata["session"] == "" and trajectory.messages()[0]["content"] == "alone"
+    assert rollout.messages()[0]["content"] == "inside"
+
+
+def test_recorders_of_the_process_do_not_stop_each_other(provider, tmp_path):
+    first, second = art.record(tmp_path / "a.jsonl").start(), art.record(tmp_path / "b.jsonl")
+    try:
+        with pytest.raises(RuntimeError, match="Another recorder"):
+            second.start()
+        second.close()
+        with OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+            ask(client, "Hi")
+    finally:
+        first.start().close()
+    assert len(read_records(first.path)) == 1 and not second.path.exists()
+    art.record(tmp_path / "c.jsonl").start().close()
+
+
 def test_the_viewer_and_the_curation_open_recordings(provider, tmp_path):
     with (
         art.record(tmp_path / "t.jsonl", max_bytes=2000) as recorder,
