@@ -158,6 +158,8 @@ def record(
 ) -> Recorder:
     """Record the requests of an agent to language models, for `art_nb.runs.recordings.read_recordings`.
 
+    Only replies with a 2xx status are recorded. The records have no `retry_count` and no `first_byte_s`.
+
     Parameters
     ----------
     path : str or Path

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from art_nb.core.files import append_lines
 from art_nb.core.types import StoreError
 from art_nb.integrations.record_writer import RecordWriter
 from art_nb.integrations.recorder import Recorder
-from art_nb.runs.recordings import new_record, read_records, update_of
+from art_nb.runs import recordings
+from art_nb.runs.recordings import RawCall, count_matches, new_record, read_records, record_of, update_of
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "sk-test-key-0123456789"
@@ -299,6 +302,49 @@ def test_redact_gets_records_and_no_updates(tmp_path):
     writer.close()
     (record,) = read_records(writer.path)
     assert record["tags"] == {"redacted": True, "note": "my key is [redacted]"} and not writer.counts["dropped"]
+
+
+@pytest.mark.parametrize("field", ["request", "reply"])
+def test_a_compressed_body_has_a_limit(monkeypatch, field):
+    monkeypatch.setattr(recordings, "MAX_DECODED_BYTES", 2 << 20)
+    request = json.dumps({"model": "m", "messages": question("Hi")}).encode()
+    bodies = {"request": request, "reply": b"".join(expected("/v1/chat/completions", request)[2])}
+    for size, is_kept in ((1 << 20, True), (200 << 20, False)):
+        zipped = zlib.compressobj(wbits=31)
+        packed = zipped.compress(bodies[field])
+        packed += b"".join(zipped.compress(b" " * (1 << 20)) for _ in range(size >> 20)) + zipped.flush()
+        tracemalloc.start()
+        call = RawCall("/v1/chat/completions", **(bodies | {field: packed}), start_time=NOW, end_time=NOW)
+        setattr(call, f"{field}_encoding", "gzip")
+        record = record_of(call)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        tracemalloc.stop()
+        assert (record[field] is not None) == is_kept
+        assert is_kept or field == "request" or "too large" in record["error"]
+
+
+def test_thousands_of_updates_are_read_in_one_pass(tmp_path):
+    path = tmp_path / "t.jsonl"
+    records = [record_about(question(str(n))) | {"id": f"r{n}"} for n in range(2000)]
+    for n, record in enumerate(records):
+        record["reply"]["id"] = f"c{n % 1000}"
+    names = ("id", "r{}"), ("completionId", "c{}")
+    updates = [
+        update_of([{"field": name, "equals": form.format(n)}], {name: n}) for n in range(1000) for name, form in names
+    ]
+    append_lines(path, *records, *updates)
+    append_lines(path, update_of([{"field": "model", "equals": "m"}], {"all": True}))
+    compared = []
+    original = recordings.matches
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordings, "matches", lambda *args: compared.append(1) or original(*args))
+        found = read_records(path)
+    assert len(compared) == 1000 + 2000 + 2000
+    assert found[7]["tags"] == {"id": 7, "completionId": 7, "all": True}
+    assert found[1007]["tags"] == {"completionId": 7, "all": True}
+    for field, value, count in (("id", "r7", 1), ("completionId", "c7", 2), ("model", "m", 2000), ("model", "ü", 0)):
+        assert count_matches(path, [{"field": field, "equals": value}]) == count
+    assert count_matches(tmp_path / "absent.jsonl", []) == 0
 
 
 def test_damaged_and_newer_lines_are_skipped(tmp_path):

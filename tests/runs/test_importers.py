@@ -59,7 +59,7 @@ def test_the_format_is_detected_and_can_be_named(name, source):
     assert [t.messages() for t in named] == [t.messages() for t in read]
     others = {"OTLP", "MLflow", "Codex"} - {source}
     for other in others:
-        with pytest.raises(StoreError, match=f"is no file of {other}: expected the columns"):
+        with pytest.raises(StoreError, match=f"is not a file of {other}: expected the columns"):
             art.read_conversations(DATA / name, format=other)
 
 
