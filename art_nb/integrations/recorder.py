@@ -146,7 +146,7 @@ class Recorder:
         self._leave()
         await asyncio.to_thread(self._end_block)
 
-
+# %% ../../nbs/88_integrations/14_recorder.ipynb #5faa6c96
 def record(
     path: str | Path,
     *,

@@ -45,8 +45,8 @@ def innermost_scope() -> CaptureScope | None:
     for scope in reversed(_scopes.get()):
         if scope is _no_scope:
             return None
-        if (found := scope()) is not None:
-            return found
+        if (alive := scope()) is not None:
+            return alive
     return _process_scope
 
 

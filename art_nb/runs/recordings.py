@@ -114,7 +114,7 @@ class RawCall:
 def record_of(call: RawCall) -> Record:
     """Parse a request and its reply."""
     error, reply = call.error, None
-    answer, asked = _decoded(call.reply, call.reply_encoding), _decoded(call.request, call.request_encoding)
+    answer, question = _decoded(call.reply, call.reply_encoding), _decoded(call.request, call.request_encoding)
     if answer is None:
         error = error or "The reply was too large to be recorded."
     elif call.status >= 300:
@@ -122,7 +122,7 @@ def record_of(call: RawCall) -> Record:
     else:
         reply, problem = _parsed_reply(call.path, answer)
         error = error or problem
-    request = None if asked is None else _json_object(asked)
+    request = None if question is None else _json_object(question)
     if request is None:
         error = error or "The request was too large to be recorded, or is not a JSON object."
     return new_record(
@@ -259,7 +259,7 @@ def is_recording(path: str | Path) -> bool:
     with files[0].open("rb") as lines:
         return _FIRST_LINE.match(lines.read(60)) is not None
 
-
+# %% ../../nbs/10_runs/71_recordings.ipynb #b69f1476
 def read_records(path: str | Path) -> list[Record]:
     """Return the records of a file or a folder in the order of their lines.
 
