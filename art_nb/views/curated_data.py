@@ -57,7 +57,7 @@ def check_correction(message: Mapping[str, Any], correction: Mapping[str, Any]) 
         except (ValueError, RecursionError):
             is_object = False
         if not is_object:
-            raise ValueError(f"The arguments of {call['name'][:60]} are no JSON object.")
+            raise ValueError(f"The arguments of {call['name'][:60]} are not a JSON object.")
     if not calls and not correction["content"].strip():
         raise ValueError("The correction is empty. Enter a text.")
 
