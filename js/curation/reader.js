@@ -12,7 +12,16 @@ export function createReader(app) {
     current = -1,
     requests = 0,
     timer = 0,
+    opened = ui.id,
+    written = Promise.resolve(),
     editor = /** @type {any} */ (null);
+  /** Keys for the messages of a conversation that is not shown yet. @type {(() => void)[]} */
+  let waiting = [];
+  const isShown = () => facts?.id === ui.id;
+  const whenShown = (act) => (arg) => {
+    if (isShown()) act(arg);
+    else if (ui.id !== null) waiting.push(() => act(arg));
+  };
   /** The controls below each reply, by the number of its message. @type {Map<number, any>} */
   const controls = new Map();
 
@@ -32,11 +41,11 @@ export function createReader(app) {
     marks = verdictButtons(
       "Mark of the conversation",
       (key) => key,
-      (verdict) => mark(verdict),
+      (verdict, name) => toggle(name),
     );
   tagInput.onkeydown = (event) => {
     if (event.key === "Enter" && tagInput.value.trim()) {
-      setTag(tagInput.value.trim(), true);
+      setTag(ui.id, tagInput.value.trim(), true);
       tagInput.value = "";
     } else if (event.key === "Escape") node.focus();
     else return;
@@ -52,7 +61,7 @@ export function createReader(app) {
     node = h("div.c-reader", { tabIndex: 0, role: "region", label: "Conversation" }, body);
 
   function drawHead() {
-    const { verdict, marks: statements, duplicates, personal, validation } = facts;
+    const { id, verdict, marks: statements, duplicates, personal, validation } = facts;
     fill(place, app.list.position());
     marks.update(ownOf(statements, app.state.author));
     fill(
@@ -68,7 +77,7 @@ export function createReader(app) {
           { title: `by ${authors.join(", ")}` },
           marked(tag),
           authors.includes(app.state.author)
-            ? iconButton("✕", `Remove the tag ${tag}`, () => setTag(tag, false))
+            ? iconButton("✕", `Remove the tag ${tag}`, () => setTag(id, tag, false))
             : null,
         ),
       ),
@@ -116,12 +125,13 @@ export function createReader(app) {
 
   /** Add the controls below a reply. @param {HTMLElement} article @param {number} i number of the message */
   function addControls(article, i) {
+    const { id } = facts;
     for (const badge of article.querySelectorAll(".art-who .art-badge"))
       if (badge.textContent === "given") badge.remove();
     const turnMarks = verdictButtons(
         `Mark of reply ${i}`,
         (key) => `Shift+${key}`,
-        (verdict) => mark(verdict, i),
+        (verdict) => mark(id, verdict, i),
       ),
       verdict = h("span.badge"),
       rest = muted(""),
@@ -160,7 +170,7 @@ export function createReader(app) {
     try {
       const { id } = facts,
         { reply } = await wire.request("edited", { id, turn: i });
-      if (facts.id !== id) return;
+      if (facts.id !== id || !isShown()) return;
       editor = createEditor(reply, {
         close: () => (closeEditor(), node.focus()),
         async save(content, calls) {
@@ -206,23 +216,42 @@ export function createReader(app) {
       if (tick) app.follow(tick);
     }
   }
-  async function write(command, args, text) {
-    if (!facts) return;
+  async function write(id, command, args, text) {
     try {
-      update((await request(command, { id: facts.id, ...args })).reply);
+      update((await request(command, { id, ...args })).reply);
       app.announce(text);
     } catch (error) {
       app.notify(error.message);
     }
   }
-  const mark = (verdict, turn = null) =>
-    write("mark", { verdict, turn }, verdict ? `marked ${verdict}` : "mark withdrawn");
-  const setTag = (tag, on) => write("tag", { tag, on }, on ? `tag ${tag}` : `tag ${tag} removed`);
+  const mark = (id, verdict, turn = null) =>
+    write(id, "mark", { verdict, turn }, verdict ? `marked ${verdict}` : "mark withdrawn");
+  const setTag = (id, tag, on) => write(id, "tag", { tag, on }, on ? `tag ${tag}` : `tag ${tag} removed`);
+  /** Mark a conversation, or withdraw the mark if it is the author's own. The next toggle waits for the reply. */
+  function toggle(verdict, turn = null) {
+    const { id } = ui;
+    if (id === null) return;
+    written = written.then(async () => {
+      try {
+        // The selected conversation may not be shown yet, or no longer.
+        const known = facts?.id === id ? facts : (await wire.request("conversation", { id })).reply.facts,
+          statements = turn === null ? known.marks : known.turns[turn].marks;
+        await mark(id, ownOf(statements, app.state.author) === verdict ? null : verdict, turn);
+      } catch (error) {
+        app.notify(error.message);
+      }
+    });
+  }
 
   // reading ---------------------------------------------------------------------------------
 
   /** Open a conversation. During quick moves, only the last one is loaded. @param {number} id */
   function open(id) {
+    if (id !== opened && waiting.length) {
+      app.notify(`Conversation ${opened} was not shown yet. The keys for its messages had no effect.`);
+      waiting = [];
+    }
+    opened = id;
     clearTimeout(timer);
     timer = setTimeout(() => read(id), facts ? 30 : 0);
   }
@@ -233,7 +262,9 @@ export function createReader(app) {
       const { reply } = await wire.request("conversation", { id });
       if (request === requests) show(reply);
     } catch (error) {
-      if (request === requests && error.name !== "AbortError") app.notify(error.message);
+      if (request !== requests) return;
+      waiting = [];
+      if (error.name !== "AbortError") app.notify(error.message);
     }
   }
 
@@ -267,15 +298,13 @@ export function createReader(app) {
     };
     drawHead();
     draw();
-    if (isSame) return toTurn(current, false);
-    node.scrollTop = 0;
-    toTurn(
-      Math.max(
-        0,
-        turns.findIndex((turn) => controls.has(Number(turn.dataset.message))),
-      ),
-      false,
-    );
+    if (isSame) toTurn(current, false);
+    else {
+      const first = turns.findIndex((turn) => controls.has(Number(turn.dataset.message)));
+      node.scrollTop = 0;
+      toTurn(Math.max(0, first), false);
+    }
+    if (isShown()) for (const act of waiting.splice(0)) act();
   }
 
   /** Make a message the current one. @param {number} n @param {boolean} [scroll] */
@@ -300,23 +329,23 @@ export function createReader(app) {
     app.notify("This message is no reply. Move to a reply with j or k.");
     return null;
   }
-  const ofReply = (act) => () => {
-    const i = currentReply();
-    if (i !== null) act(i);
-  };
+  const ofReply = (act) =>
+    whenShown((arg) => {
+      const i = currentReply();
+      if (i !== null) act(i, arg);
+    });
 
   return {
     node,
     head,
     open,
     read,
-    mark: (verdict) => mark(ownOf(facts?.marks ?? [], app.state.author) === verdict ? null : verdict),
-    markTurn: (verdict) =>
-      ofReply((i) => mark(ownOf(facts.turns[i].marks, app.state.author) === verdict ? null : verdict, i))(),
-    edit: ofReply(edit),
+    mark: (verdict) => toggle(verdict),
+    markTurn: ofReply((i, verdict) => toggle(verdict, i)),
+    edit: ofReply((i) => edit(i)),
     focus: () => node.focus(),
     focusTag: () => tagInput.focus(),
-    goBy: (by) => toTurn(current + by),
+    goBy: whenShown((by) => toTurn(current + by)),
     redraw: () => facts && drawHead(),
     isEditing: () => editor !== null,
     closeEditor: () => editor && (closeEditor(), true),
