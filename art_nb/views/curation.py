@@ -36,6 +36,7 @@ from art_nb.views.curated_data import (
     replies_of,
     scenario_of,
     sft_trajectories,
+    texts_of,
 )
 from .duplicates import DuplicateFinder, compared_text
 from .index import column, open_rollouts, search
@@ -78,11 +79,10 @@ class ScannedConversation:
 
 
 def message_texts(trajectory: Trajectory) -> Iterator[str]:
-    """Yield all texts of a conversation: contents and arguments of calls."""
+    """Yield all texts of a conversation: contents, reasoning and arguments of calls."""
     for history in all_histories(trajectory):
         for message in history.messages():
-            yield from content_texts(message)
-            yield from (str((call.get("function") or {}).get("arguments")) for call in message.get("tool_calls") or ())
+            yield from filter(None, texts_of(message))
 
 
 def opening_of(trajectory: Trajectory) -> str:
@@ -408,6 +408,10 @@ class Selectable:
         return selection.filter(lambda row: row not in held_out), selection.filter(held_out.__contains__)
 
 # %% ../../nbs/75_views/96_curation.ipynb #7b4dd88e
+def _clean(replace_personal_data: bool) -> Any:  # a function of a text
+    return without_personal_data if replace_personal_data else str
+
+
 @dataclass(slots=True, frozen=True)
 class Selection(Selectable):
     """Conversations of a curation, in the order of the index."""
@@ -466,19 +470,32 @@ class Selection(Selectable):
         replace_personal_data : bool
             Replace what looks like personal data by its kind, for example `[email]`.
         """
-        clean = {"clean": without_personal_data} if replace_personal_data else {}
-        return [row for pair in self.conversations() for row in sft_trajectories(*pair, **clean)]
+        clean = _clean(replace_personal_data)
+        return [row for pair in self.conversations() for row in sft_trajectories(*pair, clean)]
 
-    def scenarios(self) -> list[dict[str, Any]]:
+    def scenarios(self, replace_personal_data: bool = False) -> list[dict[str, Any]]:
         """Return scenarios: the system prompt, the first user message and the tools. Equal ones are returned once.
 
         Each scenario also has the rest of its conversation as `recorded`, for `art.replay_rollout`.
-        """
-        return distinct_scenarios(scenario_of(*pair) for pair in self.conversations())
 
-    def preference_pairs(self) -> list[dict[str, Any]]:
-        """Return a pair for each correction: `prompt`, the corrected reply (`chosen`) and the original (`rejected`)."""
-        return [pair for conversation in self.conversations() for pair in correction_pairs(*conversation)]
+        Parameters
+        ----------
+        replace_personal_data : bool
+            As for `to_sft`.
+        """
+        clean = _clean(replace_personal_data)
+        return distinct_scenarios(scenario_of(*pair, clean) for pair in self.conversations())
+
+    def preference_pairs(self, replace_personal_data: bool = False) -> list[dict[str, Any]]:
+        """Return a pair for each correction: `prompt`, the corrected reply (`chosen`) and the original (`rejected`).
+
+        Parameters
+        ----------
+        replace_personal_data : bool
+            As for `to_sft`.
+        """
+        clean = _clean(replace_personal_data)
+        return [pair for conversation in self.conversations() for pair in correction_pairs(*conversation, clean)]
 
 
 def all_conversations(curation: Curation) -> Selection:

@@ -287,6 +287,33 @@ def test_selections_of_a_run_on_disk(tmp_path):
     assert again.good().rows == (0,) and again.preference_pairs() == []
 
 
+def test_personal_data_is_replaced_in_every_text_of_all_results():
+    mail = "write to ana@example.com"
+    call = {"id": "c", "type": "function", "function": {"name": "send", "arguments": json.dumps({"to": mail})}}
+    thought = {"role": "assistant", "reasoning": mail, "reasoning_content": mail}
+    talk = Trajectory(
+        messages_and_choices=[
+            {"role": "user", "content": [{"type": "text", "text": mail}], "name": "ana@example.com"},
+            thought | {"content": [{"type": "thinking", "thinking": mail}], "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": mail},
+            thought | {"content": mail, "refusal": mail},
+        ]
+    )
+    panel = art.curate([talk], author="ana")
+    panel.edit(0, 3, "corrected: " + mail)
+    assert panel.curation.scanned == {} and panel.where("personal>=10").rows == (0,)
+
+    def sft(**options):
+        return [row.messages() for row in panel.to_sft(**options)]
+
+    for read in (sft, panel.scenarios, panel.preference_pairs):
+        before, after = json.dumps(read()), json.dumps(read(replace_personal_data=True))
+        assert "ana@example.com" in before and "ana@example.com" not in after and "[email]" in after
+    assert "ana@example.com" in str(panel.curation.trajectory(0).messages())  # the log stays as it was
+    reasoning = Trajectory(messages_and_choices=[{"role": "user", "content": "Hi"}, thought | {"content": "Hello"}])
+    assert art.curate([reasoning]).where("personal").rows == (0,)
+
+
 def test_invalid_statements_are_errors(tmp_path):
     panel = art.curate([with_calls(), ValueError("failed")], author="ana", journal=tmp_path / "a.jsonl")
     for attempt, message in (
