@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import permutations
 
@@ -154,6 +155,28 @@ def test_a_journal_reads_only_new_lines_and_sees_other_people(tmp_path):
     third = MarkJournal(None, others=[tmp_path / "sessions.jsonl.marks" / "ben.jsonl"])
     third.append(MarkEntry("k", "eve", now(), "mark", "bad"))
     assert third.of("k").verdict() == "bad" and len(third.read()) == 2 and third.paths() == [yours.file_of("ben")]
+
+
+def test_a_replaced_journal_is_read_also_if_another_one_has_one_new_entry(tmp_path):
+    journal = MarkJournal(tmp_path / "marks")
+    journal.append(MarkEntry("k", "ana", now(), "mark", "good"), MarkEntry("k2", "ana", now(), "mark", "good"))
+    journal.append(MarkEntry("k", "ben", now(), "mark", "good"))
+    assert journal.of("k").verdict() == journal.of("k2").verdict() == "good"
+    lines = journal.file_of("ana").read_bytes().splitlines(True)
+    (tmp_path / "new").write_bytes(lines[0].replace(b'"good"', b'"bad"').replace(b'"k"', b'"k2"'))
+    os.replace(tmp_path / "new", journal.file_of("ana"))  # one entry instead of two
+    assert journal.of("k2").verdict() == "bad" and journal.of("k").marks == {None: {"ben": "good"}}
+    (tmp_path / "new").write_bytes(b"")
+    os.replace(tmp_path / "new", journal.file_of("ana"))
+    MarkJournal(tmp_path / "marks").append(MarkEntry("k", "ben", now(), "mark", "bad"))
+    assert journal.of("k").verdict() == "bad" and journal.of("k2").is_empty
+
+
+def test_if_one_entry_is_invalid_none_is_written(tmp_path):
+    for journal in (MarkJournal(), MarkJournal(tmp_path / "a.jsonl")):
+        with pytest.raises(ValueError, match="a mark is one of"):
+            journal.append(MarkEntry("k", "ana", now(), "mark", "good"), MarkEntry("k", "ana", now(), "mark", "great"))
+        assert journal.read() == []
 
 
 def test_the_clock_of_an_author_may_go_backward(tmp_path):
@@ -400,10 +423,53 @@ def test_near_duplicates_are_on_the_same_side_and_the_split_is_stable():
         assert {*train.rows} | {*validation.rows} == {*range(240)} and not {*train.rows} & {*validation.rows}
         assert all((row ^ 1 in validation.rows) == (row in validation.rows) for row in range(240))
         assert 30 <= len(validation) <= 95
-        reversed_log = art.curate(talks[::-1]).split(validation=0.25, seed=seed)[1]
-        assert {239 - row for row in reversed_log.rows} == {*validation.rows}
     assert len(panel.without_duplicates()) == 120
     assert len(panel.where("repeated")) == 120 and len(panel.where("duplicates=2")) == 240
+
+
+def test_later_near_duplicates_do_not_change_the_side_of_earlier_conversations(tmp_path):
+    need_rensa()
+    base = [f"question {n} about " + " ".join(f"w{n}x{i}" for i in range(60)) for n in range(60)]
+    store = RunStore(tmp_path / "run")
+
+    def sides():
+        curation = Curation(store.path).scan_all()
+        return {result.key: curation.is_validation(row, 0.5) for row, result in curation.scanned.items()}
+
+    def write(split, step, end):
+        made = [talk(text + end, f"answer {n}") for n, text in enumerate(base)]
+        store.write_groups(split, step, [TrajectoryGroup(made)])
+
+    write("train", 1, "")
+    panel = art.curate(store.path)
+    first = sides()
+    assert 10 < sum(first.values()) < 50
+    for split, step, end in (("train", 2, " please"), ("val", 2, " now"), ("train", 3, " quickly")):
+        write(split, step, end)
+        assert first.items() <= sides().items()
+    panel.curation.index.refresh()  # rows in another order
+    panel.curation.scan_all()
+    assert {r.key: panel.curation.is_validation(row, 0.5) for row, r in panel.curation.scanned.items()} == sides()
+
+
+def test_the_state_is_counted_while_another_thread_scans():
+    curation = Curation([talk(f"Question {n}") for n in range(3)]).scan_all()
+
+    def scan():
+        with curation.lock:
+            curation.scanned[99] = curation.scanned[0]
+
+    class Scanned(dict):
+        def values(self):
+            thread = threading.Thread(target=scan, daemon=True)
+            for value in super().values():
+                if not thread.ident:
+                    thread.start()
+                    thread.join(0.3)
+                yield value
+
+    curation.scanned = Scanned(curation.scanned)
+    assert curation_state_reply(curation)[0]["conversations"] == 3
 
 
 def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
