@@ -15,6 +15,8 @@ export function createReader(app) {
     opened = ui.id,
     written = Promise.resolve(),
     editor = /** @type {any} */ (null);
+  /** Corrections that are not saved, by conversation and reply. @type {Map<string, {content: string, tool_calls: any[]}>} */
+  const drafts = new Map();
   /** Keys for the messages of a conversation that is not shown yet. @type {(() => void)[]} */
   let waiting = [];
   const isShown = () => facts?.id === ui.id;
@@ -136,11 +138,13 @@ export function createReader(app) {
       verdict = h("span.badge"),
       rest = muted(""),
       edits = h("div"),
-      form = h("div");
+      form = h("div"),
+      draft = muted("not saved");
     const editButton = h("button.button", { title: "Correct this reply (e)", onclick: () => edit(i) }, "Correct");
-    article.append(h("div.c-turn", turnMarks.node, editButton, verdict, rest), edits, form);
+    article.append(h("div.c-turn", turnMarks.node, editButton, draft, verdict, rest), edits, form);
     const update = () => {
       const known = facts.turns[i];
+      draft.hidden = !drafts.has(`${id} ${i}`);
       if (!known) return;
       turnMarks.update(ownOf(known.marks, app.state.author));
       verdict.hidden = !known.verdict;
@@ -169,17 +173,21 @@ export function createReader(app) {
     closeEditor();
     try {
       const { id } = facts,
+        key = `${id} ${i}`,
         { reply } = await wire.request("edited", { id, turn: i });
-      if (facts.id !== id || !isShown()) return;
-      editor = createEditor(reply, {
-        close: () => (closeEditor(), node.focus()),
+      if (facts.id !== id || !isShown() || !place.form.isConnected) return;
+      closeEditor();
+      editor = createEditor(reply, drafts.get(key), {
+        close: () => (closeEditor(false), node.focus()),
         async save(content, calls) {
           update((await request("edit", { id, turn: i, content, tool_calls: calls.length ? calls : null })).reply);
-          closeEditor();
+          drafts.delete(key);
+          if (editor?.key === key) closeEditor(false);
           place.editButton.focus();
           app.announce(content === null ? "correction withdrawn" : "correction saved");
         },
       });
+      Object.assign(editor, { key, turn: i, update: place.update });
       place.form.append(editor.node);
       editor.focus();
       editor.node.scrollIntoView({ block: "nearest" });
@@ -187,9 +195,16 @@ export function createReader(app) {
       app.notify(error.message);
     }
   }
-  function closeEditor() {
-    editor?.node.remove();
+  /** Close the form. A text that is not saved is kept, and the next form of the reply shows it. @param {boolean} [keep] */
+  function closeEditor(keep = true) {
+    if (!editor) return;
+    const { key, node, value, update } = editor,
+      draft = keep ? value() : null;
     editor = null;
+    node.remove();
+    if (draft) drafts.set(key, draft);
+    else drafts.delete(key);
+    update();
   }
 
   // writing ---------------------------------------------------------------------------------
@@ -277,6 +292,8 @@ export function createReader(app) {
     facts = reply.facts;
     app.version = Math.max(app.version, facts.version);
     const draw = () => {
+      const turn = editor?.turn;
+      closeEditor();
       controls.clear();
       CSS.highlights?.delete("art-curated");
       const joined = joinPieces(all),
@@ -286,6 +303,7 @@ export function createReader(app) {
         if (isReply.has(article.dataset.message)) addControls(article, Number(article.dataset.message));
       fill(body, articles, part + 1 < parts && h("button.button", { onclick: loadMore }, "Load more"));
       turns = [...body.querySelectorAll(".art-msg")];
+      if (turn !== undefined) edit(turn); // more of the conversation was loaded
     };
     const loadMore = async () => {
       try {
@@ -348,6 +366,6 @@ export function createReader(app) {
     goBy: whenShown((by) => toTurn(current + by)),
     redraw: () => facts && drawHead(),
     isEditing: () => editor !== null,
-    closeEditor: () => editor && (closeEditor(), true),
+    closeEditor: () => editor && (closeEditor(false), true),
   };
 }

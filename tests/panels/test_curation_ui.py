@@ -186,6 +186,43 @@ def test_calls_can_be_corrected_and_invalid_ones_are_refused(opened, tmp_path):
     assert page.panel.preference_pairs() == []
 
 
+def test_a_correction_that_is_not_saved_is_kept(opened, tmp_path):
+    long = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    long += [{"role": "user", "content": f"message {n} " + "word " * 4000} for n in range(60)]
+    page = opened([*talks()[:2], art.Trajectory(messages_and_choices=long)], journal=tmp_path / "marks.jsonl")
+    field = ".art-c-editor textarea"
+
+    def edited():
+        pressed(page, "e")
+        page.wait_for_selector(field)
+        return page.input_value(field)
+
+    edited()
+    page.fill(field, "a draft")
+    assert edited() == "a draft"  # a second key opens the form again
+    assert page.locator(".art-c-editor").count() == 1
+    page.click(".art-c-row >> nth=2")
+    page.wait_for_selector("text=message 0")
+    assert edited() == "Hello"
+    page.fill(field, "another draft")
+    page.click("text=Load more")
+    calm(page)
+    page.wait_for_selector(field)
+    assert page.input_value(field) == "another draft"
+    page.keyboard.press("Escape")  # cancels the form
+    assert page.locator(field).count() == 0
+    assert edited() == "Hello"
+    page.keyboard.press("Escape")
+    page.click(".art-c-row >> nth=0")
+    page.wait_for_selector(".art-c-turn >> text=not saved")
+    assert edited() == "a draft"
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".art-c-correction")
+    assert page.locator("text=not saved").locator("visible=true").count() == 0 and not page.locator(field).count()
+    (entry,) = page.panel.curation.journal.read()
+    assert entry.value["content"] == "a draft" and entry.turn == 2
+
+
 def test_personal_data_repeats_and_the_split(opened):
     page = opened(talks())
     assert "2 with findings of personal data" in page.inner_text(".art-c-facts")
