@@ -166,7 +166,7 @@ def curate(
     others : iterable of str or Path
         Journals of other people, in addition to those next to the log.
     similarity : float
-        The share of common word sequences from which on two conversations are near-duplicates.
+        Two conversations are near-duplicates if they share at least this fraction of their three-word sequences.
 
     Returns
     -------

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Numbered', 'MAX_COMPARED_WORDS', 'Difference', 'numbered_histories', 'replies_of', 'is_reply', 'check_correction',
-           'corrected', 'reply_as_text', 'difference', 'sft_turns', 'with_texts', 'texts_of', 'curated_message',
-           'sft_trajectories', 'correction_pairs', 'scenario_of', 'distinct_scenarios']
+           'corrected', 'reply_as_text', 'difference', 'changes_calls', 'sft_turns', 'with_texts', 'texts_of',
+           'curated_message', 'sft_trajectories', 'correction_pairs', 'scenario_of', 'distinct_scenarios']
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #391d4ddd
 import json
@@ -57,7 +57,7 @@ def check_correction(message: Mapping[str, Any], correction: Mapping[str, Any]) 
         except (ValueError, RecursionError):
             is_object = False
         if not is_object:
-            raise ValueError(f"The arguments of {call['name'][:60]} are no JSON object.")
+            raise ValueError(f"The arguments of {call['name'][:60]} are not a JSON object.")
     if not calls and not correction["content"].strip():
         raise ValueError("The correction is empty. Enter a text.")
 
@@ -108,10 +108,26 @@ def difference(old: str, new: str) -> Difference:
     return parts
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #ed847b54
+def _calls_of(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    functions = [_function(call) for call in message.get("tool_calls") or ()]
+    return [(str(function.get("name")), str(function.get("arguments"))) for function in functions]
+
+
+def changes_calls(number: int, message: dict[str, Any], marks: ConversationMarks) -> bool:
+    """Return whether the correction of a message changes a call. The recorded results do not fit the new call."""
+    return _calls_of(curated_message(number, message, marks)) != _calls_of(message)
+
+
 def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
-    """Return the numbers of the replies that SFT trains."""
-    turns = {number for number, _ in replies_of(trajectory)}
-    return turns if marks.is_empty else {turn for turn in turns if marks.turn_verdict(turn) == "good"}
+    """Return the numbers of the replies that SFT trains. In each history, a reply with a changed call is the last."""
+    turns: set[int] = set()
+    for messages, _ in numbered_histories(trajectory):
+        for number, message in messages:
+            if is_reply(message) and (marks.is_empty or marks.turn_verdict(number) == "good"):
+                turns.add(number)
+            if changes_calls(number, message, marks):
+                break
+    return turns
 
 
 def _unchanged(text: str) -> str:
@@ -193,7 +209,8 @@ def correction_pairs(
                 facts = {"group": conversation_key(trajectory), "tools": plain(tools)}
                 replies = {"chosen": [shown], "rejected": [with_texts(message, clean)]}
                 pairs.append({"prompt": [*prompt]} | replies | scores | facts)
-            prompt.append(shown)
+            is_changed = changes_calls(number, message, marks)  # the results that follow are those of the original
+            prompt.append(with_texts(message, clean) if is_changed else shown)
     return pairs
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #47565797
@@ -208,12 +225,13 @@ def scenario_of(
     first = next((i for i, message in enumerate(curated) if is_reply(message)), None)
     if not first or not any(message.get("role") == "user" for message in curated[:first]):
         return None
-    key = conversation_key(trajectory)
+    changed = [i for i, (number, message) in enumerate(messages) if changes_calls(number, message, marks)]
+    last, key = changed[0] if changed else len(curated), conversation_key(trajectory)
     return {
         "id": key,
         "messages": curated[:first],
         "tools": plain(tools),
-        "recorded": curated[first:],
+        "recorded": curated[first : last + 1],
         "metadata": {"scenario_id": key, "conversation": key},
     }
 

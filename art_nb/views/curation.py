@@ -106,7 +106,7 @@ class Curation:
     others : iterable of str or Path
         Journals of other people, in addition to those next to the log.
     similarity : float
-        The share of common word sequences from which on two conversations are near-duplicates.
+        Two conversations are near-duplicates if they share at least this fraction of their three-word sequences.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Curation:
         """
         replies = dict(replies_of(self.trajectory(row))) if turn is not None else {}
         if turn is not None and turn not in replies:
-            raise ValueError(f"Message {turn} is no reply. Replies are {', '.join(map(str, replies)) or 'none'}.")
+            raise ValueError(f"Message {turn} is not a reply. Replies are {', '.join(map(str, replies)) or 'none'}.")
         if kind == "edit" and value is not None and turn is not None:
             check_correction(replies[turn], value)
         entry = MarkEntry(self.key_of(row), self.author, now(), kind, value, turn, utf8_text(tag.strip()))

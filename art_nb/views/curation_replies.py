@@ -165,7 +165,7 @@ def edited_reply(curation: Curation, id: int, turn: int) -> ViewReply:
     """Return the text and the calls of a reply for the editor, with the author's correction if there is one."""
     message = dict(replies_of(curation.trajectory(id))).get(turn)
     if message is None:
-        raise ValueError(f"Message {turn} is no reply.")
+        raise ValueError(f"Message {turn} is not a reply.")
     edit = curation.marks_of(id).edits.get(turn, {}).get(curation.author)
     shown = corrected(message, edit) if edit else message
     functions = [call.get("function") or {} for call in shown.get("tool_calls") or ()]

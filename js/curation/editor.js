@@ -58,7 +58,7 @@ export function createEditor(stored, draft, { save, close }) {
     h(
       "div.c-actions",
       h("button.button", { title: "Save the correction (Ctrl+Enter)", onclick: store }, "Save"),
-      h("button.button", { title: "Close the form (Escape)", onclick: close }, "Cancel"),
+      h("button.button", { title: "Discard this text (Escape)", onclick: close }, "Cancel"),
       reply.is_corrected
         ? h(
             "button.button",
@@ -75,8 +75,8 @@ export function createEditor(stored, draft, { save, close }) {
     event.preventDefault();
     event.stopPropagation();
   };
-  const saved = JSON.stringify({ content: stored.content, tool_calls: stored.tool_calls });
+  const first = JSON.stringify(current());
   /** Return the text and the calls in the form, or null if they are those that are stored. */
-  const value = () => (JSON.stringify(current()) === saved ? null : current());
+  const value = () => (!draft && JSON.stringify(current()) === first ? null : current());
   return { node, value, focus: () => content.focus() };
 }

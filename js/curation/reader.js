@@ -344,7 +344,7 @@ export function createReader(app) {
   function currentReply() {
     const i = Number(turns[current]?.dataset.message);
     if (controls.has(i)) return i;
-    app.notify("This message is no reply. Move to a reply with j or k.");
+    app.notify("This message is not a reply. Move to a reply with j or k.");
     return null;
   }
   const ofReply = (act) =>

@@ -174,7 +174,7 @@ def test_calls_can_be_corrected_and_invalid_ones_are_refused(opened, tmp_path):
     arguments = page.locator("[aria-label='Arguments of call 1']")
     arguments.fill('{"query": ')
     page.click(".art-c-editor >> text=Save")
-    page.wait_for_selector(".art-c-problem:has-text('no JSON object')")
+    page.wait_for_selector(".art-c-problem:has-text('not a JSON object')")
     arguments.fill('{"query": "pins"}')
     page.click(".art-c-editor >> text=Save")
     page.wait_for_selector(".art-c-correction ins:has-text('pins')")

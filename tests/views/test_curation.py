@@ -22,7 +22,14 @@ from art_nb.rewards.journal import write_pairs
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
 from art_nb.tokens.chat import ChatFormat
-from art_nb.views.curated_data import correction_pairs, difference, reply_as_text, sft_trajectories
+from art_nb.views.curated_data import (
+    correction_pairs,
+    difference,
+    reply_as_text,
+    scenario_of,
+    sft_trajectories,
+    sft_turns,
+)
 from art_nb.views.curation import Curation, all_conversations, select_conversations
 from art_nb.views.curation_replies import (
     MAX_FACTS,
@@ -283,6 +290,27 @@ def test_histories_calls_and_corrections():
     assert made.messages()[2]["content"] == "I look"  # the log stays as it was
 
 
+def test_after_a_changed_call_nothing_is_trained_and_no_result_of_another_call_is_used():
+    made = with_calls()
+    last = len(made.messages()) - 1
+    recorded = [{k: c["function"][k] for k in ("name", "arguments")} for c in made.messages()[2]["tool_calls"]]
+    changed = [recorded[0] | {"arguments": '{"query": "pins"}'}, *recorded[1:]]
+    for calls, is_changed in ((recorded, False), (changed, True)):
+        edit = {"content": "I search", "tool_calls": calls}
+        marks = marked(
+            ("ana", "mark", "good", None), ("ana", "edit", edit, 2), ("ana", "edit", {"content": "A pin."}, last)
+        )
+        assert sft_turns(made, marks) == ({2} if is_changed else {2, last})
+        (row,) = sft_trajectories(made, marks)
+        assert row.messages()[-1]["content"] == ("I search" if is_changed else "A pin.")
+        recording = scenario_of(made, marks)["recorded"]
+        assert len(recording) == (1 if is_changed else last - 1) and recording[0]["content"] == "I search"
+        first, second = correction_pairs(made, marks)
+        assert first["chosen"][0]["content"] == "I search" and second["chosen"][0]["content"] == "A pin."
+        calls_of_prompt = [c["function"] for c in second["prompt"][2]["tool_calls"]]
+        assert [c["arguments"] for c in calls_of_prompt] == [c["arguments"] for c in recorded]
+
+
 def test_selections_of_a_run_on_disk(tmp_path):
     store = RunStore(tmp_path / "run")
     store.write_groups("train", 1, [games(1, 4, failed=1), TrajectoryGroup([talk(), talk("Other?", "Yes.")])])
@@ -341,7 +369,7 @@ def test_invalid_statements_are_errors(tmp_path):
     panel = art.curate([with_calls(), ValueError("failed")], author="ana", journal=tmp_path / "a.jsonl")
     for attempt, message in (
         (lambda: panel.mark(0, "great"), "a mark is one of"),
-        (lambda: panel.mark(0, "good", turn=1), "no reply"),
+        (lambda: panel.mark(0, "good", turn=1), "not a reply"),
         (lambda: panel.mark(1, "good"), "failed rollout"),
         (lambda: panel.mark(7, "good"), "there is no row 7"),
         (lambda: panel.tag(0, "  "), "a tag has 1 to"),
@@ -349,7 +377,7 @@ def test_invalid_statements_are_errors(tmp_path):
         (lambda: panel.edit(0, 2, "no calls"), "Keep the number"),
         (
             lambda: panel.edit(0, 2, "x", [{"name": "a", "arguments": "[1]"}, {"name": "b", "arguments": "{}"}]),
-            "no JSON",
+            "not a JSON",
         ),
         (lambda: panel.edit(0, 5, "  "), "is empty"),
         (lambda: panel.split(validation=2), "a share from 0 to 1"),
