@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Numbered', 'MAX_COMPARED_WORDS', 'Difference', 'numbered_histories', 'replies_of', 'is_reply', 'check_correction',
-           'corrected', 'reply_as_text', 'difference', 'changes_calls', 'sft_turns', 'with_texts', 'texts_of',
+           'corrected', 'reply_as_text', 'difference', 'with_texts', 'texts_in_message', 'changes_calls', 'sft_turns',
            'curated_message', 'sft_trajectories', 'correction_pairs', 'scenario_of', 'distinct_scenarios']
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #391d4ddd
@@ -107,29 +107,7 @@ def difference(old: str, new: str) -> Difference:
         parts += [["+", "".join(b[k:m])]] if m > k else []
     return parts
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #ed847b54
-def _calls_of(message: Mapping[str, Any]) -> list[tuple[str, str]]:
-    functions = [_function(call) for call in message.get("tool_calls") or ()]
-    return [(str(function.get("name")), str(function.get("arguments"))) for function in functions]
-
-
-def changes_calls(number: int, message: dict[str, Any], marks: ConversationMarks) -> bool:
-    """Return whether the correction of a message changes a call. The recorded results do not fit the new call."""
-    return _calls_of(curated_message(number, message, marks)) != _calls_of(message)
-
-
-def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
-    """Return the numbers of the replies that SFT trains. In each history, a reply with a changed call is the last."""
-    turns: set[int] = set()
-    for messages, _ in numbered_histories(trajectory):
-        for number, message in messages:
-            if is_reply(message) and (marks.is_empty or marks.turn_verdict(number) == "good"):
-                turns.add(number)
-            if changes_calls(number, message, marks):
-                break
-    return turns
-
-
+# %% ../../nbs/75_views/95_curated_data.ipynb #7c2d9b14
 def _unchanged(text: str) -> str:
     return text
 
@@ -156,11 +134,33 @@ def with_texts(message: Mapping[str, Any], change: Callable[[str], str]) -> dict
     return dict(message) | texts | ({"tool_calls": calls} if calls else {})
 
 
-def texts_of(message: Mapping[str, Any]) -> list[str]:
+def texts_in_message(message: Mapping[str, Any]) -> list[str]:
     """Return the texts of a message that `with_texts` changes."""
     texts: list[str] = []
     with_texts(message, lambda text: texts.append(text) or text)
     return texts
+
+# %% ../../nbs/75_views/95_curated_data.ipynb #ed847b54
+def _calls_of(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    functions = [_function(call) for call in message.get("tool_calls") or ()]
+    return [(str(function.get("name")), str(function.get("arguments"))) for function in functions]
+
+
+def changes_calls(number: int, message: dict[str, Any], marks: ConversationMarks) -> bool:
+    """Return whether the correction of a message changes a call. The recorded results do not fit the new call."""
+    return _calls_of(curated_message(number, message, marks)) != _calls_of(message)
+
+
+def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
+    """Return the numbers of the replies that SFT trains. In each history, a reply with a changed call is the last."""
+    turns: set[int] = set()
+    for messages, _ in numbered_histories(trajectory):
+        for number, message in messages:
+            if is_reply(message) and (marks.is_empty or marks.turn_verdict(number) == "good"):
+                turns.add(number)
+            if changes_calls(number, message, marks):
+                break
+    return turns
 
 
 def curated_message(number: int, message: dict[str, Any], marks: ConversationMarks) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from art_nb.views.curated_data import (
     replies_of,
     scenario_of,
     sft_trajectories,
-    texts_of,
+    texts_in_message,
 )
 from .duplicates import DuplicateFinder, compared_text
 from .index import column, open_rollouts, search
@@ -83,7 +83,7 @@ def message_texts(trajectory: Trajectory) -> Iterator[str]:
     """Yield all texts of a conversation: contents, reasoning and arguments of calls."""
     for history in all_histories(trajectory):
         for message in history.messages():
-            yield from filter(None, texts_of(message))
+            yield from filter(None, texts_in_message(message))
 
 
 def opening_of(trajectory: Trajectory) -> str:
