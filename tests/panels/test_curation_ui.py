@@ -108,6 +108,39 @@ def test_filter_mark_correct_and_find_everything_after_a_reload(opened, tmp_path
     assert "I found <b>one</b> fork." in sft
 
 
+def typed(page, keys):
+    """Press keys faster than any conversation is loaded, and wait until everything is written."""
+    page.evaluate(
+        """(keys) => { for (const key of keys) document.querySelector(".art-panel")
+        .dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, composed: true })); }""",
+        keys,
+    )
+    page.wait_for_timeout(100)
+    calm(page)
+
+
+def test_keys_mark_the_selected_conversation_before_it_is_shown(opened):
+    page = opened(talks())
+    keys = {page.panel.curation.key_of(row): row for row in range(4)}
+
+    def entries():
+        return [(keys[e.conversation], e.value, e.turn) for e in page.panel.curation.journal.read()]
+
+    typed(page, "gng")
+    waits(page, lambda: len(entries()) == 2)
+    assert entries() == [(0, "good", None), (1, "good", None)]
+    typed(page, "njjG")  # the messages of the new conversation: 2 is the first reply, and 4 is the second one
+    waits(page, lambda: len(entries()) == 3)
+    assert entries()[2] == (2, "good", 4)
+    typed(page, "nbbb")  # the second key withdraws the mark
+    waits(page, lambda: len(entries()) == 6)
+    assert [value for row, value, _ in entries() if row == 3] == ["bad", None, "bad"]
+    assert page.locator(".art-c-note").is_hidden()
+    typed(page, "pGp")
+    assert "Conversation 2 was not shown yet" in page.inner_text(".art-c-note")
+    assert len(entries()) == 6
+
+
 def test_marks_of_two_people_and_python(opened, tmp_path):
     path = saved(tmp_path / "run")
     page = opened(path)
@@ -141,7 +174,7 @@ def test_calls_can_be_corrected_and_invalid_ones_are_refused(opened, tmp_path):
     arguments = page.locator("[aria-label='Arguments of call 1']")
     arguments.fill('{"query": ')
     page.click(".art-c-editor >> text=Save")
-    page.wait_for_selector(".art-c-problem:has-text('no JSON object')")
+    page.wait_for_selector(".art-c-problem:has-text('not a JSON object')")
     arguments.fill('{"query": "pins"}')
     page.click(".art-c-editor >> text=Save")
     page.wait_for_selector(".art-c-correction ins:has-text('pins')")
@@ -151,6 +184,43 @@ def test_calls_can_be_corrected_and_invalid_ones_are_refused(opened, tmp_path):
     page.click("text=Withdraw correction")
     page.wait_for_selector(".art-c-correction", state="detached")
     assert page.panel.preference_pairs() == []
+
+
+def test_a_correction_that_is_not_saved_is_kept(opened, tmp_path):
+    long = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    long += [{"role": "user", "content": f"message {n} " + "word " * 4000} for n in range(60)]
+    page = opened([*talks()[:2], art.Trajectory(messages_and_choices=long)], journal=tmp_path / "marks.jsonl")
+    field = ".art-c-editor textarea"
+
+    def edited():
+        pressed(page, "e")
+        page.wait_for_selector(field)
+        return page.input_value(field)
+
+    edited()
+    page.fill(field, "a draft")
+    assert edited() == "a draft"  # a second key opens the form again
+    assert page.locator(".art-c-editor").count() == 1
+    page.click(".art-c-row >> nth=2")
+    page.wait_for_selector("text=message 0")
+    assert edited() == "Hello"
+    page.fill(field, "another draft")
+    page.click("text=Load more")
+    calm(page)
+    page.wait_for_selector(field)
+    assert page.input_value(field) == "another draft"
+    page.keyboard.press("Escape")  # cancels the form
+    assert page.locator(field).count() == 0
+    assert edited() == "Hello"
+    page.keyboard.press("Escape")
+    page.click(".art-c-row >> nth=0")
+    page.wait_for_selector(".art-c-turn >> text=not saved")
+    assert edited() == "a draft"
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".art-c-correction")
+    assert page.locator("text=not saved").locator("visible=true").count() == 0 and not page.locator(field).count()
+    (entry,) = page.panel.curation.journal.read()
+    assert entry.value["content"] == "a draft" and entry.turn == 2
 
 
 def test_personal_data_repeats_and_the_split(opened):
@@ -240,7 +310,7 @@ def test_ten_thousand_conversations_scroll_and_are_marked(opened, tmp_path):
           await new Promise(requestAnimationFrame);
         return performance.now() - start; }"""
     )
-    assert milliseconds < 5000  # about 0.3 s on an idle machine
+    assert milliseconds < 5000
     (line,) = (tmp_path / "marks.jsonl").read_text().splitlines()
     assert json.loads(line)["value"] == "good" and page.panel.good().rows == (9999,)
 
