@@ -179,7 +179,7 @@ _COMPLETIONS = (
 _EXTENSIONS = {
     "training.run": ["reports.report", "reports.profile", "reports.reproduce"],
     "rollouts.trajectories": ["tokens.tokenized", "integrations.trl_rows"],
-    "models.model": ["integrations.sessions", "reports.exports", "integrations.traces"],
+    "models.model": ["integrations.sessions", "reports.exports"],
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

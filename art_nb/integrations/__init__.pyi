@@ -23,7 +23,6 @@ from .replay import replay_rollout as replay_rollout
 from .traces import TraceReport as TraceReport
 from .traces import TraceReporter as TraceReporter
 from .traces import export_traces as export_traces
-from .traces import trace_reporters as trace_reporters
 from .mcp_servers import MCPResource as MCPResource
 from .mcp_servers import MCPResult as MCPResult
 from .mcp_servers import MCPSession as MCPSession

@@ -11,18 +11,19 @@
 
 # %% auto #0
 __all__ = ['SEND_TIMEOUT_S', 'MAX_BATCH_SPANS', 'MAX_BATCH_CHARS', 'FIRST_PAUSE_S', 'MAX_PAUSE_S', 'JOURNAL_POLL_S',
-           'check_opentelemetry', 'span_converter', 'SpanSender', 'batches', 'TraceReport', 'send_step',
-           'export_traces', 'TraceReporter', 'TraceObserver', 'trace_reporters']
+           'END_TIMEOUT_S', 'check_opentelemetry', 'span_converter', 'SpanSender', 'batches', 'TraceReport',
+           'send_step', 'export_traces', 'LiveExport', 'TraceReporter']
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #1800ae61
-import atexit
 import logging
 import os
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from ..core.types import ArtError, BackendMissing, ServeError, install_hint
 from .run_spans import RolloutFeedback, RunReader, StepSpans
 from .spans import SpanOptions, SpanRecord
 from .trace_targets import TraceTarget, trace_target
-from ..models.model import LOG_OBSERVERS, Model
 from ..rewards.journal import Journal
+from ..runs.reporters import Reporter
 from ..runs.store import RunStore, open_run
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #0b4b2fda
@@ -358,23 +359,159 @@ def export_traces(
     return report
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #9a0116a5
-FIRST_PAUSE_S, MAX_PAUSE_S, JOURNAL_POLL_S = 5.0, 60.0, 2.0
+FIRST_PAUSE_S, MAX_PAUSE_S, JOURNAL_POLL_S, END_TIMEOUT_S = 5.0, 60.0, 2.0, 10.0
 
 
 @dataclass(slots=True)
 class _Job:
-    split: str
+    split: str | None  # None if only metrics were logged
     step: int
     batches_sent: int = 0
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #837602e5
-class TraceReporter:
-    """Sends the steps of one model to one target while it is trained.
+class LiveExport:
+    """Sends the steps of one run to one target while the model is trained.
 
     Parameters
     ----------
-    model : Model
-        The model that is trained.
+    sender : SpanSender
+        The connection to the target. `close` closes it.
+    reader : RunReader
+        The spans of the run.
+    to : str or None
+        The target as in `export_traces`, for messages.
+    warn : callable
+        Gets the message about a target that fails.
+
+    Attributes
+    ----------
+    report : TraceReport
+        What was sent.
+    error : str
+        Why the last attempt failed, or "".
+    """
+
+    def __init__(self, sender: SpanSender, reader: RunReader, to: str | None, warn: Callable[[str], None]):
+        self.sender, self.reader, self.store, self.to, self._warn = sender, reader, reader.store, to, warn
+        self.report, self.error = TraceReport(str(sender.target)), ""
+        self._jobs: list[_Job] = []
+        self._sent: list[_Job] = []
+        self._changed, self._closing = threading.Condition(), threading.Event()
+        self._journal_stamp = self._stamp()
+        self._thread = threading.Thread(target=self._work, name=f"art-nb-traces-{reader.run}", daemon=True)
+        self._thread.start()
+
+    def add(self, split: str | None, step: int) -> None:
+        """Send a step that is on disk. Return at once.
+
+        Parameters
+        ----------
+        split : str or None
+            The split of the groups to send. With None, only the metrics are sent.
+        step : int
+            The step.
+        """
+        with self._changed:
+            self._jobs.append(_Job(split, step))
+            self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until everything was sent. Return whether that happened in time.
+
+        Parameters
+        ----------
+        timeout_s : float
+            The longest time to wait, in seconds.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs, timeout_s)
+
+    def close(self, timeout_s: float = END_TIMEOUT_S) -> TraceReport:
+        """Stop after the last step or after `timeout_s` seconds. Steps that were not sent are counted as dropped.
+
+        Parameters
+        ----------
+        timeout_s : float
+            The longest time to wait, in seconds.
+        """
+        self.drain(0.0 if self.error else timeout_s)
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        if jobs := [*self._jobs]:
+            steps = sorted({job.step for job in jobs})
+            self.report.dropped = sum(self._count(job) for job in jobs)
+            again = f"art.export_traces({str(self.store.path)!r}, to={self.to!r}, steps={steps})"
+            print(f"art_nb: {self.report}. Send the rest later: {again}")
+        self.sender.close()
+        return self.report
+
+    def _count(self, job: _Job) -> int:
+        if job.split is None or job.step not in self.store.steps(job.split):
+            return 0
+        return sum(len(group) + len(group.exceptions) for group in self.store.read_groups(job.split, job.step))
+
+    def _stamp(self) -> Any:
+        return file_stamp(Journal(self.store.path).path)
+
+    def _work(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._closing.is_set():
+            try:
+                if self._jobs:
+                    if self._send(self._jobs[0]):
+                        self._finish_job()
+                elif (stamp := self._stamp()) != self._journal_stamp:
+                    self._send_scores()
+                    self._journal_stamp = stamp
+                pause_s, self.error = FIRST_PAUSE_S, ""
+            except Exception as error:  # a target or a damaged file must not end the thread
+                self._fail(error)
+                self._closing.wait(pause_s)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closing.is_set(), JOURNAL_POLL_S)
+
+    def _finish_job(self) -> None:
+        with self._changed:
+            self._sent.append(self._jobs.pop(0))
+            self._changed.notify_all()
+
+    def _send(self, job: _Job) -> bool:  # False if the reporter was closed before the end
+        self.reader.refresh()
+        step = StepSpans()
+        if job.split is not None and job.step in self.store.steps(job.split):
+            step = self.reader.step(job.split, job.step)
+        span = self.reader.step_span(job.step)
+        step.traces += [] if span is None else [[span]]
+        for n_batches in send_step(self.sender, step, self.report, job.batches_sent):
+            job.batches_sent = n_batches
+            if self._closing.is_set():
+                return False
+        return True
+
+    def _send_scores(self) -> None:
+        for split, step in dict.fromkeys((job.split, job.step) for job in self._sent):
+            if split is not None and step in self.store.steps(split):
+                self.sender.send_feedback(self.reader.step(split, step, with_spans=False).feedback)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = str(error) if isinstance(error, ArtError) else f"{type(error).__name__}: {redact_text(error)}"
+        self._warn(
+            f"{self.error}. Training continues. The traces are sent when the target works again, or later with "
+            f"art.export_traces({str(self.store.path)!r}, to={self.to!r})."
+        )
+
+# %% ../../nbs/88_integrations/83_traces.ipynb #bd6c6deb
+class TraceReporter(Reporter):
+    """Sends traces to one target of `report_traces`.
+
+    Parameters
+    ----------
+    project : str
+        The name of the project in the target.
     to : str, optional
         As in `export_traces`.
     headers : dict, optional
@@ -388,15 +525,15 @@ class TraceReporter:
 
     Attributes
     ----------
-    report : TraceReport
-        What was sent.
-    error : str
-        Why the last attempt failed, or "".
+    live : LiveExport or None
+        The export of the run, after `begin`.
     """
+
+    name, max_rollouts = "traces", 0
 
     def __init__(
         self,
-        model: Model,
+        project: str,
         to: str | None = None,
         headers: Mapping[str, str] | None = None,
         *,
@@ -405,173 +542,47 @@ class TraceReporter:
         sample: float = 1.0,
         timeout_s: float = SEND_TIMEOUT_S,
     ):
-        self.to, self.store = to, model.store
-        self.sender = SpanSender(trace_target(to, model.project, headers), model.project, timeout_s)
-        self.reader = RunReader(self.store, SpanOptions(content, tokens, secrets_of_environment()), sample)
-        self.report, self.error = TraceReport(str(self.sender.target)), ""
-        self._warn = lambda message: model._warn_once(f"traces {self.report.target}", message)
-        self._jobs: list[_Job] = []
-        self._sent: list[_Job] = []
-        self._wake, self._idle, self._closing = threading.Event(), threading.Event(), threading.Event()
-        self._idle.set()
-        self._journal_stamp = self._stamp()
-        self._thread = threading.Thread(target=self._work, name=f"art-nb-traces-{model.name}", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
+        self.to, self.options, self.sample = to, SpanOptions(content, tokens), sample
+        self.sender = SpanSender(trace_target(to, project, headers), project, timeout_s)
+        self.live: LiveExport | None = None
+        self._model: Callable[[], Any] = lambda: None
 
-    def add(self, split: str, step: int) -> None:
-        """Send a step that is on disk. Return at once.
-
-        Parameters
-        ----------
-        split : str
-            The split.
-        step : int
-            The step.
-        """
-        self._idle.clear()
-        self._jobs.append(_Job(split, step))
-        self._wake.set()
-
-    def flush(self, timeout_s: float = 30.0) -> bool:
-        """Wait until everything was sent. Return whether it was.
-
-        Parameters
-        ----------
-        timeout_s : float
-            The longest time to wait, in seconds.
-        """
-        return self._idle.wait(timeout_s)
-
-    def close(self, timeout_s: float = 10.0) -> TraceReport:
-        """Stop after the last step or after `timeout_s` seconds. Steps that were not sent are counted as dropped.
-
-        Parameters
-        ----------
-        timeout_s : float
-            The longest time to wait, in seconds.
-        """
-        atexit.unregister(self.close)
-        self.flush(0.0 if self.error else timeout_s)
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(timeout_s)
-        if self._jobs:
-            steps = sorted({job.step for job in self._jobs})
-            self.report.dropped = sum(self._count(job) for job in self._jobs)
-            again = f"art.export_traces({str(self.store.path)!r}, to={self.to!r}, steps={steps})"
-            print(f"art_nb: {self.report}. Send the rest later: {again}")
-            self._jobs = []
-        self.sender.close()
-        return self.report
-
-    def _count(self, job: _Job) -> int:
-        if job.step not in self.store.steps(job.split):
-            return 0
-        return sum(len(group) + len(group.exceptions) for group in self.store.read_groups(job.split, job.step))
-
-    def _stamp(self) -> Any:
-        return file_stamp(Journal(self.store.path).path)
-
-    def _work(self) -> None:
-        pause_s = FIRST_PAUSE_S
-        while not self._closing.is_set():
-            try:
-                if self._jobs:
-                    if self._send(self._jobs[0]):
-                        self._sent.append(self._jobs.pop(0))
-                elif (stamp := self._stamp()) != self._journal_stamp:
-                    self._send_scores()
-                    self._journal_stamp = stamp
-                pause_s, self.error = FIRST_PAUSE_S, ""
-            except Exception as error:  # a target or a damaged file must not end the thread
-                self._fail(error)
-                self._closing.wait(pause_s)
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-                continue
-            if not self._jobs:
-                self._idle.set()
-                self._wake.wait(JOURNAL_POLL_S)
-                self._wake.clear()
-
-    def _send(self, job: _Job) -> bool:  # False if the reporter was closed before the end
-        self.reader.refresh()
-        step = StepSpans()
-        if job.step in self.store.steps(job.split):
-            step = self.reader.step(job.split, job.step)
-        span = self.reader.step_span(job.step)
-        step.traces += [] if span is None else [[span]]
-        for n_batches in send_step(self.sender, step, self.report, job.batches_sent):
-            job.batches_sent = n_batches
-            if self._closing.is_set():
-                return False
-        return True
-
-    def _send_scores(self) -> None:
-        for split, step in dict.fromkeys((job.split, job.step) for job in self._sent):
-            if step in self.store.steps(split):
-                self.sender.send_feedback(self.reader.step(split, step, with_spans=False).feedback)
-
-    def _fail(self, error: Exception) -> None:
-        self.error = str(error) if isinstance(error, ArtError) else f"{type(error).__name__}: {redact_text(error)}"
-        self._warn(
-            f"{self.error}. Training continues. The traces are sent when the target works again, or later with "
-            f"art.export_traces({str(self.store.path)!r}, to={self.to!r})."
-        )
-
-# %% ../../nbs/88_integrations/83_traces.ipynb #bd6c6deb
-_reporters_lock = threading.Lock()
-
-
-def _arguments(target: str | Mapping[str, Any]) -> dict[str, Any]:
-    return {"to": target} if isinstance(target, str) else dict(target)
-
-
-class TraceObserver:
-    """Reports the steps of models with `report_traces`."""
-
-    def check(self, model: Model) -> None:
-        """Raise an error if a target of the model is invalid or OpenTelemetry is missing.
-
-        Parameters
-        ----------
-        model : Model
-            The model that is registered.
-        """
-        for target in model.report_traces or ():
-            arguments = _arguments(target)
-            trace_target(arguments.get("to"), model.project, arguments.get("headers"))
-            check_opentelemetry()
-
-    def logged(self, model: Model, split: str, step: int) -> None:
-        """Report a step that was written.
+    def begin(self, model: Any, config: Mapping[str, Any]) -> None:
+        """Start the thread that sends the steps of a model.
 
         Parameters
         ----------
         model : Model
             The model.
-        split : str
-            The split.
+        config : dict
+            The settings of the run, which are not sent.
+        """
+        self._model = weakref.ref(model)
+        if self.sender.client.is_closed:  # the run is opened again
+            self.sender = SpanSender(self.sender.target, self.sender.project, self.sender.timeout_s)
+        options = replace(self.options, secrets=secrets_of_environment())
+        self.live = LiveExport(self.sender, RunReader(model.store, options, self.sample), self.to, self._warn)
+
+    def written(self, split: str | None, step: int) -> None:
+        """Send a step that is on disk. Return at once.
+
+        Parameters
+        ----------
+        split : str or None
+            The split of the groups of this step.
         step : int
             The step.
         """
-        for reporter in trace_reporters(model) if model.report_traces else ():
-            reporter.add(split, step)
+        if self.live is not None:
+            self.live.add(split, step)
 
+    def end(self) -> None:
+        """Wait for the last steps, at most `END_TIMEOUT_S` seconds. Print how to send the rest."""
+        if self.live is not None:
+            self.live.close()
 
-def trace_reporters(model: Model) -> list[TraceReporter]:
-    """Return the reporters of a model, one for each target. They start at the first call.
-
-    Parameters
-    ----------
-    model : Model
-        A model with `report_traces`.
-    """
-    with _reporters_lock:
-        if "traces" not in model._observed:
-            reporters = [TraceReporter(model, **_arguments(target)) for target in model.report_traces or ()]
-            model._observed["traces"] = reporters
-    return model._observed["traces"]
-
-
-LOG_OBSERVERS.append(TraceObserver())
+    def _warn(self, message: str) -> None:
+        if (model := self._model()) is None:
+            warnings.warn(message, UserWarning, stacklevel=2)
+        else:
+            model._warn_once(f"traces {self.sender.target}", message)

@@ -37,6 +37,7 @@ from art_nb.runs.reporters import (
     create_reporter,
     reporter_key,
     requested_reporters,
+    requested_traces,
     sent_groups,
 )
 from .store import RunStore, history_row, without_undone
@@ -167,6 +168,8 @@ class ReportQueue:
         self.put("row", row)
         if split is not None and self.max_rollouts:
             self.put("rollouts", split, row["step"])
+        if hasattr(self.reporter, "written"):
+            self.put("written", split, row["step"])
 
     def put(self, kind: str, *args: Any) -> None:
         """Append an entry without waiting. If too many are waiting, drop the oldest rollouts.
@@ -174,7 +177,7 @@ class ReportQueue:
         Parameters
         ----------
         kind : str
-            "begin", "row", "rollouts", "warn", "checkpoint", "configure" or "end".
+            "begin", "row", "rollouts", "written", "warn", "checkpoint", "configure" or "end".
         *args
             The arguments of the entry.
         """
@@ -247,7 +250,7 @@ class ReportQueue:
                 self._send_rollouts(*args)
             case "warn" | "end":
                 getattr(self.reporter, kind)(*args)
-            case "checkpoint" | "configure":
+            case "written" | "checkpoint" | "configure":
                 if hook := getattr(self.reporter, kind, None):
                     hook(*args)
 
@@ -298,7 +301,7 @@ class ReportQueue:
                 "reporter",
                 f"{self._name_of_run()} is no longer reported to {self.label} ({reason}). Training continues, and "
                 "everything is still written to the run directory, for example the metrics to history.jsonl. Fix the "
-                "problem and restart the program, or remove it from report_to.",
+                "problem and restart the program, or remove the reporter from the model.",
             )
 
     def _name_of_run(self) -> str:
@@ -404,15 +407,18 @@ class Reporting:
         ------
         TrainError
             If `report_to` contains something unknown.
+        ServeError
+            If a target of `report_traces` is invalid.
         BackendMissing
             If a requested package is not installed.
         """
         self._skipped |= {queue.key for queue in self.queues if queue.failed}
-        items, source = requested_reporters(model)
+        requests = [requested_reporters(model), requested_traces(model)]
         directory = str(model.store.path.resolve())
-        wanted = {reporter_key(item): item for item in items if reporter_key(item) not in self._skipped}
+        wanted = {reporter_key(item): (item, source) for items, source in requests for item in items}
+        wanted = {key: request for key, request in wanted.items() if key not in self._skipped}
         _end_unused(directory, {*wanted})
-        queues = [self._queue(model, directory, key, item, source) for key, item in wanted.items()]
+        queues = [self._queue(model, directory, key, *request) for key, request in wanted.items()]
         self.queues = [queue for queue in queues if queue is not None]
         for queue in self.queues:
             queue.subscribe_to(model, bus)
@@ -424,7 +430,8 @@ class Reporting:
                 try:
                     reporter = create_reporter(item, source)
                 except (BackendMissing, TrainError) as error:
-                    if source == "report_to" or (source == "report_metrics" and isinstance(error, BackendMissing)):
+                    is_missing = isinstance(error, BackendMissing)
+                    if source in ("report_to", "report_traces") or (source == "report_metrics" and is_missing):
                         raise
                     self._skipped.add(key)
                     self._warn_skipped(model, str(error), source)

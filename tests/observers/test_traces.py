@@ -1,12 +1,16 @@
 """Exports to endpoints that fail, hang or come back, live runs, memory, and runs of ART."""
 
 import json
+import os
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from support.live_parts import say
@@ -14,7 +18,7 @@ from support.observed_run import SECRET, overrule, write_run
 from support.registered import until
 
 import art_nb as art
-from art_nb.core.types import ServeError
+from art_nb.core.types import BackendMissing, ServeError
 from art_nb.integrations import traces
 from art_nb.integrations.spans import span_text
 from art_nb.rewards.journal import Journal
@@ -77,19 +81,27 @@ def impatient(monkeypatch):
     monkeypatch.setattr(traces, "JOURNAL_POLL_S", 0.2)
 
 
-def close_reporters(model):
-    return [reporter.close() for reporter in traces.trace_reporters(model)]
+def live_export(model):
+    """The export of a model with one target."""
+    (queue,) = model._reports.queues
+    assert queue.drain(30)
+    return queue.reporter.live
+
+
+async def closed_report(model):
+    live = live_export(model)
+    await model.end_reports()
+    return live.report
 
 
 async def test_a_live_run_and_its_replay_give_the_same_spans(named, local, endpoint):
     model = named(report_traces=[endpoint.url])
     await model.register(local)
     await art.train(model, say, range(4), **ASKED)
-    (reporter,) = traces.trace_reporters(model)
-    assert reporter.flush(60)
+    assert live_export(model).drain(60)
     live = {span.span_id: span.SerializeToString() for span in endpoint.spans}
     assert len(endpoint.spans) == len(live) == 2 * (4 * 2 + 1), "each span once"
-    assert not close_reporters(model)[0].dropped
+    assert not (await closed_report(model)).dropped
     endpoint.spans.clear()
     art.export_traces(model.store.path, endpoint.url)
     assert {span.span_id: span.SerializeToString() for span in endpoint.spans} == live
@@ -101,7 +113,7 @@ async def test_the_loops_of_art_are_reported_too(named, local, endpoint):
     group = art.TrajectoryGroup([await say(model, i) for i in range(2)])
     await model.log([group], split="val")
     await until(lambda: len(endpoint.spans) == 5)
-    assert not close_reporters(model)[0].dropped
+    assert not (await closed_report(model)).dropped
 
 
 @pytest.mark.parametrize("problem", ["closed", "silent", 500, 400])
@@ -116,15 +128,14 @@ async def test_a_target_that_fails_gives_one_warning_and_does_not_delay_training
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = await art.train(model, say, range(4), **ASKED)
-            (reporter,) = traces.trace_reporters(model)
-            await until(lambda: reporter.error)
+            live = live_export(model)
+            await until(lambda: live.error)
             await until(lambda: any("did not take" in str(each.message) for each in caught))
             time.sleep(1.5)
         assert run.status == "done" and run.step == 2
         assert len([each for each in caught if "did not take" in str(each.message)]) == 1
-        assert not reporter.flush(0.1)
-        (report,) = close_reporters(model)
-        assert report.dropped == 8, "the rollouts of both steps"
+        assert not live.drain(0.1)
+        assert (await closed_report(model)).dropped == 8, "the rollouts of both steps"
         endpoint.status = 200
         assert art.export_traces(model.store, endpoint.url).traces == 10
 
@@ -136,12 +147,12 @@ async def test_the_rest_arrives_when_the_target_works_again(named, local, endpoi
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         await art.train(model, say, range(4), **ASKED)
-        (reporter,) = traces.trace_reporters(model)
-        await until(lambda: reporter.error)
+        live = live_export(model)
+        await until(lambda: live.error)
     endpoint.status = 200
-    assert reporter.flush(30)
+    assert live.drain(30)
     assert len({span.span_id for span in endpoint.spans}) == len(endpoint.spans) == 18
-    assert not close_reporters(model)[0].dropped and "Send the rest later" not in capsys.readouterr().out
+    assert not (await closed_report(model)).dropped and "Send the rest later" not in capsys.readouterr().out
 
 
 async def test_an_override_is_sent_while_the_model_is_trained(named, local, endpoint, impatient):
@@ -154,12 +165,56 @@ async def test_an_override_is_sent_while_the_model_is_trained(named, local, endp
     await until(lambda: len(endpoint.annotations) == 5)
     (judgment,) = [each for each in endpoint.annotations if each["name"] == "judgment"]
     assert (judgment["annotator_kind"], judgment["result"]["score"]) == ("HUMAN", 0.25)
-    close_reporters(model)
+    await model.end_reports()
 
 
 async def test_invalid_targets_are_errors_before_anything_is_loaded(named, local):
     with pytest.raises(ServeError, match="Did you mean 'phoenix'"):
         await named(report_traces=["phoenx"]).register(local)
+
+
+async def test_a_missing_opentelemetry_is_an_error_at_registration(named, local, endpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(BackendMissing, match=r'pip install "art_nb\[otel\]"'):
+        await named(report_traces=[endpoint.url]).register(local)
+
+
+async def test_only_the_metrics_of_a_row_without_groups_are_sent(named, endpoint):
+    model = named(report_traces=[endpoint.url])
+    await model.log([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], split="val", step=1)
+    assert live_export(model).drain(30)
+    n_before = len(endpoint.spans)
+    await model.log(metrics={"x": 1.0}, split="val", step=1)
+    assert live_export(model).drain(30)
+    (span,) = endpoint.spans[n_before:]
+    assert any("x" in attribute.key for attribute in span.attributes)
+    await model.end_reports()
+
+
+async def test_two_targets_and_a_function_share_a_run_that_is_opened_again(named, endpoint):
+    rows, targets = [], [endpoint.url, {"to": endpoint.url, "sample": 0.0}]
+    model = named(report_traces=targets, report_to=rows.append)
+    for step in (1, 2):
+        await model.log([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], split="val", step=step)
+        await model.end_reports()
+        assert model._reports.queues == []
+    assert [row["step"] for row in rows] == [1, 2]
+    names = [span.name for span in endpoint.spans]
+    assert len([name for name in names if name.startswith("invoke_agent")]) == 2, "by the first target only"
+    assert len(names) == 2 + 4, "and each step by both targets"
+
+
+def test_the_end_of_a_process_sends_the_steps(endpoint, tmp_path):
+    program = f"""
+import asyncio, art_nb as art
+
+model = art.Model(name="a", project="p", report_to="none", report_traces=[{endpoint.url!r}])
+asyncio.run(model.log([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], split="val", step=1))
+"""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(endpoint.spans) == 2
 
 
 def test_a_run_of_art_without_times_and_ids(endpoint, tmp_path):

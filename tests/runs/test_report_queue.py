@@ -52,6 +52,9 @@ class Calls(art.Reporter):
     def checkpoint(self, path, step):
         self._note("checkpoint", step, path)
 
+    def written(self, split, step):
+        self._note("written", step, split)
+
     def configure(self, config):
         self._note("configure", dict(config))
 
@@ -107,13 +110,17 @@ async def test_a_reporter_gets_everything_in_order_from_one_thread(named, group,
     model.update_wandb_config({"dice": 2})
     model._bus.emit(Warned(key="late", message="after it"))
     await model.log([group], split="val", step=1)
+    await model.log(metrics={"x": 1}, step=2)
     await model.end_reports()
     assert texts(recwarn) == []
-    assert [call[0] for call in reporter.calls] == "begin row rollouts configure warn row rollouts end".split()
+    assert [call[0] for call in reporter.calls] == (
+        "begin row rollouts written configure warn row rollouts written row written end"
+    ).split()
     assert reporter.of("begin") == [({"seed": 7, "service": {"api_key": "[redacted]"}},)]
     assert reporter.of("row") == rows_of(model)
     assert "loss/kl" not in reporter.of("row")[0][1]
     assert reporter.of("rollouts") == [(1, "train"), (1, "val")]
+    assert reporter.of("written") == [(1, "train"), (1, "val"), (2, None)]
     assert len(reporter.threads) == 1 and threading.current_thread().name not in reporter.threads
 
 
@@ -161,7 +168,7 @@ class Failing(Calls):
         super()._note(*call)
 
 
-@pytest.mark.parametrize("kind", ["begin", "row", "configure", "end"])
+@pytest.mark.parametrize("kind", ["begin", "row", "written", "configure", "end"])
 @pytest.mark.parametrize("error", [OSError(28, f"No space left {SECRET}"), SystemExit(1)], ids=["disk", "exit"])
 async def test_a_failing_reporter_is_stopped_alone_and_once(named, group, recwarn, kind, error):
     failing, sound = Failing(kind, error), Calls()
