@@ -75,12 +75,13 @@ def is_secret(name: Any) -> bool:
     return _secrecy(name) > 0
 
 # %% ../../nbs/00_core/00_redaction.ipynb #c4c2ae7d
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s\"'<>`]+", re.IGNORECASE)
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]{0,30}://[^\s\"'<>`]+", re.IGNORECASE)
 _SCHEME = re.compile(r"\b(bearer|basic)\s+(?=\S*[0-9/+=_-])[\w.~+/=-]{6,}", re.IGNORECASE)
 KEY_PREFIX = r"\b(?:(?:sk|pk|rk|glpat|xox[abp])-|(?:hf|ghp|gho|github_pat)_|AKIA|AIza)"  # of an API key
-_PREFIXED = re.compile(KEY_PREFIX + r"(?=[\w-]*\d)[\w-]{12,}")
+_PREFIXED = re.compile(KEY_PREFIX + r"[\w-]{12,}")
+_DIGIT = re.compile(r"\d")
 _PAIR = re.compile(
-    r"(([\w-]*(?:key|token|secret|password|passwd|authorization|cookie|credential)s?)[\"']?\s*[:=]"
+    r"(?<![\w-])(([\w-]*(?:key|token|secret|password|passwd|authorization|cookie|credential)s?)[\"']?\s*[:=]"
     r"\s*b?[\"'])[^\"'\n]+(?=[\"'])",
     re.IGNORECASE,
 )
@@ -119,7 +120,8 @@ def redact_text(text: Any, secrets: Iterable[str] = ()) -> str:
         text = text.replace(form, REDACTED)
     text = _URL.sub(lambda match: redact_url(match[0]), text)
     text = _PAIR.sub(lambda match: match[1] + REDACTED if is_secret(match[2]) else match[0], text)
-    return _PREFIXED.sub(REDACTED, _SCHEME.sub(rf"\1 {REDACTED}", text))
+    text = _SCHEME.sub(rf"\1 {REDACTED}", text)
+    return _PREFIXED.sub(lambda match: REDACTED if _DIGIT.search(match[0]) else match[0], text)
 
 # %% ../../nbs/00_core/00_redaction.ipynb #5d22a2e7
 def redact(value: Any, secrets: Collection[str] = ()) -> Any:

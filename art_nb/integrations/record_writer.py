@@ -171,7 +171,7 @@ class RecordWriter:
             records: list[Record] = []
             for make, _, secrets in jobs:
                 try:
-                    records += self._kept(make, secrets)
+                    records += self._records(make, secrets)
                 except Exception as error:  # of the record, or of the user's `redact`
                     self.drop(1, f"{type(error).__name__}: {error}")
             try:
@@ -191,7 +191,7 @@ class RecordWriter:
                 self._thread = None  # the next record starts another one
             return [self._jobs.popleft() for _ in range(min(MAX_BATCH, len(self._jobs)))]
 
-    def _kept(self, make: Callable[[], Record | None], secrets: Collection[str]) -> list[Record]:
+    def _records(self, make: Callable[[], Record | None], secrets: Collection[str]) -> list[Record]:
         record = make()
         is_update = record is not None and "update" in record
         if record is not None and not is_update and not is_sampled(record, self.sample):

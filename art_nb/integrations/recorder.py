@@ -60,6 +60,15 @@ class Recorder:
 
     Use it with `with` or `async with` for one session, or call `start` and `close`.
 
+    Parameters
+    ----------
+    writer : RecordWriter
+        Writes the file.
+    session : str, optional
+        The name of the session. By default, each block gets a random one.
+    tags : dict
+        Values that are stored with each request.
+
     Attributes
     ----------
     path : Path

@@ -81,8 +81,8 @@ def forwarded_headers(headers: list[tuple[bytes, bytes]], is_request: bool) -> l
     left_out = HOP_HEADERS | named
     if is_request:
         left_out |= {b"host", b"expect", KEY_HEADER}
-    kept = [(name, value) for name, value in headers if name.lower() not in left_out]
-    return [(name, value) for name, value in kept if not (is_request and name.lower().startswith(TAG_PREFIX))]
+    forwarded = [(name, value) for name, value in headers if name.lower() not in left_out]
+    return [(name, value) for name, value in forwarded if not (is_request and name.lower().startswith(TAG_PREFIX))]
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #28674ff5
 def read_salt(path: Path) -> bytes:
@@ -100,13 +100,13 @@ def read_salt(path: Path) -> bytes:
 
 def secrets_of(scope: Scope) -> list[str]:
     """Return the keys, passwords and cookies in the headers and the query of a request."""
-    found = []
+    texts = []
     for name, value in scope["headers"]:
         if is_secret(name.decode("latin-1")):
             text = value.decode("latin-1").strip()
-            found += {text, text.rpartition(" ")[2]} - {""}
+            texts += {text, text.rpartition(" ")[2]} - {""}
     query = parse_qsl(scope["query_string"].decode("latin-1"))
-    return found + [value for name, value in query if is_secret(name) and value]
+    return texts + [value for name, value in query if is_secret(name) and value]
 
 
 def call_session(scope: Scope, header: bytes, salt: bytes) -> tuple[str, str]:  # the session, and where it comes from

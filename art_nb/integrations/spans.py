@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAX_SPAN_TEXT_CHARS', 'SpanEvent', 'SpanRecord', 'nanoseconds', 'RolloutPlace', 'hashed_id', 'trace_id_of',
-           'agent_span_id', 'rollout_name', 'tool_arguments', 'convention_message', 'SpanOptions', 'Feedback',
-           'RolloutTimes', 'TimedTurn', 'turns_of', 'conversation_spans', 'rollout_spans', 'failure_spans']
+           'agent_span_id', 'rollout_name', 'span_text', 'tool_arguments', 'convention_message', 'SpanOptions',
+           'Feedback', 'RolloutTimes', 'TimedTurn', 'sampled_turns', 'conversation_spans', 'rollout_spans',
+           'failure_spans']
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #3afb88f0
 import hashlib
@@ -94,24 +95,31 @@ def rollout_name(trajectory: Trajectory) -> str:
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #e7b82073
 MAX_SPAN_TEXT_CHARS = 100_000
+_MIN_MARGIN_CHARS = 4_000  # of a secret at the cut
 
 
-def _text(value: Any, secrets: Sequence[str]) -> str:
-    return utf8_text(redact_text(value, secrets), MAX_SPAN_TEXT_CHARS)
+def span_text(value: Any, secrets: Sequence[str]) -> str:
+    """Return a text without secrets and of limited size."""
+    text = str(value)
+    margin = max(_MIN_MARGIN_CHARS, *map(len, secrets), 0)
+    if len(text) <= MAX_SPAN_TEXT_CHARS + margin:
+        return utf8_text(redact_text(text, secrets), MAX_SPAN_TEXT_CHARS)
+    shown = redact_text(text[: MAX_SPAN_TEXT_CHARS + margin], secrets)[:-margin][:MAX_SPAN_TEXT_CHARS]
+    return utf8_text(f"{shown}… ({len(text) - len(shown):,} more characters)")
 
 
 def _content_parts(message: Mapping[str, Any], secrets: Sequence[str]) -> Iterator[dict[str, Any]]:
     content = message.get("content")
     for part in content if isinstance(content, list) else [{"type": "text", "text": content}]:
         if not isinstance(part, Mapping):
-            yield {"type": "text", "content": _text(part, secrets)}
+            yield {"type": "text", "content": span_text(part, secrets)}
         elif part.get("text"):
-            yield {"type": "text", "content": _text(part["text"], secrets)}
+            yield {"type": "text", "content": span_text(part["text"], secrets)}
         elif part.get("type") not in (None, "text"):
             url = str((part.get("image_url") or {}).get("url", "")) if part["type"] == "image_url" else ""
             size = f"{len(url) or len(json.dumps(plain(part))):,} characters"
             is_link = url.startswith(("http://", "https://"))
-            note = _text(url, secrets) if is_link else f"({part['type']}, {size}, not exported)"
+            note = span_text(url, secrets) if is_link else f"({part['type']}, {size}, not exported)"
             yield {"type": "uri", "modality": "image", "uri": note} if is_link else {"type": "text", "content": note}
 
 
@@ -137,13 +145,13 @@ def convention_message(
     """Return a message in the format of the GenAI conventions."""
     role = str(message.get("role") or "user")
     if role == "tool":
-        response = _text("".join(content_texts(message)), secrets)
+        response = span_text("".join(content_texts(message)), secrets)
         return {
             "role": "tool",
             "parts": [{"type": "tool_call_response", "id": message.get("tool_call_id"), "response": response}],
         }
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    parts = [{"type": "reasoning", "content": _text(reasoning, secrets)}] if reasoning else []
+    parts = [{"type": "reasoning", "content": span_text(reasoning, secrets)}] if reasoning else []
     parts += _content_parts(message, secrets)
     parts += [_call_part(call, secrets) for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
     return {"role": role, "parts": parts}
@@ -220,7 +228,7 @@ class TimedTurn:
         return max(1, len(sampled_tokens(self.choice).token_ids or sampled_logprobs(self.choice) or ()))
 
 
-def turns_of(trajectory: Trajectory, times: RolloutTimes) -> list[TimedTurn]:
+def sampled_turns(trajectory: Trajectory, times: RolloutTimes) -> list[TimedTurn]:
     """Return the turns of a trajectory with their times."""
     turns = [
         TimedTurn(h, position, history.messages_and_choices, history.tools)
@@ -313,7 +321,7 @@ def _tool_spans(
             arguments = redact(plain(tool_arguments(data)), options.secrets)
             attributes["gen_ai.tool.call.arguments"] = _attribute(arguments)
             if data.get("id") in results:
-                attributes["gen_ai.tool.call.result"] = _text(results[data["id"]], options.secrets)
+                attributes["gen_ai.tool.call.result"] = span_text(results[data["id"]], options.secrets)
         yield SpanRecord(
             f"execute_tool {attributes['gen_ai.tool.name']}",
             parent.trace_id,
@@ -348,7 +356,7 @@ def conversation_spans(
 def _evaluation_event(feedback: Feedback, end_ns: int, options: SpanOptions) -> SpanEvent:
     attributes = {"gen_ai.evaluation.name": feedback.name, "gen_ai.evaluation.score.value": float(feedback.score)}
     if options.content and feedback.explanation:
-        attributes["gen_ai.evaluation.explanation"] = _text(feedback.explanation, options.secrets)
+        attributes["gen_ai.evaluation.explanation"] = span_text(feedback.explanation, options.secrets)
     return SpanEvent("gen_ai.evaluation.result", nanoseconds(feedback.time_s) or end_ns, attributes)
 
 
@@ -390,7 +398,7 @@ def _judgment_span(feedback: Feedback, parent: SpanRecord, options: SpanOptions)
         "art.judged_at": feedback.time_s,
     }
     if options.content:
-        attributes["art.explanation"] = _text(feedback.explanation, options.secrets)
+        attributes["art.explanation"] = span_text(feedback.explanation, options.secrets)
     return SpanRecord(
         f"evaluate {feedback.source}",
         parent.trace_id,
@@ -426,7 +434,7 @@ def rollout_spans(
     root.attributes["art.times"] = "recorded" if times.is_recorded else "estimated"
     root.events = [_evaluation_event(each, root.end_ns, options) for each in feedback]
     judgments = [_judgment_span(each, root, options) for each in feedback if each.name == "judgment"]
-    return [root, *conversation_spans(turns_of(trajectory, times), root, place, options), *judgments]
+    return [root, *conversation_spans(sampled_turns(trajectory, times), root, place, options), *judgments]
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #1f203b09
 def failure_spans(
@@ -437,9 +445,10 @@ def failure_spans(
     attributes = _agent_attributes(Trajectory(), place, SpanOptions(content=False))
     del attributes["art.reward"], attributes["art.metrics"]
     attributes |= {"error.type": error.type, "art.times": "recorded" if times.is_recorded else "estimated"}
-    event = {"exception.type": error.type, "exception.message": _text(error.message, options.secrets)}
+    event, message = {"exception.type": error.type}, ""
     if options.content:
-        event["exception.stacktrace"] = _text(error.traceback, options.secrets)
+        message = span_text(error.message, options.secrets)
+        event |= {"exception.message": message, "exception.stacktrace": span_text(error.traceback, options.secrets)}
     end_ns = nanoseconds(times.end_s)
     return [
         SpanRecord(
@@ -451,6 +460,6 @@ def failure_spans(
             end_ns,
             attributes=attributes,
             events=[SpanEvent("exception", end_ns, event)],
-            error=_text(error.message, options.secrets) or error.type,
+            error=message or error.type,
         )
     ]

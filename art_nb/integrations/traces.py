@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 
@@ -147,6 +148,13 @@ def _captured_log() -> Iterator[list[str]]:
         log.removeFilter(hide)
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #976a06fc
+def _emptied_headers() -> dict[str, str]:
+    """Return the headers of the environment without their values, which belong to the endpoint of the environment."""
+    texts = [os.environ.get(f"OTEL_EXPORTER_OTLP_{name}HEADERS", "") for name in ("", "TRACES_")]
+    names = [unquote(pair.partition("=")[0]).strip().lower() for text in texts for pair in text.split(",")]
+    return {name: "" for name in names if name}  # the exporter adds those that it is not given
+
+
 class SpanSender:
     """Sends spans and scores to one target.
 
@@ -198,10 +206,11 @@ class SpanSender:
 
         self.target.prepare(self.target, self.client, self.project)
         is_set = any(os.environ.get(f"OTEL_EXPORTER_OTLP_{name}TIMEOUT") for name in ("", "TRACES_"))
+        headers = {name.lower(): value for name, value in self.target.headers.items()}
+        if self.target.endpoint is not None:
+            headers = {"content-type": "application/x-protobuf", **_emptied_headers(), **headers}
         return OTLPSpanExporter(
-            endpoint=self.target.endpoint,
-            headers={**self.target.headers} or None,
-            timeout=None if is_set else self.timeout_s,
+            endpoint=self.target.endpoint, headers=headers or None, timeout=None if is_set else self.timeout_s
         )
 
     def send_feedback(self, rollouts: Sequence[RolloutFeedback]) -> None:

@@ -58,7 +58,8 @@ def trl_sft_rows(groups: Iterable[TrajectoryGroup], min_reward: float | None = N
 def trl_dpo_rows(groups: Iterable[TrajectoryGroup]) -> list[dict[str, Any]]:
     """Return the best and the worst trajectory of each group as rows for TRL's `DPOTrainer`.
 
-    Groups with equal rewards are left out, and so are pairs with different prompts, with a warning.
+    Trajectories without a reply are not used. Groups with equal rewards are left out, and so are pairs with different
+    prompts, with a warning.
 
     Parameters
     ----------
@@ -70,22 +71,25 @@ def trl_dpo_rows(groups: Iterable[TrajectoryGroup]) -> list[dict[str, Any]]:
     list of dict
         `prompt`, `chosen` and `rejected` as messages, and `tools` if the trajectories have tools.
     """
-    rows, different = [], 0
+    rows, used, different = [], [], 0
     for group in check_groups(groups):
-        ranked = sorted(group, key=lambda trajectory: trajectory.reward)
+        answered = [trajectory for trajectory in group if split_messages(trajectory)[1]]
+        ranked = sorted(answered, key=lambda trajectory: trajectory.reward)
         if not ranked or ranked[0].reward == ranked[-1].reward:
             continue
         (prompt, rejected), (other, chosen) = split_messages(ranked[0]), split_messages(ranked[-1])
         different += prompt != other
         if prompt == other:
+            used += ranked[0], ranked[-1]
             rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected, **_tools(ranked[-1])})
+    _main_only(used)
     if different:
         warnings.warn(f"{different} groups are left out: their rollouts have different prompts.", stacklevel=2)
     return rows
 
 
 def trl_kto_rows(groups: Iterable[TrajectoryGroup], threshold: float | None = None) -> list[dict[str, Any]]:
-    """Return trajectories with a label as rows for TRL's `KTOTrainer`.
+    """Return trajectories with a label as rows for TRL's `KTOTrainer`. Those without a reply are left out.
 
     Parameters
     ----------
@@ -100,7 +104,7 @@ def trl_kto_rows(groups: Iterable[TrajectoryGroup], threshold: float | None = No
     list of dict
         `prompt` and `completion` as messages, `label`, and `tools` if the trajectory has tools.
     """
-    rows = []
+    rows, used = [], []
     for group in check_groups(groups):
         rewards = [trajectory.reward for trajectory in group]
         if threshold is None and len(set(rewards)) < 2:
@@ -108,7 +112,10 @@ def trl_kto_rows(groups: Iterable[TrajectoryGroup], threshold: float | None = No
         for trajectory in group:
             is_good = trajectory.reward > np.mean(rewards) if threshold is None else trajectory.reward >= threshold
             prompt, completion = split_messages(trajectory)
-            rows.append({"prompt": prompt, "completion": completion, "label": bool(is_good), **_tools(trajectory)})
+            if completion:
+                used.append(trajectory)
+                rows.append({"prompt": prompt, "completion": completion, "label": bool(is_good), **_tools(trajectory)})
+    _main_only(used)
     return rows
 
 # %% ../../nbs/88_integrations/67_trl_rows.ipynb #43cc4fc3
@@ -127,6 +134,11 @@ def row_columns(row: TokenRow) -> dict[str, list]:
 
 def to_trl(group: TrajectoryGroup) -> list[dict[str, Any]]:
     """Return the rows of a group for TRL, with exact token IDs.
+
+    Parameters
+    ----------
+    group : TrajectoryGroup
+        The group.
 
     Returns
     -------

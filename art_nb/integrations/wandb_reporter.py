@@ -49,6 +49,7 @@ class WandbReporter(ToolReporter):
     def __init__(self, *, max_rollouts: int = 200, checkpoints: str | None = None, **options: Any):
         super().__init__(max_rollouts=max_rollouts, checkpoints=checkpoints)
         self._options, self._config, self._run = options, {}, None
+        self._arguments: dict[str, Any] = {}
 
     def begin(self, model: Any, config: Mapping[str, Any]) -> None:
         """Start or resume the run, whose ID is the name of the run directory.
@@ -62,7 +63,7 @@ class WandbReporter(ToolReporter):
         """
         directory = model.store.path
         names = {"entity": model.entity, "project": directory.parents[1].name, "id": directory.name}
-        self._options = names | {"name": directory.name} | self._options
+        self._arguments = names | {"name": directory.name} | self._options
         self._config = dict(config)
         self._open_run()
 
@@ -71,7 +72,7 @@ class WandbReporter(ToolReporter):
 
         with _start_lock:
             if self._run is None or self._run._is_finished:
-                self._run = wandb.init(config=self._config, resume="allow", reinit="create_new", **self._options)
+                self._run = wandb.init(config=self._config, resume="allow", reinit="create_new", **self._arguments)
                 self._run.define_metric("training_step")
                 self._run.define_metric("*", step_metric="training_step")
         return self._run
@@ -143,7 +144,7 @@ class WandbReporter(ToolReporter):
         """
         import wandb
 
-        artifact = wandb.Artifact(artifact_name(self._options["id"]), type="lora", metadata={"step": step})
+        artifact = wandb.Artifact(artifact_name(self._arguments["id"]), type="lora", metadata={"step": step})
         artifact.add_dir(str(path))
         self._open_run().log_artifact(artifact, aliases=[f"step{step}", "latest"])
 

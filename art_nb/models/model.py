@@ -115,9 +115,11 @@ def _metrics_row(
 def _log_row(
     model: "Model[Any, Any]", groups: list | None, split: str, metrics: Mapping, step: int, write: bool, recovered: bool
 ) -> dict[str, Any]:
+    builder, key = model.metrics_builder(), (split, step, groups is None, *sorted(metrics))
+    with builder.counted.lock:
+        model._reports.open(model, model._bus)  # raises errors before anything is written
     if write and groups is not None:
         model.store.write_groups(split, step, groups)
-    builder, key = model.metrics_builder(), (split, step, groups is None, *sorted(metrics))
     with builder.counted.lock:  # a row and its sums are on disk before the next row is counted
         row = model._unwritten.get(key)  # counted in an earlier call that could not write
         if row is None:

@@ -187,7 +187,8 @@ def turn_texts(render: Callable[[list[dict]], str]) -> TurnTexts | None:  # retu
 # %% ../../nbs/80_reports/75_exports.ipynb #9fb6633d
 def modelfile(file: str, context: int, stops: list[str], turns: TurnTexts | None) -> str:
     """Return the contents of a Modelfile."""
-    lines = [f"FROM ./{file}", f"PARAMETER num_ctx {context}", *(f"PARAMETER stop {json.dumps(s)}" for s in stops)]
+    quoted = [json.dumps(stop, ensure_ascii=False) for stop in stops]
+    lines = [f"FROM ./{file}", f"PARAMETER num_ctx {context}", *(f"PARAMETER stop {stop}" for stop in quoted)]
     if turns:
         return "\n".join([*lines, f'TEMPLATE """{turns.go_template()}"""', ""])
     return "\n".join([*lines, "# No TEMPLATE: Ollama uses the chat template in the GGUF file, if it knows it.", ""])
@@ -205,7 +206,8 @@ def write_ollama_format(job: ExportJob) -> str:
     tokenizer.chat_template = job.template or tokenizer.chat_template
     render = lambda messages: tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     stops = tokenizer.convert_ids_to_tokens(end_ids(tokenizer))
-    text = modelfile(f"{job.name}.gguf", context, stops, turn_texts(render))
+    turns = None if "tools" in str(tokenizer.chat_template) else turn_texts(render)  # our Go template has no tools
+    text = modelfile(f"{job.name}.gguf", context, stops, turns)
     (job.target / "Modelfile").write_text(text, encoding="utf-8")
     return f"In this directory, run `ollama create {job.name} -f Modelfile`, then `ollama run {job.name}`."
 
@@ -221,16 +223,35 @@ EXPORT_FORMATS: dict[str, tuple[Callable[[ExportJob], str], str]] = {  # by name
 RECORD = "export.json"
 
 
+def _is_earlier_export(directory: Path) -> bool:
+    try:
+        record = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if not isinstance(record, dict) or not {"format", "run", "versions"} <= record.keys():
+        return False
+    files = record.get("files")
+    return isinstance(files, list) and _files_in(directory) <= {*map(str, files)}
+
+
+def _files_in(directory: Path) -> set[str]:
+    paths = [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return {path.relative_to(directory).as_posix() for path in paths}
+
+
 def check_target(path: Path, overwrite: bool) -> None:
     """Raise `StoreError` if an export must not be written to a path."""
     is_file = path.suffix == ".gguf"
     if not path.exists() or (path.is_dir() and not is_file and not any(path.iterdir())):
         return
-    if is_file and path.is_file() or (path.is_dir() and (path / RECORD).is_file()):
+    if is_file and path.is_file() or (not is_file and _is_earlier_export(path)):
         if overwrite:
             return
         raise StoreError(f"{path} exists already. Pass another path, or overwrite=True to replace it.")
-    raise StoreError(f"{path} exists and was not written by `export`, so it is not replaced. Pass another path.")
+    raise StoreError(
+        f"{path} exists and was not written by `export`, or contains other files too, so it is not replaced. Pass "
+        "another path."
+    )
 
 
 @contextmanager
@@ -245,6 +266,8 @@ def _new_directory(path: Path, single_file: str = ""):
             os.replace(temporary / single_file, path)
         else:
             commit_directory(temporary, path)
+    except StoreError:  # an OSError that already says what happened
+        raise
     except OSError as error:
         raise write_error(error, path, 0) from error
     finally:
@@ -290,7 +313,8 @@ def _write_card(model: TrainableModel, job: ExportJob, step: int, format: str, u
     name, license = _shown_name(model.base_model), base_license(model.base_model, job.base)
     card = model_card(model.store, step, license, name, facts, usage, EXPORT_FORMATS[format][1])
     (job.target / "README.md").write_text(card, encoding="utf-8")
-    record = facts | {"run": model.store.path.name, "base_model": name, "versions": package_versions()}
+    record: dict[str, Any] = facts | {"run": model.store.path.name, "base_model": name}
+    record |= {"versions": package_versions(), "files": sorted({RECORD, *_files_in(job.target)})}
     (job.target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -576,9 +576,10 @@ class TrajectoryGroup(BaseModel, metaclass=_GroupType):
         If `trajectories` mixes awaitables with finished trajectories, or contains another type.
     """
 
-    if TYPE_CHECKING:  # `tokens.tokenized` adds these methods
+    if TYPE_CHECKING:  # `tokens.tokenized` and `integrations.trl_rows` add these methods
         tokenize: ClassVar[Callable[..., Any]]
         tensorize: ClassVar[Callable[..., Any]]
+        to_trl: ClassVar[Callable[..., Any]]
 
     trajectories: list[SerializeAsAny[Trajectory]] = Field(default_factory=list)
     exceptions: list[PydanticException] = Field(default_factory=list)

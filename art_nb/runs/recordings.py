@@ -349,11 +349,11 @@ class SessionReader:
 
     def _continued_by(self, turn: CapturedTurn) -> int | None:
         for length in sorted(self._lengths, reverse=True):
-            if 0 < length <= len(turn.prompt) and (found := self._open.get(_place(turn, turn.prompt[:length]))):
+            if 0 < length <= len(turn.prompt) and (indices := self._open.get(_place(turn, turn.prompt[:length]))):
                 self._lengths[length] -= 1
                 if self._lengths[length] == 0:
                     del self._lengths[length]
-                return found.pop(0)
+                return indices.pop(0)
         return None
 
 
@@ -374,16 +374,16 @@ def exchange_of(record: Record) -> Exchange | None:
 
 def _without_repeats(records: list[Record]) -> list[Record]:
     """Leave out each record that a later complete one repeats, and each retry that is not complete."""
-    kept: list[Record] = []
+    remaining: list[Record] = []
     for record in records:
-        earlier = None
+        repeated = None
         if record.get("retry_count") and record["request"] is not None:
-            earlier = next((other for other in reversed(kept) if other["request"] == record["request"]), None)
-        if earlier is not None and record["complete"]:
-            kept = [other for other in kept if other is not earlier]
-        if earlier is None or record["complete"]:
-            kept.append(record)
-    return kept
+            repeated = next((other for other in reversed(remaining) if other["request"] == record["request"]), None)
+        if repeated is not None and record["complete"]:
+            remaining = [other for other in remaining if other is not repeated]
+        if repeated is None or record["complete"]:
+            remaining.append(record)
+    return remaining
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #966acca0
 def read_recordings(path: str | Path, *, by: Literal["auto", "session", "conversation"] = "auto") -> list[Trajectory]:

@@ -3,7 +3,8 @@
 ## Guarantees
 
 - The history on disk is written first and is complete.
-- Training never waits for a reporter. A reporter that raises an error, or that falls behind by `MAX_WAITING` entries, is stopped with one warning. The other reporters and training continue.
+- Training never waits for a reporter. A reporter that raises an error is stopped with one warning, or only its rollouts, warnings or checkpoints are if one of these failed. The other reporters and training continue.
+- A slow reporter gets all rows. If more than `MAX_WAITING` entries are waiting, the oldest rollouts are not sent, with one warning.
 - A run that is continued reports the rows that an earlier process could not report.
 - At the end of the process, reporters have `REPORT_TIMEOUT_S` seconds together to finish."""
 
@@ -88,6 +89,7 @@ def rows_to_repeat(
 # %% ../../nbs/10_runs/52_report_queue.ipynb #9bdd0b9f
 MAX_WAITING = 500  # entries of a queue
 MAX_EARLY = 100  # warnings and checkpoints before the first row
+_OPTIONAL = {"rollouts": "Rollouts", "warn": "Warnings", "checkpoint": "Checkpoints"}  # a failure concerns them only
 _NOT_METRICS = ("step", "training_step", "recorded_at")
 
 
@@ -117,7 +119,8 @@ class ReportQueue:
         self._bus, self._unfollow = None, lambda: None
         self._jobs, self._early = deque(), deque(maxlen=MAX_EARLY)
         self._changed, self._done = threading.Condition(), threading.Event()
-        self._begun = self._ending = self._busy = False
+        self._begun = self._ending = self._busy = self._late = False
+        self._disabled: set[str] = set()  # kinds of entries
         self._row: Mapping[str, Any] | None = None  # the last row that was sent
         self._stored: Mapping[str, Any] | None = None  # the last row that is known to be stored
 
@@ -169,7 +172,7 @@ class ReportQueue:
             self.put("written", split, row["step"])
 
     def put(self, kind: str, *args: Any) -> None:
-        """Append an entry without waiting. If the queue is full, stop the reporter.
+        """Append an entry without waiting. If too many are waiting, drop the oldest rollouts.
 
         Parameters
         ----------
@@ -184,13 +187,18 @@ class ReportQueue:
             if not self._begun:
                 self._early.append((kind, args))
                 return
-            is_full = len(self._jobs) >= MAX_WAITING
-            if not is_full:
-                self._jobs.append((kind, args))
-                self._ending = kind == "end"
-                self._changed.notify_all()
-        if is_full:
-            self._stop(f"it is too slow: {MAX_WAITING} entries are waiting")
+            self._jobs.append((kind, args))
+            self._ending = kind == "end"
+            was_late, self._late = self._late, self._late or len(self._jobs) > MAX_WAITING
+            if kind == "rollouts" and len(self._jobs) > MAX_WAITING:
+                self._drop_rollouts()
+            self._changed.notify_all()
+        if self._late and not was_late:
+            reason = f"{self.label} is slow: {MAX_WAITING} entries of {self._name_of_run()} are waiting."
+            self._warn("slow", f"{reason} It gets all rows, but not the oldest rollouts. Training continues.")
+
+    def _drop_rollouts(self) -> None:
+        del self._jobs[next(i for i, (kind, _) in enumerate(self._jobs) if kind == "rollouts")]
 
     def _work(self) -> None:
         kind = ""
@@ -205,16 +213,35 @@ class ReportQueue:
                     if kind == "end" or is_last:
                         self._store_position(flush=kind != "end")
             except (Exception, SystemExit) as error:  # training must continue, whatever fails in a tool
-                reason = redact_text(error).strip().partition("\n")[0] or "no reason given"
-                self._stop(f"{type(error).__name__}: {reason}")
+                self._failed(kind, error)
             del args  # may refer to a model
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+        if kind != "end":
+            self._end_failed()
         self._done.set()
+
+    def _failed(self, kind: str, error: BaseException) -> None:
+        reason = redact_text(error).strip().partition("\n")[0] or "no reason given"
+        reason = f"{type(error).__name__}: {reason}"
+        if kind not in _OPTIONAL:
+            self._stop(reason)
+            return
+        self._disabled.add(kind)
+        what = f"{_OPTIONAL[kind]} of {self._name_of_run()} are no longer reported to {self.label} ({reason})."
+        self._warn(f"disabled {kind}", f"{what} Its metrics still are, and everything is in the run directory.")
+
+    def _end_failed(self) -> None:
+        try:
+            self.reporter.end()  # closes the run in the tool
+        except (Exception, SystemExit):  # the warning names the first error
+            self._disabled.add("end")
 
     def _perform(self, kind: str, *args: Any) -> None:
         match kind:
+            case _ if kind in self._disabled:
+                pass
             case "begin":
                 self._begin(*args)
             case "row":

@@ -20,6 +20,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from itertools import islice
@@ -184,11 +185,24 @@ def requested_traces(
 METHODS = ("begin", "row", "rollouts", "warn", "end")
 
 
+class _SameObject:
+    """The identity of an object. It keeps the object alive, so that no other object gets its ID."""
+
+    def __init__(self, item: Any):
+        self.item = item
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameObject) and other.item is self.item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+
 def reporter_key(item: Any) -> Hashable:
     """Return what identifies a requested reporter."""
     if isinstance(item, TraceRequest):
         return "report_traces", json.dumps(item.arguments, sort_keys=True, default=repr)
-    return item if isinstance(item, str) else id(item)
+    return item if isinstance(item, str) else _SameObject(item)
 
 
 def _load(name: str, source: str) -> Any:
@@ -223,8 +237,8 @@ def create_reporter(
     value = _load(item, source) if isinstance(item, str) else item
     if inspect.isclass(value) or (isinstance(item, str) and not _is_reporter(value)):
         value = value()
-    if _is_reporter(value):
-        return value
+    if _is_reporter(value):  # models may share a built-in reporter, but each one reports a run of its own
+        return copy(value) if isinstance(value, ToolReporter) else value
     if callable(value) and not inspect.iscoroutinefunction(value):
         return FunctionReporter(value)
     raise TrainError(

@@ -27,7 +27,7 @@ export function verdictButtons(label, keyOf, choose) {
     h(
       "button.button",
       {
-        class: `art-button art-c-mark-${name}`,
+        class: `art-button art-cu-mark-${name}`,
         "aria-pressed": false,
         title: `${text} (${keyOf(key)})`,
         onclick: () => choose(current === name ? null : name, name),

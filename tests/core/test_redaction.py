@@ -1,5 +1,7 @@
 """What is redacted, and what must stay as it is."""
 
+import time
+
 import pytest
 
 from art_nb.core.redaction import REDACTED, redact, redact_text, redact_url, secrets_in
@@ -34,6 +36,13 @@ def test_names_are_not_taken_for_keys(name):
 )
 def test_keys_are_redacted_in_any_text(key):
     assert redact_text(f"failed with {key}.").startswith(f"failed with {REDACTED}")
+
+
+@pytest.mark.parametrize("part", ["a", "key", "sk-", "a-", "token "])
+def test_long_texts_are_redacted_in_linear_time(part):
+    start_s = time.process_time()
+    redact_text(part * (20_000 // len(part)))
+    assert time.process_time() - start_s < 1  # a quadratic pattern takes several seconds
 
 
 def test_a_model_record_keeps_its_names(tmp_path):

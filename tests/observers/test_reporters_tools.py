@@ -171,7 +171,22 @@ async def test_mlflow_has_the_rows_params_warnings_and_rollouts(written):
     assert records[2]["error"] == "ValueError: illegal"
     page = artifact(client, run, "rollouts/val/0001.html").read_text()
     assert "# &lt;b&gt;look&lt;/b&gt;" in page and "<b>look</b>" not in page and "<script" not in page
-    assert artifact(client, run, "warnings.txt").read_text().endswith("All rewards of a group are equal.")
+    [warned] = [file.path for file in client.list_artifacts(run.info.run_id, "warnings")]
+    assert artifact(client, run, warned).read_text().endswith("All rewards of a group are equal.")
+
+
+async def test_mlflow_gets_all_settings_and_keeps_the_warnings_of_earlier_sessions(tmp_path):
+    model = art.Model(name="a", project="p", base_path=str(tmp_path / ".art"), report_to="mlflow")
+    model.update_wandb_config({f"setting_{i}": i for i in range(250)})
+    for session in (1, 2):
+        await model.log(metrics={"x": 1}, step=session)
+        model._bus.emit(Warned(key=f"{session}", message=f"A warning of session {session}."))
+        await model.end_reports(120)
+    client, run, _ = in_mlflow("p", "a")
+    assert run.data.params == {f"setting_{i}": str(i) for i in range(250)}
+    files = [file.path for file in client.list_artifacts(run.info.run_id, "warnings")]
+    written = sorted(artifact(client, run, file).read_text()[20:] for file in files)
+    assert written == ["A warning of session 1.", "A warning of session 2."]
 
 
 async def test_tensorboard_has_the_rows_and_texts(written):

@@ -20,6 +20,10 @@ from support.registered import until
 import art_nb as art
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.integrations import traces
+from art_nb.integrations.spans import span_text
+from art_nb.rewards.journal import Journal
+from art_nb.rewards.judges import Judgment
+from art_nb.rollouts.trajectories import PydanticException
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -247,6 +251,52 @@ def test_sampling_headers_tokens_and_content(endpoint, tmp_path, monkeypatch):
     endpoint.spans.clear()
     art.export_traces(store, endpoint.url, tokens=True, sample=0.1)
     assert any(a.key == "art.token_ids" for span in endpoint.spans for a in span.attributes)
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """A run with judgments that contain a value of the environment, one overruled, and a reward that is no number."""
+    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery")
+    store = art.RunStore(tmp_path / "run")
+    store.write_model({"name": "run", "project": "p"})
+    explained = {"ruler_explanation": "Ann paid with correct-horse-battery."}
+    first = art.Trajectory(reward=float("nan"), metrics={"ruler_score": 0.5}, metadata=explained)
+    group = art.TrajectoryGroup([first, art.Trajectory(reward=1.0)], metadata={"group_id": "g"})
+    group.exceptions = [PydanticException(type="ValueError", message="Ann is late", traceback="Ann's file")]
+    store.write_groups("val", 1, [group])
+    Journal(store.path).append([Judgment("g", 1, 0.4, 1, "Ann, correct-horse-battery", "gpt-4.1")])
+    overrule(store, index=1, reason="Ann is right, see correct-horse-battery.", group="g")
+    return store
+
+
+def test_scores_contain_no_secrets_and_only_numbers(endpoint, judged):
+    art.export_traces(judged, f"phoenix@{endpoint.url}")
+    sent = {each["name"]: each for each in endpoint.annotations[1:]}
+    assert len(endpoint.annotations) == 3 and sent["reward"]["result"]["score"] == 1.0, "a reward is NaN"
+    assert endpoint.annotations[0]["result"]["explanation"] == "Ann paid with [redacted]."
+    assert sent["judgment"]["result"]["explanation"] == "Ann is right, see [redacted]."
+    assert sent["judgment"]["metadata"]["judge_explanation"] == "Ann, [redacted]"
+
+
+def test_scores_and_errors_have_no_texts_without_content(endpoint, judged):
+    art.export_traces(judged, f"phoenix@{endpoint.url}", content=False)
+    assert len(endpoint.annotations) == 3 and "Ann" not in json.dumps(endpoint.annotations)
+    assert "judge_explanation" not in json.dumps(endpoint.annotations)
+    (failed,) = [span for span in endpoint.spans if span.status.message]
+    assert failed.status.message == "ValueError" and b"Ann" not in failed.SerializeToString()
+
+
+def test_headers_of_the_environment_are_not_sent_to_another_target(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-other-team=a-key")
+    art.export_traces(write_run(tmp_path / "run"), f"phoenix@{endpoint.url}")
+    assert len(endpoint.spans) > 5 and not any("a-key" in str(sent) for sent in endpoint.headers)
+
+
+def test_a_long_text_is_cut_without_a_part_of_a_secret():
+    secret = "correct-horse-battery" * 20
+    for size in (99_990, 103_990):
+        text = span_text("x " * (size // 2) + secret + " y" * 10_000, [secret])
+        assert "correct" not in text and 95_000 < len(text) < 100_100 and "more characters)" in text
 
 
 def test_the_users_own_tracing_is_not_touched(endpoint, tmp_path):

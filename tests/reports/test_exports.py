@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art_nb as art
 from art_nb.policy.merged_files import MergedFiles, read_updates, write_merged
-from art_nb.reports.exports import export_model
+from art_nb.reports.exports import check_target, export_model, modelfile
 
 IDS = torch.arange(3, 40)[None]
 
@@ -71,12 +71,28 @@ async def test_an_existing_directory_is_kept(run, tmp_path):
     with pytest.raises(art.StoreError, match="overwrite=True"):
         await run.export("peft", path)
     assert await run.export("peft", path, overwrite=True) == path
+    (path / "mine.txt").write_text("keep")
+    with pytest.raises(art.StoreError, match="contains other files"):
+        await run.export("peft", path, overwrite=True)
+    assert (path / "mine.txt").read_text() == "keep"
+
+
+@pytest.mark.parametrize("text", ['{"grafana": 1}', '{"format": "x", "run": "x", "versions": {}}', "[]", "broken"])
+def test_an_export_json_of_another_program_is_no_earlier_export(tmp_path, text):
+    (tmp_path / "export.json").write_text(text)
+    with pytest.raises(art.StoreError, match="was not written by"):
+        check_target(tmp_path, overwrite=True)
 
 
 async def test_a_failed_export_leaves_nothing(run, tmp_path):
-    (run.store.checkpoint_dir(0) / "adapter_model.safetensors").write_bytes(b"broken")
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(art.StoreError):
+    weights = run.store.checkpoint_dir(0) / "adapter_model.safetensors"
+    tensors, before = load_file(weights), sorted(tmp_path.iterdir())
+    save_file({f"base_model.model.strange.{name}": value for name, value in tensors.items()}, weights)
+    with pytest.raises(art.StoreError, match="is damaged .its weights differ") as failure:
+        await run.export("merged", tmp_path / "out")
+    assert "Could not write" not in str(failure.value)
+    weights.write_bytes(b"broken")
+    with pytest.raises(art.StoreError, match="no complete checkpoint"):
         await run.export("merged", tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
     for options in ({"format": "onnx"}, {"format": "peft", "dtype": "float16"}, {"format": "merged", "dtype": "int8"}):
@@ -92,6 +108,21 @@ async def test_another_chat_template_is_exported(tiny_model_dir, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(path)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "[a]"
     assert export_model(model.store.path, "gguf", tmp_path / "m.gguf").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("tools", ["", "{% for tool in tools %}{{ tool }}{% endfor %}"])
+async def test_a_modelfile_has_no_template_that_leaves_tools_out(tiny_model_dir, tmp_path, tools):
+    turns = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }};{% endfor %}[assistant]"
+    model, backend = await registered(
+        tiny_model_dir, tmp_path / ".art", _internal_config={"chat_template": tools + turns}
+    )
+    path = await model.export("ollama", tmp_path / "ollama")
+    await backend.close()
+    assert ('TEMPLATE """' in (path / "Modelfile").read_text()) == (not tools)
+
+
+def test_stop_words_of_a_modelfile_are_written_as_they_are():
+    assert 'PARAMETER stop "<｜end▁of▁sentence｜>"' in modelfile("m.gguf", 64, ["<｜end▁of▁sentence｜>"], None)
 
 
 async def test_the_card_has_no_markup_of_others(run, tmp_path):

@@ -1,6 +1,7 @@
 """Reporters of all kinds with a real run directory: order, failures, hangs, kills, secrets, two runs, real training."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from art_nb.pipeline.settings import make_group_rollout_fn
 from art_nb.pipeline.trainer import PipelineTrainer
 from art_nb.runs import report_queue
 from art_nb.runs.report_queue import ReportQueue, end_all
+from art_nb.runs.reporters import ToolReporter
 
 ROOT = Path(__file__).parents[2]
 SECRET = "sk-" + "0a1b2c3d" * 4
@@ -157,15 +159,16 @@ class Failing(Calls):
 
     def __init__(self, kind, error):
         super().__init__()
-        self.kind, self.error = kind, error
+        self.kind, self.error, self.attempts = kind, error, 0
 
     def _note(self, *call):
         if call[0] == self.kind:
+            self.attempts += 1
             raise self.error
         super()._note(*call)
 
 
-@pytest.mark.parametrize("kind", ["begin", "row", "rollouts", "written", "warn", "checkpoint", "configure", "end"])
+@pytest.mark.parametrize("kind", ["begin", "row", "written", "configure", "end"])
 @pytest.mark.parametrize("error", [OSError(28, f"No space left {SECRET}"), SystemExit(1)], ids=["disk", "exit"])
 async def test_a_failing_reporter_is_stopped_alone_and_once(named, group, recwarn, kind, error):
     failing, sound = Failing(kind, error), Calls()
@@ -181,13 +184,105 @@ async def test_a_failing_reporter_is_stopped_alone_and_once(named, group, recwar
     assert SECRET not in message
     assert sound.of("row") == rows_of(model) and len(rows_of(model)) == 3
     assert len(failing.of("row")) < 3 or kind == "end"
+    assert len(failing.of("end")) == (kind != "end")  # the run in the tool is closed
     assert sound.of("end") == [()]
 
 
-async def test_a_slow_reporter_does_not_slow_training_and_is_stopped(named, group, recwarn, monkeypatch):
+@pytest.mark.parametrize("kind", ["rollouts", "warn", "checkpoint"])
+@pytest.mark.parametrize("error", [OSError(28, f"No space left {SECRET}"), SystemExit(1)], ids=["disk", "exit"])
+async def test_an_error_in_what_is_optional_disables_only_this(named, group, recwarn, kind, error):
+    failing, sound = Failing(kind, error), Calls()
+    model = named([failing, sound])
+    for step in range(3):
+        model._bus.emit(Warned(key=f"{step}", message="a warning"))
+        model._reports.queues and model._reports.queues[0].put("checkpoint", "none", step)
+        await model.log([group], split="train", step=step)
+    await model.end_reports()
+    [message] = [text for text in texts(recwarn) if "no longer reported" in text]
+    assert message.startswith({"warn": "Warnings"}.get(kind, kind.capitalize()[:8])) and SECRET not in message
+    assert failing.of("row") == sound.of("row") == rows_of(model) and len(rows_of(model)) == 3
+    assert failing.attempts == 1
+    for other in {"rollouts", "checkpoint", "end"} - {kind}:
+        assert failing.of(other), other
+
+
+async def test_a_failed_end_after_a_failure_is_no_error(named, recwarn):
+    class Broken(Calls):
+        def row(self, metrics, step):
+            raise ValueError("bug")
+
+        def end(self):
+            super().end()
+            raise ValueError("not open")
+
+    reporter = Broken()
+    model = named([reporter])
+    await model.log(metrics={"x": 1}, step=1)
+    await until(lambda: reporter.of("end") == [()])
+    await model.end_reports()
+    assert ["ValueError: bug" in text for text in texts(recwarn)] == [True]
+
+
+async def test_rows_are_not_lost_while_a_tool_begins(named, group, recwarn, monkeypatch):
+    monkeypatch.setattr(report_queue, "MAX_WAITING", 20)
+    release = threading.Event()
+
+    class Slow(Calls):
+        def begin(self, model, config):
+            release.wait(60)
+
+    reporter = Slow()
+    model = named([reporter])
+    for step in range(40):
+        await model.log([group], split="train", step=step)
+    release.set()
+    await model.end_reports()
+    assert reporter.of("row") == rows_of(model) and len(rows_of(model)) == 40
+    kept = [step for step, _ in reporter.of("rollouts")]
+    assert kept == [*range(40 - len(kept), 40)] and 5 < len(kept) < 15
+    [message] = texts(recwarn)
+    assert message.startswith("Slow is slow: 20 entries of a are waiting")
+
+
+async def test_copies_of_a_built_in_reporter_report_runs_of_their_own(named):
+    class Tool(ToolReporter):
+        def begin(self, model, config):
+            self.run, self.rows = model.name, []
+            begun.append(self)
+
+        def row(self, metrics, step):
+            self.rows.append((self.run, metrics["val/x"]))
+
+    begun, shared = [], Tool()
+    a = named([shared])
+    b = a.model_copy(update={"name": "b"})
+    for model, x in ((a, 1), (b, 2), (a, 3)):
+        await model.log(metrics={"x": x}, step=x)
+    await asyncio.gather(a.end_reports(), b.end_reports())
+    assert sorted(tool.rows for tool in begun) == [[("a", 1.0), ("a", 3.0)], [("b", 2.0)]]
+
+
+async def test_a_new_object_with_the_id_of_a_failed_one_is_reported(named):
+    class Bug(Calls):
+        def row(self, metrics, step):
+            super().row(metrics, step)
+            raise ValueError("bug")
+
+    model = named(None)
+    for i in range(20):
+        model.report_to = None
+        gc.collect()
+        model.report_to = reporter = (Bug, Calls)[i % 2]()
+        await model.log(metrics={"x": 1}, step=i)
+        await until(lambda reporter=reporter: reporter.of("row"))
+    await model.end_reports()
+
+
+async def test_a_slow_reporter_does_not_slow_training_and_gets_all_rows(named, group, recwarn, monkeypatch):
     monkeypatch.setattr(report_queue, "MAX_WAITING", 20)
     release, rows = threading.Event(), []
-    model = named([lambda row: release.wait(60), rows.append])
+    slow = []
+    model = named([lambda row: release.wait(60) and slow.append(row), rows.append])
     before = time.monotonic()
     longest = 0.0
     for step in range(60):
@@ -196,11 +291,11 @@ async def test_a_slow_reporter_does_not_slow_training_and_is_stopped(named, grou
         longest = max(longest, time.monotonic() - start)
         await until(lambda step=step: len(rows) == step + 1)
     assert time.monotonic() - before < 30 and longest < 10  # the first reporter waits for a minute
-    [message] = [text for text in texts(recwarn) if "no longer reported" in text]
-    assert "too slow: 20 entries" in message
+    [message] = texts(recwarn)
+    assert "is slow: 20 entries" in message
     release.set()
     await model.end_reports()
-    assert [row["step"] for row in rows] == [*range(60)]
+    assert [row["step"] for row in rows] == [row["step"] for row in slow] == [*range(60)]
 
 
 async def test_a_hanging_end_is_given_up_after_the_time_limit(named, recwarn):
@@ -251,7 +346,7 @@ async def test_unknown_names_list_the_known_ones(named, tmp_path):
             await model.register(art.LocalBackend(path=tmp_path / ".art", verbose=False))
     with pytest.raises(TrainError, match="Known names: .*mlflow, tensorboard, trackio, wandb"):
         await named("trakio").log(metrics={"x": 1}, step=1)
-    assert len(named(None).store.history()) == 1  # the row itself is written
+    assert named(None).store.history() == []  # so that the call can be repeated
 
 
 async def test_a_missing_package_is_reported_before_anything_is_loaded(named, tmp_path, monkeypatch):
