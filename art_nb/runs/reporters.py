@@ -204,7 +204,7 @@ def reporter_key(item: Any) -> Hashable:
         return "report_traces", json.dumps(item.arguments, sort_keys=True, default=repr)
     return item if isinstance(item, str) else _SameObject(item)
 
-
+# %% ../../nbs/10_runs/50_reporters.ipynb #a41c9d07
 def _load(name: str, source: str) -> Any:
     known = known_reporters()
     if name not in known:
