@@ -171,9 +171,9 @@ _PACKAGES = (
 _COMPLETIONS = (
     "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
-    "view failures compare playground curate report export open_run evaluate doctor notify learning_curve comparison_bars reward_histogram "
-    "token_heatmaps "
-    "read_conversations register_board retry limit_concurrency rollout_from replay_rollout auto record read_recordings export_traces environments langgraph"
+    "view failures compare playground curate report export open_run evaluate doctor notify learning_curve "
+    "comparison_bars reward_histogram token_heatmaps "
+    "register_board retry rollout_from auto record export_traces environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

@@ -21,7 +21,7 @@ const HELP = [
   ["j k", "next, previous message"],
   ["g b f u", "mark the conversation: good, bad, needs fix, no mark"],
   ["G B F U", "mark the current reply"],
-  ["e", "correct the current reply; Ctrl+Enter saves, Esc closes"],
+  ["e", "correct the current reply; Ctrl+Enter saves, Esc cancels"],
   ["t", "add a tag"],
   ["\\", "filter"],
   ["/", "search"],

@@ -19,12 +19,10 @@ SHORT = {  # steps of the shortened form, and the run that it leaves
     "sft_then_rl/sft-then-rl.ipynb": ("1", "sft-then-rl/models/larger-001/checkpoints/0002"),
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
-    "node_agent/node-agent.ipynb": ("1", "node-agent/models/clerk-001/checkpoints/0002"),
 }
 LONG = [
     "self_play/self-play.ipynb",
     "rock_paper_tool_use/rock-paper-tool-use.ipynb",
-    "node_agent/node-agent.ipynb",
 ]  # these take minutes, even with fewer steps
 LEARNT = {  # metric that rose from a run's first evaluation to its last
     "tic_tac_toe/tic-tac-toe.ipynb": "win",

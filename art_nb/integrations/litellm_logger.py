@@ -83,8 +83,8 @@ def call_record(
 
 def _tags(metadata: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the simple values of the caller's metadata, its tags, and the cost in US dollars."""
-    own = metadata.get("requester_metadata") if isinstance(metadata.get("requester_metadata"), Mapping) else metadata
-    tags = {key: value for key, value in own.items() if isinstance(value, (str, int, float, bool))}
+    values = metadata.get("requester_metadata") if isinstance(metadata.get("requester_metadata"), Mapping) else metadata
+    tags = {key: value for key, value in values.items() if isinstance(value, (str, int, float, bool))}
     tags = {key: value for key, value in tags.items() if not key.startswith(("user_api_key", "litellm_", "hidden_"))}
     if payload.get("request_tags"):
         tags["tags"] = plain(payload["request_tags"])

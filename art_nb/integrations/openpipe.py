@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REPORT_PATHS', 'UPDATE_PATHS', 'SESSION_TAGS', 'OPENPIPE_PATH', 'report_record', 'update_record', 'ReportResponse',
-           'UpdateLogTagsResponse', 'count_matches', 'OpenPipe', 'AsyncOpenPipe']
+           'UpdateLogTagsResponse', 'OpenPipe', 'AsyncOpenPipe']
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #b7697c88
 import asyncio
@@ -18,9 +18,8 @@ from typing import Any
 
 from ..core.jsonable import plain
 from ..core.redaction import redact_text
-from ..core.types import StoreError
 from .record_writer import RecordWriter
-from ..runs.recordings import Record, matches, new_record, read_records, update_of
+from ..runs.recordings import Record, count_matches, new_record, update_of
 from ..models.clients import httpx
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #762333ff
@@ -81,7 +80,7 @@ class ReportResponse:
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #2201ba5a
 @dataclass(frozen=True, slots=True)
 class UpdateLogTagsResponse:
-    """The result of an update of tags: the number of records that it changes."""
+    """The result of an update of tags: the number of records in the current file that it changes."""
 
     matched_logs: int
 
@@ -135,7 +134,7 @@ class _Reports:
         matched = 0
         if "update" in record:
             self._writer.flush()
-            matched = count_matches(self._writer.path, record)
+            matched = count_matches(self._writer.path, record["update"]["filters"])
         secrets = [self.api_key] if self.api_key else []
         self._writer.submit(lambda: record, len(str(body)), secrets)
         return {"status": "ok", "matchedLogs": matched}
@@ -143,14 +142,6 @@ class _Reports:
     def flush(self) -> None:
         """Wait until all reports are written."""
         self._writer.flush()
-
-# %% ../../nbs/88_integrations/15_openpipe.ipynb #aee993bf
-def count_matches(path: Path, update: Record) -> int:
-    """Return how many records of a file an update of tags changes."""
-    try:
-        return sum(matches(record, update["update"]["filters"]) for record in read_records(path))
-    except StoreError:  # nothing is recorded yet
-        return 0
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #dd190114
 class OpenPipe(_Reports):

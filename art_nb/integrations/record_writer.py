@@ -50,6 +50,7 @@ def _beginning(request: dict[str, Any]) -> Any:
 MAX_RECORD_FILE_BYTES = 64 << 20
 MAX_WAITING_BYTES = 64 << 20
 MAX_BATCH = 256
+_MIN_SECRET_CHARS = 8  # as in `secrets_of_environment`: shorter ones, for example "test", are also words
 _Job = tuple[Callable[[], Record | None], int, Collection[str]]  # makes the record, its bytes, secrets
 
 
@@ -59,9 +60,10 @@ class RecordWriter:
     Parameters
     ----------
     path : str or Path
-        The file of JSON lines.
+        The file of JSON lines. Its name ends in `.jsonl`.
     redact : callable, optional
-        Gets each record and returns the record to write, or `None` to leave it out.
+        Gets each record and returns the record to write, or `None` to leave it out. `request` and `reply` of a record
+        can be `None`. Later updates of tags are written without a call.
     sample : float
         The share of conversations that are kept.
     max_bytes : int
@@ -77,7 +79,7 @@ class RecordWriter:
     Raises
     ------
     ValueError
-        If `sample` is not between 0 and 1.
+        If `sample` is not between 0 and 1, or if `path` does not end in `.jsonl`.
     """
 
     def __init__(
@@ -91,6 +93,8 @@ class RecordWriter:
     ):
         if not 0 <= sample <= 1:
             raise ValueError(f"Invalid `sample={sample!r}`: expected a number from 0 to 1.")
+        if Path(path).suffix != ".jsonl":
+            raise ValueError(f'Invalid path {str(path)!r}: expected a file, for example "recordings/traffic.jsonl".')
         self.path, self.redact, self.sample = Path(path), redact, sample
         self.max_bytes, self.max_waiting_bytes = max_bytes, max_waiting_bytes
         self.counts: Counter[str] = Counter()
@@ -98,7 +102,7 @@ class RecordWriter:
         self._waiting_bytes, self._unfinished = 0, 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._is_ending = False
         self._secrets = secrets_of_environment()
         self._warned: set[str] = set()
 
@@ -128,6 +132,7 @@ class RecordWriter:
             self.drop(1, f"{type(error).__name__}: {error}")
 
     def _start(self) -> None:
+        self._is_ending = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="art_nb-recording")
         self._thread.start()
         atexit.register(self.flush)
@@ -146,20 +151,27 @@ class RecordWriter:
                 self._changed.wait(left)
             return not self._unfinished
 
-    def close(self) -> None:
-        """Write what waits, and end the thread."""
+    def end_thread(self) -> None:
+        """Write all pending records, and end the thread. The next record starts it again."""
         self.flush()
         with self._changed:
-            self._closed = True
+            self._is_ending = True
             self._changed.notify_all()
-        atexit.unregister(self.flush)
+            if not self._unfinished:
+                atexit.unregister(self.flush)
+
+    def close(self) -> None:
+        """Write all pending records, and end the thread. Further records are dropped."""
+        with self._changed:
+            self._closed = True
+        self.end_thread()
 
     def _run(self) -> None:
         while jobs := self._next_jobs():
             records: list[Record] = []
             for make, _, secrets in jobs:
                 try:
-                    records += self._kept(make, secrets)
+                    records += self._records(make, secrets)
                 except Exception as error:  # of the record, or of the user's `redact`
                     self.drop(1, f"{type(error).__name__}: {error}")
             try:
@@ -171,20 +183,23 @@ class RecordWriter:
                 self._unfinished -= len(jobs)
                 self._changed.notify_all()
 
-    def _next_jobs(self) -> list[_Job]:  # [] after `close`
+    def _next_jobs(self) -> list[_Job]:  # []: the thread ends
         with self._changed:
-            while not self._jobs and not self._closed:
+            while not self._jobs and not self._is_ending:
                 self._changed.wait()
+            if not self._jobs:
+                self._thread = None  # the next record starts another one
             return [self._jobs.popleft() for _ in range(min(MAX_BATCH, len(self._jobs)))]
 
-    def _kept(self, make: Callable[[], Record | None], secrets: Collection[str]) -> list[Record]:
+    def _records(self, make: Callable[[], Record | None], secrets: Collection[str]) -> list[Record]:
         record = make()
-        if record is not None and "update" not in record and not is_sampled(record, self.sample):
+        is_update = record is not None and "update" in record
+        if record is not None and not is_update and not is_sampled(record, self.sample):
             record = None
         if record is not None:
-            known = [secret for secret in (*secrets, *self._secrets) if len(secret) > 3]
+            known = [secret for secret in (*secrets, *self._secrets) if len(secret) >= _MIN_SECRET_CHARS]
             record = without_secrets(record, known)
-        if record is not None and self.redact is not None:
+        if record is not None and self.redact is not None and not is_update:
             record = self.redact(record)
             if not isinstance(record, (dict, type(None))):
                 raise TypeError(

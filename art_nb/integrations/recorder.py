@@ -16,7 +16,13 @@ from typing import Any, Self
 
 from .record_writer import MAX_RECORD_FILE_BYTES, RecordWriter
 from ..runs.recordings import RawCall, Record, record_of
-from ..rollouts.http_capture import enter_scope, leave_scope, set_process_scope
+from art_nb.rollouts.http_capture import (
+    clear_process_scope,
+    enter_scope,
+    innermost_scope,
+    leave_scope,
+    set_process_scope,
+)
 
 # %% ../../nbs/88_integrations/14_recorder.ipynb #958856a5
 class RecordedSession:
@@ -54,6 +60,15 @@ class Recorder:
 
     Use it with `with` or `async with` for one session, or call `start` and `close`.
 
+    Parameters
+    ----------
+    writer : RecordWriter
+        Writes the file.
+    session : str, optional
+        The name of the session. By default, each block gets a random one.
+    tags : dict
+        Values that are stored with each request.
+
     Attributes
     ----------
     path : Path
@@ -65,7 +80,8 @@ class Recorder:
     def __init__(self, writer: RecordWriter, session: str | None, tags: Mapping[str, Any]):
         self.writer, self.path = writer, writer.path
         self._name, self._tags = session, dict(tags)
-        self._open: list[RecordedSession] = []
+        self._open: set[RecordedSession] = set()  # of `with` blocks of this recorder
+        self._is_started = False
         self._process = RecordedSession(self, session or "", "name" if session else "", self._tags)
 
     def session(self, name: str | None = None, tags: Mapping[str, Any] | None = None) -> RecordedSession:
@@ -87,28 +103,48 @@ class Recorder:
         return RecordedSession(self, name or uuid.uuid4().hex, "name", self._tags | dict(tags or {}))
 
     def start(self) -> Self:
-        """Record all requests of this process, in all threads, until `close`. Inside a session, they get its name."""
+        """Record all requests of this process, in all threads, until `close`. Inside a session, they get its name.
+
+        Raises
+        ------
+        RuntimeError
+            If another recorder already records all requests.
+        """
         set_process_scope(self._process)
+        self._is_started = True
         return self
 
     def close(self) -> None:
-        """Stop recording, and write what waits."""
-        set_process_scope(None)
+        """Stop recording, and write all pending records."""
+        clear_process_scope(self._process)
         self.writer.close()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write all pending records."""
         self.writer.flush()
 
+    def _leave(self) -> None:
+        session = next((session for session in self._open if session is innermost_scope()), None)
+        if session is None:
+            raise RuntimeError("A recorder was closed out of order. Close the inner scope first, in the same task.")
+        session.__exit__(None, None, None)
+        self._open.remove(session)
+
+    def _end_block(self) -> None:
+        if self._is_started:
+            self.flush()
+        else:
+            self.writer.end_thread()
+
     def __enter__(self) -> Self:
-        self._open.append(self.session(self._name).__enter__())
+        self._open.add(self.session(self._name).__enter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.pop().__exit__(kind, error, trace)
-        self.flush()
+        self._leave()
+        self._end_block()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -116,10 +152,10 @@ class Recorder:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.pop().__exit__(kind, error, trace)
-        await asyncio.to_thread(self.flush)
+        self._leave()
+        await asyncio.to_thread(self._end_block)
 
-
+# %% ../../nbs/88_integrations/14_recorder.ipynb #5faa6c96
 def record(
     path: str | Path,
     *,
@@ -131,16 +167,19 @@ def record(
 ) -> Recorder:
     """Record the requests of an agent to language models, for `art_nb.runs.recordings.read_recordings`.
 
+    Only replies with a 2xx status are recorded. The records have no `retry_count` and no `first_byte_s`.
+
     Parameters
     ----------
     path : str or Path
-        The file of JSON lines. Records are appended.
+        The file of JSON lines, for example `recordings/traffic.jsonl`. Records are appended.
     session : str, optional
         The name of the session of the `with` block. By default, a random one.
     tags : dict, optional
         Values that are stored with each request, for example the version of the agent.
     redact : callable, optional
-        Gets each record, a dict, and returns the record to write, or `None` to leave it out.
+        Gets each record, a dict, and returns the record to write, or `None` to leave it out. `request` and `reply` of a
+        record can be `None`.
     sample : float
         The share of sessions and conversations that are recorded.
     max_bytes : int
@@ -154,6 +193,6 @@ def record(
     Raises
     ------
     ValueError
-        If `sample` is not between 0 and 1.
+        If `sample` is not between 0 and 1, or if `path` does not end in `.jsonl`.
     """
     return Recorder(RecordWriter(path, redact=redact, sample=sample, max_bytes=max_bytes), session, tags or {})

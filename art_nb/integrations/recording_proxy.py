@@ -29,9 +29,9 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.machine import is_loopback
 from ..core.redaction import is_secret, redact_url
 from ..core.types import RequestError, ServeError
-from .openpipe import REPORT_PATHS, UPDATE_PATHS, count_matches, report_record, update_record
+from .openpipe import REPORT_PATHS, UPDATE_PATHS, report_record, update_record
 from .record_writer import RecordWriter
-from ..runs.recordings import RawCall, record_of
+from ..runs.recordings import RawCall, count_matches, record_of
 from ..models.clients import httpx
 from ..rollouts.exchanges import PROTOCOLS
 from art_nb.serving.asgi import (
@@ -81,8 +81,8 @@ def forwarded_headers(headers: list[tuple[bytes, bytes]], is_request: bool) -> l
     left_out = HOP_HEADERS | named
     if is_request:
         left_out |= {b"host", b"expect", KEY_HEADER}
-    kept = [(name, value) for name, value in headers if name.lower() not in left_out]
-    return [(name, value) for name, value in kept if not (is_request and name.lower().startswith(TAG_PREFIX))]
+    forwarded = [(name, value) for name, value in headers if name.lower() not in left_out]
+    return [(name, value) for name, value in forwarded if not (is_request and name.lower().startswith(TAG_PREFIX))]
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #28674ff5
 def read_salt(path: Path) -> bytes:
@@ -100,13 +100,13 @@ def read_salt(path: Path) -> bytes:
 
 def secrets_of(scope: Scope) -> list[str]:
     """Return the keys, passwords and cookies in the headers and the query of a request."""
-    found = []
+    texts = []
     for name, value in scope["headers"]:
         if is_secret(name.decode("latin-1")):
             text = value.decode("latin-1").strip()
-            found += {text, text.rpartition(" ")[2]} - {""}
+            texts += {text, text.rpartition(" ")[2]} - {""}
     query = parse_qsl(scope["query_string"].decode("latin-1"))
-    return found + [value for name, value in query if is_secret(name) and value]
+    return texts + [value for name, value in query if is_secret(name) and value]
 
 
 def call_session(scope: Scope, header: bytes, salt: bytes) -> tuple[str, str]:  # the session, and where it comes from
@@ -273,6 +273,7 @@ class RecordingProxy:
         self.budget, self.salt, self.requests = budget or Budget(), read_salt(writer.path), 0
         self._client: httpx.AsyncClient | None = None
         self._tasks: set[asyncio.Future] = set()
+        self._counting = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward a request."""
@@ -283,7 +284,7 @@ class RecordingProxy:
         mark_authenticated(scope)
         self.requests += 1
         path = scope["path"].rstrip("/")
-        if scope["method"] == "POST" and path.endswith((*REPORT_PATHS, *UPDATE_PATHS)):
+        if scope["method"] == "POST" and path.removeprefix("/api/v1") in (*REPORT_PATHS, *UPDATE_PATHS):
             return await self._accept_report(scope, receive, send)
         recording = None
         if scope["method"] == "POST" and path.endswith(tuple(PROTOCOLS)):
@@ -364,7 +365,7 @@ class RecordingProxy:
 
     async def _accept_report(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Record a report of OpenPipe's SDK."""
-        end = next(end for end in (*REPORT_PATHS, *UPDATE_PATHS) if scope["path"].rstrip("/").endswith(end))
+        end = scope["path"].rstrip("/").removeprefix("/api/v1")
         kind = Request(scope).headers.get("content-type", "")
         try:
             if not kind.startswith("application/json"):  # a page in a browser can send other types without asking
@@ -378,7 +379,9 @@ class RecordingProxy:
             return await openai_error_response(problem)(scope, receive, send)
         reply: dict[str, Any] = {"status": "ok"}
         if "update" in record:
-            reply = {"matchedLogs": await asyncio.to_thread(count_matches, self.writer.path, record)}
+            async with self._counting:  # a client that sends many updates leaves threads for others
+                matched = await asyncio.to_thread(count_matches, self.writer.path, record["update"]["filters"])
+            reply = {"matchedLogs": matched}
         self.writer.submit(lambda: record, len(str(body)), secrets_of(scope))
         await json_response(reply)(scope, receive, send)
 

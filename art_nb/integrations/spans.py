@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['MAX_SPAN_TEXT_CHARS', 'SpanEvent', 'SpanRecord', 'nanoseconds', 'RolloutPlace', 'hashed_id', 'trace_id_of',
            'agent_span_id', 'rollout_name', 'span_text', 'tool_arguments', 'convention_message', 'SpanOptions',
-           'Feedback', 'RolloutTimes', 'TimedTurn', 'turns_of', 'conversation_spans', 'rollout_spans', 'failure_spans']
+           'Feedback', 'RolloutTimes', 'TimedTurn', 'sampled_turns', 'conversation_spans', 'rollout_spans',
+           'failure_spans']
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #3afb88f0
 import hashlib
@@ -227,7 +228,7 @@ class TimedTurn:
         return max(1, len(sampled_tokens(self.choice).token_ids or sampled_logprobs(self.choice) or ()))
 
 
-def turns_of(trajectory: Trajectory, times: RolloutTimes) -> list[TimedTurn]:
+def sampled_turns(trajectory: Trajectory, times: RolloutTimes) -> list[TimedTurn]:
     """Return the turns of a trajectory with their times."""
     turns = [
         TimedTurn(h, position, history.messages_and_choices, history.tools)
@@ -433,7 +434,7 @@ def rollout_spans(
     root.attributes["art.times"] = "recorded" if times.is_recorded else "estimated"
     root.events = [_evaluation_event(each, root.end_ns, options) for each in feedback]
     judgments = [_judgment_span(each, root, options) for each in feedback if each.name == "judgment"]
-    return [root, *conversation_spans(turns_of(trajectory, times), root, place, options), *judgments]
+    return [root, *conversation_spans(sampled_turns(trajectory, times), root, place, options), *judgments]
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #1f203b09
 def failure_spans(

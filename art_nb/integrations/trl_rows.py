@@ -135,6 +135,11 @@ def row_columns(row: TokenRow) -> dict[str, list]:
 def to_trl(group: TrajectoryGroup) -> list[dict[str, Any]]:
     """Return the rows of a group for TRL, with exact token IDs.
 
+    Parameters
+    ----------
+    group : TrajectoryGroup
+        The group.
+
     Returns
     -------
     list of dict

@@ -77,13 +77,25 @@ class CurationPanel(Selectable, Panel):
         """
         return self.selected().to_sft(replace_personal_data)
 
-    def scenarios(self) -> list[dict[str, Any]]:
-        """Return the scenarios of all conversations, as `Selection.scenarios` does."""
-        return self.selected().scenarios()
+    def scenarios(self, replace_personal_data: bool = False) -> list[dict[str, Any]]:
+        """Return the scenarios of all conversations, as `Selection.scenarios` does.
 
-    def preference_pairs(self) -> list[dict[str, Any]]:
-        """Return a pair for each correction, as `Selection.preference_pairs` does."""
-        return self.selected().preference_pairs()
+        Parameters
+        ----------
+        replace_personal_data : bool
+            As for `to_sft`.
+        """
+        return self.selected().scenarios(replace_personal_data)
+
+    def preference_pairs(self, replace_personal_data: bool = False) -> list[dict[str, Any]]:
+        """Return a pair for each correction, as `Selection.preference_pairs` does.
+
+        Parameters
+        ----------
+        replace_personal_data : bool
+            As for `to_sft`.
+        """
+        return self.selected().preference_pairs(replace_personal_data)
 
     def refresh(self) -> None:
         """Load new conversations, and marks of other people."""
@@ -154,7 +166,7 @@ def curate(
     others : iterable of str or Path
         Journals of other people, in addition to those next to the log.
     similarity : float
-        The share of common word sequences from which on two conversations are near-duplicates.
+        Two conversations are near-duplicates if they share at least this fraction of their three-word sequences.
 
     Returns
     -------

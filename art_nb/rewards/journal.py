@@ -321,7 +321,7 @@ def write_pairs(path: str | Path, pairs: Iterable[Mapping[str, Any]]) -> Path:
 # %% ../../nbs/20_rewards/40_journal.ipynb #30e084ae
 def imported_judgments(
     group: TrajectoryGroup,  # from `runs.readers.read_groups`
-    step: int = 0,
+    step: int = 0,  # the training step of the judgments
 ) -> list[Judgment]:  # to append to a journal
     """Return the scores that another tool stored for the trajectories of a group."""
     return [

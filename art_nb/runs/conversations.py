@@ -14,7 +14,8 @@ __all__ = ['SCORE_SOURCES', 'Imported', 'FileRow', 'ImportedScore', 'score_value
 
 # %% ../../nbs/10_runs/73_conversations.ipynb #89f41d27
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,7 +64,30 @@ class FileRow(dict[str, Any]):
         if not is_text and not (isinstance(value, list) and all(isinstance(m, Mapping) for m in value)):
             form = "a text or a list of messages" if text else "a list of messages"
             raise self.invalid(field, f'{form}, for example [{{"role": "user", "content": "Hello"}}]')
-        return openai_messages(value, role)
+        with self.reading(field):
+            if not is_text and not all(_is_content(message.get("content")) for message in value):
+                raise TypeError("the content of a message is a text or a list of objects")
+            return openai_messages(value, role)
+
+    @contextmanager
+    def reading(self, field: str) -> Iterator[None]:
+        """Convert the errors of invalid values inside a field to `StoreError` with the place of the row.
+
+        Parameters
+        ----------
+        field : str
+            The name of the field.
+        """
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise self.invalid(field, f"the form of the tool that wrote the file ({problem})") from error
+
+
+def _is_content(value: Any) -> bool:
+    is_list = isinstance(value, list) and all(isinstance(part, (str, Mapping, type(None))) for part in value)
+    return is_list or isinstance(value, (str, Mapping, type(None)))
 
 # %% ../../nbs/10_runs/73_conversations.ipynb #45410dfb
 SCORE_SOURCES = {
@@ -89,7 +113,7 @@ class ImportedScore:
 
 
 def score_values(scores: Iterable[ImportedScore]) -> dict[str, float]:
-    """Return the numeric score of each name that counts: a person's, or else the latest."""
+    """Return the numeric score of each name that counts: a person's, or else the last one in the file."""
     ranked = sorted(scores, key=lambda score: score.source == "person")
     numeric = [score for score in ranked if isinstance(score.value, (int, float)) and math.isfinite(score.value)]
     return {score.name: float(score.value) for score in numeric}
@@ -151,7 +175,8 @@ def read_openai_chat(rows: list[FileRow], source: str = "OpenAI chat") -> list[I
     for row in rows:
         messages, tools = row.messages("messages"), row.get("tools") or row.get("functions")
         rest = _other_columns(row, "messages", "tools", "functions", "rejected_message")
-        rejected = openai_messages(row.get("rejected_message"), "assistant")
+        with row.reading("rejected_message"):
+            rejected = openai_messages(row.get("rejected_message"), "assistant")
         if not rejected:
             imported.append((opening_messages(messages), _from_messages(source, messages, tools, rest)))
             continue
@@ -173,7 +198,8 @@ def read_openai_preferences(rows: list[FileRow]) -> list[Imported]:
         request = row.get("input")
         if not isinstance(request, Mapping) or not isinstance(request.get("messages"), list):
             raise row.invalid("input", 'an object with `messages`, for example {"messages": [{"role": "user", …}]}')
-        prompt = openai_messages(request["messages"])
+        with row.reading("input"):
+            prompt = openai_messages(request["messages"])
         for field, reward in ("preferred_output", 1.0), ("non_preferred_output", 0.0):
             reply = row.messages(field, "assistant")
             trajectory = _from_messages("OpenAI preferences", [*prompt, *reply], request.get("tools"), {}, reward)

@@ -66,7 +66,12 @@ class Parts:
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)  # tool messages
-    others: list[dict[str, Any]] = field(default_factory=list)  # for example images
+    content: list[dict[str, Any]] = field(default_factory=list)  # texts and others, for example images, in their order
+
+    def add_text(self, text: str) -> None:
+        """Append a text."""
+        self.texts.append(text)
+        self.content.append({"type": "text", "text": text})
 
 
 _CALLS = ("tool_use", "tool_call", "function_call", "custom_tool_call")
@@ -94,7 +99,8 @@ def _sorted_parts(content: Any) -> Parts:
         if isinstance(part, Mapping) and isinstance(part.get("message_content"), Mapping):  # OpenInference
             part = part["message_content"]
         if not isinstance(part, Mapping):
-            parts.texts += [_text_of(part)] if part not in (None, "") else []
+            if part not in (None, ""):
+                parts.add_text(_text_of(part))
             continue
         kind = part.get("type")
         text = next((part[key] for key in ("text", "content", "thinking") if isinstance(part.get(key), str)), None)
@@ -105,9 +111,9 @@ def _sorted_parts(content: Any) -> Parts:
         elif kind in ("thinking", "reasoning", "redacted_thinking"):
             parts.thoughts += [text] if text else []
         elif text is not None:
-            parts.texts.append(text)
+            parts.add_text(text)
         else:
-            parts.others.append(dict(part))
+            parts.content.append(dict(part))
     return parts
 
 # %% ../../nbs/10_runs/72_messages.ipynb #3388806c
@@ -151,9 +157,9 @@ def _messages_of(entry: Any, role: str) -> Iterator[dict[str, Any]]:
     parts.calls += [openai_call(call) for call in entry.get("tool_calls") or ()]
     parts.calls += [openai_call(entry["function_call"])] if isinstance(entry.get("function_call"), Mapping) else []
     if kind == "function_call":  # ShareGPT
-        parts.calls, parts.texts = [openai_call(call) for call in _called("".join(parts.texts))], []
+        parts = Parts(calls=[openai_call(call) for call in _called("".join(parts.texts))])
     yield from parts.results
-    if not parts.results or parts.texts or parts.calls or parts.others:
+    if not parts.results or parts.content or parts.calls:
         yield _message(entry, ROLES.get(kind, kind), parts)
 
 
@@ -164,8 +170,7 @@ def _called(text: str) -> list[Mapping[str, Any]]:
 
 
 def _message(entry: Mapping[str, Any], role: str, parts: Parts) -> dict[str, Any]:
-    texts = [{"type": "text", "text": text} for text in parts.texts]
-    content = [*texts, *parts.others] if parts.others else "".join(parts.texts)
+    content = parts.content if len(parts.content) > len(parts.texts) else "".join(parts.texts)
     message = {"role": role, "content": content} | {key: entry[key] for key in _PASSED if entry.get(key) is not None}
     thoughts = {"reasoning_content": "".join(parts.thoughts)} if parts.thoughts else {}
     return message | thoughts | ({"tool_calls": parts.calls} if parts.calls else {})

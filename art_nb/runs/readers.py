@@ -322,7 +322,7 @@ def _check_format(name: str, rows: list[FileRow], path: Path) -> str:
     columns = {column for row in rows for column in row}
     if rows and not any(required <= columns for required in alternatives):
         forms = " or ".join(", ".join(sorted(required)) for required in alternatives)
-        raise StoreError(f"{path} is no file of {names[name.lower()]}: expected the columns {forms}.")
+        raise StoreError(f"{path} is not a file of {names[name.lower()]}: expected the columns {forms}.")
     return names[name.lower()]
 
 # %% ../../nbs/10_runs/78_readers.ipynb #314c68ca

@@ -50,9 +50,10 @@ def _branches(lines: list[FileRow]) -> list[list[FileRow]]:
 
 
 def _history(lines: list[FileRow]) -> History:
-    messages = [
-        m for line in lines if isinstance(line.get("message"), Mapping) for m in openai_messages([line["message"]])
-    ]
+    messages: list[dict[str, Any]] = []
+    for line in lines:
+        with line.reading("message"):
+            messages += openai_messages([line["message"]]) if isinstance(line.get("message"), Mapping) else []
     return History(messages_and_choices=joined_replies(messages))
 
 
@@ -69,7 +70,8 @@ def read_claude_code(rows: list[FileRow]) -> list[Imported]:
         if not histories:
             continue
         facts = {"session": session, "version": lines[0].get("version"), "folder": lines[0].get("cwd")}
-        facts["model"] = next((m for line in lines if (m := (line.get("message") or {}).get("model"))), None)
+        messages = (line["message"] for line in lines if isinstance(line.get("message"), Mapping))
+        facts["model"] = next((message["model"] for message in messages if message.get("model")), None)
         trajectory = imported_trajectory("Claude Code", histories, metadata=facts)
         imported.append((opening_messages(histories[0].messages_and_choices), trajectory))
     return imported

@@ -240,9 +240,14 @@ def _otlp_attributes(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _otlp_spans(row: FileRow) -> Iterator[Span]:
-    if not isinstance(row["resourceSpans"], list):
+    if not isinstance(row.get("resourceSpans"), list):
         raise row.invalid("resourceSpans", "a list, as in OTLP's JSON format")
-    scopes = [scope for resource in row["resourceSpans"] for scope in resource.get("scopeSpans", ())]
+    with row.reading("resourceSpans"):
+        yield from [*_spans_of(row["resourceSpans"])]
+
+
+def _spans_of(resources: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
+    scopes = [scope for resource in resources for scope in resource.get("scopeSpans", ())]
     for span in (span for scope in scopes for span in scope.get("spans", ())):
         attributes = _otlp_attributes(span.get("attributes", ()))
         events = [
@@ -263,7 +268,8 @@ def _phoenix_span(row: FileRow) -> Span:
     context = row["context"]
     if not isinstance(context, Mapping) or not {"trace_id", "span_id"} <= context.keys():
         raise row.invalid("context", "an object with `trace_id` and `span_id`")
-    attributes = nested(row.get("attributes") or {})
+    with row.reading("attributes"):
+        attributes = nested(row.get("attributes") or {})
     start = seconds(row.get("start_time"))
     return Span(
         context["trace_id"], context["span_id"], row.get("parent_id") or "", start, row["span_kind"], attributes

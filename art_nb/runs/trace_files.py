@@ -56,16 +56,17 @@ def read_mlflow(rows: list[FileRow]) -> list[Imported]:
     """Read traces of MLflow, as `Trace.to_json` and its API return them."""
     recording = RecordedCalls("MLflow")
     for row in rows:
-        info, data = row["info"], row["data"]
+        info, data = row.get("info"), row.get("data")
         if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
             raise row.invalid("data", "an object with `spans`, as `mlflow.entities.Trace.to_json` returns it")
-        facts = info.get("trace_metadata") or info.get("request_metadata") or {}
-        session = str(facts.get("mlflow.trace.session") or info.get("trace_id") or info.get("request_id"))
-        scores, expected = _assessments(info)
-        recording.scores.setdefault(session, []).extend(scores)
-        recording.metadata.setdefault(session, {}).update({"expected": expected} if expected else {})
-        for span in data["spans"]:
-            _add_mlflow_span(recording, session, span)
+        with row.reading("data"):
+            facts = info.get("trace_metadata") or info.get("request_metadata") or {}
+            session = str(facts.get("mlflow.trace.session") or info.get("trace_id") or info.get("request_id"))
+            scores, expected = _assessments(info)
+            recording.scores.setdefault(session, []).extend(scores)
+            recording.metadata.setdefault(session, {}).update({"expected": expected} if expected else {})
+            for span in data["spans"]:
+                _add_mlflow_span(recording, session, span)
     return recorded_trajectories(recording)
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Numbered', 'MAX_COMPARED_WORDS', 'Difference', 'numbered_histories', 'replies_of', 'is_reply', 'check_correction',
-           'corrected', 'reply_as_text', 'difference', 'sft_turns', 'curated_message', 'sft_trajectories',
-           'correction_pairs', 'scenario_of', 'distinct_scenarios']
+           'corrected', 'reply_as_text', 'difference', 'with_texts', 'texts_in_message', 'changes_calls', 'sft_turns',
+           'curated_message', 'sft_trajectories', 'correction_pairs', 'scenario_of', 'distinct_scenarios']
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #391d4ddd
 import json
@@ -57,7 +57,7 @@ def check_correction(message: Mapping[str, Any], correction: Mapping[str, Any]) 
         except (ValueError, RecursionError):
             is_object = False
         if not is_object:
-            raise ValueError(f"The arguments of {call['name'][:60]} are no JSON object.")
+            raise ValueError(f"The arguments of {call['name'][:60]} are not a JSON object.")
     if not calls and not correction["content"].strip():
         raise ValueError("The correction is empty. Enter a text.")
 
@@ -107,37 +107,60 @@ def difference(old: str, new: str) -> Difference:
         parts += [["+", "".join(b[k:m])]] if m > k else []
     return parts
 
-# %% ../../nbs/75_views/95_curated_data.ipynb #ed847b54
-def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
-    """Return the numbers of the replies that SFT trains."""
-    turns = {number for number, _ in replies_of(trajectory)}
-    return turns if marks.is_empty else {turn for turn in turns if marks.turn_verdict(turn) == "good"}
-
-
+# %% ../../nbs/75_views/95_curated_data.ipynb #7c2d9b14
 def _unchanged(text: str) -> str:
     return text
 
 
-def _with_text(message: dict[str, Any], clean: Callable[[str], str]) -> dict[str, Any]:
-    content = message.get("content")
-    parts = (
-        [
-            p | {"text": clean(p["text"])} if isinstance(p, dict) and isinstance(p.get("text"), str) else p
-            for p in content
-        ]
-        if isinstance(content, list)
-        else content
-    )
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "name")  # of a message
+_PART_TEXTS = ("text", "thinking", "refusal")  # of a part of its content
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, list):
+        return [_changed(part, change) for part in value]
+    if isinstance(value, Mapping):
+        return dict(value) | {key: _changed(value[key], change) for key in _PART_TEXTS if key in value}
+    return change(value) if isinstance(value, str) else value
+
+
+def with_texts(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a message in which each text is changed: the content, the reasoning and the arguments of calls."""
     calls = [
-        c | {"function": f | {"arguments": clean(str(f.get("arguments") or ""))}}
-        for c in message.get("tool_calls") or ()
-        for f in [dict(_function(c))]
+        {**call, "function": {**_function(call), "arguments": change(str(_function(call).get("arguments") or ""))}}
+        for call in message.get("tool_calls") or ()
     ]
-    return (
-        message
-        | {"content": clean(parts) if isinstance(parts, str) else parts}
-        | ({"tool_calls": calls} if calls else {})
-    )
+    texts = {key: _changed(message[key], change) for key in _TEXTS if key in message}
+    return dict(message) | texts | ({"tool_calls": calls} if calls else {})
+
+
+def texts_in_message(message: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a message that `with_texts` changes."""
+    texts: list[str] = []
+    with_texts(message, lambda text: texts.append(text) or text)
+    return texts
+
+# %% ../../nbs/75_views/95_curated_data.ipynb #ed847b54
+def _calls_of(message: Mapping[str, Any]) -> list[tuple[str, str]]:
+    functions = [_function(call) for call in message.get("tool_calls") or ()]
+    return [(str(function.get("name")), str(function.get("arguments"))) for function in functions]
+
+
+def changes_calls(number: int, message: dict[str, Any], marks: ConversationMarks) -> bool:
+    """Return whether the correction of a message changes a call. The recorded results do not fit the new call."""
+    return _calls_of(curated_message(number, message, marks)) != _calls_of(message)
+
+
+def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
+    """Return the numbers of the replies that SFT trains. In each history, a reply with a changed call is the last."""
+    turns: set[int] = set()
+    for messages, _ in numbered_histories(trajectory):
+        for number, message in messages:
+            if is_reply(message) and (marks.is_empty or marks.turn_verdict(number) == "good"):
+                turns.add(number)
+            if changes_calls(number, message, marks):
+                break
+    return turns
 
 
 def curated_message(number: int, message: dict[str, Any], marks: ConversationMarks) -> dict[str, Any]:
@@ -156,7 +179,7 @@ def sft_trajectories(
     for messages, tools in numbered_histories(trajectory):
         last = max((number for number, _ in messages if number in turns), default=-1)
         included = [
-            _with_text(curated_message(number, message, marks), clean)
+            with_texts(curated_message(number, message, marks), clean)
             | ({"weight": 0} if is_reply(message) and number not in turns else {})
             for number, message in messages
             if number <= last
@@ -168,35 +191,47 @@ def sft_trajectories(
     return result
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #37553092
-def correction_pairs(trajectory: Trajectory, marks: ConversationMarks) -> list[dict[str, Any]]:
+def correction_pairs(
+    trajectory: Trajectory,
+    marks: ConversationMarks,
+    clean: Callable[[str], str] = _unchanged,  # is applied to all texts
+) -> list[dict[str, Any]]:
     """Return a preference pair for each correction, with the keys of `rewards.journal.preference_pairs`."""
     pairs = []
     for messages, tools in numbered_histories(trajectory):
         prompt: list[dict[str, Any]] = []
         for number, message in messages:
             curated = curated_message(number, message, marks)
+            shown = with_texts(curated, clean)
             if curated is not message:
                 authors = sorted(marks.edits[number])
                 scores = {"score_chosen": 1.0, "score_rejected": 0.0, "by": authors}
                 facts = {"group": conversation_key(trajectory), "tools": plain(tools)}
-                pairs.append({"prompt": [*prompt], "chosen": [curated], "rejected": [message]} | scores | facts)
-            prompt.append(curated)
+                replies = {"chosen": [shown], "rejected": [with_texts(message, clean)]}
+                pairs.append({"prompt": [*prompt]} | replies | scores | facts)
+            is_changed = changes_calls(number, message, marks)  # the results that follow are those of the original
+            prompt.append(with_texts(message, clean) if is_changed else shown)
     return pairs
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #47565797
-def scenario_of(trajectory: Trajectory, marks: ConversationMarks) -> dict[str, Any] | None:
+def scenario_of(
+    trajectory: Trajectory,
+    marks: ConversationMarks,
+    clean: Callable[[str], str] = _unchanged,  # is applied to all texts
+) -> dict[str, Any] | None:
     """Return the scenario of a conversation as a dict of JSON values, or `None` if no reply follows a user message."""
     messages, tools = next(numbered_histories(trajectory))
-    curated = [curated_message(number, message, marks) for number, message in messages]
+    curated = [with_texts(curated_message(number, message, marks), clean) for number, message in messages]
     first = next((i for i, message in enumerate(curated) if is_reply(message)), None)
     if not first or not any(message.get("role") == "user" for message in curated[:first]):
         return None
-    key = conversation_key(trajectory)
+    changed = [i for i, (number, message) in enumerate(messages) if changes_calls(number, message, marks)]
+    last, key = changed[0] if changed else len(curated), conversation_key(trajectory)
     return {
         "id": key,
         "messages": curated[:first],
         "tools": plain(tools),
-        "recorded": curated[first:],
+        "recorded": curated[first : last + 1],
         "metadata": {"scenario_id": key, "conversation": key},
     }
 

@@ -43,7 +43,13 @@ def _shown_mark(marks: ConversationMarks) -> str:
 
 def curation_state_reply(curation: Curation) -> ViewReply:
     """Scan more conversations, and return the counts so far."""
-    done, counts = curation.scan(), mark_counts(curation)
+    done = curation.scan()
+    with curation.lock:  # commands run in several threads
+        return _state(curation, done), []
+
+
+def _state(curation: Curation, done: bool) -> dict[str, Any]:
+    counts = mark_counts(curation)
     tags = [(name[4:], count) for name, count in sorted(counts.items()) if name.startswith("tag:") and count]
     groups = curation.duplicates.groups().values() if done else ()
     where = curation.journal.file_of(curation.author)
@@ -62,7 +68,7 @@ def curation_state_reply(curation: Curation) -> ViewReply:
         "lost": [utf8_text(text, 200) for text in [*curation.unread, *map(str, curation.index.lost.values())][:5]],
         "validation": curation.validation,
         "seed": curation.seed,
-    }, []
+    }
 
 # %% ../../nbs/75_views/97_curation_replies.ipynb #ac4da3f5
 def selected_reply(curation: Curation, where: str = "", sort: str = "", words: str = "") -> ViewReply:
@@ -111,7 +117,8 @@ def facts_reply(curation: Curation, row: int) -> dict[str, Any]:
     trajectory, marks = curation.trajectory(row), curation.marks_of(row)
     group: list[int] = []
     if row in curation.scanned:
-        group = curation.duplicates.groups().get(curation.duplicates.first_of(row), [])
+        with curation.lock:
+            group = curation.duplicates.groups().get(curation.duplicates.first_of(row), [])
     return {
         "id": row,
         "version": curation.journal.version,
@@ -158,7 +165,7 @@ def edited_reply(curation: Curation, id: int, turn: int) -> ViewReply:
     """Return the text and the calls of a reply for the editor, with the author's correction if there is one."""
     message = dict(replies_of(curation.trajectory(id))).get(turn)
     if message is None:
-        raise ValueError(f"Message {turn} is no reply.")
+        raise ValueError(f"Message {turn} is not a reply.")
     edit = curation.marks_of(id).edits.get(turn, {}).get(curation.author)
     shown = corrected(message, edit) if edit else message
     functions = [call.get("function") or {} for call in shown.get("tool_calls") or ()]

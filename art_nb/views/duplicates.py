@@ -65,7 +65,7 @@ class DuplicateFinder:
     Parameters
     ----------
     threshold : float
-        The share of common word sequences from which on two texts are near-duplicates.
+        Two texts are near-duplicates if they share at least this fraction of their three-word sequences.
     """
 
     def __init__(self, threshold: float = 0.8):

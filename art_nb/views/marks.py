@@ -323,12 +323,14 @@ class MarkJournal:
     def append(self, *entries: MarkEntry) -> None:
         """Append entries, and wait until they are on disk. Raise `StoreError` if they cannot be written.
 
+        If one of the entries is invalid, none is written.
+
         Parameters
         ----------
         entries : MarkEntry
             Entries of one author.
         """
-        for entry in map(check_entry, entries):
+        for entry in [check_entry(entry) for entry in entries]:
             path = self.file_of(entry.author)
             with self._lock:
                 if path is None:
@@ -350,8 +352,8 @@ class MarkJournal:
             is_same = [*self._files] == paths
             self._files = {path: self._files.get(path) or _JournalFile(path) for path in paths}
             read = [file.read() for file in self._files.values()]
-            new = [entry for entries in read for entry in entries or ()]
-            if is_same and len(new) == 1 and new[0].time >= self._latest:
+            new = [entry for entries in read for entry in entries or ()]  # None: the file was replaced
+            if is_same and None not in read and len(new) == 1 and new[0].time >= self._latest:
                 self._add(new[0])
             elif new or not is_same or None in read:
                 self._merge()

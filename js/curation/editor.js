@@ -12,10 +12,12 @@ export const differenceNode = (parts) =>
 
 /**
  * Create the form for a correction.
- * @param {{content: string, tool_calls: {name: string, arguments: string}[], is_corrected: boolean}} reply
+ * @param {{content: string, tool_calls: {name: string, arguments: string}[], is_corrected: boolean}} stored
+ * @param {{content: string, tool_calls: {name: string, arguments: string}[]}|undefined} draft a text that is not saved
  * @param {{save: (content: string|null, calls: any[]) => Promise<any>, close: () => void}} actions
  */
-export function createEditor(reply, { save, close }) {
+export function createEditor(stored, draft, { save, close }) {
+  const reply = { ...stored, ...draft };
   const rows = (text) => Math.min(24, Math.max(3, text.split("\n").length + 1));
   const content = h("textarea.input.c-text", {
     label: "Corrected text",
@@ -42,11 +44,11 @@ export function createEditor(reply, { save, close }) {
       fill(problem, marked(error.message));
     }
   };
-  const store = () =>
-    send(
-      content.value,
-      calls.map((call) => ({ name: call.name.value, arguments: call.arguments.value })),
-    );
+  const current = () => ({
+    content: content.value,
+    tool_calls: calls.map((call) => ({ name: call.name.value, arguments: call.arguments.value })),
+  });
+  const store = () => send(current().content, current().tool_calls);
   const node = h(
     "section.c-editor",
     { label: "Correct the reply" },
@@ -56,7 +58,7 @@ export function createEditor(reply, { save, close }) {
     h(
       "div.c-actions",
       h("button.button", { title: "Save the correction (Ctrl+Enter)", onclick: store }, "Save"),
-      h("button.button", { title: "Close the form (Escape)", onclick: close }, "Cancel"),
+      h("button.button", { title: "Discard this text (Escape)", onclick: close }, "Cancel"),
       reply.is_corrected
         ? h(
             "button.button",
@@ -73,5 +75,8 @@ export function createEditor(reply, { save, close }) {
     event.preventDefault();
     event.stopPropagation();
   };
-  return { node, focus: () => content.focus() };
+  const first = JSON.stringify(current());
+  /** Return the text and the calls in the form, or null if they are those that are stored. */
+  const value = () => (!draft && JSON.stringify(current()) === first ? null : current());
+  return { node, value, focus: () => content.focus() };
 }

@@ -42,7 +42,7 @@ export function createList(app) {
         "aria-posinset": i + 1,
         "aria-setsize": ids.length,
         "data-i": i,
-        class: `art-c-row${isSelected ? " art-is-selected" : ""}${i === active ? " art-is-active" : ""}`,
+        class: `art-cu-row${isSelected ? " art-is-selected" : ""}${i === active ? " art-is-active" : ""}`,
         style: { top: `${i * ROW}px` },
       },
       known ? cells(id, known) : h("span.muted", "…"),
@@ -52,7 +52,7 @@ export function createList(app) {
   function cells(id, known) {
     const [sign, title] = SIGNS[known.mark] ?? SIGNS[""];
     return [
-      h("span", { class: `art-c-sign art-c-${known.mark || "unmarked"}`, "aria-hidden": "true" }, sign),
+      h("span", { class: `art-cu-sign art-cu-${known.mark || "unmarked"}`, "aria-hidden": "true" }, sign),
       h("span.quiet", known.mark ? `${title}: ` : ""),
       h(
         "span.grow.c-preview",

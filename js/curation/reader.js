@@ -12,7 +12,18 @@ export function createReader(app) {
     current = -1,
     requests = 0,
     timer = 0,
+    opened = ui.id,
+    written = Promise.resolve(),
     editor = /** @type {any} */ (null);
+  /** Corrections that are not saved, by conversation and reply. @type {Map<string, {content: string, tool_calls: any[]}>} */
+  const drafts = new Map();
+  /** Keys for the messages of a conversation that is not shown yet. @type {(() => void)[]} */
+  let waiting = [];
+  const isShown = () => facts?.id === ui.id;
+  const whenShown = (act) => (arg) => {
+    if (isShown()) act(arg);
+    else if (ui.id !== null) waiting.push(() => act(arg));
+  };
   /** The controls below each reply, by the number of its message. @type {Map<number, any>} */
   const controls = new Map();
 
@@ -32,11 +43,11 @@ export function createReader(app) {
     marks = verdictButtons(
       "Mark of the conversation",
       (key) => key,
-      (verdict) => mark(verdict),
+      (verdict, name) => toggle(name),
     );
   tagInput.onkeydown = (event) => {
     if (event.key === "Enter" && tagInput.value.trim()) {
-      setTag(tagInput.value.trim(), true);
+      setTag(ui.id, tagInput.value.trim(), true);
       tagInput.value = "";
     } else if (event.key === "Escape") node.focus();
     else return;
@@ -52,7 +63,7 @@ export function createReader(app) {
     node = h("div.c-reader", { tabIndex: 0, role: "region", label: "Conversation" }, body);
 
   function drawHead() {
-    const { verdict, marks: statements, duplicates, personal, validation } = facts;
+    const { id, verdict, marks: statements, duplicates, personal, validation } = facts;
     fill(place, app.list.position());
     marks.update(ownOf(statements, app.state.author));
     fill(
@@ -68,7 +79,7 @@ export function createReader(app) {
           { title: `by ${authors.join(", ")}` },
           marked(tag),
           authors.includes(app.state.author)
-            ? iconButton("✕", `Remove the tag ${tag}`, () => setTag(tag, false))
+            ? iconButton("✕", `Remove the tag ${tag}`, () => setTag(id, tag, false))
             : null,
         ),
       ),
@@ -116,21 +127,24 @@ export function createReader(app) {
 
   /** Add the controls below a reply. @param {HTMLElement} article @param {number} i number of the message */
   function addControls(article, i) {
+    const { id } = facts;
     for (const badge of article.querySelectorAll(".art-who .art-badge"))
       if (badge.textContent === "given") badge.remove();
     const turnMarks = verdictButtons(
         `Mark of reply ${i}`,
         (key) => `Shift+${key}`,
-        (verdict) => mark(verdict, i),
+        (verdict) => mark(id, verdict, i),
       ),
       verdict = h("span.badge"),
       rest = muted(""),
       edits = h("div"),
-      form = h("div");
+      form = h("div"),
+      draft = muted("not saved");
     const editButton = h("button.button", { title: "Correct this reply (e)", onclick: () => edit(i) }, "Correct");
-    article.append(h("div.c-turn", turnMarks.node, editButton, verdict, rest), edits, form);
+    article.append(h("div.c-turn", turnMarks.node, editButton, draft, verdict, rest), edits, form);
     const update = () => {
       const known = facts.turns[i];
+      draft.hidden = !drafts.has(`${id} ${i}`);
       if (!known) return;
       turnMarks.update(ownOf(known.marks, app.state.author));
       verdict.hidden = !known.verdict;
@@ -159,17 +173,21 @@ export function createReader(app) {
     closeEditor();
     try {
       const { id } = facts,
+        key = `${id} ${i}`,
         { reply } = await wire.request("edited", { id, turn: i });
-      if (facts.id !== id) return;
-      editor = createEditor(reply, {
-        close: () => (closeEditor(), node.focus()),
+      if (facts.id !== id || !isShown() || !place.form.isConnected) return;
+      closeEditor();
+      editor = createEditor(reply, drafts.get(key), {
+        close: () => (closeEditor(false), node.focus()),
         async save(content, calls) {
           update((await request("edit", { id, turn: i, content, tool_calls: calls.length ? calls : null })).reply);
-          closeEditor();
+          drafts.delete(key);
+          if (editor?.key === key) closeEditor(false);
           place.editButton.focus();
           app.announce(content === null ? "correction withdrawn" : "correction saved");
         },
       });
+      Object.assign(editor, { key, turn: i, update: place.update });
       place.form.append(editor.node);
       editor.focus();
       editor.node.scrollIntoView({ block: "nearest" });
@@ -177,9 +195,16 @@ export function createReader(app) {
       app.notify(error.message);
     }
   }
-  function closeEditor() {
-    editor?.node.remove();
+  /** Close the form. A text that is not saved is kept, and the next form of the reply shows it. @param {boolean} [keep] */
+  function closeEditor(keep = true) {
+    if (!editor) return;
+    const { key, node, value, update } = editor,
+      draft = keep ? value() : null;
     editor = null;
+    node.remove();
+    if (draft) drafts.set(key, draft);
+    else drafts.delete(key);
+    update();
   }
 
   // writing ---------------------------------------------------------------------------------
@@ -206,23 +231,42 @@ export function createReader(app) {
       if (tick) app.follow(tick);
     }
   }
-  async function write(command, args, text) {
-    if (!facts) return;
+  async function write(id, command, args, text) {
     try {
-      update((await request(command, { id: facts.id, ...args })).reply);
+      update((await request(command, { id, ...args })).reply);
       app.announce(text);
     } catch (error) {
       app.notify(error.message);
     }
   }
-  const mark = (verdict, turn = null) =>
-    write("mark", { verdict, turn }, verdict ? `marked ${verdict}` : "mark withdrawn");
-  const setTag = (tag, on) => write("tag", { tag, on }, on ? `tag ${tag}` : `tag ${tag} removed`);
+  const mark = (id, verdict, turn = null) =>
+    write(id, "mark", { verdict, turn }, verdict ? `marked ${verdict}` : "mark withdrawn");
+  const setTag = (id, tag, on) => write(id, "tag", { tag, on }, on ? `tag ${tag}` : `tag ${tag} removed`);
+  /** Mark a conversation, or withdraw the mark if it is the author's own. The next toggle waits for the reply. */
+  function toggle(verdict, turn = null) {
+    const { id } = ui;
+    if (id === null) return;
+    written = written.then(async () => {
+      try {
+        // The selected conversation may not be shown yet, or no longer.
+        const known = facts?.id === id ? facts : (await wire.request("conversation", { id })).reply.facts,
+          statements = turn === null ? known.marks : known.turns[turn].marks;
+        await mark(id, ownOf(statements, app.state.author) === verdict ? null : verdict, turn);
+      } catch (error) {
+        app.notify(error.message);
+      }
+    });
+  }
 
   // reading ---------------------------------------------------------------------------------
 
   /** Open a conversation. During quick moves, only the last one is loaded. @param {number} id */
   function open(id) {
+    if (id !== opened && waiting.length) {
+      app.notify(`Conversation ${opened} was not shown yet. The keys for its messages had no effect.`);
+      waiting = [];
+    }
+    opened = id;
     clearTimeout(timer);
     timer = setTimeout(() => read(id), facts ? 30 : 0);
   }
@@ -233,7 +277,9 @@ export function createReader(app) {
       const { reply } = await wire.request("conversation", { id });
       if (request === requests) show(reply);
     } catch (error) {
-      if (request === requests && error.name !== "AbortError") app.notify(error.message);
+      if (request !== requests) return;
+      waiting = [];
+      if (error.name !== "AbortError") app.notify(error.message);
     }
   }
 
@@ -246,6 +292,8 @@ export function createReader(app) {
     facts = reply.facts;
     app.version = Math.max(app.version, facts.version);
     const draw = () => {
+      const turn = editor?.turn;
+      closeEditor();
       controls.clear();
       CSS.highlights?.delete("art-curated");
       const joined = joinPieces(all),
@@ -255,6 +303,7 @@ export function createReader(app) {
         if (isReply.has(article.dataset.message)) addControls(article, Number(article.dataset.message));
       fill(body, articles, part + 1 < parts && h("button.button", { onclick: loadMore }, "Load more"));
       turns = [...body.querySelectorAll(".art-msg")];
+      if (turn !== undefined) edit(turn); // more of the conversation was loaded
     };
     const loadMore = async () => {
       try {
@@ -267,15 +316,13 @@ export function createReader(app) {
     };
     drawHead();
     draw();
-    if (isSame) return toTurn(current, false);
-    node.scrollTop = 0;
-    toTurn(
-      Math.max(
-        0,
-        turns.findIndex((turn) => controls.has(Number(turn.dataset.message))),
-      ),
-      false,
-    );
+    if (isSame) toTurn(current, false);
+    else {
+      const first = turns.findIndex((turn) => controls.has(Number(turn.dataset.message)));
+      node.scrollTop = 0;
+      toTurn(Math.max(0, first), false);
+    }
+    if (isShown()) for (const act of waiting.splice(0)) act();
   }
 
   /** Make a message the current one. @param {number} n @param {boolean} [scroll] */
@@ -297,28 +344,28 @@ export function createReader(app) {
   function currentReply() {
     const i = Number(turns[current]?.dataset.message);
     if (controls.has(i)) return i;
-    app.notify("This message is no reply. Move to a reply with j or k.");
+    app.notify("This message is not a reply. Move to a reply with j or k.");
     return null;
   }
-  const ofReply = (act) => () => {
-    const i = currentReply();
-    if (i !== null) act(i);
-  };
+  const ofReply = (act) =>
+    whenShown((arg) => {
+      const i = currentReply();
+      if (i !== null) act(i, arg);
+    });
 
   return {
     node,
     head,
     open,
     read,
-    mark: (verdict) => mark(ownOf(facts?.marks ?? [], app.state.author) === verdict ? null : verdict),
-    markTurn: (verdict) =>
-      ofReply((i) => mark(ownOf(facts.turns[i].marks, app.state.author) === verdict ? null : verdict, i))(),
-    edit: ofReply(edit),
+    mark: (verdict) => toggle(verdict),
+    markTurn: ofReply((i, verdict) => toggle(verdict, i)),
+    edit: ofReply((i) => edit(i)),
     focus: () => node.focus(),
     focusTag: () => tagInput.focus(),
-    goBy: (by) => toTurn(current + by),
+    goBy: whenShown((by) => toTurn(current + by)),
     redraw: () => facts && drawHead(),
     isEditing: () => editor !== null,
-    closeEditor: () => editor && (closeEditor(), true),
+    closeEditor: () => editor && (closeEditor(false), true),
   };
 }

@@ -19,7 +19,7 @@ export const SIGNS = {
 
 /**
  * Create the buttons of a mark. A second click withdraws it. `update(own)` shows the mark of the author.
- * @param {string} label @param {(key: string) => string} keyOf @param {(verdict: string|null) => any} choose
+ * @param {string} label @param {(key: string) => string} keyOf @param {(verdict: string|null, name: string) => any} choose
  */
 export function verdictButtons(label, keyOf, choose) {
   let current = "";
@@ -27,10 +27,10 @@ export function verdictButtons(label, keyOf, choose) {
     h(
       "button.button",
       {
-        class: `art-button art-c-mark-${name}`,
+        class: `art-button art-cu-mark-${name}`,
         "aria-pressed": false,
         title: `${text} (${keyOf(key)})`,
-        onclick: () => choose(current === name ? null : name),
+        onclick: () => choose(current === name ? null : name, name),
       },
       text,
     ),

@@ -1,27 +1,21 @@
-"""The agent of two tutorials in four forms: LangChain, Node, curl and the OpenAI client. Training gets the same rows.
+"""An agent in four forms: LangChain, Node, curl and the OpenAI client. Training gets the same rows.
 
 The forms without LangChain also run in `make test`. The sampler of the first test follows a script, which calls both
 tools. The replies of the second test are sampled with seeds, from the embedded model after a short warm-up.
 """
 
-import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 import pytest_asyncio
 from support.agent_parts import served_model
-from support.jupyter_kernels import run_notebook, shorten_tutorial
 from support.server_parts import Scripted
-from support.warm import warm_python
 
 import art_nb as art
-from art_nb.core.types import install_hint
 from art_nb.tokens.rows import trajectory_rows
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,6 +24,7 @@ PRICE = '<tool_call>\n{"name": "price", "arguments": {"item": "rice"}}\n</tool_c
 STOCK = '<tool_call>\n{"name": "stock", "arguments": {"item": "rice"}}\n</tool_call>'
 WRONG = '<tool_call>\n{"name": "weight", "arguments": {"item": ["rice"]}}\n</tool_call>'
 ANSWER = "12 euros,\n7 left, \\"  # shells and JSON must not change these characters
+FOLDER = Path(__file__).parent / "programs" / "shop"
 SHOP = {"rice": {"price": "12 euros", "stock": "7 left"}}
 TASK = {"question": "How much is the rice?", "shop": SHOP, "facts": ["12 euros", "7 left"]}
 
@@ -48,40 +43,29 @@ class Script(Scripted):
 
 
 @pytest.fixture(scope="module")
-def shop(root):
-    sys.path.append(str(root / "examples" / "langgraph_agent"))
+def shop():
+    sys.path.append(str(FOLDER))
     import shop
 
     yield shop
-    sys.path.remove(str(root / "examples" / "langgraph_agent"))
+    sys.path.remove(str(FOLDER))
 
 
 @pytest.fixture
 def agent(form, root, shop):
     """Return the rollout of a form. Skip the test if its program or package is missing."""
     if form == "langchain":
-        return langchain_agent(root, shop)
-    folder, programs = root / "examples" / "node_agent", {"node": ["node"], "curl": ["sh", "curl", "jq"]}[form]
+        pytest.importorskip("langchain_openai", reason="make test-agents installs the frameworks")
+        from langchain_agent import rollout
+
+        return rollout
+    programs = {"node": ["node"], "curl": ["sh", "curl", "jq"]}[form]
     path = f"{root / '.venv' / 'bin'}:{sys.exec_prefix}/bin"
     found = [shutil.which(program, path=path) or shutil.which(program) for program in programs]
     if None in found:
         pytest.skip(f"this test needs {', '.join(programs)}")
     script = "agent.mjs" if form == "node" else "agent.sh"
-    return art.rollout_from([found[0], str(folder / script)], reward=lambda _, task, out: shop.score(out.stdout, task))
-
-
-def langchain_agent(root, shop):
-    """Return the rollout of the tutorial. A `seed` of the task is a field of each request."""
-    pytest.importorskip("langchain_openai", reason="make test-agents installs the frameworks")
-    notebook = nbformat.read(root / "examples" / "langgraph_agent" / "langgraph-agent.ipynb", as_version=4)
-    (cell,) = (cell.source for cell in notebook.cells if cell.source.startswith("@art.langgraph.wrap_rollout"))
-    names = {"art": art, "look_up": shop.look_up, "score": shop.score, "SYSTEM": shop.SYSTEM}
-    exec("from langchain.agents import create_agent", names)
-    exec("from langchain.agents.middleware import ModelCallLimitMiddleware", names)
-    assert cell.count("max_completion_tokens=40") == 1
-    seed = '**{key: task[key] for key in ("seed",) if key in task}'
-    exec(cell.replace("max_completion_tokens=40", f"max_completion_tokens=40, {seed}"), names)
-    return names["rollout"]
+    return art.rollout_from([found[0], str(FOLDER / script)], reward=lambda _, task, out: shop.score(out.stdout, task))
 
 
 @pytest.fixture(scope="module")
@@ -150,37 +134,3 @@ def test_test_tasks_have_items_of_their_own(shop):
     assert {len(task["facts"]) for task in tasks} == {1, 2}
     assert all(task["question"].count(next(iter(task["shop"]))) == 1 for task in tasks)
     assert not {task["question"] for task in tasks} & {shop.task(seed)["question"] for seed in range(1000)}
-
-
-@pytest.mark.parametrize("path", ["langgraph_agent/langgraph-agent.ipynb", "node_agent/node-agent.ipynb"])
-def test_a_tutorial_runs_with_a_tiny_model(path, root, tmp_path, tiny_model_dir, monkeypatch):
-    """From top to bottom, with one step. The prompts need a longer context than that of the tiny model."""
-    if path.startswith("langgraph"):
-        pytest.importorskip("langchain_openai", reason="make test-agents installs the frameworks")
-    monkeypatch.setenv("EXAMPLE_STEPS", "1")
-    tiny = shutil.copytree(tiny_model_dir, tmp_path / "tiny")
-    config = json.loads((tiny / "config.json").read_text())
-    (tiny / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
-    shutil.copytree(root / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns(".art"))
-    notebook = shorten_tutorial(tmp_path / "examples" / path)
-    for cell in notebook.cells:
-        cell.source = cell.source.replace('"smollm2-135m"', repr(str(tiny)))
-    folder = (tmp_path / "examples" / path).parent
-    run_notebook(notebook, folder, kernel="python3")
-    assert (folder / f".art/{Path(path).stem}/models/clerk-001/checkpoints/0002").is_dir()
-    text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-    assert "step 2: right" in text and "False" not in text  # the rows of all clients are equal
-
-
-def test_without_langchain_the_tutorial_says_what_to_install(root, tmp_path):
-    """The first cell fails with one line."""
-    folder = root / "examples" / "langgraph_agent"
-    cells = nbformat.read(folder / "langgraph-agent.ipynb", as_version=4).cells
-    first = next(cell.source for cell in cells if cell.cell_type == "code")
-    blocked = "import sys; sys.modules['langchain'] = sys.modules['langchain.agents'] = None\n"
-    done = subprocess.run(
-        [warm_python(), "-c", blocked + first], cwd=folder, capture_output=True, text=True, check=False, timeout=120
-    )
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode
-    assert "BackendMissing: This tutorial needs langchain" in last and install_hint("langgraph") in last

@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
+import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -17,13 +20,17 @@ from support.provider_parts import expected, running_provider
 from support.registered import until
 
 import art_nb as art
+from art_nb.core.files import append_lines
 from art_nb.core.types import StoreError
+from art_nb.integrations.record_writer import RecordWriter
 from art_nb.integrations.recorder import Recorder
-from art_nb.runs.recordings import read_records
+from art_nb.runs import recordings
+from art_nb.runs.recordings import RawCall, count_matches, new_record, read_records, record_of, update_of
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "sk-test-key-0123456789"
 ROOT = Path(__file__).parents[2]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +120,89 @@ async def test_a_service_with_concurrent_sessions(provider, tmp_path):
     assert len(rollout.messages()) == 2
 
 
+def question(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_a_block_leaves_no_thread_and_can_be_opened_again(provider, tmp_path):
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name == "art_nb-recording"]
+
+    before = threads()
+    recorder = art.record(tmp_path / "t.jsonl")
+    with OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+        for number in range(3):
+            with recorder:
+                ask(client, str(number))
+            for thread in set(threads()) - set(before):
+                thread.join(timeout=20)
+            assert set(threads()) <= set(before)
+        with pytest.raises(RuntimeError, match="out of order"):
+            recorder.__exit__(None, None, None)
+    recorder.close()
+    assert len(read_records(recorder.path)) == 3
+
+
+async def test_concurrent_tasks_open_the_same_recorder(provider, tmp_path):
+    recorder, second_is_in, first_is_out = art.record(tmp_path / "t.jsonl"), asyncio.Event(), asyncio.Event()
+    async with AsyncOpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+
+        async def first():
+            async with recorder:
+                await second_is_in.wait()
+                await client.chat.completions.create(model="gpt", messages=question("a"))
+            first_is_out.set()
+
+        async def second():
+            async with recorder:
+                second_is_in.set()
+                await first_is_out.wait()
+                await client.chat.completions.create(model="gpt", messages=question("b"))
+
+        await asyncio.wait_for(asyncio.gather(first(), second()), 60)
+    named = {t.metadata["session"]: t.messages()[0]["content"] for t in art.read_recordings(recorder.path)}
+    assert sorted(named.values()) == ["a", "b"]
+
+
+async def test_a_task_that_outlives_its_session_belongs_to_the_scope_around_it(provider, tmp_path):
+    recorder = art.record(tmp_path / "t.jsonl").start()
+    is_left = asyncio.Event()
+    async with AsyncOpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+
+        async def later(text):
+            await is_left.wait()
+            await client.chat.completions.create(model="gpt", messages=question(text))
+
+        async with recorder.session("visit"):
+            alone = asyncio.create_task(later("alone"))
+        with art.Trajectory() as rollout:
+            async with recorder.session("judge"):
+                inside = asyncio.create_task(later("inside"))
+            with art.no_capture():
+                async with recorder.session("hidden"):
+                    hidden = asyncio.create_task(later("hidden"))
+        is_left.set()
+        await asyncio.gather(alone, inside, hidden)
+    recorder.close()
+    (trajectory,) = art.read_recordings(recorder.path)
+    assert trajectory.metadata["session"] == "" and trajectory.messages()[0]["content"] == "alone"
+    assert rollout.messages()[0]["content"] == "inside"
+
+
+def test_recorders_of_the_process_do_not_stop_each_other(provider, tmp_path):
+    first, second = art.record(tmp_path / "a.jsonl").start(), art.record(tmp_path / "b.jsonl")
+    try:
+        with pytest.raises(RuntimeError, match="Another recorder"):
+            second.start()
+        second.close()
+        with OpenAI(base_url=f"{provider.url}/v1", api_key=KEY) as client:
+            ask(client, "Hi")
+    finally:
+        first.start().close()
+    assert len(read_records(first.path)) == 1 and not second.path.exists()
+    art.record(tmp_path / "c.jsonl").start().close()
+
+
 def test_the_viewer_and_the_curation_open_recordings(provider, tmp_path):
     with (
         art.record(tmp_path / "t.jsonl", max_bytes=2000) as recorder,
@@ -145,6 +235,116 @@ def test_a_retry_that_missed_its_reply_counts_once(provider, tmp_path):
     recorder.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (trajectory,) = art.read_recordings(recorder.path)
     assert trajectory.metadata["records"] == [["again"]] and not trajectory.additional_histories
+
+
+def record_about(messages, reply="Hi", **options):
+    choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+    answer = None if reply is None else {"id": "c1", "created": 0, "model": "m", "choices": [choice]}
+    return new_record("/v1/chat/completions", {"model": "m", "messages": messages}, answer, NOW, NOW, **options)
+
+
+@pytest.mark.parametrize("failure", [{"status": 429, "error": "slow down"}, {"reply": None}])
+def test_a_retry_that_failed_does_not_replace_the_reply(tmp_path, failure):
+    path = tmp_path / "t.jsonl"
+    question = [{"role": "user", "content": "Hi"}]
+    failed = record_about(question, retry_count=1, **failure) | {"complete": False}
+    append_lines(path, record_about(question), failed)
+    (trajectory,) = art.read_recordings(path)
+    assert [message["content"] for message in trajectory.messages()] == ["Hi", "Hi"]
+    append_lines(path, record_about(question, "Late", retry_count=2))
+    (trajectory,) = art.read_recordings(path)
+    assert trajectory.messages()[-1]["content"] == "Late" and not trajectory.additional_histories
+
+
+@pytest.mark.parametrize("secret", ['pass"word-1', "C:\\keys\\one", "-----BEGIN KEY-----\nabcdef\n-----END KEY-----\n"])
+def test_a_secret_with_escaped_characters_is_not_written(tmp_path, monkeypatch, secret):
+    monkeypatch.setenv("SHOP_PASSWORD", secret)
+    secret = secret.strip()  # a line break at its end is often lost
+    writer = RecordWriter(tmp_path / "t.jsonl")
+    call = {"name": "connect", "arguments": json.dumps({"with": secret})}
+    message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": call}]}
+    messages = [{"role": "user", "content": f"It is {secret}!"}, message]
+    writer.submit(lambda: record_about(messages, secret), 100)
+    writer.close()
+    (record,) = read_records(writer.path)
+    first, second = record["request"]["messages"]
+    assert (
+        first["content"] == "It is [redacted]!" and record["reply"]["choices"][0]["message"]["content"] == "[redacted]"
+    )
+    assert second["tool_calls"][0]["function"]["arguments"] == '{"with": "[redacted]"}'
+
+
+def test_short_keys_and_the_names_of_fields_stay(tmp_path):
+    writer = RecordWriter(tmp_path / "t.jsonl")
+    written = record_about([{"role": "user", "content": "This EMPTY test of ollama has 4 messages."}])
+    writer.submit(lambda: written, 100, ["EMPTY", "test", "ollama", "messages"])
+    writer.close()
+    (record,) = read_records(writer.path)
+    assert record["request"]["messages"][0]["content"] == "This EMPTY test of ollama has 4 [redacted]."
+    assert record == written | {"request": record["request"]}
+
+
+@pytest.mark.parametrize("name", ["traffic", "traffic.json", "traffic.0001"])
+def test_a_path_that_could_not_be_rotated_is_an_error(tmp_path, name):
+    with pytest.raises(ValueError, match="Invalid path"):
+        art.record(tmp_path / name)
+
+
+def test_redact_gets_records_and_no_updates(tmp_path):
+    def redact(record):
+        assert record["request"]["model"] == "m"
+        return record | {"tags": {"redacted": True}}
+
+    writer = RecordWriter(tmp_path / "t.jsonl", redact=redact)
+    writer.submit(lambda: record_about([], session="s"), 100)
+    update = update_of([{"field": "session", "equals": "s"}], {"note": "my key is sk-12345678"})
+    writer.submit(lambda: update, 100, ["sk-12345678"])
+    writer.close()
+    (record,) = read_records(writer.path)
+    assert record["tags"] == {"redacted": True, "note": "my key is [redacted]"} and not writer.counts["dropped"]
+
+
+@pytest.mark.parametrize("field", ["request", "reply"])
+def test_a_compressed_body_has_a_limit(monkeypatch, field):
+    monkeypatch.setattr(recordings, "MAX_DECODED_BYTES", 2 << 20)
+    request = json.dumps({"model": "m", "messages": question("Hi")}).encode()
+    bodies = {"request": request, "reply": b"".join(expected("/v1/chat/completions", request)[2])}
+    for size, is_kept in ((1 << 20, True), (200 << 20, False)):
+        zipped = zlib.compressobj(wbits=31)
+        packed = zipped.compress(bodies[field])
+        packed += b"".join(zipped.compress(b" " * (1 << 20)) for _ in range(size >> 20)) + zipped.flush()
+        tracemalloc.start()
+        call = RawCall("/v1/chat/completions", **(bodies | {field: packed}), start_time=NOW, end_time=NOW)
+        setattr(call, f"{field}_encoding", "gzip")
+        record = record_of(call)
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+        tracemalloc.stop()
+        assert (record[field] is not None) == is_kept
+        assert is_kept or field == "request" or "too large" in record["error"]
+
+
+def test_thousands_of_updates_are_read_in_one_pass(tmp_path):
+    path = tmp_path / "t.jsonl"
+    records = [record_about(question(str(n))) | {"id": f"r{n}"} for n in range(2000)]
+    for n, record in enumerate(records):
+        record["reply"]["id"] = f"c{n % 1000}"
+    names = ("id", "r{}"), ("completionId", "c{}")
+    updates = [
+        update_of([{"field": name, "equals": form.format(n)}], {name: n}) for n in range(1000) for name, form in names
+    ]
+    append_lines(path, *records, *updates)
+    append_lines(path, update_of([{"field": "model", "equals": "m"}], {"all": True}))
+    compared = []
+    original = recordings.matches
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recordings, "matches", lambda *args: compared.append(1) or original(*args))
+        found = read_records(path)
+    assert len(compared) == 1000 + 2000 + 2000
+    assert found[7]["tags"] == {"id": 7, "completionId": 7, "all": True}
+    assert found[1007]["tags"] == {"completionId": 7, "all": True}
+    for field, value, count in (("id", "r7", 1), ("completionId", "c7", 2), ("model", "m", 2000), ("model", "ü", 0)):
+        assert count_matches(path, [{"field": field, "equals": value}]) == count
+    assert count_matches(tmp_path / "absent.jsonl", []) == 0
 
 
 def test_damaged_and_newer_lines_are_skipped(tmp_path):
@@ -214,7 +414,6 @@ async def test_openpipe_writes_a_file_without_a_server(tmp_path, monkeypatch, ca
 
 
 def test_openpipe_reports_to_the_proxy(provider, tmp_path):
-    from art_nb.integrations.record_writer import RecordWriter
     from art_nb.integrations.recording_proxy import ProxyServer, RecordingProxy
 
     writer = RecordWriter(tmp_path / "traffic.jsonl")

@@ -457,6 +457,9 @@ def test_reports_of_openpipe(proxy):
     records = records_of(proxy, 3)
     assert records[1]["tags"] == {"session_id": "g1", "move": 1, "reward": 0.5} and records[0]["tags"] == {}
     assert post(proxy, {"reqPayload": 1}, "/api/v1/report").status_code == 400
+    assert post(proxy, report, "/report").json() == {"status": "ok"}
+    forwarded = post(proxy, chat(), "/v1/usage/report")  # a path of the provider
+    assert forwarded.content == b"".join(expected("/v1/usage/report", forwarded.request.content)[2])
     plain = httpx.post(f"{proxy.url}/report", content=json.dumps(report), headers={"content-type": "text/plain"})
     assert plain.status_code == 415
 

@@ -59,7 +59,7 @@ def test_the_format_is_detected_and_can_be_named(name, source):
     assert [t.messages() for t in named] == [t.messages() for t in read]
     others = {"OTLP", "MLflow", "Codex"} - {source}
     for other in others:
-        with pytest.raises(StoreError, match=f"is no file of {other}: expected the columns"):
+        with pytest.raises(StoreError, match=f"is not a file of {other}: expected the columns"):
             art.read_conversations(DATA / name, format=other)
 
 
@@ -219,6 +219,21 @@ def test_imported_groups_can_be_stored(tmp_path):
         ({"resourceSpans": {}}, r"line 2: invalid `resourceSpans` \(dict\): expected a list"),
         ({"info": {}, "data": None}, r"line 2: invalid `data` \(NoneType\): expected an object with `spans`"),
         ({"context": "t", "span_kind": "LLM", "attributes": {}}, r"line 2: invalid `context` \(str\)"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, r"line 2: invalid `messages` \(list\): .*str"),
+        ({"messages": [{"role": "user", "content": [1, 2]}]}, r"line 2: invalid `messages` \(list\): .*content"),
+        ({"info": {}, "data": {"spans": ["x"]}}, r"line 2: invalid `data` \(dict\): .*AttributeError"),
+        (
+            {"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "x"}]}]}]},
+            r"line 2: invalid `resourceSpans`.*traceId",
+        ),
+        (
+            {"context": {"trace_id": "1", "span_id": "2"}, "span_kind": "LLM", "attributes": ["x"]},
+            r"line 2: invalid `attributes` \(list\): .*AttributeError",
+        ),
+        (
+            {"sessionId": "s", "uuid": "u", "message": {"role": "user", "content": "Hi", "tool_calls": [1]}},
+            r"line 2: invalid `message` \(dict\): .*AttributeError",
+        ),
     ],
 )
 def test_errors_name_file_line_field_and_form(tmp_path, row, says):
@@ -226,6 +241,15 @@ def test_errors_name_file_line_field_and_form(tmp_path, row, says):
     path.write_text("\n" + json.dumps(row) + "\n")
     with pytest.raises(StoreError, match=rf"chats\.jsonl, {says}.*Fix or remove the line"):
         art.read_conversations(path)
+
+
+def test_texts_and_images_keep_their_order(tmp_path):
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    content = [image, {"type": "text", "text": "A"}, image, {"type": "text", "text": "B"}]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": content}]}) + "\n")
+    (talk,) = art.read_conversations(path)
+    assert talk.messages()[0]["content"] == content
 
 
 def test_damaged_lines_are_counted(tmp_path):

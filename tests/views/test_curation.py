@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import permutations
 
@@ -21,7 +22,14 @@ from art_nb.rewards.journal import write_pairs
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
 from art_nb.tokens.chat import ChatFormat
-from art_nb.views.curated_data import correction_pairs, difference, reply_as_text, sft_trajectories
+from art_nb.views.curated_data import (
+    correction_pairs,
+    difference,
+    reply_as_text,
+    scenario_of,
+    sft_trajectories,
+    sft_turns,
+)
 from art_nb.views.curation import Curation, all_conversations, select_conversations
 from art_nb.views.curation_replies import (
     MAX_FACTS,
@@ -156,6 +164,28 @@ def test_a_journal_reads_only_new_lines_and_sees_other_people(tmp_path):
     assert third.of("k").verdict() == "bad" and len(third.read()) == 2 and third.paths() == [yours.file_of("ben")]
 
 
+def test_a_replaced_journal_is_read_also_if_another_one_has_one_new_entry(tmp_path):
+    journal = MarkJournal(tmp_path / "marks")
+    journal.append(MarkEntry("k", "ana", now(), "mark", "good"), MarkEntry("k2", "ana", now(), "mark", "good"))
+    journal.append(MarkEntry("k", "ben", now(), "mark", "good"))
+    assert journal.of("k").verdict() == journal.of("k2").verdict() == "good"
+    lines = journal.file_of("ana").read_bytes().splitlines(True)
+    (tmp_path / "new").write_bytes(lines[0].replace(b'"good"', b'"bad"').replace(b'"k"', b'"k2"'))
+    os.replace(tmp_path / "new", journal.file_of("ana"))  # one entry instead of two
+    assert journal.of("k2").verdict() == "bad" and journal.of("k").marks == {None: {"ben": "good"}}
+    (tmp_path / "new").write_bytes(b"")
+    os.replace(tmp_path / "new", journal.file_of("ana"))
+    MarkJournal(tmp_path / "marks").append(MarkEntry("k", "ben", now(), "mark", "bad"))
+    assert journal.of("k").verdict() == "bad" and journal.of("k2").is_empty
+
+
+def test_if_one_entry_is_invalid_none_is_written(tmp_path):
+    for journal in (MarkJournal(), MarkJournal(tmp_path / "a.jsonl")):
+        with pytest.raises(ValueError, match="a mark is one of"):
+            journal.append(MarkEntry("k", "ana", now(), "mark", "good"), MarkEntry("k", "ana", now(), "mark", "great"))
+        assert journal.read() == []
+
+
 def test_the_clock_of_an_author_may_go_backward(tmp_path):
     journal = MarkJournal(tmp_path / "one.jsonl")
     for hour, verdict in ((10, "good"), (9, "bad")):
@@ -260,6 +290,27 @@ def test_histories_calls_and_corrections():
     assert made.messages()[2]["content"] == "I look"  # the log stays as it was
 
 
+def test_after_a_changed_call_nothing_is_trained_and_no_result_of_another_call_is_used():
+    made = with_calls()
+    last = len(made.messages()) - 1
+    recorded = [{k: c["function"][k] for k in ("name", "arguments")} for c in made.messages()[2]["tool_calls"]]
+    changed = [recorded[0] | {"arguments": '{"query": "pins"}'}, *recorded[1:]]
+    for calls, is_changed in ((recorded, False), (changed, True)):
+        edit = {"content": "I search", "tool_calls": calls}
+        marks = marked(
+            ("ana", "mark", "good", None), ("ana", "edit", edit, 2), ("ana", "edit", {"content": "A pin."}, last)
+        )
+        assert sft_turns(made, marks) == ({2} if is_changed else {2, last})
+        (row,) = sft_trajectories(made, marks)
+        assert row.messages()[-1]["content"] == ("I search" if is_changed else "A pin.")
+        recording = scenario_of(made, marks)["recorded"]
+        assert len(recording) == (1 if is_changed else last - 1) and recording[0]["content"] == "I search"
+        first, second = correction_pairs(made, marks)
+        assert first["chosen"][0]["content"] == "I search" and second["chosen"][0]["content"] == "A pin."
+        calls_of_prompt = [c["function"] for c in second["prompt"][2]["tool_calls"]]
+        assert [c["arguments"] for c in calls_of_prompt] == [c["arguments"] for c in recorded]
+
+
 def test_selections_of_a_run_on_disk(tmp_path):
     store = RunStore(tmp_path / "run")
     store.write_groups("train", 1, [games(1, 4, failed=1), TrajectoryGroup([talk(), talk("Other?", "Yes.")])])
@@ -287,11 +338,38 @@ def test_selections_of_a_run_on_disk(tmp_path):
     assert again.good().rows == (0,) and again.preference_pairs() == []
 
 
+def test_personal_data_is_replaced_in_every_text_of_all_results():
+    mail = "write to ana@example.com"
+    call = {"id": "c", "type": "function", "function": {"name": "send", "arguments": json.dumps({"to": mail})}}
+    thought = {"role": "assistant", "reasoning": mail, "reasoning_content": mail}
+    talk = Trajectory(
+        messages_and_choices=[
+            {"role": "user", "content": [{"type": "text", "text": mail}], "name": "ana@example.com"},
+            thought | {"content": [{"type": "thinking", "thinking": mail}], "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": mail},
+            thought | {"content": mail, "refusal": mail},
+        ]
+    )
+    panel = art.curate([talk], author="ana")
+    panel.edit(0, 3, "corrected: " + mail)
+    assert panel.curation.scanned == {} and panel.where("personal>=10").rows == (0,)
+
+    def sft(**options):
+        return [row.messages() for row in panel.to_sft(**options)]
+
+    for read in (sft, panel.scenarios, panel.preference_pairs):
+        before, after = json.dumps(read()), json.dumps(read(replace_personal_data=True))
+        assert "ana@example.com" in before and "ana@example.com" not in after and "[email]" in after
+    assert "ana@example.com" in str(panel.curation.trajectory(0).messages())  # the log stays as it was
+    reasoning = Trajectory(messages_and_choices=[{"role": "user", "content": "Hi"}, thought | {"content": "Hello"}])
+    assert art.curate([reasoning]).where("personal").rows == (0,)
+
+
 def test_invalid_statements_are_errors(tmp_path):
     panel = art.curate([with_calls(), ValueError("failed")], author="ana", journal=tmp_path / "a.jsonl")
     for attempt, message in (
         (lambda: panel.mark(0, "great"), "a mark is one of"),
-        (lambda: panel.mark(0, "good", turn=1), "no reply"),
+        (lambda: panel.mark(0, "good", turn=1), "not a reply"),
         (lambda: panel.mark(1, "good"), "failed rollout"),
         (lambda: panel.mark(7, "good"), "there is no row 7"),
         (lambda: panel.tag(0, "  "), "a tag has 1 to"),
@@ -299,7 +377,7 @@ def test_invalid_statements_are_errors(tmp_path):
         (lambda: panel.edit(0, 2, "no calls"), "Keep the number"),
         (
             lambda: panel.edit(0, 2, "x", [{"name": "a", "arguments": "[1]"}, {"name": "b", "arguments": "{}"}]),
-            "no JSON",
+            "not a JSON",
         ),
         (lambda: panel.edit(0, 5, "  "), "is empty"),
         (lambda: panel.split(validation=2), "a share from 0 to 1"),
@@ -373,10 +451,53 @@ def test_near_duplicates_are_on_the_same_side_and_the_split_is_stable():
         assert {*train.rows} | {*validation.rows} == {*range(240)} and not {*train.rows} & {*validation.rows}
         assert all((row ^ 1 in validation.rows) == (row in validation.rows) for row in range(240))
         assert 30 <= len(validation) <= 95
-        reversed_log = art.curate(talks[::-1]).split(validation=0.25, seed=seed)[1]
-        assert {239 - row for row in reversed_log.rows} == {*validation.rows}
     assert len(panel.without_duplicates()) == 120
     assert len(panel.where("repeated")) == 120 and len(panel.where("duplicates=2")) == 240
+
+
+def test_later_near_duplicates_do_not_change_the_side_of_earlier_conversations(tmp_path):
+    need_rensa()
+    base = [f"question {n} about " + " ".join(f"w{n}x{i}" for i in range(60)) for n in range(60)]
+    store = RunStore(tmp_path / "run")
+
+    def sides():
+        curation = Curation(store.path).scan_all()
+        return {result.key: curation.is_validation(row, 0.5) for row, result in curation.scanned.items()}
+
+    def write(split, step, end):
+        made = [talk(text + end, f"answer {n}") for n, text in enumerate(base)]
+        store.write_groups(split, step, [TrajectoryGroup(made)])
+
+    write("train", 1, "")
+    panel = art.curate(store.path)
+    first = sides()
+    assert 10 < sum(first.values()) < 50
+    for split, step, end in (("train", 2, " please"), ("val", 2, " now"), ("train", 3, " quickly")):
+        write(split, step, end)
+        assert first.items() <= sides().items()
+    panel.curation.index.refresh()  # rows in another order
+    panel.curation.scan_all()
+    assert {r.key: panel.curation.is_validation(row, 0.5) for row, r in panel.curation.scanned.items()} == sides()
+
+
+def test_the_state_is_counted_while_another_thread_scans():
+    curation = Curation([talk(f"Question {n}") for n in range(3)]).scan_all()
+
+    def scan():
+        with curation.lock:
+            curation.scanned[99] = curation.scanned[0]
+
+    class Scanned(dict):
+        def values(self):
+            thread = threading.Thread(target=scan, daemon=True)
+            for value in super().values():
+                if not thread.ident:
+                    thread.start()
+                    thread.join(0.3)
+                yield value
+
+    curation.scanned = Scanned(curation.scanned)
+    assert curation_state_reply(curation)[0]["conversations"] == 3
 
 
 def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):

@@ -1,4 +1,4 @@
-"""The task of langgraph-agent.ipynb and node-agent.ipynb: answer questions about a shop with two tools."""
+"""Questions about a shop, which an agent answers with two tools, and the agent with the OpenAI client."""
 
 import json
 import random
