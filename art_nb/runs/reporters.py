@@ -10,9 +10,9 @@
 
 # %% auto #0
 __all__ = ['MAX_ROLLOUTS', 'GROUP', 'BUILT_IN', 'TRACES', 'METHODS', 'EXPLANATIONS', 'Reporter', 'FunctionReporter',
-           'known_reporters', 'is_installed', 'ReportRequest', 'requested_reporters', 'TraceRequest',
-           'requested_traces', 'reporter_key', 'create_reporter', 'ToolReporter', 'artifact_name', 'merge_wandb_config',
-           'sent_groups', 'rollout_records']
+           'ToolReporter', 'artifact_name', 'known_reporters', 'is_installed', 'ReportRequest', 'requested_reporters',
+           'TraceRequest', 'requested_traces', 'reporter_key', 'create_reporter', 'merge_wandb_config', 'sent_groups',
+           'rollout_records']
 
 # %% ../../nbs/10_runs/50_reporters.ipynb #eee2c1a9
 import inspect
@@ -122,6 +122,77 @@ class FunctionReporter(Reporter):
         """
         self.function({"step": step, **metrics})
 
+# %% ../../nbs/10_runs/50_reporters.ipynb #c4dd507f
+class ToolReporter(Reporter):
+    """The base class of the built-in reporters.
+
+    Parameters
+    ----------
+    max_rollouts : int
+        The number of rollouts of a step that are sent.
+    checkpoints : {"all", "last"}, optional
+        The checkpoints that are sent. By default, none.
+    """
+
+    package: ClassVar[str]  # which must be installed
+
+    def __init__(self, *, max_rollouts: int = MAX_ROLLOUTS, checkpoints: str | None = None):
+        if checkpoints not in (None, "all", "last"):
+            raise TrainError(f'Invalid `checkpoints={checkpoints!r}`: expected "all", "last" or None.')
+        self.max_rollouts, self.checkpoints = max_rollouts, checkpoints
+        self._last: tuple[Path, int] | None = None
+
+    def upload(self, path: Path, step: int) -> None:
+        """Send the directory of a checkpoint.
+
+        Parameters
+        ----------
+        path : Path
+            The directory.
+        step : int
+            The training step.
+        """
+
+    def close(self) -> None:
+        """Close the run in the tool."""
+
+    def checkpoint(self, path: str, step: int) -> None:
+        """Send a checkpoint, or remember it as the last one.
+
+        Parameters
+        ----------
+        path : str
+            Its directory. With `art.Backend`, it is on another machine and is not sent.
+        step : int
+            The training step.
+        """
+        if self.checkpoints == "all":
+            self._upload(Path(path), step)
+        elif self.checkpoints == "last":
+            self._last = Path(path), step
+
+    def _upload(self, path: Path, step: int) -> None:
+        try:
+            if path.is_dir():
+                self.upload(path, step)
+        except OSError:
+            if path.is_dir():  # otherwise it was deleted while it was read
+                raise
+
+    def end(self) -> None:
+        """Send the last checkpoint if it was requested, and close the run in the tool."""
+        last, self._last = self._last, None
+        if last is not None:
+            self._upload(*last)
+        self.close()
+
+
+def artifact_name(
+    text: str,  # name of a run directory
+) -> str:
+    """Return a name that W&B and Trackio accept for an artifact."""
+    return re.sub(r"[^\w.-]", "-", text, flags=re.ASCII)
+
 # %% ../../nbs/10_runs/50_reporters.ipynb #c711f98e
 GROUP = "art_nb.reporters"  # of entry points
 BUILT_IN = {
@@ -204,7 +275,7 @@ def reporter_key(item: Any) -> Hashable:
         return "report_traces", json.dumps(item.arguments, sort_keys=True, default=repr)
     return item if isinstance(item, str) else _SameObject(item)
 
-# %% ../../nbs/10_runs/50_reporters.ipynb #9c476915
+# %% ../../nbs/10_runs/50_reporters.ipynb #a41c9d07
 def _load(name: str, source: str) -> Any:
     known = known_reporters()
     if name not in known:
@@ -249,77 +320,6 @@ def create_reporter(
 
 def _is_reporter(value: Any) -> bool:
     return not inspect.isclass(value) and all(callable(getattr(value, name, None)) for name in METHODS)
-
-# %% ../../nbs/10_runs/50_reporters.ipynb #c4dd507f
-class ToolReporter(Reporter):
-    """The base class of the built-in reporters.
-
-    Parameters
-    ----------
-    max_rollouts : int
-        The number of rollouts of a step that are sent.
-    checkpoints : {"all", "last"}, optional
-        The checkpoints that are sent. By default, none.
-    """
-
-    package: ClassVar[str]  # which must be installed
-
-    def __init__(self, *, max_rollouts: int = MAX_ROLLOUTS, checkpoints: str | None = None):
-        if checkpoints not in (None, "all", "last"):
-            raise TrainError(f'Invalid `checkpoints={checkpoints!r}`: expected "all", "last" or None.')
-        self.max_rollouts, self.checkpoints = max_rollouts, checkpoints
-        self._last: tuple[Path, int] | None = None
-
-    def upload(self, path: Path, step: int) -> None:
-        """Send the directory of a checkpoint.
-
-        Parameters
-        ----------
-        path : Path
-            The directory.
-        step : int
-            The training step.
-        """
-
-    def close(self) -> None:
-        """Close the run in the tool."""
-
-    def checkpoint(self, path: str, step: int) -> None:
-        """Send a checkpoint, or remember it as the last one.
-
-        Parameters
-        ----------
-        path : str
-            Its directory. With `art.Backend`, it is on another machine and is not sent.
-        step : int
-            The training step.
-        """
-        if self.checkpoints == "all":
-            self._upload(Path(path), step)
-        elif self.checkpoints == "last":
-            self._last = Path(path), step
-
-    def _upload(self, path: Path, step: int) -> None:
-        try:
-            if path.is_dir():
-                self.upload(path, step)
-        except OSError:
-            if path.is_dir():  # otherwise it was deleted while it was read
-                raise
-
-    def end(self) -> None:
-        """Send the last checkpoint if it was requested, and close the run in the tool."""
-        last, self._last = self._last, None
-        if last is not None:
-            self._upload(*last)
-        self.close()
-
-
-def artifact_name(
-    text: str,  # name of a run directory
-) -> str:
-    """Return a name that W&B and Trackio accept for an artifact."""
-    return re.sub(r"[^\w.-]", "-", text, flags=re.ASCII)
 
 # %% ../../nbs/10_runs/50_reporters.ipynb #11a9de93
 def merge_wandb_config(
