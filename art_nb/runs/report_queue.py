@@ -412,13 +412,14 @@ class Reporting:
         BackendMissing
             If a requested package is not installed.
         """
-        self._skipped |= {queue.key for queue in self.queues if queue.failed}
         requests = [requested_reporters(model), requested_traces(model)]
         directory = str(model.store.path.resolve())
         wanted = {reporter_key(item): (item, source) for items, source in requests for item in items}
-        wanted = {key: request for key, request in wanted.items() if key not in self._skipped}
-        _end_unused(directory, {*wanted})
-        queues = [self._queue(model, directory, key, *request) for key, request in wanted.items()]
+        with _queues_lock:  # a reporter that fails meanwhile is removed afterwards, so it does not begin again
+            self._skipped |= {queue.key for queue in self.queues if queue.failed}
+            wanted = {key: request for key, request in wanted.items() if key not in self._skipped}
+            _end_unused(directory, {*wanted})
+            queues = [self._queue(model, directory, key, *request) for key, request in wanted.items()]
         self.queues = [queue for queue in queues if queue is not None]
         for queue in self.queues:
             queue.subscribe_to(model, bus)

@@ -164,6 +164,7 @@ async def main():
         await model.train([group])
         shown = art.Trajectory(messages_and_choices=[*asked, dict(role="assistant", content="B2")])
         await model.train_sft([shown])
+        await model.end_reports(200)  # W&B starts slowly on a busy machine
 
 asyncio.run(main())
 """
