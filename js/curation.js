@@ -55,7 +55,7 @@ function build(root, wire, model) {
     clearTimeout(timer);
     timer = setTimeout(() => (model.set("ui", { ...ui }), model.save_changes()), 250);
   };
-  const note = h("div.c-note", { role: "status", hidden: true });
+  const note = h("div.cu-note", { role: "status", hidden: true });
   app.notify = (/** @type {string} */ text) => {
     note.hidden = false;
     fill(
@@ -73,27 +73,27 @@ function build(root, wire, model) {
 
   // elements ---------------------------------------------------------------------------------
 
-  const title = h("strong.c-title"),
-    counts = h("span.muted.c-counts"),
-    facts = h("div.c-facts.muted"),
-    problem = h("div.c-problem", { role: "alert", hidden: true });
-  const where = h("input.input.c-where", {
+  const title = h("strong.cu-title"),
+    counts = h("span.muted.cu-counts"),
+    facts = h("div.cu-facts.muted"),
+    problem = h("div.cu-problem", { role: "alert", hidden: true });
+  const where = h("input.input.cu-where", {
       label: "Filter",
       placeholder: "filter, for example: not marked (\\)",
       value: ui.where,
       spellcheck: false,
     }),
-    words = h("input.input.c-words", { label: "Search", placeholder: "search (/)", value: ui.words });
-  const share = h("input.input.c-share", {
+    words = h("input.input.cu-words", { label: "Search", placeholder: "search (/)", value: ui.words });
+  const share = h("input.input.cu-share", {
       type: "number",
       label: "Share of validation",
       min: "0",
       max: "1",
       step: "0.05",
     }),
-    seed = h("input.input.c-seed", { type: "number", label: "Seed of the split", min: "0", step: "1" });
+    seed = h("input.input.cu-seed", { type: "number", label: "Seed of the split", min: "0", step: "1" });
   const help = h(
-    "div.c-help",
+    "div.cu-help",
     { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 },
     h(
       "dl",
@@ -110,7 +110,7 @@ function build(root, wire, model) {
   root.classList.add("art-curation");
   root.append(
     h(
-      "div.c-bar",
+      "div.cu-bar",
       { role: "toolbar", label: "Conversations" },
       title,
       counts,
@@ -124,9 +124,13 @@ function build(root, wire, model) {
     problem,
     note,
     help,
-    h("div.c-columns", h("nav.c-browser", { label: "Browser" }, list.node), h("div.c-main", reader.head, reader.node)),
     h(
-      "div.c-split",
+      "div.cu-columns",
+      h("nav.cu-browser", { label: "Browser" }, list.node),
+      h("div.cu-main", reader.head, reader.node),
+    ),
+    h(
+      "div.cu-split",
       h("span", "Split: "),
       share,
       " validation, seed ",

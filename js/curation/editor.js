@@ -4,9 +4,9 @@ import { fill, h, marked } from "../panel.js";
 /** Show a difference as kept, removed and added words. @param {string[][]} parts */
 export const differenceNode = (parts) =>
   h(
-    "div.text.c-difference",
+    "div.text.cu-difference",
     parts.map(([kind, text]) =>
-      kind === "=" ? marked(text) : h(kind === "-" ? "del.c-removed" : "ins.c-added", marked(text)),
+      kind === "=" ? marked(text) : h(kind === "-" ? "del.cu-removed" : "ins.cu-added", marked(text)),
     ),
   );
 
@@ -19,7 +19,7 @@ export const differenceNode = (parts) =>
 export function createEditor(stored, draft, { save, close }) {
   const reply = { ...stored, ...draft };
   const rows = (text) => Math.min(24, Math.max(3, text.split("\n").length + 1));
-  const content = h("textarea.input.c-text", {
+  const content = h("textarea.input.cu-text", {
     label: "Corrected text",
     value: reply.content,
     rows: rows(reply.content),
@@ -27,14 +27,14 @@ export function createEditor(stored, draft, { save, close }) {
   });
   const calls = reply.tool_calls.map((call, n) => ({
     name: h("input.input.mono", { label: `Tool of call ${n + 1}`, value: call.name }),
-    arguments: h("textarea.input.c-text", {
+    arguments: h("textarea.input.cu-text", {
       label: `Arguments of call ${n + 1}`,
       value: call.arguments,
       rows: rows(call.arguments),
       spellcheck: false,
     }),
   }));
-  const problem = h("div.c-problem", { role: "alert", hidden: true });
+  const problem = h("div.cu-problem", { role: "alert", hidden: true });
   const send = async (text, edited) => {
     problem.hidden = true;
     try {
@@ -50,13 +50,13 @@ export function createEditor(stored, draft, { save, close }) {
   });
   const store = () => send(current().content, current().tool_calls);
   const node = h(
-    "section.c-editor",
+    "section.cu-editor",
     { label: "Correct the reply" },
     content,
-    calls.map((call) => h("div.c-call", call.name, call.arguments)),
+    calls.map((call) => h("div.cu-call", call.name, call.arguments)),
     problem,
     h(
-      "div.c-actions",
+      "div.cu-actions",
       h("button.button", { title: "Save the correction (Ctrl+Enter)", onclick: store }, "Save"),
       h("button.button", { title: "Discard this text (Escape)", onclick: close }, "Cancel"),
       reply.is_corrected

@@ -10,8 +10,8 @@ const ROW = 26, // the height that visibleRows assumes
 
 /** @param {any} app */
 export function createList(app) {
-  const inner = h("div.c-rows", { role: "presentation" }),
-    node = h("div.c-list", { tabIndex: 0, role: "listbox", label: "Conversations" }, inner);
+  const inner = h("div.cu-rows", { role: "presentation" }),
+    node = h("div.cu-list", { tabIndex: 0, role: "listbox", label: "Conversations" }, inner);
   /** @type {Map<number, any>} */ const facts = new Map();
   let ids = new Uint32Array(0),
     active = 0,
@@ -22,7 +22,7 @@ export function createList(app) {
     const [from, to] = visibleRows(node.scrollTop, node.clientHeight, ids.length);
     const rows = [];
     for (let i = from; i < to; i++) rows.push(row(i));
-    fill(inner, rows.length ? rows : h("div.c-none.muted", app.done ? "No conversation matches." : "Loading …"));
+    fill(inner, rows.length ? rows : h("div.cu-none.muted", app.done ? "No conversation matches." : "Loading …"));
     inner.style.height = `${ids.length * ROW}px`;
     if (ids.length) node.setAttribute("aria-activedescendant", `${app.name}-${active}`);
     else node.removeAttribute("aria-activedescendant");
@@ -55,7 +55,7 @@ export function createList(app) {
       h("span", { class: `art-cu-sign art-cu-${known.mark || "unmarked"}`, "aria-hidden": "true" }, sign),
       h("span.quiet", known.mark ? `${title}: ` : ""),
       h(
-        "span.grow.c-preview",
+        "span.grow.cu-preview",
         known.opening ? [marked(known.opening), muted(" → ")] : null,
         muted(marked(known.preview || "(empty)")),
       ),

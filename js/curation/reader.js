@@ -31,15 +31,15 @@ export function createReader(app) {
 
   const place = h("strong"),
     others = h("span.muted"),
-    tags = h("span.c-tags", { role: "group", label: "Tags" }),
+    tags = h("span.cu-tags", { role: "group", label: "Tags" }),
     tagList = h("datalist", { id: `${app.name}-tags` }),
-    tagInput = h("input.input.c-tag-input", {
+    tagInput = h("input.input.cu-tag-input", {
       label: "Add a tag",
       placeholder: "add a tag (t)",
       maxLength: 60,
       list: `${app.name}-tags`,
     }),
-    notes = h("div.c-notes"),
+    notes = h("div.cu-notes"),
     marks = verdictButtons(
       "Mark of the conversation",
       (key) => key,
@@ -55,12 +55,21 @@ export function createReader(app) {
     event.stopPropagation();
   };
   const head = h(
-    "div.c-head",
-    h("div.c-bar", { role: "toolbar", label: "This conversation" }, place, marks.node, others, tags, tagInput, tagList),
+    "div.cu-head",
+    h(
+      "div.cu-bar",
+      { role: "toolbar", label: "This conversation" },
+      place,
+      marks.node,
+      others,
+      tags,
+      tagInput,
+      tagList,
+    ),
     notes,
   );
-  const body = h("div.c-conversation"),
-    node = h("div.c-reader", { tabIndex: 0, role: "region", label: "Conversation" }, body);
+  const body = h("div.cu-conversation"),
+    node = h("div.cu-reader", { tabIndex: 0, role: "region", label: "Conversation" }, body);
 
   function drawHead() {
     const { id, verdict, marks: statements, duplicates, personal, validation } = facts;
@@ -75,7 +84,7 @@ export function createReader(app) {
       tags,
       facts.tags.map(([tag, authors]) =>
         h(
-          "span.badge.c-tag",
+          "span.badge.cu-tag",
           { title: `by ${authors.join(", ")}` },
           marked(tag),
           authors.includes(app.state.author)
@@ -112,7 +121,7 @@ export function createReader(app) {
       facts.unmarked ? null : muted(`SFT trains ${facts.trained.length} of ${Object.keys(facts.turns).length} replies`),
     );
   }
-  const button = (label, title, onclick) => h("button.button.c-small", { title, onclick }, marked(label));
+  const button = (label, title, onclick) => h("button.button.cu-small", { title, onclick }, marked(label));
 
   function find(text) {
     reveal(body, text.toLowerCase());
@@ -141,7 +150,7 @@ export function createReader(app) {
       form = h("div"),
       draft = muted("not saved");
     const editButton = h("button.button", { title: "Correct this reply (e)", onclick: () => edit(i) }, "Correct");
-    article.append(h("div.c-turn", turnMarks.node, editButton, draft, verdict, rest), edits, form);
+    article.append(h("div.cu-turn", turnMarks.node, editButton, draft, verdict, rest), edits, form);
     const update = () => {
       const known = facts.turns[i];
       draft.hidden = !drafts.has(`${id} ${i}`);
@@ -155,7 +164,7 @@ export function createReader(app) {
         edits,
         known.edits.map(([author, parts]) =>
           h(
-            "section.c-correction",
+            "section.cu-correction",
             { label: `Correction by ${author}` },
             h("div.label", "Correction by ", marked(author)),
             differenceNode(parts),

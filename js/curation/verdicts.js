@@ -36,7 +36,7 @@ export function verdictButtons(label, keyOf, choose) {
     ),
   );
   return {
-    node: h("span.c-marks", { role: "group", label }, buttons),
+    node: h("span.cu-marks", { role: "group", label }, buttons),
     update(own) {
       current = own;
       buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(VERDICTS[i][0] === own)));

@@ -3,6 +3,8 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def tracing_on(monkeypatch):
-    monkeypatch.delenv("OTEL_SDK_DISABLED", raising=False)
+@pytest.fixture(scope="module", autouse=True)
+def tracing_on():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OTEL_SDK_DISABLED", raising=False)
+        yield
