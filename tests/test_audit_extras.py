@@ -50,7 +50,7 @@ def test_every_pinned_package_has_hashes(path):
     assert not re.search(r"https?://|--[a-z-]*index|--find-links", text), "a registry is the user's choice"
     hashes = r"(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+"
     entries = re.findall(r"^[A-Za-z0-9][\w.-]*==[^\n]*\\\n" + hashes, text, re.MULTILINE)
-    assert len(entries) == len(re.findall(r"^[A-Za-z0-9]", text, re.MULTILINE)) > 10
+    assert len(entries) == len(re.findall(r"^[A-Za-z0-9]", text, re.MULTILINE)) > 0
 
 
 def test_constraints_cover_what_the_extras_ask_for():
@@ -65,6 +65,7 @@ def test_constraints_cover_what_the_extras_ask_for():
 def test_every_install_of_the_makefile_requires_hashes():
     """torch is the exception, chosen by the user; the project itself cannot be hashed and installs no dependency."""
     installs = re.findall(r"pip install (.*)", (ROOT / "Makefile").read_text())
-    assert len(installs) == 4
+    assert len(installs) == 3
+    assert '"--require-hashes"' in (ROOT / "tools" / "install.py").read_text()
     for options in installs:
         assert "--require-hashes" in options or options.endswith(("$(TORCH)", "--no-deps --no-build-isolation -e ."))

@@ -7,6 +7,7 @@ random: the tiny model writes random text, and steps without different rewards w
 """
 
 import ast
+import contextlib
 import importlib
 import inspect
 import random
@@ -150,7 +151,8 @@ async def test_the_code_runs(page, namespace, tiny_model_dir):
 def test_names_and_arguments_exist(page):
     imported, found = {}, []
     for _, code, _ in blocks(page.read_text(encoding="utf-8")):
-        found += faults(code, imported)
+        with contextlib.suppress(art.BackendMissing):  # LiteLLM is an extra
+            found += faults(code, imported)
     assert not found
 
 

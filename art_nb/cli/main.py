@@ -232,10 +232,10 @@ def record(
 
     raise_file_limit()
     function = None if redact is None else redaction_function(redact)
-    tags = dict(entry.partition("=")[::2] for entry in tag)
+    tags = dict(entry.partition("=")[::2] for entry in tag)  # pyright: ignore[reportArgumentType, reportCallIssue]
     writer = RecordWriter(path, redact=function, sample=sample, max_bytes=max_mb << 20)
     key = os.environ.get("ART_NB_API_KEY")
-    proxy = RecordingProxy(upstream, writer, session_header=session_header, api_key=key, tags=tags)
+    proxy = RecordingProxy(upstream, writer, session_header=session_header, api_key=key, tags=tags)  # pyright: ignore[reportArgumentType]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ProxyServer(proxy, host, port) as server:
         print(

@@ -84,7 +84,7 @@ def call_record(
 def _tags(metadata: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return the simple values of the caller's metadata, its tags, and the cost in US dollars."""
     values = metadata.get("requester_metadata") if isinstance(metadata.get("requester_metadata"), Mapping) else metadata
-    tags = {key: value for key, value in values.items() if isinstance(value, (str, int, float, bool))}
+    tags = {key: value for key, value in values.items() if isinstance(value, (str, int, float, bool))}  # pyright: ignore[reportOptionalMemberAccess]
     tags = {key: value for key, value in tags.items() if not key.startswith(("user_api_key", "litellm_", "hidden_"))}
     if payload.get("request_tags"):
         tags["tags"] = plain(payload["request_tags"])
@@ -97,7 +97,7 @@ def _tags(metadata: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, 
 def recorder_class() -> type:
     """Return the class `LiteLLMRecorder`. Raise `BackendMissing` if LiteLLM is not installed."""
     try:
-        from litellm.integrations.custom_logger import CustomLogger
+        from litellm.integrations.custom_logger import CustomLogger  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackendMissing(f"The recorder needs litellm. {install_hint('judge')}") from error
 

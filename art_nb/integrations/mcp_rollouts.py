@@ -114,7 +114,7 @@ async def run_task(
         for call in calls:
             result = await run_tool_call(call, session, tools, complete)
             results.append({"role": "tool", "tool_call_id": call.id, "content": result.text})
-            if not result.is_error and getattr(call.function, "name", None) == complete:
+            if not result.is_error and getattr(call.function, "name", None) == complete:  # pyright: ignore[reportAttributeAccessIssue]
                 metrics["task_completed"] = True
             else:
                 metrics["invalid_calls" if result.is_error else "valid_calls"] += 1

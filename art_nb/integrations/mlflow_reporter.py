@@ -68,7 +68,7 @@ class MLflowReporter(ToolReporter):
         config : dict
             The settings of the run.
         """
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self._client, directory = MlflowClient(self._tracking_uri), model.store.path
         project, name = directory.parents[1].name, directory.name
@@ -91,7 +91,7 @@ class MLflowReporter(ToolReporter):
         config : dict
             All settings of the run.
         """
-        from mlflow.entities import Param
+        from mlflow.entities import Param  # pyright: ignore[reportMissingImports]
 
         known = self._client.get_run(self._run).data.params
         params = iter([Param(name, value) for name, value in flat_params(config) if name not in known])
@@ -108,7 +108,7 @@ class MLflowReporter(ToolReporter):
         step : int
             The training step.
         """
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now, items = int(time.time() * 1000), iter(metrics.items())
         while batch := [*islice(items, MAX_BATCH_METRICS)]:

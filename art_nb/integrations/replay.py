@@ -154,4 +154,4 @@ async def _replay(
         if messages is None:
             trajectory.metrics["diverged"] = True
             return
-        trajectory.messages_and_choices.extend(messages)
+        trajectory.messages_and_choices.extend(messages)  # pyright: ignore[reportArgumentType]

@@ -279,7 +279,7 @@ def _chat_attributes(turn: TimedTurn, place: RolloutPlace, options: SpanOptions)
         **_usage(choice),
     }
     if options.content:
-        *context, reply = get_messages(turn.entries[: turn.position + 1])
+        *context, reply = get_messages(turn.entries[: turn.position + 1])  # pyright: ignore[reportArgumentType]
         output = {**convention_message(reply, options.secrets), "finish_reason": str(choice.finish_reason)}
         attributes["gen_ai.input.messages"] = _attribute([convention_message(m, options.secrets) for m in context])
         attributes["gen_ai.output.messages"] = _attribute([output])

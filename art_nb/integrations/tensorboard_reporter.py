@@ -59,18 +59,18 @@ class TensorBoardReporter(ToolReporter):
         config : dict
             The settings of the run.
         """
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
 
         self._writer = EventFileWriter(str(self._logdir or model.store.path / "tensorboard"))
         self.configure(({"base_model": model.base_model} if model.trainable else {}) | dict(config))
 
     def _write(self, summary: Any, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports]
 
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
     def _write_text(self, tag: str, text: str, step: int) -> None:
-        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.plugins.text.summary_v2 import text_pb  # pyright: ignore[reportMissingImports]
 
         self._write(text_pb(tag, text), step)
 
@@ -94,7 +94,7 @@ class TensorBoardReporter(ToolReporter):
         step : int
             The training step.
         """
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportMissingImports]
 
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         self._write(Summary(value=values), step)

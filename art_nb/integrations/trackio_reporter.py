@@ -67,7 +67,7 @@ class TrackioReporter(ToolReporter):
         config : dict
             The settings of the run.
         """
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         directory = model.store.path
         facts = {"base_model": model.base_model} if model.trainable else {}
@@ -97,7 +97,7 @@ class TrackioReporter(ToolReporter):
         step : int
             The training step.
         """
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports]
 
         traces = [trackio.Trace(messages, metadata=metadata) for messages, metadata in trace_parts(groups)]
         if traces:

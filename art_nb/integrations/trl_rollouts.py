@@ -98,9 +98,9 @@ class TrainerSampler:
             self._serve(trainer, model, lora)
         if lora is not None:
             previous, self.key = self.key, f"{self.name}@{self.updates}"
-            self.worker.call(self.sampler.load, self.key, lora[0])
+            self.worker.call(self.sampler.load, self.key, lora[0])  # pyright: ignore[reportOptionalMemberAccess]
             if previous:
-                self.worker.call(self.sampler.unload, previous)
+                self.worker.call(self.sampler.unload, previous)  # pyright: ignore[reportOptionalMemberAccess]
         self.updates += 1
 
     def _serve(self, trainer: Any, model: Any, lora: Any) -> None:

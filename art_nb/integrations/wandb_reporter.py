@@ -106,7 +106,7 @@ class WandbReporter(ToolReporter):
         columns, data = table_of_rollouts(groups)
         if data:
             split = groups[0].metadata["split"]
-            table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+            table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)  # pyright: ignore[reportArgumentType]
             page = wandb.Html(f'<meta charset="utf-8">{static_html([*groups])}', inject=False, data_is_not_path=True)
             values = {f"rollouts/{split}": table, f"rollouts/{split}_viewer": page, "training_step": step}
             self._open_run().log(values)

@@ -87,7 +87,7 @@ LOWEST_SCORE = -1e9  # of tokens that no merge produces
 
 def merge_pairs(spec: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the merges of tokenizer.json. Older versions of it have one text for each pair."""
-    return [tuple(pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in spec["model"]["merges"]]
+    return [tuple(pair.split(" ", 1) if isinstance(pair, str) else pair) for pair in spec["model"]["merges"]]  # pyright: ignore[reportReturnType]
 
 
 def merge_scores(spec: dict[str, Any], texts: list[str]) -> list[float]:

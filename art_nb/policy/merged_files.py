@@ -167,4 +167,4 @@ def write_merged(
     if template:
         _edit_json(target / "tokenizer_config.json", lambda values: values.pop("chat_template", None))
     if model.dtype is not None:
-        _edit_json(target / "config.json", lambda values: _set_dtype(values, model.dtype))
+        _edit_json(target / "config.json", lambda values: _set_dtype(values, model.dtype))  # pyright: ignore[reportArgumentType]

@@ -65,7 +65,7 @@ class FileRow(dict[str, Any]):
             form = "a text or a list of messages" if text else "a list of messages"
             raise self.invalid(field, f'{form}, for example [{{"role": "user", "content": "Hello"}}]')
         with self.reading(field):
-            if not is_text and not all(_is_content(message.get("content")) for message in value):
+            if not is_text and not all(_is_content(message.get("content")) for message in value):  # pyright: ignore[reportAttributeAccessIssue, reportOptionalIterable]
                 raise TypeError("the content of a message is a text or a list of objects")
             return openai_messages(value, role)
 
@@ -161,7 +161,7 @@ def scenario_groups(imported: Iterable[Imported]) -> list[TrajectoryGroup]:
 def _from_messages(
     source: str, messages: list[dict[str, Any]], tools: Any, rest: Mapping[str, Any], reward: float | None = None
 ) -> Trajectory:
-    history = History(messages_and_choices=messages, tools=openai_tools(tools))
+    history = History(messages_and_choices=messages, tools=openai_tools(tools))  # pyright: ignore[reportArgumentType]
     return imported_trajectory(source, [history], metadata=rest, reward=reward)
 
 

@@ -443,7 +443,7 @@ def _trajectories(records: list[Record], whole: bool) -> Iterator[Trajectory]:
 # %% ../../nbs/10_runs/71_recordings.ipynb #9e54c1b7
 def _trajectory(part: list[tuple[Conversation, list[str]]], records: list[Record], failed: int) -> Trajectory:
     main, *others = (
-        History(messages_and_choices=get_messages(conversation.entries), tools=conversation.tools)
+        History(messages_and_choices=get_messages(conversation.entries), tools=conversation.tools)  # pyright: ignore[reportArgumentType]
         for conversation, _ in part
     )
     start, end = records[0]["start_time"], max(record["end_time"] for record in records)

@@ -54,7 +54,7 @@ def _history(lines: list[FileRow]) -> History:
     for line in lines:
         with line.reading("message"):
             messages += openai_messages([line["message"]]) if isinstance(line.get("message"), Mapping) else []
-    return History(messages_and_choices=joined_replies(messages))
+    return History(messages_and_choices=joined_replies(messages))  # pyright: ignore[reportArgumentType]
 
 
 def read_claude_code(rows: list[FileRow]) -> list[Imported]:
@@ -73,7 +73,7 @@ def read_claude_code(rows: list[FileRow]) -> list[Imported]:
         messages = (line["message"] for line in lines if isinstance(line.get("message"), Mapping))
         facts["model"] = next((message["model"] for message in messages if message.get("model")), None)
         trajectory = imported_trajectory("Claude Code", histories, metadata=facts)
-        imported.append((opening_messages(histories[0].messages_and_choices), trajectory))
+        imported.append((opening_messages(histories[0].messages_and_choices), trajectory))  # pyright: ignore[reportArgumentType]
     return imported
 
 
@@ -134,8 +134,8 @@ def _codex_session(rows: list[FileRow]) -> list[Imported]:
             parts.append(openai_messages(payload.get("message") or None))
         elif row.get("type") == "response_item" and (item := _codex_item(payload)):
             parts[-1] += openai_messages([item])
-    histories = [History(messages_and_choices=joined_replies(part)) for part in reversed(parts) if part]
+    histories = [History(messages_and_choices=joined_replies(part)) for part in reversed(parts) if part]  # pyright: ignore[reportArgumentType]
     if not histories:
         return []
     trajectory = imported_trajectory("Codex", histories, metadata=facts)
-    return [(opening_messages(histories[0].messages_and_choices), trajectory)]
+    return [(opening_messages(histories[0].messages_and_choices), trajectory)]  # pyright: ignore[reportArgumentType]

@@ -80,10 +80,10 @@ def recorded_trajectories(recording: RecordedCalls) -> list[Imported]:
     for session, conversations in sessions.items():
         if not conversations:
             continue
-        histories = [History(messages_and_choices=get_messages(c.entries), tools=c.tools) for c in conversations]
+        histories = [History(messages_and_choices=get_messages(c.entries), tools=c.tools) for c in conversations]  # pyright: ignore[reportArgumentType]
         facts = recording.metadata.get(session, {}) | {"session": session, "model": models.get(session, "")}
         trajectory = imported_trajectory(recording.source, histories, recording.scores.get(session, ()), facts)
-        imported.append((opening_messages(histories[0].messages_and_choices), trajectory))
+        imported.append((opening_messages(histories[0].messages_and_choices), trajectory))  # pyright: ignore[reportArgumentType]
     return imported
 
 # %% ../../nbs/10_runs/74_spans.ipynb #e1f53d81

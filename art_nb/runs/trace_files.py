@@ -118,14 +118,14 @@ def _langfuse_rows(rows: Iterable[FileRow]) -> tuple[list[Mapping[str, Any]], li
 def _langfuse_place(score: Mapping[str, Any], traces: Mapping[str, str], sessions: Mapping[str, str]) -> str:
     """Return the session that a score belongs to."""
     subject = score.get("subject") if isinstance(score.get("subject"), Mapping) else {}
-    named = value_of(score, "sessionId") or (subject.get("id") if subject.get("kind") == "session" else None)
+    named = value_of(score, "sessionId") or (subject.get("id") if subject.get("kind") == "session" else None)  # pyright: ignore[reportOptionalMemberAccess]
     if named:
         return str(named)
     observation = value_of(score, "observationId") or (
-        subject.get("id") if subject.get("kind") == "observation" else ""
+        subject.get("id") if subject.get("kind") == "observation" else ""  # pyright: ignore[reportOptionalMemberAccess]
     )
     trace = (
-        value_of(score, "traceId") or value_of(subject, "traceId") or traces.get(str(observation)) or subject.get("id")
+        value_of(score, "traceId") or value_of(subject, "traceId") or traces.get(str(observation)) or subject.get("id")  # pyright: ignore[reportArgumentType, reportOptionalMemberAccess]
     )
     return sessions.get(str(trace), str(trace))
 
@@ -167,8 +167,8 @@ def read_weave(rows: list[FileRow]) -> list[Imported]:
         sessions[str(row.get("id"))] = session = str(row.get("thread_id") or row.get("trace_id"))
         inputs, output = row.get("inputs"), row.get("output")
         is_call = isinstance(inputs, Mapping) and isinstance(output, Mapping)
-        if is_call and ("messages" in inputs or "input" in inputs) and {"choices", "content", "output"} & output.keys():
-            add_call(recording, session, row.get("started_at"), inputs, output, inputs.get("model"))
+        if is_call and ("messages" in inputs or "input" in inputs) and {"choices", "content", "output"} & output.keys():  # pyright: ignore[reportOperatorIssue, reportOptionalMemberAccess]
+            add_call(recording, session, row.get("started_at"), inputs, output, inputs.get("model"))  # pyright: ignore[reportOptionalMemberAccess]
         for note in ((row.get("summary") or {}).get("weave") or {}).get("feedback") or ():
             _add_weave_feedback(recording, session, note)
     for row in rows:
@@ -195,9 +195,9 @@ def read_litellm(rows: list[FileRow]) -> list[Imported]:
         if row.get("status") == "failure":
             continue
         facts = row.get("metadata") if isinstance(row.get("metadata"), Mapping) else {}
-        known = row.get("session_id") or facts.get("session_id") or row.get("trace_id") or row.get("id")
+        known = row.get("session_id") or facts.get("session_id") or row.get("trace_id") or row.get("id")  # pyright: ignore[reportOptionalMemberAccess]
         options = row.get("model_parameters") if isinstance(row.get("model_parameters"), Mapping) else {}
-        arguments = (row.get("messages"), row.get("response"), row.get("model"), options.get("tools"))
+        arguments = (row.get("messages"), row.get("response"), row.get("model"), options.get("tools"))  # pyright: ignore[reportOptionalMemberAccess]
         add_call(recording, str(known), row.get("startTime"), *arguments)
         tags = row.get("request_tags")
         recording.metadata.setdefault(str(known), {}).update({"tags": tags} if tags else {})

@@ -53,7 +53,7 @@ BANDS = 16  # with 8 hashes each: pairs with a similarity of 0.8 are found with 
 
 def _rensa() -> Any:
     try:
-        import rensa
+        import rensa  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise BackendMissing(f"Near-duplicates need the package rensa: {install_hint('curation')}.") from error
     return rensa
@@ -101,7 +101,7 @@ class DuplicateFinder:
             self._add_distinct(row, sequences)
 
     def _add_distinct(self, row: int, sequences: list[str]) -> None:
-        signature = self._library.RMinHash(num_perm=HASHES, seed=0)
+        signature = self._library.RMinHash(num_perm=HASHES, seed=0)  # pyright: ignore[reportOptionalMemberAccess]
         signature.update(sequences)
         digest, count = np.array(signature.digest(), np.uint32), len(self._distinct)
         for number in self._similar(digest, self._bands.query(signature)):

@@ -115,7 +115,7 @@ def entry_of_row(row: Mapping[str, Any]) -> MarkEntry | None:  # None if the lin
     values = {name: row[name] for name in _NAMES if name in row}
     try:
         time = datetime.fromisoformat(values["time"]).astimezone(UTC).isoformat(timespec="microseconds")
-        entry = MarkEntry(**values | {"time": time})
+        entry = MarkEntry(**values | {"time": time})  # pyright: ignore[reportArgumentType]
         return check_entry(entry) if _has_types(entry) else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
