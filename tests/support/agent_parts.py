@@ -18,7 +18,6 @@ NO_TELEMETRY = {
     "LANGSMITH_TRACING": "false",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "OTEL_SDK_DISABLED": "true",
 }
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 FINAL_CALL = '<tool_call>{"name": "final_answer", "arguments": {"answer": "It is sunny."}}</tool_call>'
