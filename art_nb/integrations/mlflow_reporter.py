@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from ..core.events import Warned
 from ..rollouts.trajectories import TrajectoryGroup
-from ..runs.reporters import ToolReporter, rollout_records
+from ..runs.reporters import ToolReporter, rollout_records, project_and_name, run_settings
 
 # %% ../../nbs/88_integrations/88_mlflow_reporter.ipynb #52b859a7
 MAX_PARAM_CHARS = 6000
@@ -70,8 +70,8 @@ class MLflowReporter(ToolReporter):
         """
         from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
 
-        self._client, directory = MlflowClient(self._tracking_uri), model.store.path
-        project, name = directory.parents[1].name, directory.name
+        self._client = MlflowClient(self._tracking_uri)
+        project, name = project_and_name(model)
         experiment = self._client.get_experiment_by_name(project)
         number = self._client.create_experiment(project) if experiment is None else experiment.experiment_id
         tag = name.replace("'", "")
@@ -81,7 +81,7 @@ class MLflowReporter(ToolReporter):
         self._warnings_file = f"warnings/{time.strftime('%Y-%m-%d-%H%M%S')}-{uuid4().hex[:6]}.txt"
         if existing:
             self._client.update_run(self._run, status="RUNNING")
-        self.configure(({"base_model": model.base_model} if model.trainable else {}) | dict(config))
+        self.configure(run_settings(model, config))
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Send the settings that the run does not have yet.

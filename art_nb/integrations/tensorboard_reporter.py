@@ -15,7 +15,7 @@ from typing import Any
 from ..core.events import Warned
 from ..core.jsonable import plain
 from ..rollouts.trajectories import TrajectoryGroup
-from ..runs.reporters import ToolReporter, rollout_records
+from ..runs.reporters import ToolReporter, rollout_records, run_settings
 
 # %% ../../nbs/88_integrations/89_tensorboard_reporter.ipynb #96ee3107
 def verbatim(text: str) -> str:
@@ -62,7 +62,7 @@ class TensorBoardReporter(ToolReporter):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
 
         self._writer = EventFileWriter(str(self._logdir or model.store.path / "tensorboard"))
-        self.configure(({"base_model": model.base_model} if model.trainable else {}) | dict(config))
+        self.configure(run_settings(model, config))
 
     def _write(self, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports]

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.events import Warned
 from ..core.jsonable import one_line
 from ..rollouts.trajectories import TrajectoryGroup
-from ..runs.reporters import ToolReporter, artifact_name, rollout_records
+from ..runs.reporters import ToolReporter, artifact_name, rollout_records, project_and_name, run_settings
 
 # %% ../../nbs/88_integrations/86_trackio_reporter.ipynb #d96dccae
 def trace_parts(
@@ -69,11 +69,10 @@ class TrackioReporter(ToolReporter):
         """
         import trackio  # pyright: ignore[reportMissingImports]
 
-        directory = model.store.path
-        facts = {"base_model": model.base_model} if model.trainable else {}
-        names = {"project": directory.parents[1].name, "name": directory.name, "resume": "allow", "embed": False}
+        project, name = project_and_name(model)
+        arguments = {"project": project, "name": name, "resume": "allow", "embed": False} | self._options
         with _start_lock:  # `init` sets global names
-            self._run: Any = trackio.init(config={**facts, **config}, **names | self._options)
+            self._run: Any = trackio.init(config=run_settings(model, config), **arguments)
 
     def row(self, metrics: Mapping[str, float], step: int) -> None:
         """Send a row.

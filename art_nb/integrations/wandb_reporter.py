@@ -14,7 +14,7 @@ from typing import Any
 from ..core.events import Warned
 from ..core.jsonable import one_line
 from ..rollouts.trajectories import TrajectoryGroup
-from ..runs.reporters import ToolReporter, artifact_name, rollout_records
+from ..runs.reporters import ToolReporter, artifact_name, rollout_records, project_and_name
 
 # %% ../../nbs/88_integrations/87_wandb_reporter.ipynb #401caf1a
 ROLLOUT_COLUMNS = ("group", "rollout", "reward", "explanation", "error", "text")
@@ -61,9 +61,8 @@ class WandbReporter(ToolReporter):
         config : dict
             The settings of the run.
         """
-        directory = model.store.path
-        names = {"entity": model.entity, "project": directory.parents[1].name, "id": directory.name}
-        self._arguments = names | {"name": directory.name} | self._options
+        project, name = project_and_name(model)
+        self._arguments = {"entity": model.entity, "project": project, "id": name, "name": name} | self._options
         self._config = dict(config)
         self._open_run()
 

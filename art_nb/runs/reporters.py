@@ -10,9 +10,9 @@
 
 # %% auto #0
 __all__ = ['MAX_ROLLOUTS', 'GROUP', 'BUILT_IN', 'TRACES', 'METHODS', 'EXPLANATIONS', 'Reporter', 'FunctionReporter',
-           'ToolReporter', 'artifact_name', 'known_reporters', 'is_installed', 'ReportRequest', 'requested_reporters',
-           'TraceRequest', 'requested_traces', 'reporter_key', 'create_reporter', 'merge_wandb_config', 'sent_groups',
-           'rollout_records']
+           'project_and_name', 'run_settings', 'ToolReporter', 'artifact_name', 'known_reporters', 'is_installed',
+           'ReportRequest', 'requested_reporters', 'TraceRequest', 'requested_traces', 'reporter_key',
+           'create_reporter', 'merge_wandb_config', 'sent_groups', 'rollout_records']
 
 # %% ../../nbs/10_runs/50_reporters.ipynb #eee2c1a9
 import inspect
@@ -121,6 +121,22 @@ class FunctionReporter(Reporter):
             The training step.
         """
         self.function({"step": step, **metrics})
+
+# %% ../../nbs/10_runs/50_reporters.ipynb #eda13354
+def project_and_name(
+    model: Any,  # a Model
+) -> tuple[str, str]:
+    """Return the project and the name of a run. They are those of its directory."""
+    directory = model.store.path
+    return directory.parents[1].name, directory.name
+
+
+def run_settings(
+    model: Any,  # a Model
+    config: Mapping[str, Any],  # of `begin`
+) -> dict[str, Any]:
+    """Return the settings of a run, with its base model if the model is trained."""
+    return ({"base_model": model.base_model} if model.trainable else {}) | dict(config)
 
 # %% ../../nbs/10_runs/50_reporters.ipynb #c4dd507f
 class ToolReporter(Reporter):
