@@ -110,11 +110,17 @@ def recorder_class() -> type:
             The file. By default, the environment variable `ART_NB_RECORD`, or `.art/recordings/litellm.jsonl`.
         **options
             `redact`, `sample`, `max_bytes`: as for `RecordWriter`.
+
+        Attributes
+        ----------
+        path : str
+            The file. LiteLLM compares callbacks by such attributes, and ignores one that equals an earlier one.
         """
 
         def __init__(self, path: str | Path | None = None, **options: Any):
             super().__init__()
-            self.writer = RecordWriter(path or os.environ.get(RECORD_PATH) or LITELLM_PATH, **options)
+            self.path = str(path or os.environ.get(RECORD_PATH) or LITELLM_PATH)
+            self.writer = RecordWriter(self.path, **options)
 
         def _record(self, kwargs: Any, reply: Any, start_time: Any, end_time: Any) -> None:
             try:

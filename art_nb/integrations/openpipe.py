@@ -155,7 +155,7 @@ class OpenPipe(_Reports):
         Where reports are sent, for example the address of `art-nb record`. By default, `OPENPIPE_BASE_URL`. Without it,
         the reports are written to `path`.
     timeout : float, optional
-        Seconds until a report is given up.
+        Seconds after which a report without a reply fails.
     path : str or Path
         The file of records.
     """

@@ -301,7 +301,7 @@ class RecordingProxy:
     def _guarded(self, function: Callable[..., ResultT], *args: Any) -> ResultT | None:
         try:
             return function(*args)
-        except Exception as error:  # of the recording: the request goes on without it
+        except Exception as error:  # of the recording: the request is still forwarded
             self.writer.drop(1, f"{type(error).__name__}: {error}")
             return None
 

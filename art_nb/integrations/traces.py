@@ -165,7 +165,7 @@ class SpanSender:
     project : str
         The name of the project in the target.
     timeout_s : float
-        Seconds until a request, with its retries, is given up.
+        Seconds after which a request fails, including its retries.
     """
 
     def __init__(self, target: TraceTarget, project: str, timeout_s: float = SEND_TIMEOUT_S):
@@ -176,7 +176,7 @@ class SpanSender:
         self._exporter: Any = None
 
     def send(self, records: Sequence[SpanRecord]) -> None:
-        """Send spans. Raise `ServeError` if the target does not take them.
+        """Send spans. Raise `ServeError` if the target does not accept them.
 
         Parameters
         ----------
@@ -318,7 +318,7 @@ def export_traces(
     steps : sequence of int, optional
         The steps to send. By default, all.
     timeout_s : float
-        Seconds until a request, with its retries, is given up.
+        Seconds after which a request fails, including its retries.
 
     Returns
     -------

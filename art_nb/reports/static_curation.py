@@ -11,7 +11,7 @@ from typing import Any
 from ..core.jsonable import one_line
 from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag
 from .static_html import headline, rollout_html
-from ..views.curated_data import corrected, difference, replies_of, reply_as_text
+from ..views.curated_data import difference, replies_of, reply_as_text, with_correction
 from ..views.curation import Curation
 from ..views.curation_replies import curation_state_reply
 from ..views.marks import ConversationMarks
@@ -36,7 +36,9 @@ def _corrections(curation: Curation, row: int, level: DetailLevel) -> list[Html]
     for turn, by_author in sorted(marks.edits.items()):
         for author, edit in sorted(by_author.items()):
             if turn in replies:
-                old, new = (reply_as_text(m)[: level.letters] for m in (replies[turn], corrected(replies[turn], edit)))
+                old, new = (
+                    reply_as_text(m)[: level.letters] for m in (replies[turn], with_correction(replies[turn], edit))
+                )
                 words = [tag(_DIFFERENCE_TAGS[kind], text) for kind, text in difference(old, new)]
                 title = f"correction of message {turn} by {author}"
                 parts.append(tag("div", tag("i", title), tag("div", *words, style="white-space:pre-wrap")))

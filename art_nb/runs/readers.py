@@ -28,7 +28,7 @@ from ..rollouts.entries import History
 from ..rollouts.scenarios import opening_messages
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art_nb.runs.conversations import (
-    Imported,
+    ScenarioTrajectory,
     FileRow,
     read_openai_chat,
     read_openai_preferences,
@@ -273,7 +273,7 @@ def _read_traces(rows: DictRows) -> Steps:
     return _group_rows(traces, _trace_group, _trace_trajectory)
 
 # %% ../../nbs/10_runs/78_readers.ipynb #bcec5f06
-def _by_scenario(read: Callable[[list[FileRow]], list[Imported]]) -> Callable[[Any], Steps]:
+def _by_scenario(read: Callable[[list[FileRow]], list[ScenarioTrajectory]]) -> Callable[[Any], Steps]:
     return lambda rows: {0: scenario_groups(read(rows))}
 
 

@@ -455,7 +455,7 @@ def _trajectory(part: list[tuple[Conversation, list[str]]], records: list[Record
         messages_and_choices=main.messages_and_choices,
         tools=main.tools,
         additional_histories=others,
-        reward=math.nan,  # nobody has scored it
+        reward=math.nan,  # there is no score
         start_time=start_time,
         metrics={
             "requests": len(records),

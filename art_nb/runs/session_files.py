@@ -12,7 +12,7 @@ from typing import Any
 
 from ..rollouts.entries import History
 from ..rollouts.scenarios import opening_messages
-from .conversations import Imported, FileRow, imported_trajectory
+from .conversations import ScenarioTrajectory, FileRow, imported_trajectory
 from .messages import openai_messages
 
 # %% ../../nbs/10_runs/76_session_files.ipynb #de88695c
@@ -57,7 +57,7 @@ def _history(lines: list[FileRow]) -> History:
     return History(messages_and_choices=joined_replies(messages))  # pyright: ignore[reportArgumentType]
 
 
-def read_claude_code(rows: list[FileRow]) -> list[Imported]:
+def read_claude_code(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read sessions of Claude Code."""
     sessions: dict[str, list[FileRow]] = {}
     for row in rows:
@@ -108,7 +108,7 @@ def _codex_item(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return item if kind in _ITEMS else None
 
 
-def read_codex(rows: list[FileRow]) -> list[Imported]:
+def read_codex(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read sessions of Codex."""
     files: dict[str, list[FileRow]] = {}
     for row in rows:
@@ -116,7 +116,7 @@ def read_codex(rows: list[FileRow]) -> list[Imported]:
     return [session for lines in files.values() for session in _codex_session(lines)]
 
 
-def _codex_session(rows: list[FileRow]) -> list[Imported]:
+def _codex_session(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     parts: list[list[dict[str, Any]]] = [[]]
     facts: dict[str, Any] = {}
     for row in rows:

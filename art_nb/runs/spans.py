@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..rollouts.entries import History, get_messages
 from ..rollouts.exchanges import ChatCompletionsExchange, Conversation, append_exchange
 from ..rollouts.scenarios import opening_messages
-from .conversations import SCORE_SOURCES, Imported, ImportedScore, FileRow, imported_trajectory
+from .conversations import SCORE_SOURCES, ScenarioTrajectory, ImportedScore, FileRow, imported_trajectory
 from .messages import openai_messages, openai_tools, parsed, reply_message, request_messages
 
 # %% ../../nbs/10_runs/74_spans.ipynb #afca50cb
@@ -66,7 +66,7 @@ def _exchange(call: ModelCall) -> ChatCompletionsExchange:
     return ChatCompletionsExchange(request=request, response=response, start_time=time, end_time=time)
 
 # %% ../../nbs/10_runs/74_spans.ipynb #fd582eaa
-def recorded_trajectories(recording: RecordedCalls) -> list[Imported]:
+def recorded_trajectories(recording: RecordedCalls) -> list[ScenarioTrajectory]:
     """Merge the calls of each session into a trajectory, in the order of the first calls."""
     sessions: dict[str, list[Conversation]] = {}
     models: dict[str, str] = {}
@@ -259,7 +259,7 @@ def _spans_of(resources: Iterable[Mapping[str, Any]]) -> Iterator[Span]:
         yield Span(span["traceId"], span["spanId"], parent, start, kind, nested(attributes), events)
 
 
-def read_otlp(rows: list[FileRow]) -> list[Imported]:
+def read_otlp(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read spans in OTLP's JSON format."""
     return recorded_trajectories(record_spans("OTLP", (span for row in rows for span in _otlp_spans(row))))
 
@@ -284,7 +284,7 @@ def annotation_score(row: Mapping[str, Any]) -> ImportedScore:
     return ImportedScore(str(row.get("name")), value, source, by, result.get("explanation") or "")
 
 
-def read_phoenix(rows: list[FileRow]) -> list[Imported]:
+def read_phoenix(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read spans and annotations of Phoenix's API."""
     spans = [_phoenix_span(row) for row in rows if "context" in row]
     notes = [(str(row.get("span_id")), annotation_score(row)) for row in rows if "annotator_kind" in row]

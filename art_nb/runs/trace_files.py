@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .conversations import SCORE_SOURCES, Imported, ImportedScore, FileRow
+from .conversations import SCORE_SOURCES, ScenarioTrajectory, ImportedScore, FileRow
 from .messages import openai_tools, parsed, reply_message, request_messages
 from .spans import ModelCall, RecordedCalls, recorded_trajectories, seconds
 
@@ -52,7 +52,7 @@ def _assessments(info: Mapping[str, Any]) -> tuple[list[ImportedScore], dict[str
     return scores, expected
 
 
-def read_mlflow(rows: list[FileRow]) -> list[Imported]:
+def read_mlflow(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read traces of MLflow, as `Trace.to_json` and its API return them."""
     recording = RecordedCalls("MLflow")
     for row in rows:
@@ -137,7 +137,7 @@ def _langfuse_value(score: Mapping[str, Any]) -> Any:
     return text if kind in ("CATEGORICAL", "TEXT") and text else score.get("value")
 
 # %% ../../nbs/10_runs/75_trace_files.ipynb #f9358e24
-def read_langfuse(rows: list[FileRow]) -> list[Imported]:
+def read_langfuse(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read observations, scores and traces of Langfuse's API or exports."""
     observations, scores, sessions = _langfuse_rows(rows)
     recording, traces = RecordedCalls("Langfuse"), {}
@@ -158,7 +158,7 @@ def read_langfuse(rows: list[FileRow]) -> list[Imported]:
 _REACTIONS = ("wandb.reaction.1", "wandb.note.1")  # emojis and notes of the UI
 
 
-def read_weave(rows: list[FileRow]) -> list[Imported]:
+def read_weave(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read calls of Weave, and their feedback."""
     recording, sessions = RecordedCalls("Weave"), {}
     for row in rows:
@@ -188,7 +188,7 @@ def _add_weave_feedback(recording: RecordedCalls, session: str, note: Mapping[st
     recording.scores.setdefault(session, []).append(ImportedScore(name, value, source, by, reason))
 
 # %% ../../nbs/10_runs/75_trace_files.ipynb #fcdd7ae4
-def read_litellm(rows: list[FileRow]) -> list[Imported]:
+def read_litellm(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     """Read standard logging payloads of LiteLLM."""
     recording = RecordedCalls("LiteLLM")
     for row in rows:

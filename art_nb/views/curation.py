@@ -47,7 +47,7 @@ from art_nb.views.marks import (
     conversation_key,
     default_author,
     journal_directory,
-    now,
+    mark_time,
 )
 from .personal_data import counts_of, without_personal_data
 from .query import FIELDS, order_of, rows_where
@@ -237,7 +237,7 @@ class Curation:
             raise ValueError(f"Message {turn} is not a reply. Replies are {', '.join(map(str, replies)) or 'none'}.")
         if kind == "edit" and value is not None and turn is not None:
             check_correction(replies[turn], value)
-        entry = MarkEntry(self.key_of(row), self.author, now(), kind, value, turn, utf8_text(tag.strip()))
+        entry = MarkEntry(self.key_of(row), self.author, mark_time(), kind, value, turn, utf8_text(tag.strip()))
         self.journal.append(entry)
 
     def _group_key(self, row: int) -> str:

@@ -15,7 +15,7 @@ from ..core.jsonable import utf8_text
 from ..rollouts.entries import content_texts
 from ..rollouts.trajectories import Trajectory
 from .conversation import MAX_PIECE_CHARS
-from .curated_data import corrected, difference, replies_of, reply_as_text, sft_turns
+from .curated_data import difference, replies_of, reply_as_text, sft_turns, with_correction
 from .curation import Curation, message_texts, select_conversations
 from .index import ViewReply
 from .marks import ConversationMarks
@@ -152,7 +152,7 @@ def _turn_facts(number: int, message: dict[str, Any], marks: ConversationMarks) 
 
 
 def _shown_difference(message: dict[str, Any], edit: dict[str, Any]) -> list[list[str]]:
-    old, new = (utf8_text(reply_as_text(m), MAX_PIECE_CHARS) for m in (message, corrected(message, edit)))
+    old, new = (utf8_text(reply_as_text(m), MAX_PIECE_CHARS) for m in (message, with_correction(message, edit)))
     return difference(old, new)
 
 
@@ -167,7 +167,7 @@ def edited_reply(curation: Curation, id: int, turn: int) -> ViewReply:
     if message is None:
         raise ValueError(f"Message {turn} is not a reply.")
     edit = curation.marks_of(id).edits.get(turn, {}).get(curation.author)
-    shown = corrected(message, edit) if edit else message
+    shown = with_correction(message, edit) if edit else message
     functions = [call.get("function") or {} for call in shown.get("tool_calls") or ()]
     text = "\n".join(content_texts(shown))
     if len(text) + sum(len(str(f.get("arguments"))) for f in functions) > MAX_EDITED_CHARS:

@@ -114,9 +114,11 @@ export function createList(app) {
     event.preventDefault();
     table[event.key]();
   };
-  node.onclick = (event) => {
-    const found = event.target.closest("[data-i]");
-    if (found) activate(Number(found.dataset.i));
+  // A press selects, as in a native list: until the release, the row may have been drawn again, which cancels the click.
+  // A click without a press (detail 0) comes from a screen reader.
+  node.onmousedown = node.onclick = (event) => {
+    const rowNode = event.target.closest("[data-i]");
+    if (rowNode && (event.type === "click" ? !event.detail : !event.button)) activate(Number(rowNode.dataset.i));
   };
   const drawSoon = perFrame(draw);
   node.onscroll = drawSoon;

@@ -70,6 +70,29 @@ async def test_every_kind_of_call_is_recorded_once(provider, recorder):
     assert len(trajectory.additional_histories) == 3 and trajectory.metrics["failed_requests"] == 2
 
 
+async def test_a_second_recorder_with_another_file_records_too(provider, tmp_path, monkeypatch):
+    recorders = [litellm_logger.LiteLLMRecorder(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    monkeypatch.setattr(litellm, "callbacks", recorders)
+    await litellm.acompletion(**options(provider))
+    await until(lambda: all(recorder.writer.counts["written"] for recorder in recorders), 30)
+
+
+async def test_an_error_of_the_recorder_does_not_end_a_call(provider, recorder, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(litellm_logger, "call_record", fail)
+
+    async def complete():
+        reply = await litellm.acompletion(**options(provider))
+        await until(lambda: recorder.writer.counts["dropped"], 30)
+        return reply
+
+    with pytest.warns(UserWarning, match="injected"):
+        reply = await complete()
+    assert reply.choices and recorder.writer.counts["written"] == 0
+
+
 def test_the_proxy_of_litellm_finds_the_recorder_by_its_name(tmp_path, monkeypatch):
     from litellm.proxy.types_utils.utils import get_instance_fn
 

@@ -210,7 +210,7 @@ async def test_an_interrupt_leaves_no_process(tmp_path, number, state):
         stderr=subprocess.PIPE,
     )
     assert program.stdout.readline() == b"ready\n"
-    assert len(processes(mark)) == 2
+    assert len(processes(mark)) >= 2  # the program and its server; some distributions of Node start a third process
     program.send_signal(number)
     program.communicate(timeout=60)
     await until(lambda: not processes(mark), timeout_s=30)

@@ -35,7 +35,9 @@ def exported(phoenix, tmp_path_factory):
 
 
 def spans_of(url):
-    return httpx.get(f"{url}/v1/projects/observed/spans", params={"limit": 1000}, timeout=30).json().get("data", [])
+    """The spans of the project, none while Phoenix has not created it (status 404, plain text)."""
+    reply = httpx.get(f"{url}/v1/projects/observed/spans", params={"limit": 1000}, timeout=30)
+    return [] if reply.status_code == 404 else reply.raise_for_status().json()["data"]
 
 
 def scores_of(url):

@@ -224,6 +224,19 @@ def test_a_correction_that_is_not_saved_is_kept(opened, tmp_path):
     assert entry.value["content"] == "a draft" and entry.turn == 2
 
 
+def test_a_press_or_a_click_of_a_screen_reader_selects_a_row(opened):
+    page = opened(talks())
+    box = page.locator(".art-cu-row").nth(3).bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.wait_for_selector(".art-cu-row:nth-child(4)[aria-selected=true]")
+    page.mouse.up()
+    page.keyboard.press("ArrowDown")  # the list has the focus
+    page.wait_for_selector(".art-cu-row:nth-child(5)[aria-selected=true]")
+    page.evaluate("document.querySelector('.art-cu-row:nth-child(6)').click()")
+    page.wait_for_selector(".art-cu-row:nth-child(6)[aria-selected=true]")
+
+
 def test_personal_data_repeats_and_the_split(opened):
     page = opened(talks())
     assert "2 with findings of personal data" in page.inner_text(".art-cu-facts")

@@ -48,8 +48,8 @@ from art_nb.views.marks import (
     entries_in_order,
     entry_of_row,
     journal_directory,
+    mark_time,
     merge_marks,
-    now,
 )
 from art_nb.views.personal_data import personal_data_in, without_personal_data
 
@@ -136,7 +136,7 @@ def test_the_order_of_the_files_does_not_matter(files):
 )
 @settings(max_examples=200, deadline=None)
 def test_any_line_is_read_or_skipped(value):
-    row = {"conversation": "k", "author": "ana", "time": now(), "kind": "edit", "turn": 1, "value": value}
+    row = {"conversation": "k", "author": "ana", "time": mark_time(), "kind": "edit", "turn": 1, "value": value}
     for name in ("value", "turn", "author", "time", "kind", "tag"):
         entry = entry_of_row(row | {"value": {"content": "x"}} | {name: value})
         if entry is not None:
@@ -147,11 +147,11 @@ def test_any_line_is_read_or_skipped(value):
 def test_a_journal_reads_only_new_lines_and_sees_other_people(tmp_path):
     log = tmp_path / "sessions.jsonl"
     mine, yours = MarkJournal(journal_directory(log)), MarkJournal(journal_directory(log))
-    mine.append(MarkEntry("k", "ana", now(), "mark", "good"))
+    mine.append(MarkEntry("k", "ana", mark_time(), "mark", "good"))
     assert yours.of("k").verdict() == "good"
-    yours.append(MarkEntry("k", "ben", now(), "mark", "bad"))
+    yours.append(MarkEntry("k", "ben", mark_time(), "mark", "bad"))
     assert mine.of("k").verdict() == yours.of("k").verdict() == "disputed"
-    mine.append(MarkEntry("k", "ana", now(), "mark", "bad"))
+    mine.append(MarkEntry("k", "ana", mark_time(), "mark", "bad"))
     assert mine.of("k").verdict() == yours.of("k").verdict() == "bad"
     assert sorted(path.name for path in mine.paths()) == ["ana.jsonl", "ben.jsonl"]
     path = mine.file_of("ana")
@@ -160,14 +160,16 @@ def test_a_journal_reads_only_new_lines_and_sees_other_people(tmp_path):
     path.unlink()
     assert mine.of("k").marks == {None: {"ben": "bad"}}
     third = MarkJournal(None, others=[tmp_path / "sessions.jsonl.marks" / "ben.jsonl"])
-    third.append(MarkEntry("k", "eve", now(), "mark", "bad"))
+    third.append(MarkEntry("k", "eve", mark_time(), "mark", "bad"))
     assert third.of("k").verdict() == "bad" and len(third.read()) == 2 and third.paths() == [yours.file_of("ben")]
 
 
 def test_a_replaced_journal_is_read_also_if_another_one_has_one_new_entry(tmp_path):
     journal = MarkJournal(tmp_path / "marks")
-    journal.append(MarkEntry("k", "ana", now(), "mark", "good"), MarkEntry("k2", "ana", now(), "mark", "good"))
-    journal.append(MarkEntry("k", "ben", now(), "mark", "good"))
+    journal.append(
+        MarkEntry("k", "ana", mark_time(), "mark", "good"), MarkEntry("k2", "ana", mark_time(), "mark", "good")
+    )
+    journal.append(MarkEntry("k", "ben", mark_time(), "mark", "good"))
     assert journal.of("k").verdict() == journal.of("k2").verdict() == "good"
     lines = journal.file_of("ana").read_bytes().splitlines(True)
     (tmp_path / "new").write_bytes(lines[0].replace(b'"good"', b'"bad"').replace(b'"k"', b'"k2"'))
@@ -175,14 +177,16 @@ def test_a_replaced_journal_is_read_also_if_another_one_has_one_new_entry(tmp_pa
     assert journal.of("k2").verdict() == "bad" and journal.of("k").marks == {None: {"ben": "good"}}
     (tmp_path / "new").write_bytes(b"")
     os.replace(tmp_path / "new", journal.file_of("ana"))
-    MarkJournal(tmp_path / "marks").append(MarkEntry("k", "ben", now(), "mark", "bad"))
+    MarkJournal(tmp_path / "marks").append(MarkEntry("k", "ben", mark_time(), "mark", "bad"))
     assert journal.of("k").verdict() == "bad" and journal.of("k2").is_empty
 
 
 def test_if_one_entry_is_invalid_none_is_written(tmp_path):
     for journal in (MarkJournal(), MarkJournal(tmp_path / "a.jsonl")):
         with pytest.raises(ValueError, match="a mark is one of"):
-            journal.append(MarkEntry("k", "ana", now(), "mark", "good"), MarkEntry("k", "ana", now(), "mark", "great"))
+            journal.append(
+                MarkEntry("k", "ana", mark_time(), "mark", "good"), MarkEntry("k", "ana", mark_time(), "mark", "great")
+            )
         assert journal.read() == []
 
 
@@ -196,10 +200,10 @@ def test_the_clock_of_an_author_may_go_backward(tmp_path):
 
 KILLED = """
 import sys
-from art_nb.views.marks import MarkEntry, MarkJournal, now
+from art_nb.views.marks import MarkEntry, MarkJournal, mark_time
 journal = MarkJournal(sys.argv[1])
 for n in range(100_000):
-    journal.append(MarkEntry(f"k{n}", "ana", now(), "edit", {"content": "x" * (n % 3000)}, 1))
+    journal.append(MarkEntry(f"k{n}", "ana", mark_time(), "edit", {"content": "x" * (n % 3000)}, 1))
     print(n, flush=True)
 """
 
@@ -215,7 +219,7 @@ def test_no_finished_mark_is_lost_by_kill_9(tmp_path):
     process.wait()
     journal = MarkJournal(tmp_path / "marks")
     assert {*journal.merged()} >= {f"k{n}" for n in range(finished + 1)}
-    journal.append(MarkEntry("after", "ana", now(), "mark", "good"))
+    journal.append(MarkEntry("after", "ana", mark_time(), "mark", "good"))
     assert MarkJournal(tmp_path / "marks").of("after").verdict() == "good"
 
 
@@ -225,7 +229,7 @@ def test_no_finished_mark_is_lost_by_kill_9(tmp_path):
 def marked(*entries):
     marks = ConversationMarks()
     for author, kind, value, turn in entries:
-        marks.add(MarkEntry("k", author, now(), kind, value, turn))
+        marks.add(MarkEntry("k", author, mark_time(), kind, value, turn))
     return marks
 
 
@@ -512,7 +516,7 @@ def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
     assert state["conversations"] == 10_000
     assert sorted(times)[len(times) // 2] < 1.0, times  # 0.2 s and one group; the first one of a part also loads it
     curation.journal.append(
-        *(MarkEntry(curation.scanned[n].key, "ana", now(), "mark", "good") for n in range(0, 4000, 4))
+        *(MarkEntry(curation.scanned[n].key, "ana", mark_time(), "mark", "good") for n in range(0, 4000, 4))
     )
     assert len(curation_state_reply(curation)[0]["tags"]) == 0
     start = time.process_time()
