@@ -205,7 +205,10 @@ class RunList:
         return rows
 
     def __repr__(self) -> str:
-        lines = [f"{call}  # {steps} steps, reward {ends}" for call, steps, ends in self.rows()]
+        lines = [
+            f"{call}  # {steps} step{'s' * (steps != 1)}" + (f", reward {ends}" if ends else "")
+            for call, steps, ends in self.rows()
+        ]
         return "\n".join([f"{self.path} contains {len(self.runs)} runs:", *lines])
 
     def _repr_html_(self) -> str:
