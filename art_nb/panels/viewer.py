@@ -17,6 +17,7 @@ from typing import Any
 
 from traitlets import Dict
 
+from ..core.jsonable import quantity
 from ..core.types import ArtError
 from .base import Panel, command, static
 from ..reports.html import table, tag
@@ -206,7 +207,7 @@ class RunList:
 
     def __repr__(self) -> str:
         lines = [
-            f"{call}  # {steps} step{'s' * (steps != 1)}" + (f", reward {ends}" if ends else "")
+            f"{call}  # {quantity(steps, 'step')}" + (f", reward {ends}" if ends else "")
             for call, steps, ends in self.rows()
         ]
         return "\n".join([f"{self.path} contains {len(self.runs)} runs:", *lines])

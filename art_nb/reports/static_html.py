@@ -127,8 +127,7 @@ def rollout_html(
     if isinstance(rollout, PydanticException):
         summary = f"failed: {rollout.type}: {one_line(rollout.message, 120)}"
         return details(summary, _pre(rollout.traceback or rollout.message, level))
-    above = "message above" if skip == 1 else f"{skip} messages above"
-    shared = [tag("p", tag("i", f"begins with the {above}"))] if skip else []
+    shared = [tag("p", tag("i", f"begins with the {quantity(skip, 'message')} above"))] if skip else []
     return Html("".join([*_details(rollout, level), *shared, messages_html(conversation_of(rollout)[skip:], level)]))
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #240e6205
