@@ -7321,6 +7321,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'art_nb/views/conversation.py'),
                                            'art_nb.views.conversation._split_thinking': ( '75_views/conversation.html#_split_thinking',
                                                                                           'art_nb/views/conversation.py'),
+                                           'art_nb.views.conversation._tokenizer_of': ( '75_views/conversation.html#_tokenizer_of',
+                                                                                        'art_nb/views/conversation.py'),
                                            'art_nb.views.conversation._tokenizers': ( '75_views/conversation.html#_tokenizers',
                                                                                       'art_nb/views/conversation.py'),
                                            'art_nb.views.conversation.conversation_of': ( '75_views/conversation.html#conversation_of',
