@@ -181,8 +181,8 @@ def _tokenizers(base_model: str) -> Iterator[Any]:
         yield tokenizer
 
 
-# A tokenizer fits if its text contains the words of the reply. The beginning of a forced call, with the name of the tool, is
-# part of the prompt: if such a call was cut off, the content contains the text.
+# A tokenizer fits if its text contains the words of the reply. The beginning of a forced call, with the name of the
+# tool, is part of the prompt: if such a call was cut off, the content contains the text.
 def _decoded_texts(choice: Choice, base_model: str) -> list[str] | None:
     ids, message = sampled_tokens(choice).token_ids, choice.message
     arguments = [call.function.arguments for call in message.tool_calls or () if call.type == "function"]
