@@ -4,20 +4,21 @@ import asyncio
 import json
 import os
 import sys
+from typing import Any
 
 import openai
 
 PROMPT = 'You read messages to a shop. Reply with JSON only, for example {"customer": "12345", "order": "X1234"}.'
 FIELDS = {name: {"type": "string", "maxLength": 8} for name in ("customer", "order")}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": [*FIELDS], "additionalProperties": False}
-REQUEST = {
+REQUEST: dict[str, Any] = {
     "max_completion_tokens": 40,
     "response_format": {"type": "json_schema", "json_schema": {"name": "ticket", "schema": SCHEMA}},
 }
 
 
 async def answer(client: openai.AsyncOpenAI, session: str, message: str) -> str | None:
-    messages = [{"role": "system", "content": PROMPT}, {"role": "user", "content": message}]
+    messages: Any = [{"role": "system", "content": PROMPT}, {"role": "user", "content": message}]
     reply = await client.chat.completions.create(
         model=os.environ["AGENT_MODEL"], messages=messages, extra_headers={"x-session-id": session}, **REQUEST
     )
