@@ -10,18 +10,21 @@
 
 # %% auto #0
 __all__ = ['CALL_ID', 'CALL_URL', 'MAX_CONVERSATION_CALLS', 'trajectory_record', 'without_tokens', 'token_usage',
-           'conversation_calls', 'RolloutCalls', 'weave_client', 'without_system_info', 'record_trajectory',
-           'prepare_client', 'is_served', 'wrap_requests', 'rollout_attributes', 'WeaveTracer']
+           'conversation_calls', 'limit_warnings', 'RolloutCalls', 'weave_client', 'without_system_info',
+           'record_trajectory', 'prepare_client', 'is_served', 'wrap_requests', 'rollout_attributes', 'WeaveTracer']
 
 # %% ../../nbs/88_integrations/84_weave_calls.ipynb #3fe3518b
+import logging
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
+from urllib.parse import urlsplit
 
 from openai.resources.chat.completions import AsyncCompletions, Completions
 from openai.types.chat import ChatCompletion
@@ -32,7 +35,7 @@ from ..core.redaction import redact, secrets_of_environment
 from ..models.clients import EndpointClient
 from ..models.model import REGISTERED, Model
 from ..rollouts.entries import History, get_messages, is_choice, sampled_tokens
-from ..rollouts.tracers import TracedRollout, call_tracer
+from ..rollouts.tracers import LINK_HOSTS, TracedRollout, call_tracer
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories
 
 # %% ../../nbs/88_integrations/84_weave_calls.ipynb #dfd437ca
@@ -45,10 +48,7 @@ def _conversations(trajectory: Trajectory) -> list[Any]:
     return [history.messages() for history in all_histories(trajectory)]
 
 
-def trajectory_record(
-    trajectory: Trajectory,
-    with_messages: bool = True,
-) -> dict[str, Any]:  # JSON values
+def trajectory_record(trajectory: Trajectory, with_messages: bool = True) -> dict[str, Any]:  # JSON values
     """Return the reward, metrics, metadata and logs of a trajectory, and its conversations."""
     metadata = {name: value for name, value in trajectory.metadata.items() if name not in (CALL_ID, CALL_URL)}
     record: dict[str, Any] = {"reward": trajectory.reward, "metrics": finite(trajectory.metrics), "metadata": metadata}
@@ -131,6 +131,37 @@ def conversation_calls(
         yield inputs, output | ({"messages_after": messages[last + 1 :]} if messages[last + 1 :] else {})
 
 # %% ../../nbs/88_integrations/84_weave_calls.ipynb #c3023d47
+_SENDERS = ("weave.trace_server_bindings", "weave.vendor", "weave.utils.retry")  # modules that send
+
+
+class _OneWarning(logging.Filter):
+    warned = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(_SENDERS):
+            return True
+        if record.levelno >= logging.WARNING and not self.warned:
+            self.warned = True
+            warnings.warn(
+                "Weave's server does not accept all requests, so calls and feedback may be missing there. Training "
+                "continues, and everything is in the run directory. Send it later with "
+                "art.export_traces(model, to='weave').",
+                UserWarning,
+                stacklevel=2,
+            )
+        return False
+
+
+_one_warning = _OneWarning()
+
+
+def limit_warnings() -> None:
+    """Show one warning instead of Weave's messages about requests that failed."""
+    for handler in logging.getLogger("weave").handlers:
+        if _one_warning not in handler.filters:
+            handler.addFilter(_one_warning)
+
+# %% ../../nbs/88_integrations/84_weave_calls.ipynb #1492b6d1
 @dataclass(slots=True)
 class RolloutCalls:
     """What is known about the calls of a running rollout."""
@@ -163,6 +194,7 @@ def record_trajectory(client: Any, call: Any, trajectory: Trajectory) -> None:
     if running is None and CALL_ID in trajectory.metadata:  # not of a rollout: for example a function that judges
         return
     trajectory.metadata |= {CALL_ID: call.id, CALL_URL: call.ui_url}
+    LINK_HOSTS.add(urlsplit(call.ui_url).hostname or "")
     if running is None or not running.model or any(trajectory is other for other in running.recorded):
         return
     running.recorded.append(trajectory)
@@ -171,7 +203,7 @@ def record_trajectory(client: Any, call: Any, trajectory: Trajectory) -> None:
             child = client.create_call("chat", inputs, call, use_stack=False, started_at=call.started_at)
             client.finish_call(child, output)
 
-# %% ../../nbs/88_integrations/84_weave_calls.ipynb #ed19d8af
+# %% ../../nbs/88_integrations/84_weave_calls.ipynb #381bbff5
 def _output(client: Any, following: Callable[[Any], Any] | None, output: Any) -> Any:
     call = sys.modules["weave"].get_current_call()
     result = without_tokens(output)
@@ -197,8 +229,9 @@ def prepare_client(client: Any) -> None:
             client.postprocess_inputs = partial(_inputs, client.postprocess_inputs)
             client.postprocess_output = partial(_output, client, client.postprocess_output)
             client._art_nb_prepared = True
+            limit_warnings()
 
-# %% ../../nbs/88_integrations/84_weave_calls.ipynb #381bbff5
+# %% ../../nbs/88_integrations/84_weave_calls.ipynb #12691019
 _METHODS = [(owner, name) for owner in (AsyncCompletions, Completions) for name in ("create", "parse")]
 _wrapped: dict[tuple[type, str], Any] = {}
 
@@ -247,7 +280,7 @@ def wrap_requests() -> None:
                 _wrapped[owner, name] = _wrap(method, owner is AsyncCompletions)
                 setattr(owner, name, _wrapped[owner, name])
 
-# %% ../../nbs/88_integrations/84_weave_calls.ipynb #deade740
+# %% ../../nbs/88_integrations/84_weave_calls.ipynb #8889f354
 def rollout_attributes(rollout: TracedRollout) -> dict[str, Any]:
     """Return the attributes of the calls of a rollout."""
     names = ("step", "group", "rollout", "scenario")

@@ -33,9 +33,7 @@ class ScoredRollout:
 
 
 def scored_rollouts(
-    groups: Sequence[TrajectoryGroup],
-    judgments: Mapping[tuple[str, int], GroupJudgments],
-    step: int,
+    groups: Sequence[TrajectoryGroup], judgments: Mapping[tuple[str, int], GroupJudgments], step: int
 ) -> Iterator[ScoredRollout]:
     """Yield the rollouts of a step with those of their scores that are finite."""
     options = SpanOptions(secrets=secrets_of_environment())

@@ -15,10 +15,10 @@ pytest.importorskip("gql", reason="make test-observers installs weave")  # not w
 pytestmark = pytest.mark.timeout(600)
 
 
-def run_cells(wire, folder, n_rollouts, opening):
+def run_cells(wire, folder, n_rollouts, opening, *options):
     """Run the program, and return its result and what it printed."""
     variables = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "examples" / "2048"))),
         "WANDB_API_KEY": "0" * 40,
         "WANDB_ENTITY": "tests",
         "WANDB_BASE_URL": wire.url,
@@ -29,6 +29,7 @@ def run_cells(wire, folder, n_rollouts, opening):
         "WEAVE_RETRY_MAX_ATTEMPTS": "1",
     }
     command = [sys.executable, ROOT / "tests/support/weave_cells.py", folder / "result.json", n_rollouts, opening]
+    command += options
     done = subprocess.run(
         [*map(str, command)], env=os.environ | variables, cwd=folder, capture_output=True, text=True, timeout=500
     )
@@ -103,9 +104,9 @@ def test_the_client_of_weave_sends_one_small_tree_for_each_rollout(tmp_path):
 def test_a_server_that_fails_does_not_end_the_run(tmp_path):
     with Wire() as wire:
         wire.fails_after = 12
-        result, printed = run_cells(wire, tmp_path, 8, opening=40)
-    assert len(result["rows"]) == 8
-    print(printed)
+        result, printed = run_cells(wire, tmp_path, 8, 40, "fails")
+    assert len(result["rows"]) == 8 and len(wire.requests) > 12
+    assert printed.count("Training continues") == 1 and "Error sending" not in printed
 
 
 @pytest.mark.full

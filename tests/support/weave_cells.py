@@ -1,6 +1,7 @@
-"""ART's cells of 2048 with `weave.init`, as a program (`python weave_cells.py RESULT ROLLOUTS OPENING`), without ART's model.
+"""ART's cells of 2048 with `weave.init`, without ART's model: `python weave_cells.py RESULT ROLLOUTS OPENING [fails]`.
 
-A policy that plays the move with the most pairs is behind a real endpoint. The cells use OpenAI's own client, as ART's do.
+A policy that plays the move with the most pairs is behind a real endpoint. The cells use OpenAI's own client, as those
+of ART do.
 """
 
 import asyncio
@@ -8,8 +9,6 @@ import json
 import sys
 import time
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "examples" / "2048")]
 
 import weave
 from game_2048 import MOVES, SYSTEM, Game, Scenario, pairs, push, reward
@@ -58,7 +57,7 @@ def tidy(trajectory):
     return 1 - trajectory.metrics["moves"] / 100, f"The game took {trajectory.metrics['moves']} moves."
 
 
-async def main(result, n_rollouts, opening):
+async def main(result, n_rollouts, opening, fails):
     served = endpoint(Following(most_pairs, 400_000))
     served.start()
     model = art.TrainableModel(
@@ -91,7 +90,9 @@ async def main(result, n_rollouts, opening):
         )
         await model.log(groups, split="train", step=step)
     model._reports.end(60)
-    weave.get_client().flush()
+    training_s = time.perf_counter() - start_s
+    if not fails:
+        weave.get_client().flush()
     logged = [group for step in (1, 2) for group in model.store.read_groups("train", step)]
     tokens = [[sampled_tokens(choice) for choice in choices(t)] for group in logged for t in group]
     served.stop()
@@ -112,7 +113,7 @@ async def main(result, n_rollouts, opening):
     for row, each in zip(rows, tokens, strict=True):
         row["prompt_tokens"] = sum(len(choice.prompt_ids) for choice in each)
         row["completion_tokens"] = sum(len(choice.token_ids) for choice in each)
-    result.write_text(json.dumps({"rows": rows, "seconds_s": time.perf_counter() - start_s, "key": served.api_key}))
+    result.write_text(json.dumps({"rows": rows, "seconds_s": training_s, "key": served.api_key}))
 
 
-asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["fails"]))
