@@ -30,7 +30,7 @@ from openai.resources.chat.completions import AsyncCompletions, Completions
 from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 
-from ..core.jsonable import finite, plain
+from ..core.jsonable import finite, one_line, plain
 from ..core.redaction import redact, secrets_of_environment
 from ..models.clients import EndpointClient
 from ..models.model import REGISTERED, Model
@@ -131,7 +131,7 @@ def conversation_calls(
         yield inputs, output | ({"messages_after": messages[last + 1 :]} if messages[last + 1 :] else {})
 
 # %% ../../nbs/88_integrations/84_weave_calls.ipynb #c3023d47
-_SENDERS = ("weave.trace_server_bindings", "weave.vendor", "weave.utils.retry")  # modules that send
+_SENDERS = ("weave.trace_server_bindings", "weave.vendor", "weave.utils.retry", "weave.trace.concurrent")  # modules
 
 
 class _OneWarning(logging.Filter):
@@ -143,8 +143,8 @@ class _OneWarning(logging.Filter):
         if record.levelno >= logging.WARNING and not self.warned:
             self.warned = True
             warnings.warn(
-                "Weave's server does not accept all requests, so calls and feedback may be missing there. Training "
-                "continues, and everything is in the run directory. Send it later with "
+                f"Weave cannot send everything ({one_line(record.getMessage(), 100)}), so calls and feedback may be "
+                "missing there. Training continues, and everything is in the run directory. Send it later with "
                 "art.export_traces(model, to='weave').",
                 UserWarning,
                 stacklevel=2,

@@ -113,7 +113,9 @@ async def main(result, n_rollouts, opening, fails):
     for row, each in zip(rows, tokens, strict=True):
         row["prompt_tokens"] = sum(len(choice.prompt_ids) for choice in each)
         row["completion_tokens"] = sum(len(choice.token_ids) for choice in each)
-    result.write_text(json.dumps({"rows": rows, "seconds_s": training_s, "key": served.api_key}))
+    part = result.with_suffix(".part")
+    part.write_text(json.dumps({"rows": rows, "seconds_s": training_s, "key": served.api_key}))
+    part.rename(result)
 
 
 asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["fails"]))
