@@ -33,7 +33,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.jsonable import finite, one_line, plain
 from ..core.redaction import redact, secrets_of_environment
 from ..models.clients import EndpointClient
-from ..models.model import REGISTERED, Model
+from ..models.model import REGISTERED, Model, TrainableModel
 from ..rollouts.entries import History, get_messages, is_choice, sampled_tokens
 from ..rollouts.tracers import LINK_HOSTS, TracedRollout, call_tracer
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories
@@ -80,7 +80,7 @@ def without_tokens(value: Any, depth: int = 0) -> Any:
             return _without_token_fields(value.model_dump(exclude_none=True), depth)
         case Model():
             return {"name": value.name, "project": value.project} | (
-                {"base_model": value.base_model} if value.trainable else {}
+                {"base_model": value.base_model} if isinstance(value, TrainableModel) else {}
             )
     if type(value) is dict:
         return _without_token_fields(value, depth)
@@ -116,7 +116,9 @@ def conversation_calls(
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:  # inputs and output
     """Yield the calls for the conversations of a trajectory in which a trained model replied."""
     secrets = secrets_of_environment()
-    parts = [(history.messages_and_choices, history.tools) for history in all_histories(trajectory)]
+    parts: list[tuple[list[Any], Any]] = [
+        (history.messages_and_choices, history.tools) for history in all_histories(trajectory)
+    ]
     if len(parts) > MAX_CONVERSATION_CALLS:
         parts = [(_joined(all_histories(trajectory)), trajectory.tools)]
     for entries, tools in parts:
