@@ -68,7 +68,7 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoG
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
-test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B and Phoenix (800 MB)
+test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B, Weave and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers
 
 test-observers-full: $(OBSERVERS) $(OBSERVER_SERVERS)  ## the same with the servers of MLflow and Weave (2 GB)
