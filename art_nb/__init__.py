@@ -17,8 +17,9 @@ Modules:
 - `art_nb.core.redaction`: Removal of secrets from files, messages and pages
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
 - `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
+- `art_nb.integrations.live_traces`: Export of the traces of a run while the model is trained, with `report_traces`
 - `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
-- `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces: old runs with `art.export_traces`, live runs with `report_traces`
+- `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces with `art.export_traces`
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation

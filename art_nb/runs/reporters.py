@@ -217,7 +217,7 @@ BUILT_IN = {
     "trackio": "art_nb.integrations.trackio_reporter:TrackioReporter",
     "wandb": "art_nb.integrations.wandb_reporter:WandbReporter",
 }
-TRACES = EntryPoint("traces", "art_nb.integrations.traces:TraceReporter", GROUP)  # for `report_traces`
+TRACES = EntryPoint("traces", "art_nb.integrations.live_traces:TraceReporter", GROUP)  # for `report_traces`
 
 
 def known_reporters() -> dict[str, EntryPoint]:
