@@ -21,7 +21,7 @@ from support.registered import until
 import art_nb as art
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.integrations import live_traces
-from art_nb.integrations.spans import RolloutPlace, agent_span_id, rollout_name, span_text
+from art_nb.integrations.spans import RolloutPlace, agent_span_id, span_text
 from art_nb.rewards.journal import Journal
 from art_nb.rewards.judges import Judgment
 from art_nb.rollouts.trajectories import PydanticException
@@ -95,13 +95,6 @@ def endpoint():
     endpoint = Endpoint()
     yield endpoint
     endpoint.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(live_traces, "FIRST_PAUSE_S", 0.2)
-    monkeypatch.setattr(live_traces, "MAX_PAUSE_S", 0.5)
-    monkeypatch.setattr(live_traces, "JOURNAL_POLL_S", 0.2)
 
 
 def live_export(model):
@@ -306,7 +299,9 @@ async def test_a_step_that_is_refused_does_not_block_the_next_ones(named, endpoi
 async def test_a_refused_score_does_not_block_the_others(named, endpoint, impatient):
     model = named(report_traces=[f"phoenix@{endpoint.url}"])
     group = art.TrajectoryGroup(map(rollout, range(8)))
-    place = RolloutPlace("tests", "ttt", "val", 1, 0, 3, rollout_name(group.trajectories[3]))
+    for i, trajectory in enumerate(group):
+        trajectory.metadata["rollout_id"] = f"r{i}"
+    place = RolloutPlace("tests", "ttt", "val", 1, 0, 3, "r3")
     endpoint.refused_spans, endpoint.text = {f"{agent_span_id(place):016x}"}, "unknown span"
 
     async def log():
