@@ -52,6 +52,7 @@ Modules:
 - `art_nb.runs.report_queue`: The queue of each reporter, with a thread of its own, and the reporters of a model
 - `art_nb.runs.reporters`: The `Reporter` protocol, and the reporters that a model requests: by name, as an object or as a function
 - `art_nb.runs.row_files`: Rows of Parquet, Arrow, JSON and JSON Lines files, with their places
+- `art_nb.runs.run_reports`: Reports of runs that have ended: `art.report_run` sends a run directory to Trackio, W&B, MLflow or TensorBoard
 - `art_nb.runs.sessions`: What each session of a run was trained with: versions, code, options and machine
 - `art_nb.runs.sources`: The source code of a rollout, with everything that it uses
 - `art_nb.runs.store`: The run directory: the files of a run, written so that no data is lost if the process is killed
@@ -124,6 +125,7 @@ _NAMES = {
     "runs.readers": "read_conversations read_groups",
     "runs.recordings": "read_recordings",
     "runs.reporters": "Reporter",
+    "runs.run_reports": "report_run",
     "views.boards": "register_board",
     "rewards.judges": "Person as_judge",
     "rewards.ruler": "ruler ruler_score_group score_group",
@@ -174,7 +176,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve "
     "comparison_bars reward_histogram token_heatmaps "
-    "register_board retry rollout_from auto record export_traces environments langgraph"
+    "register_board retry rollout_from auto record export_traces report_run environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
