@@ -1,4 +1,4 @@
-"""The share of a training run's CPU time that `report_traces` takes: `python benchmarks/trace_share.py [STEPS]`.
+"""The share of a training run's CPU time that `report_traces` takes: `trace_share.py [STEPS [GROUPS [ROLLOUTS]]]`.
 
 Runs the yes-no-maybe task with the embedded model, without and with traces. The endpoint is a process of its own.
 """
@@ -43,24 +43,17 @@ def thread_cpu_s(name: str) -> float:
     return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(name: str, steps: int, folder: str, traces: list[str]) -> dict[str, float]:
+async def measure(name: str, sizes: list[int], folder: str, traces: list[str]) -> dict[str, float]:
     """Train a model, and return its CPU times and the median time of a step."""
+    steps, groups, rollouts = sizes
+    options = {"steps": steps, "groups_per_step": groups, "rollouts_per_group": rollouts, "learning_rate": 1e-4}
     model = art.TrainableModel(
         name=name, project="share", base_model="smollm2-135m", report_to="none", report_traces=traces
     )
     async with art.LocalBackend(path=folder, verbose=False) as backend:
         await model.register(backend)
         start_s = time.process_time()
-        run = await art.train(
-            model,
-            rollout,
-            prompts,
-            steps=steps,
-            groups_per_step=6,
-            rollouts_per_group=8,
-            show=False,
-            learning_rate=1e-4,
-        )
+        run = await art.train(model, rollout, prompts, show=False, **options)
         queues = model._reports.queues
         done = all(queue.drain(60) and queue.reporter.live.drain(60) for queue in queues)
         cpu_s, export_s = time.process_time() - start_s, thread_cpu_s("art-nb-traces") + thread_cpu_s("art-nb-report")
@@ -75,13 +68,14 @@ async def measure(name: str, steps: int, folder: str, traces: list[str]) -> dict
 
 async def main() -> None:
     """Print the figures."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    given = [*map(int, sys.argv[1:])]
+    sizes = [*given, *[3, 6, 8][len(given) :]]
     endpoint = subprocess.Popen([sys.executable, "-c", ENDPOINT], stdout=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{int(endpoint.stdout.readline())}"
     try:
         with tempfile.TemporaryDirectory() as folder:
             for name, traces in (("without", []), ("with", [url]), ("without-2", []), ("with-2", [url])):
-                figures = await measure(name, steps, folder, traces)
+                figures = await measure(name, sizes, folder, traces)
                 share = figures["export_s"] / figures["cpu_s"]
                 print(name, *(f"{key}={value:.2f}" for key, value in figures.items()), f"share={share:.2%}", flush=True)
     finally:

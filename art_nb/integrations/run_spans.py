@@ -228,7 +228,9 @@ class RunReader:
         self.store, self.options, self.sample = store, options or SpanOptions(), sample
         model = store.read_model()
         self.run = str(model.get("run_name") or model.get("name") or store.path.name)
-        self.project = str(model.get("project") or "art_nb")
+        parents = [parent.name for parent in store.path.resolve().parents]
+        directory = parents[1] if parents[:1] == ["models"] and len(parents) > 1 else "art_nb"
+        self.project = str(model.get("project") or directory)  # a model without a backend writes no description
         self.times, self.started = RunTimes(), ""
         self._events, self._history, self._journal = (
             JsonLinesTail(path, _WHOLE_FILE)

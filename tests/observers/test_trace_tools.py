@@ -77,7 +77,7 @@ def in_mlflow(url, project):
     for info in traces:
         reply = httpx.get(f"{url}/api/3.0/mlflow/traces/get", params={"trace_id": info["trace_id"]}, timeout=60).json()
         for span in reply["trace"]["spans"]:
-            attributes = {each["key"]: from_otlp(each["value"]) for each in span["attributes"]}
+            attributes = {each["key"]: from_json(from_otlp(each["value"])) for each in span["attributes"]}
             records.append((span["trace_id"], span["span_id"], span["start_time_unix_nano"], attributes))
             if not span.get("parent_span_id"):
                 scores[span["span_id"]] = dict(map(mlflow_score, filter(is_valid, info.get("assessments", []))))
@@ -133,7 +133,7 @@ def from_otlp(value):
             return [from_otlp(each) for each in content.get("values", [])]
         case "kvlist_value":
             return {each["key"]: from_otlp(each["value"]) for each in content.get("values", [])}
-    return from_json(content)
+    return content
 
 
 def flat(tree, prefix=""):
