@@ -176,7 +176,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve "
     "comparison_bars reward_histogram token_heatmaps "
-    "register_board retry rollout_from auto record export_traces report_run environments langgraph"
+    "register_board retry rollout_from auto record export_traces environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {
