@@ -20,6 +20,9 @@ FILES = {
     "Codex": "codex",
     "LiteLLM": "litellm",
     "MLflow": "mlflow",
+    "OpenAI chat": "openai_chat",
+    "OpenAI preferences": "openai_preferences",
+    "OpenPipe": "openpipe",
     "Phoenix": "phoenix",
     "ShareGPT": "sharegpt",
     "TRL preferences": "trl_preference_implicit",
@@ -28,13 +31,6 @@ FILES = {
 }
 OTHERS = {"OTLP": ("otlp_genai", "otlp_langfuse", "otlp_openinference"), "Langfuse": ("langfuse",)}
 ROWS = {
-    "OpenAI chat": {"messages": [ASK, REPLY], "tools": [TOOL]},
-    "OpenPipe": {"messages": [ASK, REPLY], "rejected_message": REPLY, "tools": [TOOL], "split": "TRAIN"},
-    "OpenAI preferences": {
-        "input": {"messages": [ASK], "tools": [TOOL]},
-        "preferred_output": [REPLY],
-        "non_preferred_output": [REPLY],
-    },
     "Langfuse traces": {
         "id": "t",
         "sessionId": "s",

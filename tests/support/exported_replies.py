@@ -97,7 +97,7 @@ async def trained_replies(folder):
         for i in range(0, 10, 3)
         for k in (0, 3)
     ]
-    await model.train_sft(rows * 3, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
+    await model.train_sft(rows * 2, art.TrainSFTConfig(learning_rate=3e-3, batch_size=8))
     client = model.openai_client()
     completions = await asyncio.gather(
         *(
