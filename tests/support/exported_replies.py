@@ -70,7 +70,8 @@ class Replies:
                 found.append(self._difference(question, prompt, ours, theirs, place))
         print(f"\n{name}: {len(QUESTIONS) - len(found)} of {len(QUESTIONS)} equal")
         for d in found:
-            print(f"| {name} | {d.question} | {d.position} | {d.ours!r}, {d.theirs!r} | {d.p_ours:.4f}, {d.p_theirs:.4f} |")
+            values = f"{d.ours!r}, {d.theirs!r} | {d.p_ours:.4f}, {d.p_theirs:.4f}"
+            print(f"| {name} | {d.question} | {d.position} | {values} |")
         return found
 
     def _difference(self, question, prompt, ours, theirs, place):

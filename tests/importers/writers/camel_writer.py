@@ -11,10 +11,7 @@ from camel.types import RoleType
 ASK, REPLY = BaseMessage.make_user_message("user", "2 + 2?"), BaseMessage.make_assistant_message("assistant", "4")
 SYSTEM = BaseMessage.make_user_message("system", "You add.")
 call = {"role_name": "assistant", "role_type": RoleType.ASSISTANT, "meta_dict": None, "content": "", "func_name": "add"}
-with_tool = [
-    FunctionCallingMessage(**call, args={"a": 2, "b": 2}),
-    FunctionCallingMessage(**call, result=4),
-]
+with_tool = [FunctionCallingMessage(**call, args={"a": 2, "b": 2}), FunctionCallingMessage(**call, result=4)]
 rows = []
 for messages in [ASK, REPLY], [SYSTEM, ASK, *with_tool, REPLY]:
     conversation = ShareGPTConversation([message.to_sharegpt() for message in messages])

@@ -1,4 +1,4 @@
-"""Entries of a dataset as OpenPipe's client sends them, and files in OpenAI's formats: `python datasets_writer.py FOLDER`.
+"""Entries that OpenPipe's client sends, and files in OpenAI's formats: `python datasets_writer.py FOLDER`.
 
 OpenAI's services read these formats and write none. `check_file` of the package `together` implements their
 specification, and the script ends with an error if it rejects a file.

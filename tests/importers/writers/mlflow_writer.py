@@ -37,4 +37,5 @@ for trace, name in zip(traces, ("LLM_JUDGE", "HUMAN"), strict=True):
         mlflow.log_feedback(trace_id=trace.info.trace_id, name="length", value=12, source=code)
         mlflow.log_expectation(trace_id=trace.info.trace_id, name="expected", value="It is sunny.", source=source)
 traces = sorted(mlflow.search_traces(return_type="list"), key=lambda trace: trace.info.request_time)
-Path(sys.argv[1]).write_text("".join(json.dumps(json.loads(trace.to_json()), sort_keys=True) + "\n" for trace in traces))
+lines = [json.dumps(json.loads(trace.to_json()), sort_keys=True) + "\n" for trace in traces]
+Path(sys.argv[1]).write_text("".join(lines))
