@@ -145,7 +145,8 @@ def listed_functions(tools: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def _function(tool: Any, place: str) -> dict[str, Any]:
     if require_type(tool, dict, place).get("type") != "function":
         raise RequestError(
-            f"{place}: {tool.get('type')!r} is not supported here. Send functions, or turn this tool off in the client.",
+            f"{place}: {tool.get('type')!r} is not supported here. Send functions, or turn this tool off in the "
+            "client.",
             param="tools",
         )
     require_type(tool.get("description") or "", str, f"{place}.description")
