@@ -27,10 +27,7 @@ from ..rollouts.scenarios import opening_id, opening_messages
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from .messages import openai_messages, openai_tools
 
-# %% ../../nbs/10_runs/73_conversations.ipynb #bf1281a9
-ConvertedT = TypeVar("ConvertedT")
-
-
+# %% ../../nbs/10_runs/73_conversations.ipynb #9b1d0c20
 def seconds(value: Any) -> float:  # 0 if unknown
     """Return a time as seconds: nanoseconds of OpenTelemetry, seconds, or a text in ISO format."""
     if isinstance(value, str) and not value.isdecimal():
@@ -44,6 +41,9 @@ def seconds(value: Any) -> float:  # 0 if unknown
     if not 0 <= number < datetime.max.replace(tzinfo=UTC).timestamp():
         raise ValueError(f"{value!r} is not a time")
     return number
+
+# %% ../../nbs/10_runs/73_conversations.ipynb #bf1281a9
+ConvertedT = TypeVar("ConvertedT")
 
 
 class FileRow(dict[str, Any]):

@@ -1,6 +1,6 @@
 """Greedy replies of exported models in vLLM, token by token with ours (`make test-export`).
 
-vLLM computes in the type of the weights. In fp32, it must give the same tokens. In bf16, its tokens may differ where
+In fp32, it must give the same tokens. In bf16, its tokens may differ where
 two tokens are about equally likely: the test prints these places with the probabilities of both tokens.
 """
 
@@ -22,7 +22,7 @@ async def test_vllm_gives_our_tokens(replies, tmp_path, dtype):
     from vllm import LLM, SamplingParams
 
     merged = await replies.model.export("merged", tmp_path / "merged", dtype=dtype, progress=False)
-    llm = LLM(str(merged), max_model_len=256, enforce_eager=True, max_num_seqs=50)
+    llm = LLM(str(merged), dtype=dtype, max_model_len=256, enforce_eager=True, max_num_seqs=50)
     prompts = [{"prompt_token_ids": prompt} for prompt, _ in replies.tokens.values()]
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NEW), use_tqdm=False)
     theirs = [[*output.outputs[0].token_ids] for output in outputs]
