@@ -1,7 +1,7 @@
 """Greedy replies of exported models in vLLM, token by token with ours (`make test-export`).
 
-In fp32, it must give the same tokens. In bf16, its tokens may differ where
-two tokens are about equally likely: the test prints these places with the probabilities of both tokens.
+In fp32, vLLM must give the same tokens. In bf16, its tokens may differ where two tokens are about equally likely: the
+test prints these places with the probabilities of both tokens. Without `dtype`, vLLM computes in bf16 in both cases.
 """
 
 import gc
