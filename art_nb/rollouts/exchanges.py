@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'SECRET_FIELDS', 'EXACT_FIELD', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange',
            'ResponsesExchange', 'MessagesExchange', 'TrajectoryExchanges', 'events_of', 'join_choices', 'Protocol',
-           'read_exchange', 'CapturedTurn', 'Conversation', 'policy_name', 'append_exchange', 'conversations_of',
-           'turns_of', 'CompletionsHistory', 'token_history', 'string_history']
+           'read_exchange', 'CapturedTurn', 'Conversation', 'policy_name', 'ConversationIndex', 'turns_of',
+           'CompletionsHistory', 'token_history', 'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import concat
@@ -273,12 +274,6 @@ class Conversation:
     tools: list | None = None
     sequence: Sequence = ()  # prompt and completion of the last turn
 
-    def is_continued_by(self, turn: CapturedTurn) -> bool:
-        """Return whether a turn continues this conversation."""
-        if self.protocol != turn.protocol or policy_name(self.model) != policy_name(turn.model):
-            return False
-        return len(self.sequence) > 0 and turn.prompt[: len(self.sequence)] == self.sequence
-
     def add(self, turn: CapturedTurn) -> None:
         """Append a turn that continues this conversation."""
         self.entries += [*turn.messages_from(len(self.sequence)), turn.reply]
@@ -289,27 +284,48 @@ def policy_name(model: str) -> str:
     """Return the name of a served model without its step."""
     return model.rpartition("@")[0] or model
 
+# %% ../../nbs/05_rollouts/10_exchanges.ipynb #0f747940
+class ConversationIndex:
+    """Conversations that grow by exchanges. The exchanges must be in the order of their end."""
 
-def append_exchange(
-    conversations: list[Conversation],  # changed in place
-    exchange: Exchange,
-) -> None:
-    """Add an exchange to the longest conversation that it continues, or to a new one."""
-    for turn in turns_of(exchange):
-        candidates = [conversation for conversation in conversations if conversation.is_continued_by(turn)]
-        longest = max(candidates, key=lambda conversation: len(conversation.sequence), default=None)
-        if longest is None:
-            longest = Conversation(turn.model, turn.protocol)
-            conversations.append(longest)
-        longest.add(turn)
+    def __init__(self, exchanges: Iterable[Exchange] = ()):
+        self.conversations: list[Conversation] = []
+        self._open: dict[tuple, list[int]] = {}  # conversations that end with this protocol, model and content
+        self._lengths: Counter[int] = Counter()  # how many of them have this length
+        for exchange in exchanges:
+            self.add(exchange)
+
+    def add(self, exchange: Exchange) -> list[int]:
+        """Add each turn to the longest conversation that it continues, or to a new one. Return their positions."""
+        return [self._add_turn(turn) for turn in turns_of(exchange)]
+
+    def _add_turn(self, turn: CapturedTurn) -> int:
+        if (position := self._continued_by(turn)) is None:
+            position = len(self.conversations)
+            self.conversations.append(Conversation(turn.model, turn.protocol))
+        conversation = self.conversations[position]
+        conversation.add(turn)
+        self._open.setdefault(_place(conversation, conversation.sequence), []).append(position)
+        self._lengths[len(conversation.sequence)] += 1
+        return position
+
+    def _continued_by(self, turn: CapturedTurn) -> int | None:
+        for length in sorted(+self._lengths, reverse=True):
+            if 0 < length <= len(turn.prompt) and (positions := self._open.get(_place(turn, turn.prompt[:length]))):
+                self._lengths[length] -= 1
+                return positions.pop(0)
+        return None
+
+    def copy(self) -> "ConversationIndex":
+        """Return an index whose conversations can grow independently."""
+        other = ConversationIndex()
+        other.conversations = [replace(c, entries=[*c.entries]) for c in self.conversations]
+        other._open, other._lengths = {place: [*p] for place, p in self._open.items()}, self._lengths.copy()
+        return other
 
 
-def conversations_of(exchanges: TrajectoryExchanges) -> list[Conversation]:
-    """Group exchanges into conversations."""
-    conversations: list[Conversation] = []
-    for exchange in exchanges.in_order():
-        append_exchange(conversations, exchange)
-    return conversations
+def _place(turn: CapturedTurn | Conversation, sequence: Sequence) -> tuple:
+    return turn.protocol, policy_name(turn.model), sequence
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #a48a5067
 def _message_key(message: dict[str, Any]) -> tuple:
