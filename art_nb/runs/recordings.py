@@ -57,7 +57,7 @@ def new_record(
     start_time: datetime,
     end_time: datetime,
     *,
-    status: int = 200,  # HTTP status
+    status: int = 200,  # HTTP status; 0 if there was no response
     error: str = "",
     source: str = "record",  # the writer of the record
     session: str = "",
@@ -116,8 +116,8 @@ def record_of(call: RawCall) -> Record:
     answer, question = _decoded(call.reply, call.reply_encoding), _decoded(call.request, call.request_encoding)
     if answer is None:
         error = error or "The reply was too large to be recorded."
-    elif call.status >= 300:
-        error = error or answer[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")
+    elif not 200 <= call.status < 300:
+        error = error or answer[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace") or f"HTTP status {call.status}"
     else:
         reply, problem = _parsed_reply(call.path, answer)
         error = error or problem
