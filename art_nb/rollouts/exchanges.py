@@ -23,7 +23,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field
 
-from .entries import sampled_tokens
+from .entries import get_messages, sampled_tokens
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #3215f313
 class Exchange(BaseModel):
@@ -292,12 +292,18 @@ class ConversationIndex:
         self.conversations: list[Conversation] = []
         self._open: dict[tuple, list[int]] = {}  # conversations that end with this protocol, model and content
         self._lengths: Counter[int] = Counter()  # how many of them have this length
+        self._stored: dict[str, list[dict[str, Any]]] = {}  # messages by the ID of the response that ended them
         for exchange in exchanges:
             self.add(exchange)
 
     def add(self, exchange: Exchange) -> list[int]:
         """Add each turn to the longest conversation that it continues, or to a new one. Return their positions."""
-        return [self._add_turn(turn) for turn in turns_of(exchange)]
+        turns = [*turns_of(exchange, self._stored.get(str(exchange.request.get("previous_response_id")), ()))]
+        if isinstance(exchange, ResponsesExchange) and turns:
+            first = 1 if exchange.request.get("instructions") else 0  # the provider does not store them
+            messages = [*turns[-1].messages_from(first), *get_messages([turns[-1].reply])]
+            self._stored[str(exchange.response.get("id"))] = messages
+        return [self._add_turn(turn) for turn in turns]
 
     def _add_turn(self, turn: CapturedTurn) -> int:
         if (position := self._continued_by(turn)) is None:
@@ -321,6 +327,7 @@ class ConversationIndex:
         other = ConversationIndex()
         other.conversations = [replace(c, entries=[*c.entries]) for c in self.conversations]
         other._open, other._lengths = {place: [*p] for place, p in self._open.items()}, self._lengths.copy()
+        other._stored = self._stored.copy()
         return other
 
 
@@ -389,17 +396,21 @@ def _tool_call(name: str, arguments: str, call_id: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _item_messages(items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _item_messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
     for item in items:
         match item.get("type", "message"):
             case "message":
-                yield {"role": item.get("role", "assistant"), "content": _content_text(item.get("content"))}
-            case "function_call":
+                messages.append({"role": item.get("role", "assistant"), "content": _content_text(item.get("content"))})
+            case "function_call":  # parallel calls are one message
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
                 call = _tool_call(item["name"], item["arguments"], item.get("call_id"))
-                yield {"role": "assistant", "content": "", "tool_calls": [call]}
+                messages[-1].setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 content = _content_text(item.get("output"))
-                yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    return messages
 
 
 EXACT_FIELD = "art_nb"  # of a reply of our endpoint: its conversation and its choice, with the exact token IDs
@@ -412,16 +423,16 @@ def _exact_turn(exchange: Exchange) -> CapturedTurn | None:
     return _chat_turn(exchange, exact["messages"], Choice.model_validate(exact["choice"]), exact["tools"])
 
 
-def _response_turns(exchange: ResponsesExchange) -> Iterator[CapturedTurn]:
+def _response_turns(exchange: ResponsesExchange, earlier: Sequence[dict[str, Any]]) -> Iterator[CapturedTurn]:
     if (exact := _exact_turn(exchange)) is not None:
         yield exact
         return
     request, prompt = exchange.request, exchange.request.get("input") or []
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages = [{"role": "system", "content": request["instructions"]}] if request.get("instructions") else []
-    replies = list(_item_messages(exchange.response.get("output") or ()))
+    replies = _item_messages(exchange.response.get("output") or ())
     if replies:
-        messages = [*messages, *_item_messages(items), *replies[:-1]]
+        messages = [*messages, *earlier, *_item_messages(items), *replies[:-1]]
         tools = [{"type": "function", "function": tool} for tool in request.get("tools") or ()]
         yield _chat_turn(exchange, messages, replies[-1], tools or None)
 
@@ -467,14 +478,19 @@ def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
 _TURNS_OF: dict[type[Exchange], Callable[[Any], Iterator[CapturedTurn]]] = {
     ChatCompletionsExchange: _chat_turns,
     CompletionsExchange: _completion_turns,
-    ResponsesExchange: _response_turns,
     MessagesExchange: _message_turns,
 }
 
 
-def turns_of(exchange: Exchange) -> Iterator[CapturedTurn]:
+def turns_of(
+    exchange: Exchange,
+    earlier: Sequence[dict[str, Any]] = (),  # messages before those of a request with `previous_response_id`
+) -> Iterator[CapturedTurn]:
     """Yield one turn for each reply of an exchange."""
-    yield from _TURNS_OF[type(exchange)](exchange)
+    if isinstance(exchange, ResponsesExchange):
+        yield from _response_turns(exchange, earlier)
+    else:
+        yield from _TURNS_OF[type(exchange)](exchange)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #9b519a5e
 @dataclass(slots=True)
