@@ -157,7 +157,7 @@ $(IMPORT_NODE): tests/importers/node/package-lock.json $(STAMP)
 .venv-import-%/.installed: benchmarks/peers/importers/%.txt $(STAMP)
 	rm -rf $(@D)
 	$(BIN)/python -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --no-compile --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 
 .venv-agent-%/.installed: benchmarks/peers/agents/%.txt $(STAMP)
@@ -175,7 +175,7 @@ $(DOCS): docs/site/requirements.txt tools/overlay.py $(STAMP)
 define INSTALL_ALONE
 	rm -rf $(@D)
 	$(BIN)/python -m venv --without-pip $(@D)
-	$(BIN)/python -m pip --python $(@D)/bin/python install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	$(BIN)/python -m pip --python $(@D)/bin/python install -q --no-compile --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 endef
 
@@ -183,7 +183,7 @@ define INSTALL_ON_TOP
 	rm -rf $(@D)
 	$(BIN)/python -m venv --without-pip $(@D)
 	$(BIN)/python tools/overlay.py $(@D)
-	$(@D)/bin/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r $<
+	$(@D)/bin/python -m pip install -q --no-compile --disable-pip-version-check --require-hashes --no-deps -r $<
 	@touch $@
 endef
 
@@ -194,6 +194,6 @@ $(STAMP): settings.ini setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python tools/install.py constraints.txt
 	@echo "Installing $(TORCH) (up to a minute with a fast connection)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

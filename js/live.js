@@ -57,6 +57,8 @@ const HELP = [
   ["F", "make static: replace with static HTML"],
   ["?", "this help"],
 ];
+/** Show the parts of a text between backticks as code. @param {string} text */
+const withCode = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", part) : part));
 const MAX_GROUPS = 400;
 const ENDED = ["ready", "done", "stopped", "failed", "dead"];
 const MAKE_STATIC = "Make static",
@@ -411,10 +413,12 @@ function build(root, wire, model) {
           "div.live-note.is-warn",
           { "data-warning": key },
           h("div", h("strong", title), " ", finding),
-          h("div", muted("Try: "), advice),
+          h("div", muted("Try: "), withCode(advice)),
         ),
       ),
-      runState.warnings.length ? h("div.muted", "Explained in ", pageReference(runState.warnings_page)) : null,
+      runState.warnings.length
+        ? h("div.live-note", muted("Explained in "), pageReference(runState.warnings_page))
+        : null,
       runState.notes
         .filter((text) => !runState.failure?.message.startsWith(text.slice(0, 60)))
         .map((text) => h("div.live-note", marked(text))),
@@ -425,7 +429,7 @@ function build(root, wire, model) {
       fill(
         failure,
         h("div", h("strong", `Failed in ${error.where}`), " ", marked(error.message)),
-        h("div", muted("Try: "), error.advice),
+        h("div", muted("Try: "), withCode(error.advice)),
         h(
           "details",
           h("summary", `The last ${error.before.length} events and the traceback`),

@@ -24,8 +24,8 @@ TUTORIALS = (
     "rock_paper_tool_use/rock-paper-tool-use mcp/mcp reasoning_gym/reasoning-gym"
 ).split()
 HOW_TO = (
-    "agent frameworks mcp environments auto reward judge loss base-model debug resume trackers traces record import "
-    "curate export remote profile"
+    "agent frameworks mcp environments auto reward warm-up judge loss base-model debug resume trackers traces record "
+    "import curate export remote profile"
 ).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents

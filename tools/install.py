@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 ENTRY = re.compile(r"^[A-Za-z0-9](?:.*\\\n)*.*\n", re.MULTILINE)  # a package with its hashes
+# Python compiles a module when it is first imported. pip would compile all modules, which takes a third of its time.
 PIP = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", "--no-color"]
+PIP += ["--no-compile"]
 LINE_INTERVAL_S = 15
 
 

@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['MAX_PLAIN_DEPTH', 'compact', 'expand', 'plain', 'finite', 'utf8_text', 'text_digest', 'json_safe', 'finite_or_none',
-           'as_json', 'one_line', 'error_path', 'notebook_json']
+           'as_json', 'one_line', 'quantity', 'error_path', 'notebook_json']
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #f21215a3
 import hashlib
@@ -162,6 +162,11 @@ def as_json(value: Any, max_chars: int) -> str:
 def one_line(text: str, length: int = 80) -> str:
     """Return the beginning of a text without line breaks."""
     return " ".join(text[: 20 * length].split())[:length]
+
+
+def quantity(number: int, noun: str) -> str:
+    """Return a number with its noun, as in "1 rollout" or "1,234 rollouts"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #d562c5ce
 def error_path(error: Mapping[str, Any], body: Any) -> str:

@@ -44,6 +44,29 @@ class ProgramOutput:
     stdout: str
     stderr: str
 
+
+async def _end_group(process: asyncio.subprocess.Process) -> None:
+    if os.name != "posix":
+        with suppress(ProcessLookupError):
+            process.kill()
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:  # nothing of the group is left
+            break
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_group_has_ended(process.pid), GRACE_S)
+
+
+async def _group_has_ended(group: int) -> None:
+    while True:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        await asyncio.sleep(0.02)
+
 # %% ../../nbs/88_integrations/20_programs.ipynb #67e66866
 async def run_program(
     command: Sequence[str], stdin: str, env: Mapping[str, str], cwd: str | Path | None = None
@@ -99,29 +122,6 @@ async def _start(command: Sequence[str], env: Mapping[str, str], cwd: str | Path
     except OSError as error:
         raise RolloutError(f"The program {command[0]!r} does not start: {error}.") from error
 
-# %% ../../nbs/88_integrations/20_programs.ipynb #1fe38487
-async def _end_group(process: asyncio.subprocess.Process) -> None:
-    if os.name != "posix":
-        with suppress(ProcessLookupError):
-            process.kill()
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:  # nothing of the group is left
-            break
-        with suppress(TimeoutError):
-            await asyncio.wait_for(_group_has_ended(process.pid), GRACE_S)
-
-
-async def _group_has_ended(group: int) -> None:
-    while True:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        await asyncio.sleep(0.02)
-
 # %% ../../nbs/88_integrations/20_programs.ipynb #ec6273c5
 def set_reward(trajectory: Trajectory, result: Any) -> None:
     """Set the reward and the metrics of a trajectory. Raise `RolloutError` if `result` has no reward."""
@@ -147,11 +147,42 @@ def printed_reward(stdout: str) -> Any:
             "pass `reward` to art.rollout_from."
         ) from error
 
-# %% ../../nbs/88_integrations/20_programs.ipynb #2625ca8b
+# %% ../../nbs/88_integrations/20_programs.ipynb #1b84df9a
 NO_TURNS = (
     "The program sent no request with the session's key. It must use the variables OPENAI_BASE_URL and OPENAI_API_KEY "
     "(or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY). A reply that was canceled does not count."
 )
+
+
+async def _call(function: Callable, *args: Any) -> Any:
+    """Call a function. It runs on a new thread unless it is async."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*args)
+    result = await anyio.to_thread.run_sync(function, *args, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _environment(session: Session, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this process, of the session and `extra`. Local addresses bypass a proxy."""
+    env = os.environ | session.env
+    for name in ("NO_PROXY", "no_proxy"):
+        env[name] = ",".join(filter(None, (env.get(name), LOCAL_ADDRESSES)))
+    return env | dict(extra)
+
+
+def _log_lines(output: ProgramOutput) -> list[str]:
+    streams = {"stdout": output.stdout, "stderr": output.stderr}
+    return [f"exit code {output.exit_code}", *(f"{name}: {text}" for name, text in streams.items() if text.strip())]
+
+
+def _failed(trajectory: Trajectory, program: str, output: ProgramOutput, failure_reward: float | None) -> Trajectory:
+    if failure_reward is not None and trajectory.exchanges:
+        set_reward(trajectory, failure_reward)
+        trajectory.metrics["exit_code"] = output.exit_code
+        return trajectory
+    ended = f"exit code {output.exit_code}" if output.exit_code > 0 else f"signal {-output.exit_code}"
+    last = output.stderr.strip()[-2000:] or "It wrote nothing to standard error."
+    raise RolloutError(f"The program {program[:200]} ended with {ended}. {last}")
 
 # %% ../../nbs/88_integrations/20_programs.ipynb #e65e3553
 def rollout_from(
@@ -214,34 +245,3 @@ def rollout_from(
         return trajectory
 
     return rollout
-
-# %% ../../nbs/88_integrations/20_programs.ipynb #1b84df9a
-async def _call(function: Callable, *args: Any) -> Any:
-    """Call a function. It runs on a new thread unless it is async."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    result = await anyio.to_thread.run_sync(function, *args, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)
-    return await result if inspect.isawaitable(result) else result
-
-
-def _environment(session: Session, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this process, of the session and `extra`. Local addresses bypass a proxy."""
-    env = os.environ | session.env
-    for name in ("NO_PROXY", "no_proxy"):
-        env[name] = ",".join(filter(None, (env.get(name), LOCAL_ADDRESSES)))
-    return env | dict(extra)
-
-
-def _log_lines(output: ProgramOutput) -> list[str]:
-    streams = {"stdout": output.stdout, "stderr": output.stderr}
-    return [f"exit code {output.exit_code}", *(f"{name}: {text}" for name, text in streams.items() if text.strip())]
-
-
-def _failed(trajectory: Trajectory, program: str, output: ProgramOutput, failure_reward: float | None) -> Trajectory:
-    if failure_reward is not None and trajectory.exchanges:
-        set_reward(trajectory, failure_reward)
-        trajectory.metrics["exit_code"] = output.exit_code
-        return trajectory
-    ended = f"exit code {output.exit_code}" if output.exit_code > 0 else f"signal {-output.exit_code}"
-    last = output.stderr.strip()[-2000:] or "It wrote nothing to standard error."
-    raise RolloutError(f"The program {program[:200]} ended with {ended}. {last}")

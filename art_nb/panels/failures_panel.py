@@ -51,7 +51,7 @@ class FailuresPanel(RolloutViewer):
         """Return a page of the rollouts with a failure."""
         return failure_rows_reply(self.scan, failure, first)
 
-# %% ../../nbs/85_panels/45_failures_panel.ipynb #3e0f20e3
+
 def failures(what: Any) -> FailuresPanel:
     """Open the failures of a run: exceptions, truncated replies, invalid tool calls and groups without signal.
 

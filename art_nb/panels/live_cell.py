@@ -28,7 +28,7 @@ from .base import Panel, command, static, display_mode
 from .live_state import failure_card, group_entries, groups_by_id, live_state
 from .viewer import RolloutViewer
 from ..reports.charts import charts_of, curve_columns, curve_points
-from ..reports.html import WRAP, Html, escaped, page_reference, tag
+from ..reports.html import WRAP, Html, escaped, page_reference, tag, with_code
 from ..reports.static_html import static_run
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.diagnostics import WARNINGS_PAGE, diagnose
@@ -92,7 +92,7 @@ def failure_html(p: Progress) -> str:  # "" if the run did not fail
     before = tag("ul", *(tag("li", line) for line in card["before"]))
     title = tag("summary", "The last events, and the traceback")
     failed = tag("div", tag("b", "Failed"), f" in {card['where']}: {card['message']}")
-    advice = tag("div", f"What to try: {card['advice']}")
+    advice = tag("div", "Try: ", with_code(card["advice"]))
     return failed + advice + tag("details", title, before, tag("pre", card["traceback"]))
 
 
@@ -104,7 +104,7 @@ def static_form(run: RunView) -> str:
         note = tag("div", active, tag("code", "display(run)"), " shows the live view.")
         return tag("div", Html(as_html(p)), note, style=WRAP)
     warnings = [
-        tag("div", "⚠ ", tag("b", f"{diagnosis.title}."), f" {diagnosis.finding} {diagnosis.advice}")
+        tag("div", "⚠ ", tag("b", f"{diagnosis.title}."), f" {diagnosis.finding} ", with_code(diagnosis.advice))
         for diagnosis in diagnose(p.rows)
     ]
     reference = [page_reference(WARNINGS_PAGE)] if warnings else []

@@ -17,6 +17,7 @@ from typing import Any
 
 from traitlets import Dict
 
+from ..core.jsonable import quantity
 from ..core.types import ArtError
 from .base import Panel, command, static
 from ..reports.html import table, tag
@@ -205,7 +206,10 @@ class RunList:
         return rows
 
     def __repr__(self) -> str:
-        lines = [f"{call}  # {steps} steps, reward {ends}" for call, steps, ends in self.rows()]
+        lines = [
+            f"{call}  # {quantity(steps, 'step')}" + (f", reward {ends}" if ends else "")
+            for call, steps, ends in self.rows()
+        ]
         return "\n".join([f"{self.path} contains {len(self.runs)} runs:", *lines])
 
     def _repr_html_(self) -> str:

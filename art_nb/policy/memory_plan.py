@@ -8,7 +8,7 @@ __all__ = ['BYTES_4BIT', 'LOGIT_BYTES', 'KV_FACTORS', 'TYPICAL_TOKENS', 'FEWEST_
            'weight_bytes', 'adapter_bytes', 'layer_bytes', 'logit_bytes', 'Activations', 'activation_bytes',
            'kv_token_bytes', 'kv_range', 'MemoryPlan', 'plan_title', 'plan_summary', 'logit_chunk',
            'prefill_token_bytes', 'prefill_tokens', 'sampling_bytes', 'working_bytes', 'tokens_per_batch',
-           'fixed_bytes', 'plan_for_length', 'plan_parts', 'plan_notes', 'changes_that_fit', 'halves',
+           'fixed_bytes', 'plan_parts', 'plan_notes', 'plan_for_length', 'changes_that_fit', 'halves',
            'planned_lengths', 'plan_memory', 'free_memory']
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #3eac68aa
@@ -434,37 +434,7 @@ def fixed_bytes(shape: ModelShape, memory: int, settings: MemorySettings) -> dic
         "reserve": int(RESERVE * memory),
     }
 
-# %% ../../nbs/30_policy/85_memory_plan.ipynb #bda99d03
-def plan_for_length(shape: ModelShape, memory: int, settings: MemorySettings, length: int) -> MemoryPlan:
-    """Return the plan for conversations and rows of at most `length` tokens, even if it does not fit."""
-    fixed, size = fixed_bytes(shape, memory, settings), settings.dtype.itemsize
-    options: dict[str, Any] = {"chunk": logit_chunk(shape, memory, settings.device), "device": settings.device}
-    options["masks"] = settings.masks
-    rows = {
-        checkpointing: working_bytes(shape, memory, settings, length, checkpointing=checkpointing, **options)
-        for checkpointing in settings.checkpointing_choices
-    }
-    factor, (smallest, largest) = KV_FACTORS.get(settings.sampler, 1), kv_range(shape, settings, length)
-    room = {checkpointing: memory - sum(fixed.values()) - row.total for checkpointing, row in rows.items()}
-    ample = [checkpointing for checkpointing in rows if room[checkpointing] >= factor * largest]
-    options["checkpointing"] = checkpointing = ample[0] if ample else [*rows][-1]
-    kv = min(largest, max(smallest, room[checkpointing] // factor))
-    row, spare = rows[checkpointing], max(0, room[checkpointing] - factor * kv)
-    return MemoryPlan(
-        shape=shape,
-        settings=settings,
-        memory=memory,
-        parts=plan_parts(fixed, factor * kv, row),
-        notes=plan_notes(shape, settings, rows, checkpointing, kv, length) | {"free": f"of {memory / 1e9:.2f}"},
-        kv_bytes=kv,
-        max_model_len=length,
-        checkpointing=checkpointing,
-        tokens_per_batch=tokens_per_batch(shape, size, row.total + spare, **options),
-        logit_chunk=options["chunk"],
-        prefill_tokens=prefill_tokens(shape, size, row.total),
-    )
 
-# %% ../../nbs/30_policy/85_memory_plan.ipynb #cad50041
 def plan_parts(fixed: dict[str, int], kv: int, row: Activations) -> dict[str, int]:
     """Return the parts of a plan in the order of the table."""
     weights, adapter, libraries, reserve = fixed.items()
@@ -503,6 +473,36 @@ def plan_notes(
     copies += ", 4 bits" if settings.load_in_4bit and settings.learner == "unsloth" else ""
     notes = ({} if settings.sampler is None else sampler_notes) | ({} if settings.learner is None else learner_notes)
     return {"weights": copies} | notes
+
+# %% ../../nbs/30_policy/85_memory_plan.ipynb #bda99d03
+def plan_for_length(shape: ModelShape, memory: int, settings: MemorySettings, length: int) -> MemoryPlan:
+    """Return the plan for conversations and rows of at most `length` tokens, even if it does not fit."""
+    fixed, size = fixed_bytes(shape, memory, settings), settings.dtype.itemsize
+    options: dict[str, Any] = {"chunk": logit_chunk(shape, memory, settings.device), "device": settings.device}
+    options["masks"] = settings.masks
+    rows = {
+        checkpointing: working_bytes(shape, memory, settings, length, checkpointing=checkpointing, **options)
+        for checkpointing in settings.checkpointing_choices
+    }
+    factor, (smallest, largest) = KV_FACTORS.get(settings.sampler, 1), kv_range(shape, settings, length)
+    room = {checkpointing: memory - sum(fixed.values()) - row.total for checkpointing, row in rows.items()}
+    ample = [checkpointing for checkpointing in rows if room[checkpointing] >= factor * largest]
+    options["checkpointing"] = checkpointing = ample[0] if ample else [*rows][-1]
+    kv = min(largest, max(smallest, room[checkpointing] // factor))
+    row, spare = rows[checkpointing], max(0, room[checkpointing] - factor * kv)
+    return MemoryPlan(
+        shape=shape,
+        settings=settings,
+        memory=memory,
+        parts=plan_parts(fixed, factor * kv, row),
+        notes=plan_notes(shape, settings, rows, checkpointing, kv, length) | {"free": f"of {memory / 1e9:.2f}"},
+        kv_bytes=kv,
+        max_model_len=length,
+        checkpointing=checkpointing,
+        tokens_per_batch=tokens_per_batch(shape, size, row.total + spare, **options),
+        logit_chunk=options["chunk"],
+        prefill_tokens=prefill_tokens(shape, size, row.total),
+    )
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #a0793bd4
 def changes_that_fit(plan: MemoryPlan) -> list[str]:

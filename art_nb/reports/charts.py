@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['FLAT', 'CHARTS', 'MAX_TASK_CHARTS', 'MAX_POINTS', 'CURVE_COLOR', 'AXIS_COLOR', 'AXIS_WIDTH', 'MARGIN', 'Point',
-           'CARD', 'WIDE_CARD', 'CARDS', 'CARD_HEAD', 'Chart', 'charts_of', 'round_figures', 'chart_value',
-           'curve_columns', 'curve_point', 'curve_points', 'format_value', 'known_points', 'value_range', 'svg_image',
-           'curves_image', 'curve_image', 'describe_curve', 'chart_card', 'chart_cards']
+           'CARD', 'WIDE_CARD', 'CARDS', 'CARD_HEAD', 'Chart', 'task_metrics', 'charts_of', 'round_figures',
+           'chart_value', 'curve_columns', 'curve_point', 'curve_points', 'format_value', 'known_points', 'value_range',
+           'svg_image', 'curves_image', 'curve_image', 'describe_curve', 'chart_card', 'chart_cards']
 
 # %% ../../nbs/80_reports/15_charts.ipynb #d59a59d0
 import base64
@@ -66,11 +66,16 @@ _COMMON_METRICS = frozenset(
 )
 
 
-def charts_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Chart, ...]:
-    """Return the charts of a history: the common ones, and the first four metrics of the task after the reward."""
+def task_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the metrics of trajectories that the task defines, in their order in the history."""
     columns = dict.fromkeys(chain.from_iterable(rows))
     names = [column.removeprefix("train/") for column in columns if column.startswith("train/")]
-    chosen = [name for name in names if name not in _COMMON_METRICS and "/" not in name][:MAX_TASK_CHARTS]
+    return [name for name in names if name not in _COMMON_METRICS and "/" not in name]
+
+
+def charts_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Chart, ...]:
+    """Return the charts of a history: the common ones, and the first four metrics of the task after the reward."""
+    chosen = task_metrics(rows)[:MAX_TASK_CHARTS]
     reward, *others = CHARTS
     return reward, *(Chart(f"train/{name}", name, "mean of the step", f"train/{name}") for name in chosen), *others
 
@@ -134,9 +139,12 @@ def known_points(points: Iterable[Point]) -> list[tuple[float, float, float]]:
 
 
 def value_range(chart: Chart, low: float, high: float) -> tuple[float, float]:
-    """Return the range of the vertical axis for values from `low` to `high`."""
+    """Return the range of the vertical axis for values from `low` to `high`: round numbers that include them."""
     low = min(0.0, low) if chart.zero else low
-    return (low, high) if high > low else (low - 0.5 * (low != 0), high + 0.5)
+    if high <= low:
+        low, high = low - 0.5 * (low != 0), high + 0.5
+    unit = 10.0 ** math.floor(math.log10((high - low) / 2))
+    return math.floor(low / unit + 1e-9) * unit, math.ceil(high / unit - 1e-9) * unit
 
 
 def svg_image(width: int, height: int, shapes: str, text: str) -> Html:
@@ -156,19 +164,28 @@ def curves_image(
     known = [point for _, points in curves for point in known_points(points)]
     low, high = value_range(chart, min(v - s for _, v, s in known), max(v + s for _, v, s in known))
     width, height = size
+    bottom = height - (20 if chart.wide else MARGIN)  # a wide chart has the numbers of the steps below it
     steps = [step for _, points in curves for step, _, _ in points]
     first, last = min(steps), max(steps)
 
     def position(step: float, value: float) -> str:
         x = AXIS_WIDTH + (width - AXIS_WIDTH - MARGIN) * (step - first) / ((last - first) or 1)
-        return f"{x:.1f},{height - MARGIN - (height - 2 * MARGIN) * (value - low) / (high - low):.1f}"
+        return f"{x:.1f},{bottom - (bottom - MARGIN) * (value - low) / (high - low):.1f}"
 
+    label = lambda x, y, text, anchor="end": (
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="11" font-family="sans-serif" '
+        f'fill="{AXIS_COLOR}">{text}</text>'
+    )
     shapes = [
         f'<line x1="{AXIS_WIDTH}" x2="{width}" y1="{y}" y2="{y}" stroke="{AXIS_COLOR}" stroke-opacity=".3"/>'
-        f'<text x="{AXIS_WIDTH - 4}" y="{y + 3}" text-anchor="end" font-size="11" font-family="sans-serif" '
-        f'fill="{AXIS_COLOR}">{format_value(chart, value)}</text>'
-        for y, value in ((MARGIN, high), (height - MARGIN, low))
+        + label(AXIS_WIDTH - 4, y + 3, format_value(chart, value))
+        for y, value in ((MARGIN, high), (bottom, low))
     ]
+    if chart.wide:
+        shapes += [
+            label(AXIS_WIDTH, height - 4, f"step {first:g}", "start"),
+            label(width - MARGIN, height - 4, f"{last:g}"),
+        ]
     for color, points in curves:
         shapes += _curve_shapes(points, color, position, bool(chart.spread))
     return svg_image(width, height, "".join(shapes), text)
@@ -206,8 +223,8 @@ def describe_curve(chart: Chart, points: Sequence[Point]) -> str:
     return f"{chart.title} by step: {texts[0]}, {texts[1]}; highest {texts[2]}, lowest {texts[3]}"
 
 # %% ../../nbs/80_reports/15_charts.ipynb #aa6815ab
-CARD = BOX + ";flex:1 1 170px;min-width:140px;max-width:240px"
-WIDE_CARD = CARD.replace("1 1 170px", "2 2 340px").replace("240px", "600px")
+CARD = BOX + ";flex:0 1 176px;min-width:140px"  # cards of the last row have the size of the others
+WIDE_CARD = CARD.replace("176px", "376px")
 CARDS = "display:flex;flex-wrap:wrap;gap:0px 6px"
 CARD_HEAD = "display:flex;justify-content:space-between;gap:8px"
 
@@ -236,4 +253,9 @@ def chart_cards(
         values = [(point[0], point[i], point[-1] if chart.spread else None) for point in points]
         if any(value is not None for _, value, _ in values):
             cards.append(chart_card(chart, values))
-    return tag("div", *cards, style=CARDS) if cards else Html("")
+    return Html(tag("div", *cards, style=CARDS) + _other_metrics(by_step.values())) if cards else Html("")
+
+
+def _other_metrics(rows: Iterable[Mapping[str, Any]]) -> Html:
+    names = task_metrics(rows)[MAX_TASK_CHARTS:]
+    return tag("div", f"Without a chart, in run.history: {', '.join(names)}") if names else Html("")

@@ -8,7 +8,8 @@
 
 # %% auto #0
 __all__ = ['DETAIL_LEVELS', 'LIMIT', 'BOX', 'WRAP', 'PRE', 'CELL', 'NUMBER', 'Html', 'visible_text', 'escaped', 'tag',
-           'page_reference', 'DetailLevel', 'fit_to_bytes', 'truncate', 'table', 'number', 'facts_line', 'details']
+           'with_code', 'page_reference', 'DetailLevel', 'fit_to_bytes', 'truncate', 'table', 'number', 'facts_line',
+           'details']
 
 # %% ../../nbs/80_reports/10_html.ipynb #28233799
 import html
@@ -53,6 +54,12 @@ def tag(
     pairs = "".join(f' {key.rstrip("_")}="{escaped(value)}"' for key, value in attributes.items())
     content = "".join(map(escaped, children))
     return Html(f"<{name}{pairs}>" if name in ("img", "br", "hr", "meta") else f"<{name}{pairs}>{content}</{name}>")
+
+
+def with_code(text: str) -> Html:
+    """Return a text in which the parts between backticks are code."""
+    parts = text.split("`")
+    return Html("".join(tag("code", part) if i % 2 else escaped(part) for i, part in enumerate(parts)))
 
 
 def page_reference(page: str) -> Html:

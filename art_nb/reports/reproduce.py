@@ -242,5 +242,5 @@ def _cells(store: RunStore, calls: Sequence[Mapping[str, Any]], rewards: Mapping
     compare = f"from art_nb.reports.reproduce import compare_rewards\n\ncompare_rewards({dict(rewards)!r}, model);"
     return [*cells, ("markdown", "## Both runs"), ("code", compare)]
 
-# %% ../../nbs/80_reports/60_reproduce.ipynb #b1ddb674
+
 RunView.reproduce = reproduce

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from ..core.events import Failed, Warned
-from ..core.jsonable import one_line
+from ..core.jsonable import one_line, quantity
 from ..core.redaction import redact
-from .html import PRE, DetailLevel, Html, details, page_reference, table, tag, truncate
+from .html import PRE, DetailLevel, Html, details, page_reference, table, tag, truncate, with_code
 from ..runs.store import RunStore
 from ..training.diagnostics import WARNINGS_PAGE, HistoryRow, TrainingWarning, diagnose, training_rows
 from ..training.heartbeat import read_run_record
@@ -33,10 +33,6 @@ from ..views.step_means import StepMean, metric_mean, parts_of_step
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #4fb10f7c
 MAX_METRICS, MIN_ROLLOUTS = 8, 10  # metrics in a table; an interval from fewer rollouts is rough
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def end_steps(index: RolloutIndex) -> dict[str, list[int]]:
@@ -91,7 +87,7 @@ def _split_table(index: RolloutIndex, split: str, steps: Sequence[int]) -> Html:
     rewards, facts = [metric_mean(index, split, step) for step in steps], []
     for mean in rewards:
         failed = f", {mean.failed} failed" if mean.failed else ""
-        finished = f"{_count(mean.rollouts, 'finished rollout')} in {_count(mean.groups, 'group')}"
+        finished = f"{quantity(mean.rollouts, 'finished rollout')} in {quantity(mean.groups, 'group')}"
         facts.append(f"step {mean.step} has {finished}{failed}")
     lines = []
     for metric in common_metrics(index, split, steps):
@@ -139,13 +135,15 @@ def _work_sentences(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -
     seconds = sum(row["time/step_wall_s"] for row in rows if "time/step_wall_s" in row)
     took = f", which took {format_duration(seconds)} in total" if seconds else ""
     splits = Counter(split for part in index.parts for split in [part.split] * len(part.table))
-    stored = " and ".join(f"{_count(number, 'rollout')} of {split}" for split, number in splits.items())
+    stored = " and ".join(f"{quantity(number, 'rollout')} of {split}" for split, number in splits.items())
     failed = int((index.table["status"] == 1).sum())
     return [
-        f"It has {_count(len(rows), 'finished step')} of reinforcement learning{took}." if rows else "",
-        f"It has {_count(tuned, 'step')} of supervised fine-tuning." if tuned else "",
-        f"The page is based on {stored}, in {_count(index.groups, 'group')}." if stored else "No rollouts are stored.",
-        f"{_count(failed, 'rollout')} failed." if failed else "",
+        f"It has {quantity(len(rows), 'finished step')} of reinforcement learning{took}." if rows else "",
+        f"It has {quantity(tuned, 'step')} of supervised fine-tuning." if tuned else "",
+        f"The page is based on {stored}, in {quantity(index.groups, 'group')}."
+        if stored
+        else "No rollouts are stored.",
+        f"{quantity(failed, 'rollout')} failed." if failed else "",
     ]
 
 
@@ -297,7 +295,7 @@ def findings_html(history: Sequence[HistoryRow]) -> Html:
     rows, raised = training_rows(history), raised_findings(history)
     if not raised:
         checked = (
-            f"The checks of {_count(len(rows), 'step')} found nothing."
+            f"The checks of {quantity(len(rows), 'step')} found nothing."
             if rows
             else "There is no step of reinforcement learning to check."
         )
@@ -307,7 +305,7 @@ def findings_html(history: Sequence[HistoryRow]) -> Html:
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         until = " (still true at the end)" if last == rows[-1].get("step", 0) else ""
         text = tag("div", tag("b", f"{finding.title}. "), finding.finding)
-        lines.append([steps + until, Html(text + tag("div", "To try: ", finding.advice))])
+        lines.append([steps + until, Html(text + tag("div", "Try: ", with_code(finding.advice)))])
     return Html(table(["when", "finding"], lines) + page_reference(WARNINGS_PAGE))
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #2cbcbcf0

@@ -9,7 +9,7 @@ __all__ = ['share_text', 'static_failures']
 from typing import Any
 
 from ..core.jsonable import one_line
-from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag
+from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag, with_code
 from .static_html import headline, rollout_html
 from ..views.failures import FailureScan, failures_reply
 from ..views.index import open_rollouts
@@ -32,7 +32,7 @@ def _example(scan: FailureScan, failure: dict[str, Any], level: DetailLevel) -> 
     row = failure["example"]
     ref = scan.index.locate(row)
     where = f"{one_line(ref.name or f'group {ref.position}')} · step {ref.part.step}"
-    advice = [tag("p", failure["advice"])] if failure["advice"] else []
+    advice = [tag("p", with_code(failure["advice"]))] if failure["advice"] else []
     body = tag("div", f"{where} · {headline(scan.index, row)}"), rollout_html(scan.index, row, level)
     return details(f"example: {failure['title']}", *advice, *body)
 

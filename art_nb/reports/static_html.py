@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.jsonable import one_line
+from ..core.jsonable import one_line, quantity
 from ..models.model import Model
 from art_nb.reports.html import (
     LIMIT,
@@ -45,7 +45,7 @@ from ..training.run_view import RunView
 from ..views.boards import board_of
 from ..views.conversation import shared_count, conversation_of
 from ..views.index import RolloutIndex, load_all, open_rollouts
-from ..views.step_table import FLAGS
+from ..views.step_table import FLAGS, preview
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #51b5f44f
 def _message(message: dict[str, Any], level: DetailLevel) -> Html:
@@ -92,7 +92,7 @@ def headline(index: RolloutIndex, row: int) -> str:
     names = [name.replace("_", " ") for name, bit in FLAGS.items() if record["flags"] & bit and name != "exception"]
     numbers = {name: float(record[name]) for name in ("reward", "advantage", "ruler")}
     scores = [f"{name} {number(value)}" for name, value in numbers.items() if not np.isnan(value)]
-    return " · ".join([f"rollout {ref.index}", *scores, f"{record['turns']} turns", *names])
+    return " · ".join([f"rollout {ref.index}", *scores, f"{quantity(int(record['turns']), 'turn')}", *names])
 
 
 def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
@@ -127,7 +127,7 @@ def rollout_html(
     if isinstance(rollout, PydanticException):
         summary = f"failed: {rollout.type}: {one_line(rollout.message, 120)}"
         return details(summary, _pre(rollout.traceback or rollout.message, level))
-    shared = [tag("p", tag("i", f"begins with the {skip} messages above"))] if skip else []
+    shared = [tag("p", tag("i", f"begins with the {quantity(skip, 'message')} above"))] if skip else []
     return Html("".join([*_details(rollout, level), *shared, messages_html(conversation_of(rollout)[skip:], level)]))
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #240e6205
@@ -151,7 +151,7 @@ def group_line(index: RolloutIndex, group: int) -> str:
         f"step {ref.part.step}" if _has_steps(index) else "",
         f"{len(rewards)} rollouts",
         f"reward {rewards.mean():.3g} ± {rewards.std():.3g}" if len(rewards) else "no finished rollout",
-        "all rewards equal: nothing to learn here" if is_flat else "",
+        "all rewards equal: no gradient" if is_flat else "",
         f"{failed} failed" if failed else "",
     ]
     return " · ".join(filter(None, facts))
@@ -183,10 +183,16 @@ def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
         parts.append(tag("p", tag("i", f"{total - level.lines} more rollouts")))
     if shared:
         parts.append(details(f"what they share: {len(shared)} messages", messages_html(shared, level)))
-    parts += [details(headline(index, row), rollout_html(index, row, level, len(shared))) for row in selected]
+    parts += [details(_rollout_line(index, row), rollout_html(index, row, level, len(shared))) for row in selected]
     if len(selected) < total:
         parts.append(tag("p", tag("i", f"shown in full: {len(selected)} of {total}")))
     return Html("".join(parts))
+
+
+def _rollout_line(index: RolloutIndex, row: int) -> str:
+    rollout = index.locate(row).trajectory
+    text = one_line(preview(rollout), 60) if isinstance(rollout, Trajectory) else ""
+    return f"{headline(index, row)} · {text}" if text else headline(index, row)
 
 
 def _evenly_spaced(values: Sequence[int], count: int) -> list[int]:
@@ -223,7 +229,7 @@ def reward_strip(
 def _groups_table(index: RolloutIndex, groups: Sequence[int], level: DetailLevel) -> Html:
     rewards = {group: _finished_rewards(index.locate_group(group).rows).astype(float) for group in groups}
     finite = [value for values in rewards.values() for value in values[np.isfinite(values)]]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low, high = min([0.0, *finite]), max([0.0, *finite])
     lines = []
     for group in groups[: level.lines]:
         ref, values = index.locate_group(group), rewards[group]

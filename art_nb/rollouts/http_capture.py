@@ -282,6 +282,30 @@ class _AsyncTee(_Tee):
         self._recording.end()
         await self._stream.aclose()
 
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #971b358e
+def _record_httpx_request(request: Any, module: ModuleType) -> ExchangeRecording | None:
+    body, headers = lambda: _read_content(request, module), lambda: request.headers
+    return call_or_warn(begin_recording, request.method, str(request.url), body, headers)
+
+
+def _record_httpx_response(response: Any, recording: ExchangeRecording, tee: type, module: ModuleType) -> None:
+    recording.receive_status(response.status_code)
+    if recording.scope is None:
+        return
+    try:
+        recording.add(response.content)
+        recording.end()
+    except module.ResponseNotRead:
+        recording.decode = lambda raw: module.Response(200, headers=response.headers, content=raw).content
+        response.stream = tee(response.stream, recording)
+
+
+def _read_content(request: Any, module: ModuleType) -> bytes | None:
+    try:
+        return request.content
+    except module.RequestNotRead:
+        return None
+
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #ece7c232
 def _patch_httpx(module: ModuleType) -> None:
     client, async_client = module.Client, module.AsyncClient
@@ -321,30 +345,6 @@ def _recorded_async_send(send: Callable, module: ModuleType) -> Callable:
         return response
 
     return wrapper
-
-# %% ../../nbs/05_rollouts/20_http_capture.ipynb #971b358e
-def _record_httpx_request(request: Any, module: ModuleType) -> ExchangeRecording | None:
-    body, headers = lambda: _read_content(request, module), lambda: request.headers
-    return call_or_warn(begin_recording, request.method, str(request.url), body, headers)
-
-
-def _record_httpx_response(response: Any, recording: ExchangeRecording, tee: type, module: ModuleType) -> None:
-    recording.receive_status(response.status_code)
-    if recording.scope is None:
-        return
-    try:
-        recording.add(response.content)
-        recording.end()
-    except module.ResponseNotRead:
-        recording.decode = lambda raw: module.Response(200, headers=response.headers, content=raw).content
-        response.stream = tee(response.stream, recording)
-
-
-def _read_content(request: Any, module: ModuleType) -> bytes | None:
-    try:
-        return request.content
-    except module.RequestNotRead:
-        return None
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #79c63d41
 def _patch_requests(module: ModuleType) -> None:

@@ -307,7 +307,7 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     ),
     (
         solved,
-        "All rewards are equal: solved?",
+        "The task may be solved",
         "Use harder scenarios, or a reward that separates good from very good replies. Otherwise this run is finished.",
     ),
     (

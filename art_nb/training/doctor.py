@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from openai.types.chat.chat_completion import Choice
 
-from ..core.jsonable import plain
+from ..core.jsonable import plain, quantity
 from ..core.machine import documentation_address
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
@@ -126,10 +126,6 @@ class Probe:
 def _share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"
 
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" + ("" if n == 1 else "s")
-
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70003
 async def run_probe(model: Model, rollout: Callable, scenarios: list, size: int, timeout_s: float | None) -> Probe:
     """Roll out a group of `size` rollouts for each scenario. Exceptions are recorded in the groups."""
@@ -177,7 +173,8 @@ def check_rollouts(probe: Probe) -> Check:
     """Check whether the rollouts return trajectories."""
     failed, total = probe.exceptions, len(probe.trajectories) + len(probe.exceptions)
     if not failed:
-        return Check("rollouts", "ok", f"{_count(total, 'rollout')} returned trajectories in {probe.duration_s:.1f} s.")
+        finding = f"{quantity(total, 'rollout')} returned trajectories in {probe.duration_s:.1f} s."
+        return Check("rollouts", "ok", finding)
     (kind, message), n = Counter((e.type.rpartition(".")[2], e.message) for e in failed).most_common(1)[0]
     first = next(e for e in failed if e.message == message)
     code = getattr(inspect.unwrap(probe.rollout), "__code__", None)
@@ -201,11 +198,8 @@ def check_rewards(probe: Probe) -> Check:
             f"{_share(invalid, len(rewards))} rewards are NaN or infinite.",
             "Fix the reward. A rollout with such a reward counts as failed.",
         )
-    return Check(
-        "rewards",
-        "ok",
-        f"{_count(len(rewards), 'reward')} from {min(rewards):.3g} to {max(rewards):.3g}, mean {np.mean(rewards):.3g}.",
-    )
+    extent = f"from {min(rewards):.3g} to {max(rewards):.3g}, mean {np.mean(rewards):.3g}."
+    return Check("rewards", "ok", f"{quantity(len(rewards), 'reward')} {extent}")
 
 
 def check_variance(probe: Probe) -> Check:
@@ -213,7 +207,7 @@ def check_variance(probe: Probe) -> Check:
     groups = [[t.reward for t in group] for group in probe.groups if group.trajectories]
     flat = sum(not has_variance(rewards) for rewards in groups)
     finding = f"In {_share(flat, len(groups))} groups all rewards are equal, so these groups have no gradient."
-    advice = (
+    advice = _solved_advice(probe) or (
         "Give partial credit, use more rollouts per group, or choose scenarios that the model solves only sometimes."
     )
     if not groups or flat == len(groups):
@@ -223,13 +217,25 @@ def check_variance(probe: Probe) -> Check:
     return Check("variance", "ok", f"In {_share(len(groups) - flat, len(groups))} groups the rewards differ.")
 
 
+def _solved_advice(probe: Probe) -> str:
+    rewards = np.array([t.reward for t in probe.trajectories])
+    is_solved = len(rewards) and np.mean(rewards > rewards.max() - TIE) > 0.8 and np.ptp(rewards) > TIE
+    return "The task is nearly solved: most rollouts get the highest reward. Use harder scenarios." if is_solved else ""
+
+
 def check_success(probe: Probe) -> Check:
     """Check whether enough rollouts get more than the lowest reward."""
     rewards = [t.reward for t in probe.trajectories]
     better = sum(reward > min(rewards) + TIE for reward in rewards)
-    advice = "Make the task easier, give partial credit, or warm up with model.train_sft(…)."
+    advice = (
+        "Put the instruction into the user message, show an example, give partial credit, or warm up with "
+        "model.train_sft(…)."
+    )
     if not better:
-        return Check("success", "warn", "No reward is above the lowest one, so all replies look equally good.", advice)
+        finding = "No reward is above the lowest one, so all replies look equally good."
+        if texts := [text for choice in probe.choices if (text := choice.message.content)]:
+            finding += f' The first one: "{textwrap.shorten(texts[0], 80, placeholder=" …")}".'
+        return Check("success", "warn", finding, advice)
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
     if better < 0.3 * len(rewards):
         return Check("success", "warn", f"{finding} About 30 % are needed.", advice)
@@ -308,7 +314,7 @@ def check_rows(probe: Probe) -> Check | None:
     conversations = sum(any(map(is_choice, history.messages_and_choices)) for history in histories)
     if not probe.rows:
         return None
-    finding = f"{_count(conversations, 'conversation')} become {_count(len(probe.rows), 'training row')}"
+    finding = f"{quantity(conversations, 'conversation')} become {quantity(len(probe.rows), 'training row')}"
     if len(probe.rows) <= conversations:
         return Check("rows", "ok", f"{finding}.")
     return Check(

@@ -173,7 +173,7 @@ def failures_of_part(part: StepTable) -> Iterator[tuple[str, str, int]]:
     for find in (_of_errors, _of_flags, _of_facts):
         yield from find(part)
 
-# %% ../../nbs/75_views/80_failures.ipynb #58b850fa
+
 @dataclass(slots=True)
 class Failure:
     """One failure: what happened, and the rollouts in which it happened."""

@@ -98,6 +98,13 @@ class RolloutRef(GroupRef):
         group = self.read_group()
         return [*group.trajectories, *group.exceptions][self.index]
 
+# %% ../../nbs/75_views/30_index.ipynb #41256cd0
+def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
+    if not 0 <= number < starts[-1]:
+        raise ValueError(f"Invalid {what}: there is no {what} {number}. The index has {starts[-1]} {what}s.")
+    i = bisect_right(starts, number) - 1
+    return i, number - starts[i]
+
 # %% ../../nbs/75_views/30_index.ipynb #bb11d6a8
 class RolloutIndex:
     """An index of rollouts, one row per rollout. More steps can be loaded at any time.
@@ -271,13 +278,6 @@ class RolloutIndex:
         group = int(part.table["group"][offset])
         first = int(np.searchsorted(part.table["group"], group))
         return RolloutRef(part, group, part.first_position + group - part.first_group, row, offset, offset - first)
-
-# %% ../../nbs/75_views/30_index.ipynb #41256cd0
-def _find(starts: list[int], number: int, what: str) -> tuple[int, int]:
-    if not 0 <= number < starts[-1]:
-        raise ValueError(f"Invalid {what}: there is no {what} {number}. The index has {starts[-1]} {what}s.")
-    i = bisect_right(starts, number) - 1
-    return i, number - starts[i]
 
 # %% ../../nbs/75_views/30_index.ipynb #cfaf733f
 def base_model_of(index: RolloutIndex) -> str:  # "" if the rollouts do not come from a run

@@ -33,7 +33,7 @@ class RolloutFacts:
     replies: tuple[ReplyFacts, ...]
     tools: Mapping[str, Mapping[str, Any]]  # JSON schema of the arguments of each tool; {} if it has no tools
 
-# %% ../../nbs/75_views/15_reply_facts.ipynb #0263b3ce
+
 def tool_schemas(
     tools: Iterable[Any] | None,  # in OpenAI's format
 ) -> dict[str, Mapping[str, Any]]:

@@ -348,44 +348,6 @@ def _sampled_tokens(path: Path, table: pa.Table, group_of_row: np.ndarray) -> np
         np.add.at(totals, rows.clip(0, len(totals) - 1), counts)
     return totals
 
-# %% ../../nbs/75_views/20_step_table.ipynb #812273ad
-def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = ("group", 0.0)) -> StepTable:
-    """Return the table of a step of a run. Files in older formats are read as objects."""
-    path = store.path / "trajectories" / split / f"{step:04d}.parquet"
-    if not path.exists() or not _has_columns(open_parquet(path).schema_arrow):
-        return table_of_groups(split, step, store.read_groups(split, step), 0, rule)
-    stamp = file_stamp(path)
-    table = _columns(path, _FACT_COLUMNS)
-    finished = _finished(table)
-    numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
-    group_of_row = np.searchsorted(numbers, finished["group_index"].to_numpy())
-    group_data, metrics = _parse_all(table["group_json"].take(starts)), _parse_all(finished["metrics"])
-    facts = StepFacts(
-        step,
-        _file_facts(path, finished, group_of_row, metrics),
-        metrics,
-        np.bincount(group_of_row, minlength=len(numbers)),
-        np.array([len(data.get("exceptions") or ()) for data in group_data], np.int64),
-    )
-    rows = build_table(facts, rule)
-    errors, metrics_of_finished = _errors(rows, group_data), iter(metrics)
-    return StepTable(
-        split,
-        step,
-        rows,
-        _names(group_data, group_of_row, finished),
-        [group_id(TrajectoryGroup(metadata=data.get("metadata"))) for data in group_data],
-        [{} if status else next(metrics_of_finished) for status in rows["status"]],
-        0,
-        group=lambda position: _group(path, int(numbers[position])),
-        matches=lambda text: _find(path, rows, errors, text),
-        previews=lambda indices: _previews(path, rows, errors, indices),
-        errors=errors,
-        read_facts=lambda: _read_facts(path),
-        stamp=lambda: file_stamp(path),
-        initial_stamp=stamp,
-    )
-
 # %% ../../nbs/75_views/20_step_table.ipynb #d5017b2e
 def _has_columns(schema: pa.Schema) -> bool:
     if not {*_FACT_COLUMNS[:7], "messages", "logs"} <= {*schema.names}:
@@ -495,3 +457,41 @@ def _previews(path: Path, rows: np.ndarray, errors: dict[int, str], indices: Seq
     in_parts = [i for i in finished if not table["messages"][int(row_of_index[i])].is_valid]
     texts |= dict(zip(in_parts, map(preview, _trajectories(table.take(row_of_index[in_parts]))), strict=True))
     return [one_line((errors | texts)[i]) for i in indices]
+
+# %% ../../nbs/75_views/20_step_table.ipynb #812273ad
+def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = ("group", 0.0)) -> StepTable:
+    """Return the table of a step of a run. Files in older formats are read as objects."""
+    path = store.path / "trajectories" / split / f"{step:04d}.parquet"
+    if not path.exists() or not _has_columns(open_parquet(path).schema_arrow):
+        return table_of_groups(split, step, store.read_groups(split, step), 0, rule)
+    stamp = file_stamp(path)
+    table = _columns(path, _FACT_COLUMNS)
+    finished = _finished(table)
+    numbers, starts = np.unique(table["group_index"].to_numpy(), return_index=True)
+    group_of_row = np.searchsorted(numbers, finished["group_index"].to_numpy())
+    group_data, metrics = _parse_all(table["group_json"].take(starts)), _parse_all(finished["metrics"])
+    facts = StepFacts(
+        step,
+        _file_facts(path, finished, group_of_row, metrics),
+        metrics,
+        np.bincount(group_of_row, minlength=len(numbers)),
+        np.array([len(data.get("exceptions") or ()) for data in group_data], np.int64),
+    )
+    rows = build_table(facts, rule)
+    errors, metrics_of_finished = _errors(rows, group_data), iter(metrics)
+    return StepTable(
+        split,
+        step,
+        rows,
+        _names(group_data, group_of_row, finished),
+        [group_id(TrajectoryGroup(metadata=data.get("metadata"))) for data in group_data],
+        [{} if status else next(metrics_of_finished) for status in rows["status"]],
+        0,
+        group=lambda position: _group(path, int(numbers[position])),
+        matches=lambda text: _find(path, rows, errors, text),
+        previews=lambda indices: _previews(path, rows, errors, indices),
+        errors=errors,
+        read_facts=lambda: _read_facts(path),
+        stamp=lambda: file_stamp(path),
+        initial_stamp=stamp,
+    )

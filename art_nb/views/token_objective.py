@@ -60,6 +60,29 @@ LOSS_SETUPS = {
 }
 COMPARED_LOSSES = ("cispo", "ppo", "dapo", "dr_grpo", "gspo")
 
+# %% ../../nbs/75_views/60_token_objective.ipynb #31eb1dae
+def _assumed_record(rewards: np.ndarray, rows: Sequence[TokenRow], rule: tuple[Any, float]) -> LearnerRecord:
+    weighed = weigh_rows([rewards], [rows], scale=rule[0], balance=rule[1])
+    if not weighed.rows:
+        raise TrainError("No token of this group is trained: all rewards are equal, or no reply has token IDs.")
+    numbers = {id(row.tokens): sum(r.trajectory == row.trajectory for r in rows[:i]) for i, row in enumerate(rows)}
+    old = np.concatenate([row.logprobs[row.sampled] for row in weighed.rows])
+    if not np.isfinite(old).all():
+        raise TrainError("The sampler's logprobs are not stored with the replies of this group.")
+    sizes = np.array([int(row.sampled.sum()) for row in weighed.rows], np.int32)
+    return LearnerRecord(
+        place_R=np.array([(0, row.trajectory, numbers[id(row.tokens)]) for row in weighed.rows], np.int32),
+        check_R=np.array([token_checksum(row.tokens) for row in weighed.rows], np.uint32),
+        size_R=sizes,
+        coef_R=weighed.coef_R.astype(np.float32),
+        old_E=old,
+        new_E=old.copy(),
+        advantage_E=np.repeat(weighed.advantages_R, sizes).astype(np.float32),
+        entropy_E=np.zeros(0, np.float32),
+        reference_E=np.zeros(0, np.float32),
+        config={},
+    )
+
 # %% ../../nbs/75_views/60_token_objective.ipynb #6b9691dd
 @dataclass(slots=True)
 class StepContext:
@@ -113,29 +136,6 @@ def _step_rewards(index: RolloutIndex, split: str, step: int) -> list[np.ndarray
         numbers = part.first_group + np.arange(len(part.names))
         rewards += [finished["reward"][finished["group"] == number].astype(np.float64) for number in numbers]
     return rewards
-
-# %% ../../nbs/75_views/60_token_objective.ipynb #31eb1dae
-def _assumed_record(rewards: np.ndarray, rows: Sequence[TokenRow], rule: tuple[Any, float]) -> LearnerRecord:
-    weighed = weigh_rows([rewards], [rows], scale=rule[0], balance=rule[1])
-    if not weighed.rows:
-        raise TrainError("No token of this group is trained: all rewards are equal, or no reply has token IDs.")
-    numbers = {id(row.tokens): sum(r.trajectory == row.trajectory for r in rows[:i]) for i, row in enumerate(rows)}
-    old = np.concatenate([row.logprobs[row.sampled] for row in weighed.rows])
-    if not np.isfinite(old).all():
-        raise TrainError("The sampler's logprobs are not stored with the replies of this group.")
-    sizes = np.array([int(row.sampled.sum()) for row in weighed.rows], np.int32)
-    return LearnerRecord(
-        place_R=np.array([(0, row.trajectory, numbers[id(row.tokens)]) for row in weighed.rows], np.int32),
-        check_R=np.array([token_checksum(row.tokens) for row in weighed.rows], np.uint32),
-        size_R=sizes,
-        coef_R=weighed.coef_R.astype(np.float32),
-        old_E=old,
-        new_E=old.copy(),
-        advantage_E=np.repeat(weighed.advantages_R, sizes).astype(np.float32),
-        entropy_E=np.zeros(0, np.float32),
-        reference_E=np.zeros(0, np.float32),
-        config={},
-    )
 
 # %% ../../nbs/75_views/60_token_objective.ipynb #aa58244d
 @dataclass(slots=True)

@@ -11,9 +11,7 @@ def test_a_directory_of_runs_is_listed(tmp_path):
         art.RunStore(tmp_path / ".art" / "games" / "models" / name).append_history({"step": 1, "train/reward": 0.25})
     listed = art.view(str(tmp_path / ".art"))
     assert [path.name for path in listed.runs] == ["<two>", "one"]
-    assert f'art.view("{(tmp_path / ".art/games/models/one").as_posix()}")  # 1 steps, reward 0.25 → 0.25' in str(
-        listed
-    )
+    assert f'art.view("{(tmp_path / ".art/games/models/one").as_posix()}")  # 1 step, reward 0.25 → 0.25' in str(listed)
     assert "models/&lt;two&gt;" in listed._repr_html_()
     assert art.view(tmp_path / ".art" / "games" / "models" / "one").html()
 
