@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import ValidationError
 
 from ..rollouts.entries import History, get_messages
-from ..rollouts.exchanges import ChatCompletionsExchange, Conversation, append_exchange
+from ..rollouts.exchanges import ChatCompletionsExchange, ConversationIndex
 from ..rollouts.scenarios import opening_messages
 from art_nb.runs.conversations import (
     SCORE_SOURCES,
@@ -63,19 +63,19 @@ def _exchange(call: ModelCall) -> ChatCompletionsExchange:
 # %% ../../nbs/10_runs/74_spans.ipynb #fd582eaa
 def recorded_trajectories(recording: RecordedCalls) -> list[ScenarioTrajectory]:
     """Merge the calls of each session into a trajectory, in the order of the first calls."""
-    sessions: dict[str, list[Conversation]] = {}
+    sessions: dict[str, ConversationIndex] = {}
     models: dict[str, str] = {}
     for call in sorted(recording.calls, key=lambda call: call.start):
         try:
-            append_exchange(sessions.setdefault(call.session, []), _exchange(call))
+            sessions.setdefault(call.session, ConversationIndex()).add(_exchange(call))
         except ValidationError:  # the reply is no message of OpenAI's format, for example a picture
             continue
         models.setdefault(call.session, call.model)
     imported = []
-    for session, conversations in sessions.items():
-        if not conversations:
+    for session, index in sessions.items():
+        if not index.conversations:
             continue
-        histories = [History(messages_and_choices=get_messages(c.entries), tools=c.tools) for c in conversations]  # pyright: ignore[reportArgumentType]
+        histories = [History(messages_and_choices=get_messages(c.entries), tools=c.tools) for c in index.conversations]  # pyright: ignore[reportArgumentType]
         facts = recording.metadata.get(session, {}) | {"session": session, "model": models.get(session, "")}
         trajectory = imported_trajectory(recording.source, histories, recording.scores.get(session, ()), facts)
         imported.append((opening_messages(histories[0].messages_and_choices), trajectory))  # pyright: ignore[reportArgumentType]
