@@ -218,7 +218,7 @@ BUILT_IN = {
     "wandb": "art_nb.integrations.wandb_reporter:WandbReporter",
     "weave": "art_nb.integrations.weave_reporter:WeaveReporter",
 }
-TRACES = EntryPoint("traces", "art_nb.integrations.traces:TraceReporter", GROUP)  # for `report_traces`
+TRACES = EntryPoint("traces", "art_nb.integrations.live_traces:TraceReporter", GROUP)  # for `report_traces`
 
 
 def known_reporters() -> dict[str, EntryPoint]:
