@@ -16,6 +16,7 @@ VLLM := .venv-vllm/.installed
 UNSLOTH := .venv-unsloth/.installed
 ART := .venv-art/.installed
 AGENTS := .venv-agents/.installed
+LITELLM := .venv-litellm/.installed
 AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
@@ -59,23 +60,24 @@ test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top 
 test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
 	.venv-art/bin/python $(PYTEST) tests/tokens/test_art_parity.py tests/runs/test_art_directories.py
 
-test-agents: $(AGENTS) $(AGENT_NODE)  ## run the agent frameworks (in an environment on top of .venv)
+test-agents: $(AGENTS) $(AGENT_NODE) $(LITELLM)  ## run the agent frameworks (in an environment on top of .venv)
 	.venv-agents/bin/python $(PYTEST) tests/agents
 
-test-agents-full: $(AGENTS) $(AGENT_NODE) $(AGENT_PEERS)  ## the same with AutoGen, CrewAI, Google ADK and LlamaIndex (2 GB)
+test-agents-full: $(AGENTS) $(AGENT_NODE) $(LITELLM) $(AGENT_PEERS)  ## the same with AutoGen, CrewAI, Google ADK and LlamaIndex (2 GB)
 	ART_NB_TESTS=full .venv-agents/bin/python $(PYTEST) -rs tests/agents
 
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
-test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B and Phoenix (800 MB)
+test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B, Weave and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers
 
 test-observers-full: $(OBSERVERS) $(OBSERVER_SERVERS)  ## the same with the servers of MLflow and Weave (2 GB)
 	ART_NB_TESTS=full .venv-observers/bin/python $(PYTEST) -rs tests/observers
 
-test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
+test-export: weights $(EXPORT) $(VLLM)  ## compare exported models with transformers, llama.cpp and vLLM, and train with TRL
 	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
+	.venv-vllm/bin/python $(PYTEST) -s -p no:xdist tests/export/test_vllm_replies.py
 
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py

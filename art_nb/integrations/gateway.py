@@ -147,7 +147,9 @@ class SessionGateway:
         finally:  # a client can close its connection as soon as it has the last event
             if path in MODEL_PATHS:
                 is_whole = response is not None and response.is_success and (was_sent or _is_stream(response))
-                if not (is_whole and session.record(path, body, bytes(reply), start_time, retry_count_of(request))):
+                if not (
+                    is_whole and session.record(path, body, bytes(reply), start_time, retry_count_of(request.headers))
+                ):
                     session.record_failure(path, body)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

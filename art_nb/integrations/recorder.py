@@ -13,16 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
-from .record_writer import MAX_RECORD_FILE_BYTES, RecordWriter
+from .record_writer import MAX_RECORD_FILE_BYTES, RecordWriter, secrets_of
 from ..runs.recordings import RawCall, Record, record_of
 from art_nb.rollouts.http_capture import (
+    ExchangeRecording,
     clear_process_scope,
     enter_scope,
     innermost_scope,
     leave_scope,
     set_process_scope,
 )
+from ..serving.asgi import retry_count_of
 
 # %% ../../nbs/88_integrations/14_recorder.ipynb #958856a5
 class RecordedSession:
@@ -32,10 +35,19 @@ class RecordedSession:
         self.recorder, self.session, self.tags = recorder, session, dict(tags)
         self._details = {"session": session, "session_from": session_from, "tags": self.tags, "source": "record"}
 
-    def _record(self, path: str, request: bytes, reply: bytes, start_time: datetime) -> bool:
-        call = RawCall(path, request, reply, start_time, datetime.now(UTC), details=self._details)
-        self.recorder.writer.submit(lambda: record_of(call), len(request) + len(reply))
-        return True
+    def _record_call(self, call: ExchangeRecording, reply: bytes) -> None:
+        raw = RawCall(
+            call.path,
+            call.request,
+            reply,
+            call.start_time,
+            datetime.now(UTC),
+            status=call.status,
+            error=call.error,
+            details=self._details | {"retry_count": retry_count_of(call.headers)},
+        )
+        secrets = secrets_of(call.headers.items(), urlsplit(call.url).query)
+        self.recorder.writer.submit(lambda: record_of(raw), len(call.request) + len(reply), secrets)
 
     def __enter__(self) -> Self:
         enter_scope(self)
@@ -167,7 +179,7 @@ def record(
 ) -> Recorder:
     """Record the requests of an agent to language models, for `art_nb.runs.recordings.read_recordings`.
 
-    Only replies with a 2xx status are recorded. The records have no `retry_count` and no `first_byte_s`.
+    Requests that fail are recorded too. Their `status` is 0 if there was no response.
 
     Parameters
     ----------

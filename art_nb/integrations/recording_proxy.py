@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HOP_HEADERS', 'KEY_HEADER', 'TAG_PREFIX', 'MAX_RECORDED_BYTES', 'MAX_TOTAL_BYTES', 'CONNECT_TIMEOUT_S', 'ResultT',
-           'MIN_PROXY_KEY', 'upstream_url', 'check_upstream', 'forwarded_headers', 'read_salt', 'secrets_of',
-           'call_session', 'tags_of', 'Budget', 'CallRecording', 'Upload', 'RecordingProxy', 'ProxyServer']
+           'MIN_PROXY_KEY', 'upstream_url', 'check_upstream', 'forwarded_headers', 'read_salt', 'call_session',
+           'tags_of', 'Budget', 'CallRecording', 'Upload', 'RecordingProxy', 'ProxyServer']
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #6a553346
 import asyncio
@@ -21,16 +21,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
-from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from ..core.machine import is_loopback
-from ..core.redaction import is_secret, redact_url
+from ..core.redaction import redact_url
 from ..core.types import RequestError, ServeError
 from .openpipe import REPORT_PATHS, UPDATE_PATHS, report_record, update_record
-from .record_writer import RecordWriter
+from .record_writer import RecordWriter, secrets_of
 from ..runs.recordings import RawCall, count_matches, record_of
 from ..models.clients import httpx
 from ..rollouts.exchanges import PROTOCOLS
@@ -98,15 +97,9 @@ def read_salt(path: Path) -> bytes:
     return salt
 
 
-def secrets_of(scope: Scope) -> list[str]:
-    """Return the keys, passwords and cookies in the headers and the query of a request."""
-    texts = []
-    for name, value in scope["headers"]:
-        if is_secret(name.decode("latin-1")):
-            text = value.decode("latin-1").strip()
-            texts += {text, text.rpartition(" ")[2]} - {""}
-    query = parse_qsl(scope["query_string"].decode("latin-1"))
-    return texts + [value for name, value in query if is_secret(name) and value]
+def _secrets(scope: Scope) -> list[str]:
+    headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    return secrets_of(headers, scope["query_string"].decode("latin-1"))
 
 
 def call_session(scope: Scope, header: bytes, salt: bytes) -> tuple[str, str]:  # the session, and where it comes from
@@ -114,7 +107,7 @@ def call_session(scope: Scope, header: bytes, salt: bytes) -> tuple[str, str]:  
     headers = dict(scope["headers"])
     if name := headers.get(header, b"").decode("utf-8", "replace").strip():
         return name[:200], "name"
-    key = api_key_of(scope) or b"".join(text.encode() for text in sorted(secrets_of(scope))[:1])
+    key = api_key_of(scope) or b"".join(text.encode() for text in sorted(_secrets(scope))[:1])
     return (f"key-{hashlib.sha256(salt + key).hexdigest()[:16]}", "key") if key else ("", "")
 
 
@@ -160,12 +153,12 @@ class CallRecording:
 
     def __init__(self, scope: Scope, writer: RecordWriter, budget: Budget, details: dict[str, Any]):
         self.writer, self.budget, self.path = writer, budget, scope["path"]
-        self.secrets, self.started_s = secrets_of(scope), time.monotonic()
+        self.secrets, self.started_s = _secrets(scope), time.monotonic()
         self.start_time, self.status = datetime.now(UTC), 0
         self.request: bytearray | None = bytearray()
         self.reply: bytearray | None = bytearray()
         self.encodings = [dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1"), ""]
-        self.details = details | {"source": "proxy", "retry_count": retry_count_of(Request(scope))}
+        self.details = details | {"source": "proxy", "retry_count": retry_count_of(Request(scope).headers)}
 
     def add_request(self, part: bytes) -> None:
         """Append a part of the request's body."""
@@ -382,7 +375,7 @@ class RecordingProxy:
             async with self._counting:  # a client that sends many updates leaves threads for others
                 matched = await asyncio.to_thread(count_matches, self.writer.path, record["update"]["filters"])
             reply = {"matchedLogs": matched}
-        self.writer.submit(lambda: record, len(str(body)), secrets_of(scope))
+        self.writer.submit(lambda: record, len(str(body)), _secrets(scope))
         await json_response(reply)(scope, receive, send)
 
     async def aclose(self) -> None:

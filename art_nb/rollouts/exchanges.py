@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'SECRET_FIELDS', 'EXACT_FIELD', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange',
            'ResponsesExchange', 'MessagesExchange', 'TrajectoryExchanges', 'events_of', 'join_choices', 'Protocol',
-           'read_exchange', 'CapturedTurn', 'Conversation', 'policy_name', 'append_exchange', 'conversations_of',
-           'turns_of', 'CompletionsHistory', 'token_history', 'string_history']
+           'read_exchange', 'CapturedTurn', 'Conversation', 'policy_name', 'ConversationIndex', 'turns_of',
+           'CompletionsHistory', 'token_history', 'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import concat
@@ -22,7 +23,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field
 
-from .entries import sampled_tokens
+from .entries import get_messages, sampled_tokens
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #3215f313
 class Exchange(BaseModel):
@@ -273,12 +274,6 @@ class Conversation:
     tools: list | None = None
     sequence: Sequence = ()  # prompt and completion of the last turn
 
-    def is_continued_by(self, turn: CapturedTurn) -> bool:
-        """Return whether a turn continues this conversation."""
-        if self.protocol != turn.protocol or policy_name(self.model) != policy_name(turn.model):
-            return False
-        return len(self.sequence) > 0 and turn.prompt[: len(self.sequence)] == self.sequence
-
     def add(self, turn: CapturedTurn) -> None:
         """Append a turn that continues this conversation."""
         self.entries += [*turn.messages_from(len(self.sequence)), turn.reply]
@@ -289,27 +284,55 @@ def policy_name(model: str) -> str:
     """Return the name of a served model without its step."""
     return model.rpartition("@")[0] or model
 
+# %% ../../nbs/05_rollouts/10_exchanges.ipynb #0f747940
+class ConversationIndex:
+    """Conversations that grow by exchanges. The exchanges must be in the order of their end."""
 
-def append_exchange(
-    conversations: list[Conversation],  # changed in place
-    exchange: Exchange,
-) -> None:
-    """Add an exchange to the longest conversation that it continues, or to a new one."""
-    for turn in turns_of(exchange):
-        candidates = [conversation for conversation in conversations if conversation.is_continued_by(turn)]
-        longest = max(candidates, key=lambda conversation: len(conversation.sequence), default=None)
-        if longest is None:
-            longest = Conversation(turn.model, turn.protocol)
-            conversations.append(longest)
-        longest.add(turn)
+    def __init__(self, exchanges: Iterable[Exchange] = ()):
+        self.conversations: list[Conversation] = []
+        self._open: dict[tuple, list[int]] = {}  # conversations that end with this protocol, model and content
+        self._lengths: Counter[int] = Counter()  # how many of them have this length
+        self._stored: dict[str, list[dict[str, Any]]] = {}  # messages by the ID of the response that ended them
+        for exchange in exchanges:
+            self.add(exchange)
+
+    def add(self, exchange: Exchange) -> list[int]:
+        """Add each turn to the longest conversation that it continues, or to a new one. Return their positions."""
+        turns = [*turns_of(exchange, self._stored.get(str(exchange.request.get("previous_response_id")), ()))]
+        if isinstance(exchange, ResponsesExchange) and turns:
+            first = 1 if exchange.request.get("instructions") else 0  # the provider does not store them
+            messages = [*turns[-1].messages_from(first), *get_messages([turns[-1].reply])]
+            self._stored[str(exchange.response.get("id"))] = messages
+        return [self._add_turn(turn) for turn in turns]
+
+    def _add_turn(self, turn: CapturedTurn) -> int:
+        if (position := self._continued_by(turn)) is None:
+            position = len(self.conversations)
+            self.conversations.append(Conversation(turn.model, turn.protocol))
+        conversation = self.conversations[position]
+        conversation.add(turn)
+        self._open.setdefault(_place(conversation, conversation.sequence), []).append(position)
+        self._lengths[len(conversation.sequence)] += 1
+        return position
+
+    def _continued_by(self, turn: CapturedTurn) -> int | None:
+        for length in sorted(+self._lengths, reverse=True):
+            if 0 < length <= len(turn.prompt) and (positions := self._open.get(_place(turn, turn.prompt[:length]))):
+                self._lengths[length] -= 1
+                return positions.pop(0)
+        return None
+
+    def copy(self) -> "ConversationIndex":
+        """Return an index whose conversations can grow independently."""
+        other = ConversationIndex()
+        other.conversations = [replace(c, entries=[*c.entries]) for c in self.conversations]
+        other._open, other._lengths = {place: [*p] for place, p in self._open.items()}, self._lengths.copy()
+        other._stored = self._stored.copy()
+        return other
 
 
-def conversations_of(exchanges: TrajectoryExchanges) -> list[Conversation]:
-    """Group exchanges into conversations."""
-    conversations: list[Conversation] = []
-    for exchange in exchanges.in_order():
-        append_exchange(conversations, exchange)
-    return conversations
+def _place(turn: CapturedTurn | Conversation, sequence: Sequence) -> tuple:
+    return turn.protocol, policy_name(turn.model), sequence
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #a48a5067
 def _message_key(message: dict[str, Any]) -> tuple:
@@ -373,17 +396,21 @@ def _tool_call(name: str, arguments: str, call_id: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _item_messages(items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _item_messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
     for item in items:
         match item.get("type", "message"):
             case "message":
-                yield {"role": item.get("role", "assistant"), "content": _content_text(item.get("content"))}
-            case "function_call":
+                messages.append({"role": item.get("role", "assistant"), "content": _content_text(item.get("content"))})
+            case "function_call":  # parallel calls are one message
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
                 call = _tool_call(item["name"], item["arguments"], item.get("call_id"))
-                yield {"role": "assistant", "content": "", "tool_calls": [call]}
+                messages[-1].setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 content = _content_text(item.get("output"))
-                yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+    return messages
 
 
 EXACT_FIELD = "art_nb"  # of a reply of our endpoint: its conversation and its choice, with the exact token IDs
@@ -396,16 +423,16 @@ def _exact_turn(exchange: Exchange) -> CapturedTurn | None:
     return _chat_turn(exchange, exact["messages"], Choice.model_validate(exact["choice"]), exact["tools"])
 
 
-def _response_turns(exchange: ResponsesExchange) -> Iterator[CapturedTurn]:
+def _response_turns(exchange: ResponsesExchange, earlier: Sequence[dict[str, Any]]) -> Iterator[CapturedTurn]:
     if (exact := _exact_turn(exchange)) is not None:
         yield exact
         return
     request, prompt = exchange.request, exchange.request.get("input") or []
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     messages = [{"role": "system", "content": request["instructions"]}] if request.get("instructions") else []
-    replies = list(_item_messages(exchange.response.get("output") or ()))
+    replies = _item_messages(exchange.response.get("output") or ())
     if replies:
-        messages = [*messages, *_item_messages(items), *replies[:-1]]
+        messages = [*messages, *earlier, *_item_messages(items), *replies[:-1]]
         tools = [{"type": "function", "function": tool} for tool in request.get("tools") or ()]
         yield _chat_turn(exchange, messages, replies[-1], tools or None)
 
@@ -451,14 +478,19 @@ def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
 _TURNS_OF: dict[type[Exchange], Callable[[Any], Iterator[CapturedTurn]]] = {
     ChatCompletionsExchange: _chat_turns,
     CompletionsExchange: _completion_turns,
-    ResponsesExchange: _response_turns,
     MessagesExchange: _message_turns,
 }
 
 
-def turns_of(exchange: Exchange) -> Iterator[CapturedTurn]:
+def turns_of(
+    exchange: Exchange,
+    earlier: Sequence[dict[str, Any]] = (),  # messages before those of a request with `previous_response_id`
+) -> Iterator[CapturedTurn]:
     """Yield one turn for each reply of an exchange."""
-    yield from _TURNS_OF[type(exchange)](exchange)
+    if isinstance(exchange, ResponsesExchange):
+        yield from _response_turns(exchange, earlier)
+    else:
+        yield from _TURNS_OF[type(exchange)](exchange)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #9b519a5e
 @dataclass(slots=True)

@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['Item', 'DatasetBatch', 'iterate_dataset', 'shuffled_order', 'scenarios_of_step', 'scenario_metadata',
-           'opening_messages', 'opening_id', 'conversation_scenarios']
+           'opening_messages', 'opening_id', 'opening_scenario', 'distinct_scenarios', 'conversation_scenarios']
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #d45f1cce
 import math
@@ -153,6 +153,24 @@ def opening_id(opening: Sequence[Mapping[str, Any]]) -> str:
     return text if len(opening) == len(questions) == 1 and len(text) <= 60 else f"{text[:60]}… {digest}"
 
 
+def opening_scenario(
+    messages: Iterable[Mapping[str, Any]],  # of a conversation
+    tools: Any = None,
+) -> dict[str, Any] | None:
+    """Return the scenario of a conversation, or `None` if it starts with a reply."""
+    if not (opening := opening_messages(messages)):
+        return None
+    return {"messages": opening, "tools": tools, "metadata": {"scenario_id": opening_id(opening)}}
+
+
+def distinct_scenarios(scenarios: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Return scenarios without those that have the messages and the tools of an earlier one."""
+    distinct: dict[str, dict[str, Any]] = {}
+    for scenario in filter(None, scenarios):
+        distinct.setdefault(repr(plain([scenario["messages"], scenario["tools"]])), scenario)
+    return list(distinct.values())
+
+
 def conversation_scenarios(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
     """Return the scenarios of conversations: what was asked, without the replies.
 
@@ -167,14 +185,4 @@ def conversation_scenarios(trajectories: Iterable[Trajectory]) -> list[dict[str,
         For each distinct beginning, `messages` (all messages before the first reply), `tools` (`None` without tools)
         and `metadata` with a `scenario_id`. Conversations that start with a reply are left out.
     """
-    scenarios: dict[str, dict[str, Any]] = {}
-    for trajectory in trajectories:
-        if opening := opening_messages(trajectory.messages()):
-            key = repr(plain([opening, trajectory.tools]))
-            scenario = {
-                "messages": opening,
-                "tools": trajectory.tools,
-                "metadata": {"scenario_id": opening_id(opening)},
-            }
-            scenarios.setdefault(key, scenario)
-    return list(scenarios.values())
+    return distinct_scenarios(opening_scenario(one.messages(), one.tools) for one in trajectories)

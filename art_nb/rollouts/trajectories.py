@@ -15,7 +15,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
@@ -39,9 +39,8 @@ from ..core.types import Messages, MessagesAndChoices, RolloutError
 from .entries import Entries, History, Number, ToolList, get_messages, is_choice, scalar
 from art_nb.rollouts.exchanges import (
     Conversation,
+    ConversationIndex,
     TrajectoryExchanges,
-    conversations_of,
-    append_exchange,
     read_exchange,
     string_history,
     token_history,
@@ -98,7 +97,12 @@ class Captured:
     """The exchanges of a trajectory and the conversations they form."""
 
     exchanges: TrajectoryExchanges
-    conversations: list[Conversation]
+    index: ConversationIndex
+
+    @property
+    def conversations(self) -> list[Conversation]:
+        """The conversations, the main one first."""
+        return self.index.conversations
 
 # %% ../../nbs/05_rollouts/30_trajectories.ipynb #5e76c7dd
 def _as_reward(value: Any) -> Any:
@@ -186,7 +190,7 @@ class Trajectory(BaseModel):
                 "Captured messages are appended automatically."
             )
         if captured is None or captured.exchanges is not self.exchanges:
-            self._captured = Captured(self.exchanges, conversations_of(self.exchanges))
+            self._captured = Captured(self.exchanges, ConversationIndex(self.exchanges.in_order()))
             self._set_histories(self._captured)
 
     def _restore(self) -> None:
@@ -195,7 +199,7 @@ class Trajectory(BaseModel):
             self._set_histories(self._captured)
 
     def _detect_source(self) -> None:
-        captured = Captured(self.exchanges, conversations_of(self.exchanges))
+        captured = Captured(self.exchanges, ConversationIndex(self.exchanges.in_order()))
         self._captured = captured if self._matches(captured) else None
         if self._captured is None:  # the messages were not captured
             self._restore()
@@ -219,9 +223,9 @@ class Trajectory(BaseModel):
         with _record_lock:
             previous = self._captured
             is_unchanged = self._matches(previous)
-            conversations = [replace(c, entries=[*c.entries]) for c in (previous.conversations if previous else [])]
-            append_exchange(conversations, exchange)
-            self._captured = Captured(self.exchanges, conversations)
+            index = previous.index.copy() if previous else ConversationIndex()
+            index.add(exchange)
+            self._captured = Captured(self.exchanges, index)
             try:
                 if is_unchanged:
                     self._set_histories(self._captured)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERSION', 'Record', 'MAX_ERROR_CHARS', 'MAX_DECODED_BYTES', 'protocol_of', 'new_record', 'RawCall', 'record_of',
            'without_secrets', 'rotated_files', 'recording_files', 'update_of', 'matches', 'count_matches',
-           'is_recording', 'read_records', 'SessionReader', 'exchange_of', 'read_recordings']
+           'is_recording', 'read_records', 'exchange_of', 'read_recordings']
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #86b641ae
 import json
@@ -13,6 +13,7 @@ import math
 import re
 import uuid
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,13 +30,11 @@ from ..rollouts.entries import History, get_messages
 from art_nb.rollouts.exchanges import (
     PROTOCOLS,
     SECRET_FIELDS,
-    CapturedTurn,
     Conversation,
+    ConversationIndex,
     Exchange,
     Protocol,
     events_of,
-    policy_name,
-    turns_of,
 )
 from ..rollouts.trajectories import Trajectory
 
@@ -58,7 +57,7 @@ def new_record(
     start_time: datetime,
     end_time: datetime,
     *,
-    status: int = 200,  # HTTP status
+    status: int = 200,  # HTTP status; 0 if there was no response
     error: str = "",
     source: str = "record",  # the writer of the record
     session: str = "",
@@ -117,8 +116,8 @@ def record_of(call: RawCall) -> Record:
     answer, question = _decoded(call.reply, call.reply_encoding), _decoded(call.request, call.request_encoding)
     if answer is None:
         error = error or "The reply was too large to be recorded."
-    elif call.status >= 300:
-        error = error or answer[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace")
+    elif not 200 <= call.status < 300:
+        error = error or answer[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace") or f"HTTP status {call.status}"
     else:
         reply, problem = _parsed_reply(call.path, answer)
         error = error or problem
@@ -325,42 +324,6 @@ def _is_record(row: Record) -> bool:
     return row.get("v") == VERSION and all(isinstance(row.get(name), kind) for name, kind in _TYPES.items())
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #e7276d75
-class SessionReader:
-    """The conversations of one session, and the IDs of the records of their turns."""
-
-    def __init__(self) -> None:
-        self.conversations: list[tuple[Conversation, list[str]]] = []
-        self._open: dict[tuple, list[int]] = {}  # conversations that end with this protocol, model and content
-        self._lengths: dict[int, int] = {}  # how many of them have this length
-
-    def add(self, exchange: Exchange, record_id: str) -> None:
-        """Add the turns of an exchange. The exchanges must be in the order of their end."""
-        for turn in turns_of(exchange):
-            index = self._continued_by(turn)
-            if index is None:
-                index = len(self.conversations)
-                self.conversations.append((Conversation(turn.model, turn.protocol), []))
-            conversation, ids = self.conversations[index]
-            conversation.add(turn)
-            ids.append(record_id)
-            length = len(conversation.sequence)
-            self._open.setdefault(_place(conversation, conversation.sequence), []).append(index)
-            self._lengths[length] = self._lengths.get(length, 0) + 1
-
-    def _continued_by(self, turn: CapturedTurn) -> int | None:
-        for length in sorted(self._lengths, reverse=True):
-            if 0 < length <= len(turn.prompt) and (indices := self._open.get(_place(turn, turn.prompt[:length]))):
-                self._lengths[length] -= 1
-                if self._lengths[length] == 0:
-                    del self._lengths[length]
-                return indices.pop(0)
-        return None
-
-
-def _place(turn: CapturedTurn | Conversation, sequence: Any) -> tuple:
-    return turn.protocol, policy_name(turn.model), sequence
-
-
 def exchange_of(record: Record) -> Exchange | None:
     """Return the exchange of a record, or `None` if its request or reply is not complete."""
     protocol, request, reply = protocol_of(record["path"]), record["request"], record["reply"]
@@ -425,20 +388,22 @@ def read_recordings(path: str | Path, *, by: Literal["auto", "session", "convers
 
 
 def _trajectories(records: list[Record], whole: bool) -> Iterator[Trajectory]:
-    reader, readable = SessionReader(), {}
+    index, ids, readable = ConversationIndex(), defaultdict[int, list[str]](list), {}
     for record in records:
         try:
             if (exchange := exchange_of(record)) is not None:
-                reader.add(exchange, record["id"])
+                for position in index.add(exchange):
+                    ids[position].append(record["id"])
                 readable[record["id"]] = record
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # a reply that no client could read
             warnings.warn(f"Record {record['id']} is left out: {type(error).__name__}: {error}", stacklevel=2)
     failed = len(records) - len(readable)
-    parts = [reader.conversations] if whole else [[part] for part in reader.conversations]
+    merged = [(conversation, ids[position]) for position, conversation in enumerate(index.conversations)]
+    parts = [merged] if whole else [[part] for part in merged]
     for part in parts:
         if part:
-            ids = dict.fromkeys(record_id for _, ids in part for record_id in ids)
-            yield _trajectory(part, [readable[record_id] for record_id in ids], failed if whole else 0)
+            read = dict.fromkeys(record_id for _, ids in part for record_id in ids)
+            yield _trajectory(part, [readable[record_id] for record_id in read], failed if whole else 0)
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #9e54c1b7
 def _trajectory(part: list[tuple[Conversation, list[str]]], records: list[Record], failed: int) -> Trajectory:

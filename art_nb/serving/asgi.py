@@ -289,7 +289,7 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     return bytes(body)
 
 # %% ../../nbs/45_serving/20_asgi.ipynb #1cd51965
-def retry_count_of(request: Request) -> int:
+def retry_count_of(headers: Mapping[str, str]) -> int:
     """Return how often a client of OpenAI or Anthropic has sent a request before."""
-    count = request.headers.get("x-stainless-retry-count", "0")
+    count = headers.get("x-stainless-retry-count", "0")
     return int(count) if count.isdecimal() and len(count) < 4 else 0

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['NumberedMessages', 'MAX_COMPARED_WORDS', 'Difference', 'numbered_histories', 'replies_of', 'is_reply',
            'check_correction', 'with_correction', 'reply_as_text', 'difference', 'with_texts', 'texts_in_message',
-           'changes_calls', 'sft_turns', 'curated_message', 'sft_trajectories', 'correction_pairs', 'scenario_of',
-           'distinct_scenarios']
+           'changes_calls', 'sft_turns', 'curated_message', 'sft_trajectories', 'correction_pairs', 'scenario_of']
 
 # %% ../../nbs/75_views/95_curated_data.ipynb #391d4ddd
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
 from ..core.jsonable import plain
+from ..rollouts.scenarios import opening_scenario
 from ..rollouts.trajectories import Trajectory, all_histories
 from .marks import ConversationMarks, conversation_key
 
@@ -223,25 +223,13 @@ def scenario_of(
     """Return the scenario of a conversation as a dict of JSON values, or `None` if no reply follows a user message."""
     messages, tools = next(numbered_histories(trajectory))
     curated = [with_texts(curated_message(number, message, marks), clean) for number, message in messages]
-    first = next((i for i, message in enumerate(curated) if is_reply(message)), None)
-    if not first or not any(message.get("role") == "user" for message in curated[:first]):
+    scenario = opening_scenario(curated, plain(tools))
+    first = len(scenario["messages"]) if scenario else 0
+    if not scenario or first == len(curated) or not any(m.get("role") == "user" for m in scenario["messages"]):
         return None
     changed = [i for i, (number, message) in enumerate(messages) if changes_calls(number, message, marks)]
     last, key = changed[0] if changed else len(curated), conversation_key(trajectory)
     session = trajectory.metadata.get("session")
     named = {"session": clean(session)} if session and isinstance(session, str) else {}
-    return {
-        "id": key,
-        "messages": curated[:first],
-        "tools": plain(tools),
-        "recorded": curated[first : last + 1],
-        "metadata": {"scenario_id": key, "conversation": key} | named,
-    }
-
-
-def distinct_scenarios(scenarios: Iterable[dict[str, Any] | None]) -> list[dict[str, Any]]:
-    """Return scenarios without those that begin like an earlier one."""
-    result: dict[str, dict[str, Any]] = {}
-    for scenario in filter(None, scenarios):
-        result.setdefault(json.dumps([scenario["messages"], scenario["tools"]], sort_keys=True), scenario)
-    return [*result.values()]
+    metadata = scenario["metadata"] | {"conversation": key} | named
+    return scenario | {"id": key, "recorded": curated[first : last + 1], "metadata": metadata}

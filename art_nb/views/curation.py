@@ -29,10 +29,10 @@ from ..core.jsonable import one_line, utf8_text
 from ..core.types import ArtError
 from ..rollouts.trajectories import Trajectory, all_histories
 from ..rollouts.entries import content_texts
+from ..rollouts.scenarios import distinct_scenarios
 from art_nb.views.curated_data import (
     check_correction,
     correction_pairs,
-    distinct_scenarios,
     replies_of,
     scenario_of,
     sft_trajectories,

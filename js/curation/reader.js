@@ -297,7 +297,7 @@ export function createReader(app) {
       all = [...messages];
     let part = 0;
     const isSame = facts?.id === id;
-    closeEditor();
+    if (!isSame) closeEditor();
     facts = reply.facts;
     app.version = Math.max(app.version, facts.version);
     const draw = () => {

@@ -153,7 +153,7 @@ export function createList(app) {
     return [
       caret(GROUP, g),
       h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      isConstant ? h("span.badge.is-warn", { title: "All rewards are equal: no gradient" }, "no gradient") : null,
+      isConstant ? h("span.badge.is-warn", { title: "All rewards are equal" }, "no gradient") : null,
       rewardBars(group),
       h("span.num.mean", num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
@@ -184,9 +184,9 @@ export function createList(app) {
       group = index.groupOf(id),
       failed = status[id] === 1;
     const marks = [
-      ["truncated", "truncated", "The reply reached the token limit"],
+      ["truncated", "truncated", "It reached the token limit"],
       ["overridden", "human", "A person set this score"],
-      ["injection", "injection", "The text addresses the judge"],
+      ["injection", "injection", "It addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
     return [
       h("span.nth.muted", app.picked.has(id) ? "✓" : `${number[id]}`),
@@ -333,9 +333,10 @@ export function createList(app) {
     event.preventDefault();
     keyTable[event.key]();
   };
-  node.onclick = (event) => {
+  // A press selects, as in curation/list.js: until the release, the row may have been drawn again.
+  node.onmousedown = node.onclick = (event) => {
     const rowNode = event.target.closest("[data-i]");
-    if (!rowNode) return;
+    if (!rowNode || (event.type === "click" ? event.detail : event.button)) return;
     const i = Number(rowNode.dataset.i);
     if (kinds[i] === ROLLOUT && (event.ctrlKey || event.metaKey || event.target.closest(".art-nth"))) app.pick(refs[i]);
     else if (kinds[i] === ROLLOUT) activate(i);

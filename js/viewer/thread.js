@@ -174,10 +174,7 @@ function messageNode(message, results, { paint, sharedChars = null }) {
     ),
     body,
     // Outside of the body: colored tokens replace the body, but not the results of its calls.
-    h(
-      "div",
-      calls.map((call) => toolCall(call, results.get(call.id))),
-    ),
+    calls.map((call) => toolCall(call, results.get(call.id))),
   );
   if (turn != null && paint) paint(body, message, () => fill(body, plain()));
   return node;

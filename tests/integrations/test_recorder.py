@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,11 +12,12 @@ import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 
+import aiohttp
 import httpx
 import pytest
 import requests
 from art_nb.openpipe import AsyncOpenPipe, OpenPipe
-from openai import AsyncOpenAI, OpenAI
+from openai import APIError, AsyncOpenAI, OpenAI
 from support.provider_parts import expected, running_provider
 from support.registered import until
 
@@ -122,6 +124,47 @@ async def test_a_service_with_concurrent_sessions(provider, tmp_path):
 
 def question(text):
     return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_that_fail_are_recorded_with_every_client(provider, tmp_path, stream):
+    """The error of the provider repeats the key of the client, which is in no environment variable."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+    headers, path = {"authorization": f"Bearer {KEY}"}, "/chat/completions"
+    body = {"model": "error-429", "messages": question("Hi"), "stream": stream}
+    async with art.record(tmp_path / "t.jsonl", session="visit") as recorder, aiohttp.ClientSession() as session:
+        for url in (f"{provider.url}/v1", nowhere):
+            with OpenAI(base_url=url, api_key=KEY, max_retries=1) as client, pytest.raises(APIError):
+                client.chat.completions.create(**body)
+            async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
+                with pytest.raises(APIError):
+                    await client.chat.completions.create(**body)
+            with pytest.raises(requests.RequestException):
+                with requests.post(url + path, json=body, headers=headers, stream=stream, timeout=30) as reply:
+                    reply.raise_for_status()
+            with pytest.raises(aiohttp.ClientError):
+                async with session.post(url + path, json=body, headers=headers) as reply:
+                    assert await reply.text() and reply.raise_for_status()
+    records = read_records(recorder.path)
+    assert [record["status"] for record in records] == [429] * 5 + [0] * 5
+    assert [record["retry_count"] for record in records] == [0, 1, 0, 0, 0] * 2
+    assert not any(record["complete"] or record["reply"] for record in records)
+    unread = [record["error"] for record in records[:5] if "Slow down, [redacted]" not in record["error"]]
+    assert unread == ["HTTP status 429"] * 2 * stream  # before a retry, and in requests
+    assert all("onnect" in record["error"] for record in records[5:])
+    assert KEY.encode() not in recorder.path.read_bytes()
+
+
+async def test_failures_of_a_rollout_are_no_exchanges(provider, tmp_path):
+    recorder = art.record(tmp_path / "t.jsonl").start()
+    client = AsyncOpenAI(base_url=f"{provider.url}/v1", api_key=KEY, max_retries=0)
+    with art.Trajectory() as rollout, pytest.raises(APIError):
+        await client.chat.completions.create(model="error-500", messages=question("Hi"))
+    await asyncio.to_thread(recorder.close)
+    await client.close()
+    assert not rollout.exchanges and not recorder.path.exists()
 
 
 def test_a_block_leaves_no_thread_and_can_be_opened_again(provider, tmp_path):

@@ -1,12 +1,14 @@
 """The curation panel in Chromium, on the real panel: filter, marks by keyboard, corrections, tags, hostile texts."""
 
 import json
+import threading
 
 import pytest
 from support.ui import HOSTILE, axe_faults, calm, waits
 from support.view_parts import CALLS, RESULTS, Talk, crowd
 
 import art_nb as art
+from art_nb.views import curation_replies
 
 
 def talks():
@@ -222,6 +224,29 @@ def test_a_correction_that_is_not_saved_is_kept(opened, tmp_path):
     assert page.locator("text=not saved").locator("visible=true").count() == 0 and not page.locator(field).count()
     (entry,) = page.panel.curation.journal.read()
     assert entry.value["content"] == "a draft" and entry.turn == 2
+
+
+def test_a_form_stays_open_when_another_person_marks_the_conversation(opened, tmp_path, monkeypatch):
+    """The form opens while the new marks are being read."""
+    page = opened(saved(tmp_path / "run"))
+    read, begun, ended = curation_replies.traj_reply, threading.Event(), threading.Event()
+
+    def slow(*args, **options):
+        begun.set()
+        assert ended.wait(30)
+        return read(*args, **options)
+
+    monkeypatch.setattr(curation_replies, "traj_reply", slow)
+    art.curate(tmp_path / "run", author="bob").mark(0, "bad")
+    page.panel.refresh()
+    assert begun.wait(30)
+    page.focus(".art-panel")
+    page.keyboard.press("e")
+    page.wait_for_selector(".art-cu-editor")
+    page.keyboard.type("My text. ")
+    ended.set()
+    page.wait_for_selector(".art-cu-head:has-text('bob: bad')")
+    assert page.input_value(".art-cu-editor textarea").startswith("My text. ")
 
 
 def test_a_press_or_a_click_of_a_screen_reader_selects_a_row(opened):

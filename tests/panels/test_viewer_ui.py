@@ -92,6 +92,20 @@ def test_a_group_opens_and_closes_by_mouse_and_keys(opened):
     assert "game 2" in selected(page)
 
 
+def test_a_press_or_a_click_of_a_screen_reader_selects_a_row(opened):
+    page = opened(games(0, 4))
+    rollouts = page.locator(".art-row-rollout")
+    box = rollouts.nth(1).bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    settled(page, "rollout 1")  # before the release
+    page.mouse.up()
+    page.keyboard.press("ArrowDown")  # the list has the focus
+    settled(page, "rollout 2")
+    page.evaluate("document.querySelectorAll('.art-row-rollout')[3].click()")
+    settled(page, "rollout 3")
+
+
 def test_a_failed_rollout_says_why(opened):
     page = opened(games(0, 2, failed=1))
     press(page, "J", "J")
