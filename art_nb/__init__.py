@@ -20,6 +20,7 @@ Modules:
 - `art_nb.integrations.live_traces`: Export of the traces of a run while the model is trained, with `report_traces`
 - `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
 - `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces with `art.export_traces`
+- `art_nb.integrations.weave_calls`: Rollouts as calls of Weave: one tree for each rollout, with its conversations and token counts, without token IDs
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
@@ -44,6 +45,7 @@ Modules:
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
+- `art_nb.rollouts.tracers`: Packages that record the calls of a process, and what they learn about rollouts
 - `art_nb.runs.conversations`: Imported conversations: their scores, their groups, and datasets of messages
 - `art_nb.runs.costs`: The cost of API responses, computed from prices or reported by the endpoint
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data

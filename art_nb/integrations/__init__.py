@@ -41,5 +41,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "wandb_reporter": ["WandbReporter"],
         "mlflow_reporter": ["MLflowReporter"],
         "tensorboard_reporter": ["TensorBoardReporter"],
+        "weave_reporter": ["WeaveReporter"],
     },
 )

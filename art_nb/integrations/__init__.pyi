@@ -45,3 +45,4 @@ from .trackio_reporter import TrackioReporter as TrackioReporter
 from .wandb_reporter import WandbReporter as WandbReporter
 from .mlflow_reporter import MLflowReporter as MLflowReporter
 from .tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
+from .weave_reporter import WeaveReporter as WeaveReporter

@@ -216,6 +216,7 @@ BUILT_IN = {
     "tensorboard": "art_nb.integrations.tensorboard_reporter:TensorBoardReporter",
     "trackio": "art_nb.integrations.trackio_reporter:TrackioReporter",
     "wandb": "art_nb.integrations.wandb_reporter:WandbReporter",
+    "weave": "art_nb.integrations.weave_reporter:WeaveReporter",
 }
 TRACES = EntryPoint("traces", "art_nb.integrations.live_traces:TraceReporter", GROUP)  # for `report_traces`
 

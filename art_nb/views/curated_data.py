@@ -228,12 +228,14 @@ def scenario_of(
         return None
     changed = [i for i, (number, message) in enumerate(messages) if changes_calls(number, message, marks)]
     last, key = changed[0] if changed else len(curated), conversation_key(trajectory)
+    session = trajectory.metadata.get("session")
+    named = {"session": clean(session)} if session and isinstance(session, str) else {}
     return {
         "id": key,
         "messages": curated[:first],
         "tools": plain(tools),
         "recorded": curated[first : last + 1],
-        "metadata": {"scenario_id": key, "conversation": key},
+        "metadata": {"scenario_id": key, "conversation": key} | named,
     }
 
 
