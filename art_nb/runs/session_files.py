@@ -55,7 +55,7 @@ def _parent(line: FileRow) -> str | None:
         raise line.invalid("parentUuid", "the `uuid` of another line, or null")
     return parent
 
-
+# %% ../../nbs/10_runs/76_session_files.ipynb #de88695d
 def _history(lines: list[FileRow]) -> History:
     messages: list[dict[str, Any]] = []
     for line in lines:
@@ -124,7 +124,7 @@ def read_codex(rows: list[FileRow]) -> list[ScenarioTrajectory]:
         files.setdefault(row.where.rpartition(", ")[0], []).append(row)
     return [session for lines in files.values() for session in _codex_session(lines)]
 
-
+# %% ../../nbs/10_runs/76_session_files.ipynb #2e7760b3
 def _add_codex_line(
     kind: str, payload: Mapping[str, Any], parts: list[list[dict[str, Any]]], facts: dict[str, Any]
 ) -> None:

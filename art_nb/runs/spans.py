@@ -155,7 +155,7 @@ def _of_langfuse(span: Span) -> tuple[Any, Any, Any, Any]:
     messages, tools = request_messages(facts.get("input"))
     return messages, facts.get("output"), tools, at(facts, "model", "name")
 
-
+# %% ../../nbs/10_runs/74_spans.ipynb #9a96dbff
 def _convention(span: Span) -> Any:
     if span.kind == "LLM" and isinstance(at(span.attributes, "llm"), Mapping):
         return _of_openinference

@@ -169,7 +169,7 @@ def chat_tools(
         raise RequestError(f"tools: there are several functions {twice[0]!r}. Rename one of them.", param="tools")
     return functions, names
 
-
+# %% ../../nbs/45_serving/34_responses_api.ipynb #e319131d
 def chat_tool_choice(choice: Any) -> Any:
     """Return `tool_choice` as in a chat request."""
     if isinstance(choice, dict) and choice.get("type") == "function":

@@ -51,7 +51,7 @@ ROWS = {
 }
 MISSING = object()
 WRONG = (MISSING, 7, "x", [7], {"x": 7}, [["a"]], -1e300)
-CASES = 40  # of each format
+CASES = 120  # of each format
 
 
 def lines_of(name):
