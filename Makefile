@@ -69,14 +69,15 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(LITELLM) $(AGENT_PEERS)  ## the same
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
-test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B and Phoenix (800 MB)
+test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B, Weave and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers
 
 test-observers-full: $(OBSERVERS) $(OBSERVER_SERVERS)  ## the same with the servers of MLflow and Weave (2 GB)
 	ART_NB_TESTS=full .venv-observers/bin/python $(PYTEST) -rs tests/observers
 
-test-export: weights $(EXPORT)  ## compare exported models with transformers and llama.cpp, and train with TRL
+test-export: weights $(EXPORT) $(VLLM)  ## compare exported models with transformers, llama.cpp and vLLM, and train with TRL
 	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
+	.venv-vllm/bin/python $(PYTEST) -s -p no:xdist tests/export/test_vllm_replies.py
 
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py

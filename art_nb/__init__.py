@@ -17,8 +17,10 @@ Modules:
 - `art_nb.core.redaction`: Removal of secrets from files, messages and pages
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
 - `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
+- `art_nb.integrations.live_traces`: Export of the traces of a run while the model is trained, with `report_traces`
 - `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
-- `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces: old runs with `art.export_traces`, live runs with `report_traces`
+- `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces with `art.export_traces`
+- `art_nb.integrations.weave_calls`: Rollouts as calls of Weave: one tree for each rollout, with its conversations and token counts, without token IDs
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation
@@ -43,6 +45,7 @@ Modules:
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
+- `art_nb.rollouts.tracers`: Packages that record the calls of a process, and what they learn about rollouts
 - `art_nb.runs.conversations`: Imported conversations: their scores, their groups, and datasets of messages
 - `art_nb.runs.costs`: The cost of API responses, computed from prices or reported by the endpoint
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data
@@ -51,6 +54,7 @@ Modules:
 - `art_nb.runs.report_queue`: The queue of each reporter, with a thread of its own, and the reporters of a model
 - `art_nb.runs.reporters`: The `Reporter` protocol, and the reporters that a model requests: by name, as an object or as a function
 - `art_nb.runs.row_files`: Rows of Parquet, Arrow, JSON and JSON Lines files, with their places
+- `art_nb.runs.run_reports`: Reports of runs that have ended: `art.report_run` sends a run directory to Trackio, W&B, MLflow or TensorBoard
 - `art_nb.runs.sessions`: What each session of a run was trained with: versions, code, options and machine
 - `art_nb.runs.sources`: The source code of a rollout, with everything that it uses
 - `art_nb.runs.store`: The run directory: the files of a run, written so that no data is lost if the process is killed
@@ -123,6 +127,7 @@ _NAMES = {
     "runs.readers": "read_conversations read_groups",
     "runs.recordings": "read_recordings",
     "runs.reporters": "Reporter",
+    "runs.run_reports": "report_run",
     "views.boards": "register_board",
     "rewards.judges": "Person as_judge",
     "rewards.ruler": "ruler ruler_score_group score_group",

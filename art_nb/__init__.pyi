@@ -68,6 +68,7 @@ from .runs.readers import read_conversations as read_conversations
 from .runs.readers import read_groups as read_groups
 from .runs.recordings import read_recordings as read_recordings
 from .runs.reporters import Reporter as Reporter
+from .runs.run_reports import report_run as report_run
 from .views.boards import register_board as register_board
 from .rewards.judges import Person as Person
 from .rewards.judges import as_judge as as_judge

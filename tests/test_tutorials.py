@@ -3,6 +3,7 @@
 import re
 import shutil
 from importlib.util import find_spec
+from itertools import pairwise
 
 import nbformat
 import pytest
@@ -19,6 +20,7 @@ SHORT = {  # steps of the shortened form, and the run that it leaves
     "sft_then_rl/sft-then-rl.ipynb": ("1", "sft-then-rl/models/larger-001/checkpoints/0002"),
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
+    "production/production.ipynb": ("1", "production/models/desk-001/checkpoints/0002"),
 }
 LONG = [
     "self_play/self-play.ipynb",
@@ -34,7 +36,9 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": "won",
     "mcp/mcp.ipynb": "valid",
     "reasoning_gym/reasoning-gym.ipynb": "solved",
+    "production/production.ipynb": "right",
 }
+STAGES = ["sft_then_rl/sft-then-rl.ipynb", "production/production.ipynb"]  # imitation, then reinforcement
 NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environments run these in their own environments
     "mcp/mcp.ipynb": ("mcp", "mcp"),
     "reasoning_gym/reasoning-gym.ipynb": ("reasoning_gym", "environments"),
@@ -68,6 +72,14 @@ def test_what_a_saved_tutorial_shows(path, root):
     """The lower end of the trained model's interval lies above the upper end of the first one's."""
     evaluations = saved_evaluations(root, path)
     assert evaluations[max(evaluations)][0] > evaluations[min(evaluations)][1]
+
+
+@pytest.mark.parametrize("path", STAGES)
+def test_each_stage_of_a_saved_tutorial_rises(path, root):
+    """The intervals of two successive stages do not overlap."""
+    stages = [interval for _, interval in sorted(saved_evaluations(root, path).items())]
+    assert len(stages) == 3
+    assert all(later[0] > earlier[1] for earlier, later in pairwise(stages))
 
 
 @pytest.mark.parametrize("path", NEEDS)

@@ -14,6 +14,7 @@ __all__ = ['REDACTED', 'KEY_PREFIX', 'is_secret', 'redact_url', 'redact_text', '
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -112,13 +113,19 @@ def redact_url(url: Any, query: bool = True) -> str:
     return f"{parts.scheme}://{host}{parts.path}" + "".join(mark + "&".join(_redact_pairs(t)) for mark, t in ends)
 
 
+@lru_cache(64)
+def _forms(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    forms = {form for secret in secrets if len(secret) > 3 for form in (secret, quote(secret, ""), unquote(secret))}
+    return tuple(sorted(forms, key=len, reverse=True))
+
+
 def redact_text(text: Any, secrets: Iterable[str] = ()) -> str:
     """Return a text without the given secrets and without anything that looks like a secret."""
     text = str(text)
-    forms = {form for secret in secrets if len(secret) > 3 for form in (secret, quote(secret, ""), unquote(secret))}
-    for form in sorted(forms, key=len, reverse=True):
+    for form in _forms(tuple(secrets)):
         text = text.replace(form, REDACTED)
-    text = _URL.sub(lambda match: redact_url(match[0]), text)
+    if "://" in text:
+        text = _URL.sub(lambda match: redact_url(match[0]), text)
     text = _PAIR.sub(lambda match: match[1] + REDACTED if is_secret(match[2]) else match[0], text)
     text = _SCHEME.sub(rf"\1 {REDACTED}", text)
     return _PREFIXED.sub(lambda match: REDACTED if _DIGIT.search(match[0]) else match[0], text)

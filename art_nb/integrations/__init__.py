@@ -21,7 +21,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "trl_rows": ["to_trl", "trl_dpo_rows", "trl_kto_rows", "trl_sft_rows"],
         "trl_rollouts": ["RolloutFunc", "reward_func", "rollout_func"],
         "replay": ["replay_rollout"],
-        "traces": ["TraceReport", "TraceReporter", "export_traces"],
+        "traces": ["TraceReport", "export_traces"],
+        "live_traces": ["TraceReporter"],
         "mcp_servers": ["MCPResource", "MCPResult", "MCPSession", "MCPTool", "complete_task_tool", "connect"],
         "mcp_scenarios": [
             "GeneratedScenario",
@@ -40,5 +41,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "wandb_reporter": ["WandbReporter"],
         "mlflow_reporter": ["MLflowReporter"],
         "tensorboard_reporter": ["TensorBoardReporter"],
+        "weave_reporter": ["WeaveReporter"],
     },
 )

@@ -21,8 +21,8 @@ from .trl_rollouts import reward_func as reward_func
 from .trl_rollouts import rollout_func as rollout_func
 from .replay import replay_rollout as replay_rollout
 from .traces import TraceReport as TraceReport
-from .traces import TraceReporter as TraceReporter
 from .traces import export_traces as export_traces
+from .live_traces import TraceReporter as TraceReporter
 from .mcp_servers import MCPResource as MCPResource
 from .mcp_servers import MCPResult as MCPResult
 from .mcp_servers import MCPSession as MCPSession
@@ -45,3 +45,4 @@ from .trackio_reporter import TrackioReporter as TrackioReporter
 from .wandb_reporter import WandbReporter as WandbReporter
 from .mlflow_reporter import MLflowReporter as MLflowReporter
 from .tensorboard_reporter import TensorBoardReporter as TensorBoardReporter
+from .weave_reporter import WeaveReporter as WeaveReporter

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['MAX_SPAN_TEXT_CHARS', 'SpanEvent', 'SpanRecord', 'nanoseconds', 'RolloutPlace', 'hashed_id', 'trace_id_of',
            'agent_span_id', 'rollout_name', 'span_text', 'tool_arguments', 'convention_message', 'SpanOptions',
-           'Feedback', 'RolloutTimes', 'TimedTurn', 'sampled_turns', 'conversation_spans', 'rollout_spans',
-           'failure_spans']
+           'Feedback', 'RolloutTimes', 'MessageTexts', 'TimedTurn', 'sampled_turns', 'conversation_spans',
+           'rollout_spans', 'failure_spans']
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #3afb88f0
 import hashlib
@@ -189,7 +189,7 @@ class RolloutTimes:
 
 
 def _attribute(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _definitions(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
@@ -203,6 +203,60 @@ def _definitions(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
         }
         for f in map(plain, functions)
     ]
+
+# %% ../../nbs/88_integrations/80_spans.ipynb #c3d1a7e1
+class MessageTexts:
+    """The messages and tools of a rollout as JSON. Each one is converted once, although all later turns contain it.
+
+    Parameters
+    ----------
+    secrets : sequence of str
+        Texts that are removed.
+    """
+
+    def __init__(self, secrets: Sequence[str] = ()):
+        self._secrets, self._texts = secrets, {}
+
+    def text(self, entry: Any) -> str:
+        """Return one message.
+
+        Parameters
+        ----------
+        entry : dict or Choice
+            An entry of the trajectory, which must exist as long as this object.
+        """
+        if id(entry) not in self._texts:
+            (message,) = get_messages([entry])
+            self._texts[id(entry)] = _attribute(convention_message(message, self._secrets))
+        return self._texts[id(entry)]
+
+    def joined(self, entries: Sequence[Any], **last: Any) -> str:
+        """Return messages as a JSON list.
+
+        Parameters
+        ----------
+        entries : sequence of dict or Choice
+            Entries of the trajectory.
+        **last
+            Further keys of the last message.
+        """
+        texts = [self.text(entry) for entry in entries]
+        if last:
+            texts[-1] = f"{texts[-1][:-1]},{_attribute(last)[1:]}"
+        return f"[{','.join(texts)}]"
+
+    def definitions(self, tools: Sequence[Any] | None) -> str:
+        """Return the definitions of tools as a JSON list, or "" if there are none.
+
+        Parameters
+        ----------
+        tools : sequence of dict, optional
+            The tools of a conversation, which must exist as long as this object.
+        """
+        if id(tools) not in self._texts:
+            definitions = _definitions(tools)
+            self._texts[id(tools)] = _attribute(redact(definitions, self._secrets)) if definitions else ""
+        return self._texts[id(tools)]
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #eb259e8c
 @dataclass(slots=True)
@@ -262,7 +316,7 @@ def _usage(choice: Any) -> dict[str, int]:
     return {name: len(values) for name, values in counts.items() if values}
 
 
-def _chat_attributes(turn: TimedTurn, place: RolloutPlace, options: SpanOptions) -> dict[str, Any]:
+def _chat_attributes(turn: TimedTurn, place: RolloutPlace, options: SpanOptions, texts: MessageTexts) -> dict[str, Any]:
     choice, sampled = turn.choice, sampled_tokens(turn.choice)
     version = sampled.policy_version
     attributes = {
@@ -279,12 +333,11 @@ def _chat_attributes(turn: TimedTurn, place: RolloutPlace, options: SpanOptions)
         **_usage(choice),
     }
     if options.content:
-        *context, reply = get_messages(turn.entries[: turn.position + 1])  # pyright: ignore[reportArgumentType]
-        output = {**convention_message(reply, options.secrets), "finish_reason": str(choice.finish_reason)}
-        attributes["gen_ai.input.messages"] = _attribute([convention_message(m, options.secrets) for m in context])
-        attributes["gen_ai.output.messages"] = _attribute([output])
-        if definitions := _definitions(turn.tools):
-            attributes["gen_ai.tool.definitions"] = _attribute(redact(definitions, options.secrets))
+        attributes["gen_ai.input.messages"] = texts.joined(turn.entries[: turn.position])
+        reason = str(choice.finish_reason)
+        attributes["gen_ai.output.messages"] = texts.joined([choice], finish_reason=reason)
+        if definitions := texts.definitions(turn.tools):
+            attributes["gen_ai.tool.definitions"] = definitions
     if options.tokens:
         attributes["art.prompt_token_ids"] = list(sampled.prompt_ids or ())
         attributes["art.token_ids"] = list(sampled.token_ids or ())
@@ -334,7 +387,7 @@ def _tool_spans(
 
 
 def conversation_spans(
-    turns: list[TimedTurn], parent: SpanRecord, place: RolloutPlace, options: SpanOptions
+    turns: list[TimedTurn], parent: SpanRecord, place: RolloutPlace, options: SpanOptions, texts: MessageTexts
 ) -> Iterator[SpanRecord]:
     """Yield the spans of the turns and their tool calls."""
     for i, turn in enumerate(turns):
@@ -347,7 +400,7 @@ def conversation_spans(
             turn.start_ns,
             turn.end_ns,
             is_client=True,
-            attributes=_chat_attributes(turn, place, options),
+            attributes=_chat_attributes(turn, place, options, texts),
         )
         is_last = i + 1 == len(turns) or turns[i + 1].history != turn.history
         yield from _tool_spans(turn, parent.end_ns if is_last else turns[i + 1].start_ns, parent, name, options)
@@ -360,7 +413,9 @@ def _evaluation_event(feedback: Feedback, end_ns: int, options: SpanOptions) -> 
     return SpanEvent("gen_ai.evaluation.result", nanoseconds(feedback.time_s) or end_ns, attributes)
 
 
-def _agent_attributes(trajectory: Trajectory, place: RolloutPlace, options: SpanOptions) -> dict[str, Any]:
+def _agent_attributes(
+    trajectory: Trajectory, place: RolloutPlace, options: SpanOptions, texts: MessageTexts
+) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": "art_nb",
@@ -377,13 +432,12 @@ def _agent_attributes(trajectory: Trajectory, place: RolloutPlace, options: Span
     }
     versions = {"initial": trajectory.initial_policy_version, "final": trajectory.final_policy_version}
     attributes |= {f"art.policy_version.{name}": v for name, v in versions.items() if v is not None}
-    messages = trajectory.messages()
     if options.content:
         attributes["art.metadata"] = _attribute(redact(plain(trajectory.metadata), options.secrets))
-        first = next((i for i, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
-        pairs = {"input": messages[:first], "output": messages[-1:] if first < len(messages) else []}
-        for name, part in pairs.items():
-            attributes[f"gen_ai.{name}.messages"] = _attribute([convention_message(m, options.secrets) for m in part])
+        entries, roles = trajectory.messages_and_choices, [m.get("role") for m in trajectory.messages()]
+        first = roles.index("assistant") if "assistant" in roles else len(roles)
+        attributes["gen_ai.input.messages"] = texts.joined(entries[:first])
+        attributes["gen_ai.output.messages"] = texts.joined(entries[-1:] if first < len(roles) else [])
     return attributes
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #99ff75d7
@@ -421,6 +475,7 @@ def rollout_spans(
 ) -> list[SpanRecord]:  # the root first
     """Return the spans of a rollout."""
     options = options or SpanOptions()
+    texts = MessageTexts(options.secrets)
     root = SpanRecord(
         f"invoke_agent {place.run}",
         trace_id_of(place),
@@ -428,13 +483,13 @@ def rollout_spans(
         None,
         nanoseconds(times.start_s),
         nanoseconds(times.end_s),
-        attributes=_agent_attributes(trajectory, place, options),
+        attributes=_agent_attributes(trajectory, place, options, texts),
     )
     root.attributes |= {f"art.{name}": value for name, value in attributes.items() if value is not None}
     root.attributes["art.times"] = "recorded" if times.is_recorded else "estimated"
     root.events = [_evaluation_event(each, root.end_ns, options) for each in feedback]
     judgments = [_judgment_span(each, root, options) for each in feedback if each.name == "judgment"]
-    return [root, *conversation_spans(sampled_turns(trajectory, times), root, place, options), *judgments]
+    return [root, *conversation_spans(sampled_turns(trajectory, times), root, place, options, texts), *judgments]
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #1f203b09
 def failure_spans(
@@ -442,7 +497,7 @@ def failure_spans(
 ) -> list[SpanRecord]:
     """Return the span of a rollout that failed."""
     options = options or SpanOptions()
-    attributes = _agent_attributes(Trajectory(), place, SpanOptions(content=False))
+    attributes = _agent_attributes(Trajectory(), place, SpanOptions(content=False), MessageTexts())
     del attributes["art.reward"], attributes["art.metrics"]
     attributes |= {"error.type": error.type, "art.times": "recorded" if times.is_recorded else "estimated"}
     event, message = {"exception.type": error.type}, ""

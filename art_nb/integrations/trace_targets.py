@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SendFeedback', 'TRACE_TARGETS', 'TraceTarget', 'basic_auth', 'call_api', 'score_name', 'send_to_phoenix',
-           'phoenix_target', 'send_to_mlflow', 'mlflow_target', 'send_to_langfuse', 'langfuse_target', 'send_to_weave',
-           'stored_in_weave', 'weave_target', 'trace_target']
+           'remove_from_phoenix', 'phoenix_target', 'send_to_mlflow', 'mlflow_target', 'send_to_langfuse',
+           'langfuse_target', 'send_to_weave', 'stored_in_weave', 'weave_target', 'trace_target']
 
 # %% ../../nbs/88_integrations/82_trace_targets.ipynb #619c3b22
 import base64
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -22,7 +23,7 @@ from ..core.jsonable import plain
 from ..core.redaction import redact_url
 from ..core.types import ServeError, suggest_name
 from .run_spans import RolloutFeedback
-from .spans import Feedback
+from .spans import Feedback, SpanRecord
 
 # %% ../../nbs/88_integrations/82_trace_targets.ipynb #3940155a
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class TraceTarget:
     send_feedback: "SendFeedback | None" = None
     stored_spans: Callable[["TraceTarget", httpx.Client, Sequence[int]], set[int]] | None = None  # for given IDs
     resource: dict[str, str] = field(default_factory=dict)  # attributes of all spans
-    sent: dict[Any, Any] = field(default_factory=dict, repr=False)  # scores that the target has, by ID
+    remove_outdated: Callable[["TraceTarget", httpx.Client, Sequence[SpanRecord]], None] | None = None
 
     def __str__(self) -> str:
         return f"{self.name} ({redact_url(self.base_url, query=False)})" if self.base_url else self.name
@@ -93,15 +94,34 @@ def send_to_phoenix(target: TraceTarget, client: httpx.Client, rollouts: Sequenc
     call_api(client, target, "POST", "/v1/span_annotations", {"data": data})
 
 
+def remove_from_phoenix(target: TraceTarget, client: httpx.Client, records: Sequence[SpanRecord]) -> None:
+    """Delete those of the given spans that Phoenix has with other metrics."""
+    project, wanted = target.resource["openinference.project.name"], {f"{r.span_id:016x}": r for r in records}
+    path = f"/v1/projects/{quote(project, safe='')}/spans"
+    try:
+        stored = call_api(client, target, "GET", path, span_id=[*wanted], limit=1000)["data"]
+        for span in stored:
+            span_id = span["context"]["span_id"]
+            if _metrics_of(span["attributes"]) != _metrics_of(wanted[span_id].attributes):
+                call_api(client, target, "DELETE", f"/v1/spans/{span_id}")
+    except ServeError as error:
+        if error.status != 404:  # the project does not exist yet
+            raise
+
+
+def _metrics_of(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name.startswith("art.metric.")}
+
+
 def phoenix_target(url: str, project: str) -> TraceTarget:
     """Return the target for an Arize Phoenix server. `PHOENIX_API_KEY` is its key."""
     url = url or os.environ.get("PHOENIX_COLLECTOR_ENDPOINT") or "http://localhost:6006"
     base_url, key = url.rstrip("/").removesuffix("/v1/traces"), os.environ.get("PHOENIX_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     resource = {"openinference.project.name": project}
-    return TraceTarget(
-        "phoenix", base_url, f"{base_url}/v1/traces", headers, send_feedback=send_to_phoenix, resource=resource
-    )
+    target = TraceTarget("phoenix", base_url, f"{base_url}/v1/traces", headers, resource=resource)
+    target.send_feedback, target.remove_outdated = send_to_phoenix, remove_from_phoenix
+    return target
 
 # %% ../../nbs/88_integrations/82_trace_targets.ipynb #c8b701a0
 def _mlflow_experiment(target: TraceTarget, client: httpx.Client, project: str) -> None:
@@ -155,26 +175,22 @@ def send_to_mlflow(target: TraceTarget, client: httpx.Client, rollouts: Sequence
     path = "/api/3.0/mlflow/traces"
     for rollout in rollouts:
         trace = f"tr-{rollout.trace_id:032x}"
-        if trace not in target.sent:
-            target.sent[trace] = _mlflow_existing(target, client, path, trace)
+        existing = _mlflow_existing(target, client, path, trace)
         for score in rollout.scores:
-            assessment, name = _mlflow_assessment(rollout, score), score_name(rollout, score)
-            known = target.sent[trace].get(name)
+            assessment, known = _mlflow_assessment(rollout, score), existing.get(score_name(rollout, score))
             if known is None or _mlflow_state(known) != _mlflow_state(assessment):
-                target.sent[trace][name] = _write_assessment(target, client, f"{path}/{trace}", assessment, known)
+                _write_assessment(target, client, f"{path}/{trace}", assessment, known)
 
 
 def _write_assessment(
     target: TraceTarget, client: httpx.Client, path: str, assessment: dict[str, Any], known: Mapping[str, Any] | None
-) -> dict[str, Any]:
+) -> None:
     if known is not None and _mlflow_state(known)[:2] == _mlflow_state(assessment)[:2]:
         body = {"assessment": assessment, "update_mask": "feedback,rationale,metadata"}
-        changed = call_api(client, target, "PATCH", f"{path}/assessments/{known['assessment_id']}", body)
+        call_api(client, target, "PATCH", f"{path}/assessments/{known['assessment_id']}", body)
     else:
         overridden = {} if known is None else {"overrides": known["assessment_id"]}
-        body = {"assessment": assessment | overridden}
-        changed = call_api(client, target, "POST", f"{path}/assessments", body)
-    return changed["assessment"]
+        call_api(client, target, "POST", f"{path}/assessments", {"assessment": assessment | overridden})
 
 
 def mlflow_target(url: str, project: str) -> TraceTarget:

@@ -29,6 +29,7 @@ from ..core.redaction import redact
 from ..core.types import StoreError, StrictModel, TrainConfig, TrainError, TrainResult, TrainSFTConfig
 from .provenance import record_session
 from .clients import EndpointClient, http_client, httpx, loop_or_thread
+from ..rollouts.tracers import prepare_tracers
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
 from ..runs.metrics import MetricsBuilder, counted_row, group_metrics, metric_name
@@ -349,6 +350,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         ValueError
             If the model has no endpoint.
         """
+        prepare_tracers()
         key = loop_or_thread()
         return self._clients.get(key) or self._clients.setdefault(key, _make_client(self))
 

@@ -346,7 +346,7 @@ def export_model(
     path : str or Path
         The directory to write. For the format "gguf", a path that ends with .gguf is the file, without a model card.
     step : int, optional
-        The step. By default, the newest one.
+        The step. By default, the newest one that is saved.
     dtype : {"bfloat16", "float16", "float32"}, optional
         The type of the weights. By default, that of the base model.
     overwrite : bool
@@ -397,35 +397,7 @@ async def export_model_async(
 ) -> Path:
     """Write a checkpoint in a format that other programs load, with a model card.
 
-    Parameters
-    ----------
-    format : {"merged", "gguf", "peft", "ollama"}
-        "merged": a directory for transformers and vLLM. "gguf": a file for llama.cpp. "peft": the adapter. "ollama": a
-        GGUF file and a Modelfile.
-    path : str or Path
-        The directory to write. For the format "gguf", a path that ends with .gguf is the file, without a model card.
-    step : int, optional
-        The step. By default, the newest one that is saved.
-    dtype : {"bfloat16", "float16", "float32"}, optional
-        The type of the weights. By default, that of the base model.
-    overwrite : bool
-        Replace an earlier export.
-    progress : bool
-        Show a progress bar after two seconds.
-
-    Returns
-    -------
-    Path
-        The directory or the file.
-
-    Raises
-    ------
-    StoreError
-        If the checkpoint or the base model cannot be read, the path exists, or the format cannot represent the model.
-    TrainError
-        If an argument is invalid, or llama.cpp does not compute the architecture.
-    BackendMissing
-        If a package is not installed.
+    It is `export_model` in a thread, so that the kernel stays responsive. See there for the parameters and errors.
     """
     options = {"dtype": dtype, "overwrite": overwrite, "progress": progress}
     return await asyncio.to_thread(export_model, self, format, path, step, **options)

@@ -95,6 +95,12 @@ def headline(index: RolloutIndex, row: int) -> str:
     return " · ".join([f"rollout {ref.index}", *scores, f"{quantity(int(record['turns']), 'turn')}", *names])
 
 
+def _rollout_line(index: RolloutIndex, row: int) -> str:
+    rollout = index.locate(row).trajectory
+    text = one_line(preview(rollout), 60) if isinstance(rollout, Trajectory) else ""
+    return f"{headline(index, row)} · {text}" if text else headline(index, row)
+
+
 def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
     shown = [*trajectory.metrics.items()][:24]
     metrics = ", ".join(f"{one_line(key, 60)} {number(float(value))}" for key, value in shown)
@@ -187,12 +193,6 @@ def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
     if len(selected) < total:
         parts.append(tag("p", tag("i", f"shown in full: {len(selected)} of {total}")))
     return Html("".join(parts))
-
-
-def _rollout_line(index: RolloutIndex, row: int) -> str:
-    rollout = index.locate(row).trajectory
-    text = one_line(preview(rollout), 60) if isinstance(rollout, Trajectory) else ""
-    return f"{headline(index, row)} · {text}" if text else headline(index, row)
 
 
 def _evenly_spaced(values: Sequence[int], count: int) -> list[int]:

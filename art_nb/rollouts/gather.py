@@ -32,6 +32,7 @@ from ..core.aio import gather_or_cancel, close_coroutines, in_order, with_timeou
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.types import RolloutError
 from .entries import sampled_tokens
+from .tracers import TracedRollout, traced
 from art_nb.rollouts.trajectories import (
     PendingGroup,
     PydanticException,
@@ -151,9 +152,11 @@ class GatherState:
         token = _rollout.set(name)
         done = partial(self._emit_done, name, group, time.perf_counter())
         self._emit(RolloutStarted(rollout=name, group=group, step=self.step, scenario=scenario))
+        place = TracedRollout(name, group, scenario, None if self.bus is None else self.step, rollout)
         try:
-            result = parse(await with_timeout(rollout, self.timeout_s))
-            trajectories = [result] if isinstance(result, Trajectory) else result
+            with traced(place):
+                result = parse(await with_timeout(rollout, self.timeout_s))
+                place.trajectories = trajectories = [result] if isinstance(result, Trajectory) else result
             self.admit(trajectories, ended=1)
         except asyncio.CancelledError:
             done([], "cancelled: another rollout failed, or the caller stopped")

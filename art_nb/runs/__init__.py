@@ -18,5 +18,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "metrics": ["MetricsBuilder", "track_api_cost"],
         "costs": ["ModelPricing"],
         "reporters": ["Reporter"],
+        "run_reports": ["report_run"],
     },
 )

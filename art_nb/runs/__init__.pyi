@@ -10,3 +10,4 @@ from .metrics import MetricsBuilder as MetricsBuilder
 from .metrics import track_api_cost as track_api_cost
 from .costs import ModelPricing as ModelPricing
 from .reporters import Reporter as Reporter
+from .run_reports import report_run as report_run

@@ -76,7 +76,7 @@ def _conversation(prompt: Any, completion: Any, truncated: bool = False) -> list
     return [*_messages(prompt, "user"), *entries]
 
 # %% ../../nbs/10_runs/78_readers.ipynb #b94e6bab
-DictRows: TypeAlias = list[dict[str, Any]]
+DictRows: TypeAlias = list[FileRow]
 Steps: TypeAlias = dict[int, list[TrajectoryGroup]]
 
 
@@ -98,12 +98,13 @@ def _step(value: Any) -> int:
 
 def _group_rows(
     rows: DictRows,
-    key_of: Callable[[dict[str, Any]], Any],  # returns what the rollouts of a group share
-    trajectory_of: Callable[[dict[str, Any]], Any],  # returns a trajectory, or the exception of a failed rollout
+    key_of: Callable[[FileRow], Any],  # returns what the rollouts of a group share
+    trajectory_of: Callable[[FileRow], Any],  # returns a trajectory, or the exception of a failed rollout
 ) -> Steps:
     steps: dict[int, dict[str, DictRows]] = {}
     for row in rows:
-        key = json.dumps(plain(key_of(row)), sort_keys=True)
+        with row.reading():
+            key = json.dumps(plain(key_of(row)), sort_keys=True)
         steps.setdefault(_step(row.get("step")), {}).setdefault(key, []).append(row)
     return {
         step: [_group(key, members, trajectory_of) for key, members in groups.items()]
@@ -111,8 +112,11 @@ def _group_rows(
     }
 
 
-def _group(key: str, rows: DictRows, trajectory_of: Callable[[dict[str, Any]], Any]) -> TrajectoryGroup:
-    results = [trajectory_of(row) for row in rows]
+def _group(key: str, rows: DictRows, trajectory_of: Callable[[FileRow], Any]) -> TrajectoryGroup:
+    results = []
+    for row in rows:
+        with row.reading():
+            results.append(trajectory_of(row))
     exceptions = [result for result in results if isinstance(result, PydanticException)]
     trajectories = [result for result in results if isinstance(result, Trajectory)]
     name = key if len(key) <= 80 else f"{key[:60]}… {len(key)} characters"
@@ -265,11 +269,12 @@ def _trace_group(row: Mapping[str, Any]) -> str:
 
 
 def _read_traces(rows: DictRows) -> Steps:
-    traces = [
-        {"step": ((row.get("run") or {}).get("work") or row)["step"], "episode": row, "trace": trace}
-        for row in rows
-        for trace in row["traces"] or [None]
-    ]
+    traces = []
+    for row in rows:
+        with row.reading():
+            step = ((row.get("run") or {}).get("work") or row)["step"]
+            members = [{"step": step, "episode": row, "trace": trace} for trace in row["traces"] or [None]]
+        traces += [row.derived(values, f"trace {i}") for i, values in enumerate(members)]
     return _group_rows(traces, _trace_group, _trace_trajectory)
 
 # %% ../../nbs/10_runs/78_readers.ipynb #bcec5f06
@@ -376,7 +381,8 @@ def _read_file(path: Path, format: str | None) -> Steps:
             rows += [row for part in files_of_subagents(path) for row in read_file_rows(part)]
         if name in ("verl", "verifiers", "traces of verifiers"):
             number = re.fullmatch(r"(?:step_?)?(\d+)", path.stem)
-            rows = [row if "step" in row else row | {"step": int(number[1]) if number else 0} for row in rows]
+            step = int(number[1]) if number else 0
+            rows = [row if "step" in row else row.derived({**row, "step": step}) for row in rows]
         return ROLLOUT_FORMATS[name][1](rows)
 
 # %% ../../nbs/10_runs/78_readers.ipynb #2656a340

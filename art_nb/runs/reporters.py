@@ -216,8 +216,9 @@ BUILT_IN = {
     "tensorboard": "art_nb.integrations.tensorboard_reporter:TensorBoardReporter",
     "trackio": "art_nb.integrations.trackio_reporter:TrackioReporter",
     "wandb": "art_nb.integrations.wandb_reporter:WandbReporter",
+    "weave": "art_nb.integrations.weave_reporter:WeaveReporter",
 }
-TRACES = EntryPoint("traces", "art_nb.integrations.traces:TraceReporter", GROUP)  # for `report_traces`
+TRACES = EntryPoint("traces", "art_nb.integrations.live_traces:TraceReporter", GROUP)  # for `report_traces`
 
 
 def known_reporters() -> dict[str, EntryPoint]:

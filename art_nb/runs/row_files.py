@@ -24,7 +24,7 @@ from .conversations import FileRow
 
 # %% ../../nbs/10_runs/77_row_files.ipynb #29bbb21c
 def _entries(value: Any) -> list[Any]:
-    if isinstance(value, dict) and isinstance(value.get("data"), list):
+    if isinstance(value, dict) and isinstance(value.get("data"), list) and "info" not in value:  # a page of an API
         value = value["data"]
     return value if isinstance(value, list) else [value]
 

@@ -37,16 +37,23 @@ def joined_calls(message: Mapping[str, Any], last: Mapping[str, Any]) -> list[di
 
 def _branches(lines: list[FileRow]) -> list[list[FileRow]]:
     """Return the newest branch of each tree of messages."""
-    by_id, children = {line["uuid"]: line for line in lines}, {line.get("parentUuid") for line in lines}
+    by_id, children = {line["uuid"]: line for line in lines}, {_parent(line) for line in lines}
     newest: dict[str, list[FileRow]] = {}
     for leaf in (line for line in lines if line["uuid"] not in children):
         path: list[FileRow] = []
         node: FileRow | None = leaf
         while node is not None and len(path) <= len(lines):
             path.insert(0, node)
-            node = by_id.get(node.get("parentUuid") or node.get("logicalParentUuid"))
+            node = by_id.get(_parent(node) or str(node.get("logicalParentUuid")))
         newest[path[0]["uuid"]] = path  # a later leaf has priority
     return list(newest.values())
+
+
+def _parent(line: FileRow) -> str | None:
+    parent = line.get("parentUuid")
+    if not isinstance(parent, str | None):
+        raise line.invalid("parentUuid", "the `uuid` of another line, or null")
+    return parent
 
 
 def _history(lines: list[FileRow]) -> History:
@@ -62,6 +69,8 @@ def read_claude_code(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     sessions: dict[str, list[FileRow]] = {}
     for row in rows:
         if "uuid" in row and not row.get("isMeta"):
+            if not isinstance(row["uuid"], str):
+                raise row.invalid("uuid", "a text")
             sessions.setdefault(str(row.get("sessionId")), []).append(row)
     imported = []
     for session, lines in sessions.items():
@@ -116,24 +125,31 @@ def read_codex(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     return [session for lines in files.values() for session in _codex_session(lines)]
 
 
+def _add_codex_line(
+    kind: str, payload: Mapping[str, Any], parts: list[list[dict[str, Any]]], facts: dict[str, Any]
+) -> None:
+    """Add a line to the last part of a session, or to its facts."""
+    if kind == "session_meta":
+        facts |= {"session": payload.get("id"), "version": payload.get("cli_version"), "folder": payload.get("cwd")}
+        text = payload.get("base_instructions") or payload.get("instructions")
+        text = text.get("text") if isinstance(text, Mapping) else text
+        parts[0] += openai_messages(text or None, "system")
+    elif kind == "turn_context":
+        facts.setdefault("model", payload.get("model"))
+    elif kind == "compacted":
+        parts.append(openai_messages(payload.get("message") or None))
+    elif kind == "response_item" and (item := _codex_item(payload)):
+        parts[-1] += openai_messages([item])
+
+
 def _codex_session(rows: list[FileRow]) -> list[ScenarioTrajectory]:
     parts: list[list[dict[str, Any]]] = [[]]
     facts: dict[str, Any] = {}
     for row in rows:
-        payload = row.get("payload")
-        if not isinstance(payload, Mapping):
-            continue
-        if row.get("type") == "session_meta":
-            facts |= {"session": payload.get("id"), "version": payload.get("cli_version"), "folder": payload.get("cwd")}
-            text = payload.get("base_instructions") or payload.get("instructions")
-            text = text.get("text") if isinstance(text, Mapping) else text
-            parts[0] += openai_messages(text or None, "system")
-        elif row.get("type") == "turn_context":
-            facts.setdefault("model", payload.get("model"))
-        elif row.get("type") == "compacted":
-            parts.append(openai_messages(payload.get("message") or None))
-        elif row.get("type") == "response_item" and (item := _codex_item(payload)):
-            parts[-1] += openai_messages([item])
+        if not isinstance(row.get("payload"), Mapping):
+            raise row.invalid("payload", "an object")
+        with row.reading("payload"):
+            _add_codex_line(str(row.get("type")), row["payload"], parts, facts)
     histories = [History(messages_and_choices=joined_replies(part)) for part in reversed(parts) if part]  # pyright: ignore[reportArgumentType]
     if not histories:
         return []

@@ -29,6 +29,7 @@ from ..core.aio import gather_or_cancel
 from ..core.seeds import SEED_HEADER
 from ..core.types import ServeError
 from ..models.clients import httpx, policy_version
+from ..rollouts.tracers import prepare_tracers
 from ..samplers.base import Sampler, TokenTexts
 from art_nb.serving.asgi import (
     EventSender,
@@ -198,6 +199,7 @@ class CompletionService:
         size: int,  # of the body in bytes
         dialect: ChatDialect | None = None,  # None: the reply is a completion
     ):
+        prepare_tracers()  # a tool that records the calls of clients in this process stores no token IDs
         adapter, limit = self._adapter(formatter.request.model), self.sampler.max_model_len
         run = asyncio.to_thread if size > THREAD_BYTES or formatter.may_wait else call_inline
         prompts = await run(formatter.prompts)

@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['MAX_STORED', 'TEXT_PARTS', 'PASSED_FIELDS', 'IGNORED_RESPONSE_FIELDS', 'NOT_SUPPORTED', 'LOGPROBS', 'FIRST_EVENTS',
-           'StoredConversations', 'input_messages', 'chat_tools', 'chat_tool_choice', 'chat_format', 'message_item',
-           'reasoning_item', 'call_item', 'output_items', 'response_usage', 'repeated_fields', 'ResponsesDialect']
+           'StoredConversations', 'flat_name', 'input_messages', 'listed_functions', 'chat_tools', 'chat_tool_choice',
+           'chat_format', 'message_item', 'reasoning_item', 'call_item', 'output_items', 'response_usage',
+           'repeated_fields', 'ResponsesDialect']
 
 # %% ../../nbs/45_serving/34_responses_api.ipynb #a5e98788
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -74,6 +75,11 @@ def _not_stored(kind: str, stored_id: str, param: str) -> RequestError:
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
+def flat_name(namespace: str | None, name: Any) -> Any:
+    """Return the name of a function in a chat request."""
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
+
+
 def input_messages(items: Any) -> list[dict[str, Any]]:
     """Return the input of a request as chat messages. Raise `RequestError` if an item is not supported."""
     if isinstance(items, str):
@@ -102,7 +108,7 @@ def _item_message(item: dict[str, Any], kind: str, place: str) -> dict[str, Any]
         content = text_of(item.get("content"), parts, f"{place}.content")
         return {"role": item.get("role"), "content": content}
     if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        function = {"name": flat_name(item.get("namespace"), item.get("name")), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
@@ -122,18 +128,46 @@ NOT_SUPPORTED = {"background": (None, False), "conversation": (None,), "prompt":
 LOGPROBS = "message.output_text.logprobs"
 
 
-def chat_tools(tools: Any) -> list[dict[str, Any]]:
-    """Return the tools of a request as tools of a chat request. Raise `RequestError` if one is not a function."""
-    result = []
+def listed_functions(tools: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the functions of a request with their namespaces. Raise `RequestError` if a tool is not a function."""
     for i, tool in enumerate(require_type(tools or [], list, "tools")):
-        if require_type(tool, dict, f"tools[{i}]").get("type") != "function":
-            raise RequestError(
-                f"tools[{i}]: {tool.get('type')!r} is not supported here. Send functions.", param="tools"
-            )
-        result.append(
-            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type" and v is not None}}
+        if require_type(tool, dict, f"tools[{i}]").get("type") != "namespace":
+            yield "", _function(tool, f"tools[{i}]")
+            continue
+        namespace = require_type(tool.get("name"), str, f"tools[{i}].name")
+        about = require_type(tool.get("description") or "", str, f"tools[{i}].description")
+        for j, inner in enumerate(require_type(tool.get("tools"), list, f"tools[{i}].tools")):
+            function = _function(inner, f"tools[{i}].tools[{j}]")
+            lines = [text for text in (about, function.get("description")) if text]
+            yield namespace, function | {"description": "\n".join(lines)}
+
+
+def _function(tool: Any, place: str) -> dict[str, Any]:
+    if require_type(tool, dict, place).get("type") != "function":
+        raise RequestError(
+            f"{place}: {tool.get('type')!r} is not supported here. Send functions, or turn this tool off in the "
+            "client.",
+            param="tools",
         )
-    return result
+    require_type(tool.get("description") or "", str, f"{place}.description")
+    return {key: value for key, value in tool.items() if key != "type" and value is not None}
+
+
+def chat_tools(
+    tools: Any,
+) -> tuple[list[dict[str, Any]], dict[str, tuple[str, str]]]:  # and the namespace and the name of each flat name
+    """Return the tools of a request as tools of a chat request. Raise `RequestError` if one is not a function."""
+    functions, names = [], {}
+    for namespace, function in listed_functions(tools):
+        if namespace:
+            flat = flat_name(namespace, require_type(function.get("name"), str, f"tools: a function of {namespace}"))
+            names[flat] = namespace, function["name"]
+            function = function | {"name": flat}
+        functions.append({"type": "function", "function": function})
+    listed = [tool["function"].get("name") for tool in functions]
+    if twice := sorted(name for name in names if listed.count(name) > 1):
+        raise RequestError(f"tools: there are several functions {twice[0]!r}. Rename one of them.", param="tools")
+    return functions, names
 
 
 def chat_tool_choice(choice: Any) -> Any:
@@ -170,23 +204,24 @@ def reasoning_item(text: str) -> dict[str, Any]:
     return {"id": f"rs_{uuid4().hex}", "type": "reasoning", "summary": [], "content": [part], "status": "completed"}
 
 
-def call_item(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the item of a tool call."""
+def call_item(call: dict[str, Any], names: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return the item of a tool call. See `chat_tools` for `names`."""
+    namespace, name = names.get(call["function"]["name"], (None, call["function"]["name"]))
     return {
         "id": f"fc_{uuid4().hex}",
         "type": "function_call",
         "call_id": call["id"],
-        "name": call["function"]["name"],
+        "name": name,
         "arguments": call["function"]["arguments"],
         "status": "completed",
-    }
+    } | ({"namespace": namespace} if namespace else {})
 
 
-def output_items(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the items of a reply."""
+def output_items(choice: dict[str, Any], names: dict[str, tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return the items of a reply. See `chat_tools` for `names`."""
     message, logprobs = choice["message"], (choice.get("logprobs") or {}).get("content")
     items = [reasoning_item(message["reasoning_content"])] if message.get("reasoning_content") else []
-    calls = [call_item(call) for call in message.get("tool_calls") or ()]
+    calls = [call_item(call, names) for call in message.get("tool_calls") or ()]
     if message.get("content") or not calls:
         items.append(message_item(message.get("content") or "", logprobs))
     return items + calls
@@ -241,6 +276,7 @@ class ResponsesDialect(ChatDialect):
         self.stored, self.id = stored, f"resp_{uuid4().hex}"
         self._numbers, self._output = count(), []
         self._open: dict[str, Any] | None = None  # the item that is being streamed
+        self._names: dict[str, tuple[str, str]] = {}  # the namespace and the name of functions, by their flat names
         self._created, self._instructions = 0, 0  # `_instructions`: messages that are not stored
 
     def chat_body(self) -> dict[str, Any]:
@@ -255,7 +291,7 @@ class ResponsesDialect(ChatDialect):
         first = [] if not instructions else [{"role": "system", "content": instructions}]
         self._instructions = len(first)
         self.messages = [*first, *earlier, *input_messages(self.stored.with_items(body.pop("input", [])))]
-        self.tools = chat_tools(body.pop("tools", None))
+        self.tools, self._names = chat_tools(body.pop("tools", None))
         if (form := chat_format(body.pop("text", None))) is not None:
             chat["response_format"] = form
         if "tool_choice" in body:
@@ -288,7 +324,7 @@ class ResponsesDialect(ChatDialect):
         """Return the response for a chat completion."""
         self._created = completion["created"]
         (choice,) = completion["choices"]
-        return self._finished(choice, output_items(choice), completion["usage"])
+        return self._finished(choice, output_items(choice, self._names), completion["usage"])
 
     def events(self, chunk: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the events for a chunk of a chat completion."""
@@ -335,7 +371,7 @@ class ResponsesDialect(ChatDialect):
         return events
 
     def _call_events(self, call: dict[str, Any]) -> list[dict[str, Any]]:
-        item, position = call_item(call), self._position()
+        item, position = call_item(call, self._names), self._position()
         started, place = item | {"arguments": "", "status": "in_progress"}, position | {"item_id": item["id"]}
         self._output = [*self._output, item]
         arguments, name = item["arguments"], item["name"]

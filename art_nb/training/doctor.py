@@ -271,8 +271,8 @@ def check_tools(probe: Probe) -> Check | None:
         "tools",
         "warn",
         f"Tools were offered but never called: 0 of {len(offered)} trajectories call one.",
-        'Pass tool_choice="required" in the request, or train the model on example calls: model.train_sft(…). If the '
-        "replies contain calls as text, set the model's tool_call_parser.",
+        'Pass tool_choice="required" in the first request, or train the model on example calls: model.train_sft(…). '
+        "If the replies contain calls as text, set the model's tool_call_parser.",
     )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #a49bde9e

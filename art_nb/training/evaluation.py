@@ -24,6 +24,7 @@ from ..core.aio import limit_concurrency, with_timeout
 from ..core.types import RolloutError
 from ..models.clients import at_step
 from ..rollouts.gather import gather_trajectories
+from ..rollouts.tracers import rollout_labels
 from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #012b40f8
@@ -241,7 +242,8 @@ async def evaluate(
     async def roll_out(scenario):
         return await with_timeout(rollout(model, scenario), timeout_s)
 
-    with at_step(model.name, number), model.metrics_builder("eval").activate_context():
+    labels = rollout_labels(model=model.name, split="val", step=number)
+    with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels:
         results = await gather_trajectories(
             map(roll_out, scenarios),
             pbar_desc=progress_label(model.name, number, show_progress),

@@ -31,6 +31,7 @@ from ..models.model import REGISTERED, Model
 from ..rollouts.gather import gather_trajectory_groups, policy_versions
 from ..rollouts.http_capture import install
 from ..rollouts.scenarios import scenario_metadata, scenarios_of_step
+from ..rollouts.tracers import rollout_labels
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
 
 # %% ../../nbs/65_training/50_steps.ipynb #c008b4f5
@@ -192,7 +193,7 @@ async def roll_out_step(
     seeds = None if options.seed is None else StepSeeds(options.seed, finished_steps, endpoint_matcher(model))
     if seeds:
         install()
-    with seed_scope(seeds and SeedScope(seeds)):
+    with seed_scope(seeds and SeedScope(seeds)), rollout_labels(model=model.name, split="train"):
         finished = await gather_trajectory_groups(
             groups,
             pbar_desc=None,

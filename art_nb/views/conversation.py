@@ -14,10 +14,12 @@ __all__ = ['MAX_PIECE_CHARS', 'MAX_PART_BYTES', 'displayed_message', 'conversati
 import codecs
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from os.path import commonprefix
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -147,11 +149,19 @@ def decode_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 _MAX_CHARACTER_TOKENS = 4  # one for each byte of a UTF-8 character
 
 
-@lru_cache(maxsize=4)
+_LOADING = Lock()  # the import of transformers fails in a thread while another thread imports it
+
+
 def tokenizer_of(
     base_model: str,  # as in `TrainableModel`
 ) -> Any | None:  # None if it is not on this machine
     """Return the tokenizer of a base model. Nothing is downloaded."""
+    with _LOADING:
+        return _tokenizer_of(base_model)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_of(base_model: str) -> Any | None:
     try:
         from transformers import AutoTokenizer
 
@@ -171,14 +181,19 @@ def _tokenizers(base_model: str) -> Iterator[Any]:
         yield tokenizer
 
 
+# A tokenizer fits if its text contains the words of the reply. The beginning of a forced call, with the name of the
+# tool, is part of the prompt: if such a call was cut off, the content contains the text.
 def _decoded_texts(choice: Choice, base_model: str) -> list[str] | None:
     ids, message = sampled_tokens(choice).token_ids, choice.message
-    calls = [call.function.name for call in message.tool_calls or () if call.type == "function"]
-    words = [*calls, *(message.content or "").split()]
+    arguments = [call.function.arguments for call in message.tool_calls or () if call.type == "function"]
+    words = [*re.findall(r"[A-Za-z0-9]+", " ".join(arguments)), *(message.content or "").split()]
     is_valid = bool(ids) and all(isinstance(number, int) and number >= 0 for number in ids)
     for tokenizer in _tokenizers(base_model) if is_valid else ():
         texts = decode_tokens(tokenizer, ids) if max(ids) < len(tokenizer) else []
-        if texts and all(word in "".join(texts) for word in words):
+        if texts and (
+            all(word in "".join(texts) for word in words)
+            or tokenizer.decode(ids, skip_special_tokens=True).strip() in (message.content or "")
+        ):
             return texts
     return None
 

@@ -229,5 +229,7 @@ def scenario_of(
         return None
     changed = [i for i, (number, message) in enumerate(messages) if changes_calls(number, message, marks)]
     last, key = changed[0] if changed else len(curated), conversation_key(trajectory)
-    metadata = scenario["metadata"] | {"conversation": key}
+    session = trajectory.metadata.get("session")
+    named = {"session": clean(session)} if session and isinstance(session, str) else {}
+    metadata = scenario["metadata"] | {"conversation": key} | named
     return scenario | {"id": key, "recorded": curated[first : last + 1], "metadata": metadata}

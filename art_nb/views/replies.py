@@ -16,6 +16,7 @@ import numpy as np
 
 from ..core.jsonable import as_json, utf8_text, json_safe, finite_or_none
 from ..rewards.journal import Journal
+from ..rollouts.tracers import trusted_links
 from ..rollouts.trajectories import PydanticException, Trajectory, get_messages, is_choice
 from ..runs.store import RunStore
 from .boards import board_of
@@ -168,6 +169,10 @@ def traj_reply(index: RolloutIndex, id: int, part: int = 0) -> ViewReply:
     return reply | {
         "metrics": json_safe(trajectory.metrics),
         "metadata": as_json(trajectory.metadata, MAX_PIECE_CHARS),
+        "links": [
+            [{"href": url, "target": "_blank", "rel": "noopener noreferrer"}, f"Open in {name}"]
+            for name, url in trusted_links(trajectory.metadata)
+        ],
         "error": None,
         "tools": None if trajectory.tools is None else as_json(trajectory.tools, MAX_PIECE_CHARS),
         "logs": utf8_text("\n".join(trajectory.logs), 2 * MAX_PIECE_CHARS),

@@ -21,6 +21,7 @@ export function createFacts(app) {
       board,
       pairs("Metrics", reply.metrics),
       texts("Metadata", reply.metadata),
+      reply.links?.map((link) => h("a", ...link)), // properties and text, which the kernel has checked
       texts("Logs", reply.logs, true),
       texts("Tools", reply.tools),
     );
@@ -131,16 +132,13 @@ export function createFacts(app) {
       max: String(frames.length - 1),
       value: String(ply),
       label: "Ply",
-      oninput: () => {
-        ply = Number(slider.value);
-        draw();
-        app.reader.showMessage(frames[ply].message);
-      },
+      oninput: () => go(Number(slider.value)),
     });
     const grid = h("div.grid-place"),
       caption = h("div.muted.caption", { "aria-live": "polite" });
-    const move = (offset) => {
-      ply = clamp(ply + offset, frames.length);
+    const move = (offset) => go(ply + offset);
+    const go = (number) => {
+      ply = clamp(number, frames.length);
       slider.value = String(ply);
       draw();
       app.reader.showMessage(frames[ply].message);

@@ -139,7 +139,6 @@ function messageNode(message, results, { paint, sharedChars = null }) {
       : content
         ? foldedText(content, MAX_LINES[role] ?? 24)
         : null,
-    calls.map((call) => toolCall(call, results.get(call.id))),
     !content && !calls.length && !thinking ? muted("(empty)") : null,
   ];
   const foldable = role === "system" || role === "developer" || role === "tool";
@@ -174,6 +173,8 @@ function messageNode(message, results, { paint, sharedChars = null }) {
         : null,
     ),
     body,
+    // Outside of the body: colored tokens replace the body, but not the results of its calls.
+    calls.map((call) => toolCall(call, results.get(call.id))),
   );
   if (turn != null && paint) paint(body, message, () => fill(body, plain()));
   return node;

@@ -108,48 +108,66 @@ def worst_difference(model, columns):
     return worst
 
 
-async def sampled_group(folder, tmp_path):
+@pytest.fixture(scope="module")
+async def group(tiny_model_dir, tmp_path_factory):
     """A group of our sampler in fp32, at step 0."""
-    model = art.TrainableModel(name="trl-rows", project="p", base_model=str(folder))
-    backend = art.LocalBackend(path=str(tmp_path / ".art"), dtype="float32")
+    model = art.TrainableModel(name="trl-rows", project="p", base_model=str(tiny_model_dir))
+    backend = art.LocalBackend(path=str(tmp_path_factory.mktemp("group") / ".art"), dtype="float32")
     await model.register(backend)
     group = await art.TrajectoryGroup(talk(model, [{"role": "user", "content": "red"}]) for _ in range(4))
     await backend.close()
     return group
 
 
-async def test_the_loss_on_our_rows_is_ours(tiny_model_dir, tmp_path):
-    group = await sampled_group(tiny_model_dir, tmp_path)
-    rows, losses = group.to_trl(), []
-    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "advantage")
+LENGTH = 64  # the constant of Dr. GRPO, in tokens
+SEQUENCE = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
+LOSSES = {  # settings of TRL, and ours
+    "cispo": ({"loss_type": "cispo", "epsilon_high": 1.1}, {"loss": "cispo", "loss_options": {"is_max": 1.1}}),
+    "dapo": ({"loss_type": "dapo", "epsilon_high": 0.28}, {"loss": "dapo"}),
+    "bnpo": ({"loss_type": "bnpo"}, {"loss": "grpo"}),
+    "grpo": ({"loss_type": "grpo"}, {"loss": "grpo", "reduction": "sequence"}),
+    "dr_grpo": (
+        {"loss_type": "dr_grpo", "max_completion_length": LENGTH},
+        {"loss": "dr_grpo", "reduction": "constant", "max_tokens": LENGTH},
+    ),
+    "gspo": ({"loss_type": "grpo", **SEQUENCE}, {"loss": "gspo", "reduction": "sequence"}),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3], ids=["own tokens", "older tokens"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_on_our_rows_is_ours(group, tiny_model_dir, tmp_path, name, noise):
+    """With noise, the sampler's logprobs are those of another policy, and ratios are clipped."""
+    theirs, ours = LOSSES[name]
+    rows, shifted = group.to_trl(), group_rows(group)
+    for row in shifted:
+        row.logprobs += np.random.default_rng(len(row.tokens)).normal(0, noise, len(row.tokens)).astype(np.float32)
+    losses = []
 
     def given(prompts, trainer):
+        names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "advantage")
         return {name: [row[name] for row in rows] for name in names}
 
-    def advantage(advantage, **_):
-        return advantage
+    def compute(model, inputs):
+        old = np.zeros(tuple(inputs["completion_ids"].shape), np.float32)
+        for i, (ids, mask) in enumerate(zip(inputs["completion_ids"], inputs["completion_mask"], strict=True)):
+            place = [row["completion_ids"] for row in rows].index(ids[mask.bool()].tolist())  # TRL shuffles the rows
+            values = shifted[place].logprobs[len(rows[place]["prompt_ids"]) :]
+            old[i, : len(values)] = np.nan_to_num(values)
+        losses.append(original(model, inputs | {"old_per_token_logps": torch.tensor(old)}))
+        return losses[-1]
 
-    trainer = trainer_of(
-        tiny_model_dir,
-        tmp_path,
-        given,
-        advantage,
-        max_steps=1,
-        loss_type="cispo",
-        epsilon_high=5.0,
-        scale_rewards="none",
-    )
-    compute = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: losses.append(compute(model, inputs)) or losses[-1]
+    settings = {"max_steps": 1, "scale_rewards": "none"} | theirs
+    trainer = trainer_of(tiny_model_dir, tmp_path, given, lambda advantage, **_: advantage, **settings)
+    original, trainer._compute_loss = trainer._compute_loss, compute
     trainer.train()
 
     policy = load_policy(tiny_model_dir, dtype=torch.float32, rank=4, alpha=8, targets=tuple(LORA["target_modules"]))
-    config = StepConfig(loss="cispo", loss_options={"is_max": 5.0}, learning_rate=1e-3)
-    weighed = step_rows([[t.reward for t in group]], [group_rows(group)], config)
-    ours = Learner(policy).step(weighed, config)["loss/train"]
-    theirs = losses[0].item()
-    print(f"loss of TRL {trl.__version__}: {theirs:.8f}, ours: {ours:.8f}")
-    assert abs(ours) > 1e-3 and theirs == pytest.approx(ours, abs=1e-5)
+    config = StepConfig(learning_rate=1e-3, **ours)
+    value = Learner(policy).step(step_rows([[t.reward for t in group]], [shifted], config), config)["loss/train"]
+    print(f"| {name} | {noise} | {losses[0].item():.8f} | {value:.8f} | {abs(losses[0].item() - value):.1e} |")
+    assert losses[0].item() == pytest.approx(value, abs=1e-5)
+    assert noise == 0 or abs(value) > 1e-4  # without noise, the ratios are 1, and the advantages sum to 0
 
 
 def test_adapters_of_trl_are_base_models(tiny_model_dir, tmp_path):

@@ -1,12 +1,14 @@
 """Write the files in `data` with the tools themselves: `python tests/importers/make_data.py [NAME ...]`.
 
 `make import-data` installs the tools first. The requests of the tools go to an endpoint of art_nb, whose sampler
-follows a script. Their sessions end with the same answers on every machine. IDs and times differ.
+follows a script. Their sessions end with the same answers on every machine. A file that differs from the one in `data`
+only in times, durations, sizes and IDs is not replaced.
 """
 
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from support.agent_parts import NO_TELEMETRY, Script, served_model  # noqa: E402
 HERE = Path(__file__).parent
 WRITERS, DATA = HERE / "writers", HERE / "data"
 NPM = Path(os.environ.get("ART_NB_CLIS", ROOT / "tests/importers/node/node_modules"))
-TOOLS = "openinference genai langfuse litellm weave mlflow phoenix trl claude codex".split()
+TOOLS = "openinference genai langfuse litellm weave mlflow phoenix trl openpipe camel claude codex".split()
 SPAWN, READ = "Ask a sub-agent what weather.txt says.", "What does weather.txt say?"
 AGENT = {"description": "read a file", "prompt": READ, "subagent_type": "general-purpose"}
 PROVIDER = 'model_providers.art={{name="art",base_url="{}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
@@ -79,7 +81,7 @@ def claude(question):
 def codex(question):
     """Return a command of Codex."""
     instructions = 'model_instructions_file="instructions.md"'
-    features = [f"--disable={name}" for name in ("multi_agent", "plugins", "apps", "skill_search", "image_generation")]
+    features = [f"--disable={name}" for name in ("plugins", "apps", "skill_search", "image_generation")]
     settings = ["-c", 'model_provider="art"', "-c", "{provider}", "-c", instructions, "-c", 'web_search="disabled"']
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "{model}"]
     return [cli("@openai/codex-*/vendor/*/bin/codex"), "exec", *flags, *settings, *features, question]
@@ -98,6 +100,10 @@ def command_of(name, out):
             return writer(name, name, f"{out}/{name}.jsonl")
         case "trl":
             return writer("trl", "trl", str(out))
+        case "openpipe":
+            return writer("datasets", "datasets", str(out))
+        case "camel":
+            return writer("camel", "camel", f"{out}/sharegpt.jsonl")
         case "claude":
             return claude(SPAWN)
         case "codex":
@@ -117,6 +123,7 @@ async def run(name, out):
             fields = {"{model}": session.model_name, "{provider}": PROVIDER.format(session.base_url)}
             command = [fields.get(part, part) for part in command_of(name, out)]
             settings = {"HOME": str(home), "PATH": os.environ["PATH"], "TOKENIZERS_PARALLELISM": "false"}
+            settings["PYTHONHASHSEED"] = "0"
             environment = settings | NO_TELEMETRY | {"OTEL_SDK_DISABLED": "false"} | session.env
             process = await asyncio.create_subprocess_exec(
                 *command, env=environment, cwd=project, stdin=subprocess.DEVNULL, stdout=sys.stderr
@@ -130,6 +137,23 @@ async def run(name, out):
         raise SystemExit(f"{name} ended with {code}: {' '.join(command)}")
 
 
+VARIABLE = re.compile(
+    r"\d{4}-\d\d-\d\d[T ][\d:.]+(?:Z|[+-]\d\d:\d\d)?"  # times
+    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}"  # IDs
+    r"|(?<=\")(?:[\w+/]{11}=|[\w+/]{22}==)(?=\")"
+    r"|127\.0\.0\.1:\d+|\d+\.\d+(?:e-?\d+)?|\d{4,}"  # addresses, durations, sizes and process IDs
+    r"|(?<=duration_ms)\W+\d+|(?<=DurationMs)\W+\d+"
+)
+
+
+def is_equal(new, old):
+    """Return whether two files differ only in times, durations, sizes and IDs."""
+    if new == old or b"PAR1" in (new[:4], old[:4]):
+        return new == old
+    texts = [content.decode(errors="replace") for content in (new, old)]
+    return VARIABLE.sub("…", texts[0]) == VARIABLE.sub("…", texts[1])
+
+
 def collect(name, out):
     """Copy what a tool wrote into `data`, with neutral names and without the folders of this machine."""
     home = out / "home"
@@ -141,6 +165,7 @@ def collect(name, out):
         parts = path.with_suffix("").glob("subagents/*.jsonl")
         files |= {part: f"claude_code/subagents/agent-{i}.jsonl" for i, part in enumerate(sorted(parts), 1)}
     files |= {path: "codex.jsonl" for path in home.glob(".codex/sessions/**/rollout-*.jsonl")}
+    changed = []
     for path, target in files.items():
         (DATA / target).parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes()
@@ -148,8 +173,10 @@ def collect(name, out):
             places = {out / "home": "/home/user", out: "/tmp", ROOT: "/home/user/art_nb", sys.base_prefix: "/usr"}
             for place, name_there in places.items():
                 content = content.replace(str(place).encode(), name_there.encode())
-        (DATA / target).write_bytes(content)
-    print(f"{name}: {', '.join(sorted(files.values()))}")
+        if not (DATA / target).exists() or not is_equal(content, (DATA / target).read_bytes()):
+            (DATA / target).write_bytes(content)
+            changed.append(target)
+    print(f"{name}: {', '.join(sorted(files.values()))} (changed: {', '.join(sorted(changed)) or 'none'})")
 
 
 PACKAGES = {
@@ -161,6 +188,9 @@ PACKAGES = {
     "mlflow": ("mlflow", "mlflow"),
     "phoenix": ("phoenix", "arize-phoenix"),
     "trl": ("trl", "trl"),
+    "openpipe": ("datasets", "openpipe"),
+    "together": ("datasets", "together"),
+    "camel": ("camel", "camel-ai"),
 }
 
 
@@ -186,7 +216,7 @@ def main(names):
             collect(name, out)
         finally:
             shutil.rmtree(out, ignore_errors=True)
-        known[name] = version_of(name)
+        known |= {tool: version_of(tool) for tool in (name, *(["together"] if name == "openpipe" else []))}
     versions.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
 
 

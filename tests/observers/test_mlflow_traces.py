@@ -5,7 +5,7 @@ from datetime import datetime
 
 import httpx
 import pytest
-from support.observed_run import SECRET, START_S, overrule, server, write_run
+from support.observed_run import SECRET, START_S, overrule, write_run
 
 import art_nb as art
 
@@ -13,12 +13,8 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def mlflow(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mlflow")
-    command = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--host", "127.0.0.1"]
-    command += ["--default-artifact-root", folder / "artifacts", "--port", "PORT", "--workers", "1"]
-    with server("mlflow", command, {"MLFLOW_DISABLE_TELEMETRY": "true"}, "/health", cwd=folder) as url:
-        yield url
+def mlflow(mlflow_server):
+    return mlflow_server.url
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import httpx
 import pytest
-from support.observed_run import SECRET, START_S, overrule, server, wait_until, write_run
+from support.observed_run import SECRET, START_S, overrule, wait_until, write_run
 
 import art_nb as art
 
@@ -13,16 +13,8 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def phoenix(tmp_path_factory):
-    variables = {
-        "PHOENIX_WORKING_DIR": tmp_path_factory.mktemp("phoenix"),
-        "PHOENIX_HOST": "127.0.0.1",
-        "PHOENIX_PORT": "PORT",
-        "PHOENIX_GRPC_PORT": "0",
-        "PHOENIX_TELEMETRY_ENABLED": "false",
-    }
-    with server("phoenix", ["phoenix", "serve"], variables, "/healthz") as url:
-        yield url
+def phoenix(phoenix_server):
+    return phoenix_server.url
 
 
 @pytest.fixture(scope="module")

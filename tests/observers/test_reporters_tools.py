@@ -159,6 +159,30 @@ async def test_trackio_has_the_rows_traces_alerts_and_settings(written, tmp_path
     assert_harmless(tmp_path)
 
 
+async def test_a_replayed_run_is_the_same_in_trackio_and_once(tmp_path):
+    models = [
+        art.Model(name="a", project=project, base_path=str(tmp_path / ".art"), report_to=report_to)
+        for project, report_to in (("live", "trackio"), ("replayed", "none"))
+    ]
+    for model in models:
+        for step in (1, 2):
+            await model.log([group()], split="train", step=step, metrics={"loss/train": 0.1 * step})
+        await model.log(metrics={"accuracy": 0.25}, split="val", step=2)
+        await model.end_reports(120)
+    n_rows = len(models[1].store.history())
+    assert [art.report_run(models[1], "trackio") for _ in range(2)] == [n_rows, 0]
+    assert art.report_run(models[0].store.path, "trackio") == 0, "it was reported while it was trained"
+    rows, traces, *_ = in_trackio("replayed", "a")
+    live_rows, live_traces, *_ = in_trackio("live", "a")
+    assert rows == rows_of(models[1]) and len(traces) == 2 * 3
+    fields = [[(t["step"], t["key"], t["messages"], t["metadata"]) for t in each] for each in (traces, live_traces)]
+    assert fields[0] == fields[1]
+    (call,) = traces[0]["messages"][2]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"cell": "A1"} and traces[0]["messages"][3]["content"] == "free"
+    assert {t["metadata"].get("explanation") for t in traces} == {"It looked first.", None}
+    assert [row for row in live_rows if "train/reward" in row[1]] and len(live_rows) == n_rows
+
+
 async def test_mlflow_has_the_rows_params_warnings_and_rollouts(written):
     client, run, metrics = in_mlflow("p", "a")
     assert metrics == flat(rows_of(written))

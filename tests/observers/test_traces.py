@@ -1,5 +1,6 @@
 """Exports to endpoints that fail, hang or come back, live runs, memory, and runs of ART."""
 
+import asyncio
 import json
 import os
 import resource
@@ -19,11 +20,12 @@ from support.registered import until
 
 import art_nb as art
 from art_nb.core.types import BackendMissing, ServeError
-from art_nb.integrations import traces
-from art_nb.integrations.spans import span_text
+from art_nb.integrations import live_traces
+from art_nb.integrations.spans import RolloutPlace, agent_span_id, span_text
 from art_nb.rewards.journal import Journal
 from art_nb.rewards.judges import Judgment
 from art_nb.rollouts.trajectories import PydanticException
+from art_nb.runs.store import RunStore
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra otel")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -36,6 +38,7 @@ class Endpoint:
 
     def __init__(self, port=0, keep=True):
         self.status, self.spans, self.requests, self.annotations, self.headers = 200, [], 0, [], []
+        self.text, self.max_bytes, self.refused_spans = "", 1 << 40, set()  # IDs of spans whose scores are refused
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,14 +46,19 @@ class Endpoint:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 endpoint.requests += 1
                 endpoint.headers.append(dict(self.headers))
-                if endpoint.status == 200 and self.path.endswith("/span_annotations"):
-                    endpoint.annotations += json.loads(body)["data"]
-                elif endpoint.status == 200 and keep:
+                status = 413 if len(body) > endpoint.max_bytes else endpoint.status
+                if status == 200 and self.path.endswith("/span_annotations"):
+                    status = endpoint.take_scores(json.loads(body)["data"])
+                elif status == 200 and keep:
                     message = ExportTraceServiceRequest.FromString(body)
                     endpoint.spans += [s for r in message.resource_spans for c in r.scope_spans for s in c.spans]
-                self.send_response(endpoint.status)
+                self.send_response(status)
                 self.end_headers()
-                self.wfile.write(b"")
+                self.wfile.write(endpoint.text.encode() if status != 200 else b"")
+
+            def do_GET(self):  # Phoenix: the spans of a project
+                self.send_response(404)
+                self.end_headers()
 
             def log_message(self, *args):
                 pass
@@ -61,10 +69,25 @@ class Endpoint:
         self.port = self.server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
 
+    def take_scores(self, data):
+        if any(each["span_id"] in self.refused_spans for each in data):
+            return 422
+        self.annotations += data
+        return 200
+
+    def names(self):
+        return [span.name for span in self.spans]
+
     def close(self):
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
+
+
+@pytest.fixture(autouse=True)
+def runs_in(tmp_path, monkeypatch):
+    """Models without a backend write into the directory of the test."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -72,13 +95,6 @@ def endpoint():
     endpoint = Endpoint()
     yield endpoint
     endpoint.close()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(traces, "FIRST_PAUSE_S", 0.2)
-    monkeypatch.setattr(traces, "MAX_PAUSE_S", 0.5)
-    monkeypatch.setattr(traces, "JOURNAL_POLL_S", 0.2)
 
 
 def live_export(model):
@@ -98,10 +114,9 @@ async def test_a_live_run_and_its_replay_give_the_same_spans(named, local, endpo
     model = named(report_traces=[endpoint.url])
     await model.register(local)
     await art.train(model, say, range(4), **ASKED)
-    assert live_export(model).drain(60)
+    assert not (await closed_report(model)).dropped
     live = {span.span_id: span.SerializeToString() for span in endpoint.spans}
     assert len(endpoint.spans) == len(live) == 2 * (4 * 2 + 1), "each span once"
-    assert not (await closed_report(model)).dropped
     endpoint.spans.clear()
     art.export_traces(model.store.path, endpoint.url)
     assert {span.span_id: span.SerializeToString() for span in endpoint.spans} == live
@@ -112,11 +127,12 @@ async def test_the_loops_of_art_are_reported_too(named, local, endpoint):
     await model.register(local)
     group = art.TrajectoryGroup([await say(model, i) for i in range(2)])
     await model.log([group], split="val")
-    await until(lambda: len(endpoint.spans) == 5)
+    await until(lambda: len(endpoint.spans) == 4)
     assert not (await closed_report(model)).dropped
+    assert endpoint.names()[4:] == ["training_step 0"]
 
 
-@pytest.mark.parametrize("problem", ["closed", "silent", 500, 400])
+@pytest.mark.parametrize("problem", ["closed", "silent", 500, 401])
 async def test_a_target_that_fails_gives_one_warning_and_does_not_delay_training(
     named, local, endpoint, impatient, problem
 ):
@@ -151,8 +167,9 @@ async def test_the_rest_arrives_when_the_target_works_again(named, local, endpoi
         await until(lambda: live.error)
     endpoint.status = 200
     assert live.drain(30)
+    assert not (await closed_report(model)).dropped
     assert len({span.span_id for span in endpoint.spans}) == len(endpoint.spans) == 18
-    assert not (await closed_report(model)).dropped and "Send the rest later" not in capsys.readouterr().out
+    assert "Send the rest later" not in capsys.readouterr().out
 
 
 async def test_an_override_is_sent_while_the_model_is_trained(named, local, endpoint, impatient):
@@ -162,10 +179,13 @@ async def test_an_override_is_sent_while_the_model_is_trained(named, local, endp
     await model.log([group], split="val", step=1)
     await until(lambda: len(endpoint.annotations) == 2)
     overrule(model.store, index=1, score=0.25)
-    await until(lambda: len(endpoint.annotations) == 5)
-    (judgment,) = [each for each in endpoint.annotations if each["name"] == "judgment"]
+    await until(lambda: len(endpoint.annotations) == 4)
+    reward, judgment = endpoint.annotations[2:]
+    assert reward["span_id"] == judgment["span_id"] == endpoint.annotations[1]["span_id"], "only the changed rollout"
     assert (judgment["annotator_kind"], judgment["result"]["score"]) == ("HUMAN", 0.25)
+    overrule(model.store, index=0, score=0.5)
     await model.end_reports()
+    assert [each["result"]["score"] for each in endpoint.annotations[4:]][1:] == [0.5], "also just before the end"
 
 
 async def test_invalid_targets_are_errors_before_anything_is_loaded(named, local):
@@ -182,13 +202,159 @@ async def test_a_missing_opentelemetry_is_an_error_at_registration(named, local,
 async def test_only_the_metrics_of_a_row_without_groups_are_sent(named, endpoint):
     model = named(report_traces=[endpoint.url])
     await model.log([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], split="val", step=1)
-    assert live_export(model).drain(30)
-    n_before = len(endpoint.spans)
-    await model.log(metrics={"x": 1.0}, split="val", step=1)
-    assert live_export(model).drain(30)
-    (span,) = endpoint.spans[n_before:]
-    assert any("x" in attribute.key for attribute in span.attributes)
+    await until(lambda: endpoint.names() == ["invoke_agent ttt"])
+    await model.log(metrics={"x": 1.0}, split="val", step=2)
+    await until(lambda: len(endpoint.spans) == 2)
     await model.end_reports()
+    assert endpoint.names()[1:] == ["training_step 1", "training_step 2"]
+    assert any("x" in attribute.key for attribute in endpoint.spans[2].attributes)
+
+
+def metrics_of(span):
+    return {a.key.removeprefix("art.metric."): a.value.double_value for a in span.attributes if "metric" in a.key}
+
+
+async def test_the_span_of_a_step_has_the_metrics_of_all_its_rows(named, endpoint, impatient):
+    model = named(report_traces=[endpoint.url])
+    group = art.TrajectoryGroup([art.Trajectory(reward=1.0), art.Trajectory(reward=0.0)])
+    await model.log([group], metrics={"loss/train": 0.5}, split="train", step=1)
+    await model.log([group], split="val", step=1)
+    await until(lambda: endpoint.names().count("invoke_agent ttt") == 4)
+    time.sleep(0.5)
+    assert "training_step 1" not in endpoint.names(), "further rows of the step may follow"
+    await model.log([group], split="train", step=2)
+    await until(lambda: "training_step 1" in endpoint.names())
+    await model.log(metrics={"late": 0.25}, split="val", step=1)
+    await until(lambda: endpoint.names().count("training_step 1") == 2)
+    await model.end_reports()
+    first, late = (metrics_of(span) for span in endpoint.spans if span.name == "training_step 1")
+    assert first == {k: v for k, v in late.items() if k != "val/late"} and late["val/late"] == 0.25
+    assert (first["loss/train"], first["train/reward"], first["val/reward"]) == (0.5, 0.5, 0.5)
+    assert len({span.span_id for span in endpoint.spans if span.name == "training_step 1"}) == 1
+    late_spans = {span.span_id: span.SerializeToString() for span in endpoint.spans}
+    endpoint.spans.clear()
+    art.export_traces(model.store, endpoint.url)
+    assert {span.span_id: span.SerializeToString() for span in endpoint.spans} == late_spans
+
+
+async def test_metrics_are_sent_when_no_row_follows(named, endpoint, impatient, monkeypatch):
+    monkeypatch.setattr(live_traces, "METRICS_WAIT_S", 0.3)
+    model = named(report_traces=[endpoint.url])
+    await model.log(metrics={"x": 1.0}, split="val", step=1)
+    await until(lambda: endpoint.names() == ["training_step 1"])
+    await model.end_reports()
+    assert len(endpoint.spans) == 1
+
+
+def rollout(n_chars):
+    return art.Trajectory(messages_and_choices=[{"role": "user", "content": "x" * n_chars}], reward=1.0)
+
+
+async def caught_during(work):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await work
+    return [str(each.message) for each in caught if each.category is UserWarning]
+
+
+async def test_a_request_that_is_too_large_is_split_and_the_rest_is_dropped(named, endpoint, impatient):
+    endpoint.max_bytes, endpoint.text = 30_000, "limit is 30 kB"
+    model = named(report_traces=[f"phoenix@{endpoint.url}"])
+
+    async def log():
+        sizes = [10_000] * 5 + [50_000] + [10_000] * 2
+        await model.log([art.TrajectoryGroup(map(rollout, sizes))], split="val", step=1)
+        await model.log([art.TrajectoryGroup(map(rollout, [100, 50_000]))], split="val", step=2)
+        await model.end_reports()
+
+    messages = await caught_during(log())
+    assert endpoint.names().count("invoke_agent ttt") == 8 and endpoint.names()[-1] == "training_step 2"
+    (message,) = messages
+    assert "limit is 30 kB" in message and "(413)" in message
+    assert len(endpoint.annotations) == 8, "no scores of rollouts that Phoenix does not have"
+    with pytest.warns(UserWarning, match="2 rollouts not sent.*limit is 30 kB"):
+        report = art.export_traces(model.store, f"phoenix@{endpoint.url}")
+    assert (report.dropped, report.traces) == (2, 10), "8 rollouts and 2 steps"
+
+
+async def test_a_step_that_is_refused_does_not_block_the_next_ones(named, endpoint, impatient):
+    model = named(report_traces=[endpoint.url])
+
+    async def log():
+        for step, status in ((1, 400), (2, 422), (3, 200)):
+            endpoint.status, endpoint.text = status, f"no spans, {status}"
+            await model.log([art.TrajectoryGroup(map(rollout, (1, 2)))], split="val", step=step)
+            assert await asyncio.to_thread(live_export(model).drain, 30)
+        log.report = await closed_report(model)
+
+    (message,) = await caught_during(log())
+    assert "no spans, 400" in message and "did not take 2 spans (400)" in message
+    assert log.report.dropped == 4 and endpoint.names().count("invoke_agent ttt") == 2
+    assert endpoint.names()[-1] == "training_step 3"
+    endpoint.status, endpoint.text = 400, "no spans at all"
+    with pytest.raises(ServeError, match="no spans at all"):
+        art.export_traces(model.store, endpoint.url)
+
+
+async def test_a_refused_score_does_not_block_the_others(named, endpoint, impatient):
+    model = named(report_traces=[f"phoenix@{endpoint.url}"])
+    group = art.TrajectoryGroup(map(rollout, range(8)))
+    for i, trajectory in enumerate(group):
+        trajectory.metadata["rollout_id"] = f"r{i}"
+    place = RolloutPlace("tests", "ttt", "val", 1, 0, 3, "r3")
+    endpoint.refused_spans, endpoint.text = {f"{agent_span_id(place):016x}"}, "unknown span"
+
+    async def log():
+        await model.log([group], split="val", step=1)
+        log.report = await closed_report(model)
+
+    (message,) = await caught_during(log())
+    assert "unknown span" in message
+    assert (log.report.dropped, log.report.scores, log.report.dropped_scores) == (0, 7, 1)
+    assert len(endpoint.annotations) == 7
+
+
+def test_a_request_above_the_limit_of_the_exporter_is_split(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("opentelemetry.exporter.otlp.proto.http.trace_exporter._DEFAULT_MAX_REQUEST_SIZE", 30_000)
+    store = art.RunStore(tmp_path / "run")
+    store.write_model({"name": "run", "project": "p"})
+    store.write_groups("val", 1, [art.TrajectoryGroup(map(rollout, [20_000] * 3))])
+    report = art.export_traces(store, endpoint.url)
+    assert (report.traces, report.dropped) == (3, 0)
+    store.write_groups("val", 2, [art.TrajectoryGroup(map(rollout, [40_000]))])
+    with pytest.warns(UserWarning, match="1 rollouts not sent"):
+        assert art.export_traces(store, endpoint.url).dropped == 1
+
+
+async def test_a_damaged_file_of_a_step_does_not_block_the_next_ones(named, endpoint, impatient):
+    model = named(report_traces=[endpoint.url])
+    endpoint.status = 503
+    for step in (1, 2):
+        await model.log([art.TrajectoryGroup(map(rollout, (1, 2)))], split="val", step=step)
+    (path,) = (model.store.path / "trajectories" / "val").glob("0001.parquet")
+    path.write_bytes(b"damaged")
+    endpoint.status = 200
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert live_export(model).drain(30)
+        await model.end_reports()
+    assert endpoint.names()[-1] == "training_step 2" and endpoint.names().count("invoke_agent ttt") in (2, 4)
+
+
+async def test_only_the_step_of_a_new_judgment_is_read_again(named, endpoint, impatient, monkeypatch):
+    model = named(report_traces=[f"phoenix@{endpoint.url}"])
+    for step in range(1, 6):
+        group = art.TrajectoryGroup(map(rollout, range(3)), metadata={"group_id": f"group-{step}-0"})
+        await model.log([group], split="val", step=step)
+    assert live_export(model).drain(30)
+    await until(lambda: len(endpoint.annotations) == 15)
+    read, steps = RunStore.read_groups, []
+    monkeypatch.setattr(RunStore, "read_groups", lambda self, *a, **k: steps.append(a) or read(self, *a, **k))
+    overrule(model.store, index=1, group="group-2-0", step=2)
+    overrule(model.store, index=2, group="group-4-0", step=4)
+    await until(lambda: len(endpoint.annotations) == 15 + 4)
+    await model.end_reports()
+    assert sorted({place for place in steps}) == [("val", 2), ("val", 4)]
 
 
 async def test_two_targets_and_a_function_share_a_run_that_is_opened_again(named, endpoint):

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import httpx
 import pytest
-from support.observed_run import ROOT, SECRET, START_S, overrule, server, write_run
+from support.observed_run import SECRET, START_S, overrule, write_run
 
 import art_nb as art
 
@@ -14,11 +14,8 @@ PROJECT = "tests/observed"
 
 
 @pytest.fixture(scope="module")
-def weave_url(tmp_path_factory):
-    database = tmp_path_factory.mktemp("weave") / "weave.db"
-    command = ["python", ROOT / "tests" / "support" / "weave_server.py", database, "PORT"]
-    with server("weave-server", command, {}, "/server_info") as url:
-        yield url
+def weave_url(weave_server):
+    return weave_server.url
 
 
 @pytest.fixture(scope="module")

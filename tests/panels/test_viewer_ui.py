@@ -562,6 +562,14 @@ def test_folds(opened):
     assert page.locator("article.art-from-tool").count() == 0  # results stand beside their calls
 
 
+def test_colored_tokens_keep_the_results_of_calls(opened):
+    page = opened(games(2, 2, tools=True))
+    page.select_option(COLOR, "logprob")
+    page.wait_for_selector("[data-k]")
+    page.locator(".art-call summary").first.click()
+    page.locator(".art-call >> text=a rule about forks").first.wait_for()
+
+
 def test_expand_and_collapse_all(opened):
     page = opened(games(2, 2, tools=True))
     press(page, "e")

@@ -242,7 +242,7 @@ def test_roles_are_words_and_the_rest_is_folded():
     assert "thinking" in page.text
     assert "reward 1 ± 0.816" in page.text
     same = Page(static_html(TrajectoryGroup([Trajectory(reward=1.0)] * 2)))
-    assert "all rewards equal: nothing to learn here" in same.text
+    assert "all rewards equal: no gradient" in same.text
 
 
 def test_the_error_of_a_board_renderer_is_shown(monkeypatch):

@@ -30,6 +30,9 @@ TRACES = {
     "litellm.jsonl": "LiteLLM",
 }
 DATASETS = {
+    "openai_chat.jsonl": "OpenAI chat",
+    "openai_preferences.jsonl": "OpenAI preferences",
+    "openpipe.jsonl": "OpenPipe",
     "sharegpt.jsonl": "ShareGPT",
     "trl_completion.jsonl": "TRL dataset",
     "trl_messages.parquet": "OpenAI chat",
@@ -164,6 +167,35 @@ def test_datasets_of_trl():
     assert len(art.read_conversations(DATA / "trl_saved", split="test")) == 1
     with pytest.raises(StoreError, match="holds no rollouts"):
         art.read_conversations(DATA / "trl_saved", split="validation")
+
+
+def test_datasets_of_openai_and_openpipe():
+    chat = art.read_conversations(DATA / "openai_chat.jsonl")
+    assert [[m["role"] for m in talk.messages()] for talk in chat] == [
+        ["system", "user", "assistant"],
+        ["user", "assistant", "user", "assistant"],
+    ]
+    assert chat[1].messages()[1]["weight"] == 0  # `train_sft` does not train this message
+    ((pair,),) = art.read_groups(DATA / "openai_preferences.jsonl").values()
+    assert [(t.reward, t.messages()[-1]["content"], len(t.messages())) for t in pair] == [(1.0, "4", 3), (0.0, "5", 3)]
+    ((pair, calling),) = art.read_groups(DATA / "openpipe.jsonl").values()
+    assert [(t.reward, t.messages()[-1]["content"]) for t in pair] == [(1.0, "4"), (0.0, "5")]
+    assert [(t.metadata["split"], t.metadata["metadata"]) for t in pair] == [("TRAIN", {"topic": "sums"})] * 2
+    (talk,) = calling
+    assert texts(talk.messages()) == [
+        ("user", "2 + 2?", []),
+        ("assistant", "", ["add"]),
+        ("tool", "4", []),
+        ("assistant", "4", []),
+    ]
+    assert talk.tools[0]["function"]["name"] == "add" and talk.metadata["split"] == "TEST"
+
+
+def test_a_dataset_of_sharegpt_keeps_the_text_of_tool_calls():
+    talk = art.read_conversations(DATA / "sharegpt.jsonl")[1]
+    roles = [message["role"] for message in talk.messages()]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert talk.messages()[2]["content"].startswith("<tool_call>") and "tool_calls" not in talk.messages()[2]
 
 
 @pytest.mark.parametrize("name", ["phoenix.jsonl", "mlflow.jsonl", "trl_preference.parquet", "claude_code.jsonl"])

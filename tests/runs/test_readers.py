@@ -163,7 +163,7 @@ def test_a_run_of_ours(tmp_path):
         (
             "a.jsonl",
             b'{"example_id": 1, "prompt": [], "completion": [], "reward": 1, "metrics": 3}\n',
-            "Could not read",
+            "line 1: invalid record",
         ),
     ],
 )

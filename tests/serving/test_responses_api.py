@@ -8,6 +8,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from support.server_parts import Scripted, endpoint
 
+from art_nb.serving.dialects import EXACT_FIELD
+
 CALL = '<tool_call>{"name": "play", "arguments": {"square": "A1"}}</tool_call>'
 TOOL = {"type": "function", "name": "play", "parameters": {"type": "object"}, "strict": None}
 
@@ -95,6 +97,50 @@ async def test_calls_and_their_results(client, stream):
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]
     assert len(messages[1]["tool_calls"]) == 2
     assert messages[1]["content"] == "I play."
+
+
+NAMESPACE = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [TOOL | {"description": "Go."}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_a_namespace_are_called(client, stream):
+    """Codex sends its tools for sub-agents and those of MCP servers in namespaces."""
+    client.service.sampler.words = CALL.replace("play", "crm__play")
+    request = {"input": "Hi", "tools": [NAMESPACE, TOOL]}
+    if stream:
+        events = await events_of(client, **request)
+        response = events[-1].response
+        assert [event.item for event in events if event.type == "response.output_item.done"] == response.output
+    else:
+        response = await client.responses.create(model="ttt@3", **request)
+    (item,) = response.output
+    assert (item.type, item.namespace, item.name) == ("function_call", "crm", "play")
+    functions = [tool["function"] for tool in response.model_extra[EXACT_FIELD]["tools"]]
+    assert [function["name"] for function in functions] == ["crm__play", "play"]
+    assert functions[0]["description"] == "Customers.\nGo."
+    result = {"type": "function_call_output", "call_id": item.call_id, "output": "ok"}
+    items = [{"role": "user", "content": "Hi"}, item.model_dump(exclude_none=True), result]
+    client.service.sampler.words = "Done."
+    final = await client.responses.create(model="ttt@3", input=items, tools=[NAMESPACE])
+    assert final.output_text == "Done."
+    (call,) = client.service.chat.known[-1][0][1]["tool_calls"]
+    assert call["function"]["name"] == "crm__play"
+
+
+@pytest.mark.parametrize(
+    ("tools", "says"),
+    [
+        ([NAMESPACE | {"tools": [{"type": "custom"}]}], r"tools\[0\]\.tools\[0\]: 'custom' is not supported"),
+        ([{"type": "web_search"}], r"tools\[0\]: 'web_search' .* Send functions, or turn this tool off in the client"),
+        ([NAMESPACE | {"name": None}], r"tools\[0\]\.name: expected a string"),
+        ([NAMESPACE | {"tools": None}], r"tools\[0\]\.tools: expected a list"),
+        ([NAMESPACE, NAMESPACE], r"there are several functions 'crm__play'"),
+        ([NAMESPACE, TOOL | {"name": "crm__play"}], r"there are several functions 'crm__play'"),
+    ],
+)
+async def test_other_tools_are_rejected_with_their_place(client, tools, says):
+    with pytest.raises(BadRequestError, match=says):
+        await client.responses.create(model="ttt@3", input="Hi", tools=tools)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -120,6 +120,13 @@ async def calls_complete(entity: str, project: str, request: Request):
     return {}
 
 
+@app.post("/v2/{entity}/{project}/call/{event}")
+async def call_event(entity: str, project: str, event: str, request: Request):
+    """The start or the end of a call that is sent alone, for example of an evaluation."""
+    method, model = METHODS[f"call/{event}"]
+    return reply(call(method, model, {event: json.loads(await request.body())[event] | {"wb_user_id": USER}}))
+
+
 @app.post("/feedback/batch/create")
 async def feedback_batch(request: Request):
     batch = json.loads(await request.body())["batch"]

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -19,7 +21,15 @@ from art_nb.rewards.judges import Judgment
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
 from art_nb.runs.store import RunStore
 from art_nb.views import replies
-from art_nb.views.conversation import MAX_PART_BYTES, conversation_of, paginate, shared_count, shared_units, token_texts
+from art_nb.views.conversation import (
+    MAX_PART_BYTES,
+    conversation_of,
+    paginate,
+    shared_count,
+    shared_units,
+    token_texts,
+    tokenizer_of,
+)
 from art_nb.views.index import find_row, link, load_all, open_rollouts, resolve, search, select
 from art_nb.views.query import FIELDS, rows_where
 from art_nb.views.step_table import COLUMNS, FLAGS, table_of_file, table_of_groups
@@ -545,3 +555,31 @@ def test_the_index_needs_no_torch():
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+FORCED = {"index": 0, "finish_reason": "tool_calls", "logprobs": None}
+RICE = {"id": "a", "type": "function", "function": {"name": "lookup_price", "arguments": '{"item": "rice"}'}}
+
+
+def test_a_forced_call_is_decoded_without_its_beginning():
+    """The beginning of a forced call is part of the prompt, and so is the name of the tool."""
+    tokenizer = tokenizer_of("smollm2-135m")
+    ids = tokenizer.encode(' {"item": "rice"}}\n</tool_call><|im_end|>')
+    message = {"role": "assistant", "content": None, "tool_calls": [RICE]}
+    whole = Choice.model_validate(FORCED | {"message": message, "token_ids": ids})
+    assert "".join(token_texts(whole, "smollm2-135m")) == ' {"item": "rice"}}\n</tool_call><|im_end|>'
+    cut = {"role": "assistant", "content": '<tool_call>\n{"name": "lookup_price", "arguments": {"item": "ri'}
+    choice = Choice.model_validate(FORCED | {"message": cut, "token_ids": tokenizer.encode(' {"item": "ri')})
+    assert token_texts(choice, "smollm2-135m")
+
+
+def test_threads_that_load_a_tokenizer_at_the_same_time_get_it():
+    """In a fresh process, several turns request their tokens at once. A parallel import would fail in one."""
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from art_nb.views.conversation import tokenizer_of\n"
+        "with ThreadPoolExecutor(8) as pool:\n"
+        "    print(*[value is not None for value in pool.map(tokenizer_of, ['smollm2-135m'] * 8)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 8, done.stderr

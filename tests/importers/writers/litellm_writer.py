@@ -44,4 +44,4 @@ end = time.time() + 30
 while len(payloads) < 6 and time.time() < end:
     time.sleep(0.1)
 rows = sorted(payloads, key=lambda payload: payload["startTime"])
-Path(sys.argv[1]).write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
+Path(sys.argv[1]).write_text("".join(json.dumps(row, default=str, sort_keys=True) + "\n" for row in rows))

@@ -28,12 +28,14 @@ for session, questions in SESSIONS.items():
     for question in questions:
         guide(session, question)
 mlflow.flush_trace_async_logging()
-for trace, name in zip(mlflow.search_traces(return_type="list"), ("LLM_JUDGE", "HUMAN"), strict=True):
+traces = sorted(mlflow.search_traces(return_type="list"), key=lambda trace: trace.info.request_time)
+for trace, name in zip(traces, ("LLM_JUDGE", "HUMAN"), strict=True):
     source = AssessmentSource(source_type=name, source_id="someone")
     mlflow.log_feedback(trace_id=trace.info.trace_id, name="helpful", value=True, rationale="ok", source=source)
     if name == "HUMAN":
         code = AssessmentSource(source_type="CODE", source_id="length")
         mlflow.log_feedback(trace_id=trace.info.trace_id, name="length", value=12, source=code)
         mlflow.log_expectation(trace_id=trace.info.trace_id, name="expected", value="It is sunny.", source=source)
-traces = mlflow.search_traces(return_type="list")
-Path(sys.argv[1]).write_text("".join(json.dumps(json.loads(trace.to_json())) + "\n" for trace in traces))
+traces = sorted(mlflow.search_traces(return_type="list"), key=lambda trace: trace.info.request_time)
+lines = [json.dumps(json.loads(trace.to_json()), sort_keys=True) + "\n" for trace in traces]
+Path(sys.argv[1]).write_text("".join(lines))

@@ -60,17 +60,19 @@ try:
         if len(spans) >= 8:
             break
         time.sleep(0.5)
+    spans.sort(key=lambda span: (span["start_time"], span["end_time"]))
     chats = [span for span in spans if span["span_kind"] == "LLM"]
     kinds = {"LLM": 0.25, "HUMAN": 1.0}
     annotations = [
-        {"span_id": chats[0]["context"]["span_id"], "name": "helpful", "annotator_kind": kind}
+        {"span_id": chats[-1]["context"]["span_id"], "name": "helpful", "annotator_kind": kind}
         | {"result": {"score": score, "explanation": "It names the weather."}, "identifier": kind}
         for kind, score in kinds.items()
     ]
     get("/v1/span_annotations?sync=true", {"data": annotations})
     ids = "&".join(f"span_ids={span['context']['span_id']}" for span in spans)
     notes = get(f"/v1/projects/default/span_annotations?{ids}&limit=100")["data"]
-    Path(sys.argv[1]).write_text("".join(json.dumps(row) + "\n" for row in [*spans, *notes]))
+    notes.sort(key=lambda note: note["identifier"])
+    Path(sys.argv[1]).write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in [*spans, *notes]))
 finally:
     server.terminate()
     server.wait(30)

@@ -24,6 +24,4 @@ pairs.to_json(folder / "trl_preference_implicit.jsonl")
 maybe_unpair_preference_dataset(explicit).to_json(folder / "trl_unpaired.jsonl")
 Dataset.from_list([{"prompt": "2 + 2?", "completion": " 4"}]).to_json(folder / "trl_completion.jsonl")
 Dataset.from_list([{"prompt": ASK}]).to_json(folder / "trl_prompts.jsonl")
-shared = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
-Dataset.from_list([{"conversations": shared}]).to_json(folder / "sharegpt.jsonl")
 DatasetDict({"train": messages, "test": messages.select([0])}).save_to_disk(folder / "trl_saved")

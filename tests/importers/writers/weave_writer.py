@@ -78,5 +78,6 @@ rows = []
 for path, body in requests:
     if "/calls/" in path or "/feedback/" in path:
         rows += json.loads(body)["batch"]
-Path(sys.argv[1]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+rows.sort(key=lambda row: row.get("started_at", "3"))  # the feedback is at the end
+Path(sys.argv[1]).write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
 server.shutdown()
