@@ -301,7 +301,7 @@ class ConversationIndex:
         turns = [*turns_of(exchange, self._stored.get(str(exchange.request.get("previous_response_id")), ()))]
         if isinstance(exchange, ResponsesExchange) and turns:
             first = 1 if exchange.request.get("instructions") else 0  # the provider does not store them
-            messages = [*turns[-1].messages_from(first), *get_messages([turns[-1].reply])]
+            messages = [*turns[-1].messages_from(first), *get_messages([turns[-1].reply])]  # pyright: ignore[reportArgumentType]
             self._stored[str(exchange.response.get("id"))] = messages
         return [self._add_turn(turn) for turn in turns]
 

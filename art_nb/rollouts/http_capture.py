@@ -40,6 +40,8 @@ class CallScope(Protocol):
 
 
 Scope: TypeAlias = CaptureScope | CallScope
+
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #493db929
 _scopes: ContextVar[tuple[Callable[[], Scope | None], ...]] = ContextVar("scopes", default=())
 _process_scope: Scope | None = None
 
@@ -131,7 +133,7 @@ def _warn_once(key: str, message: str) -> None:
         _warned.add(key)
         warnings.warn(message, UserWarning, stacklevel=3)
 
-
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #a1f1b8c4
 class ExchangeRecording:
     """The bytes of one request and of its response, collected as they arrive."""
 

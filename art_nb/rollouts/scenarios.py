@@ -185,4 +185,4 @@ def conversation_scenarios(trajectories: Iterable[Trajectory]) -> list[dict[str,
         For each distinct beginning, `messages` (all messages before the first reply), `tools` (`None` without tools)
         and `metadata` with a `scenario_id`. Conversations that start with a reply are left out.
     """
-    return distinct_scenarios(opening_scenario(one.messages(), one.tools) for one in trajectories)
+    return distinct_scenarios(opening_scenario(t.messages(), t.tools) for t in trajectories)
