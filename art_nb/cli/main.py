@@ -458,6 +458,7 @@ def main(line: list[str] | None = None) -> int:
 
         if not isinstance(error, (ArtError, OSError, ModuleNotFoundError)):
             raise
-        hint = f" ({install_hint('local')})" if isinstance(error, ModuleNotFoundError) else ""
+        extra = "record" if line[:1] == ["record"] else "local"
+        hint = f" ({install_hint(extra)})" if isinstance(error, ModuleNotFoundError) else ""
         print(f"art-nb: {' '.join(str(error).split())}{hint}", file=sys.stderr)
         return 1

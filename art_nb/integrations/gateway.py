@@ -25,7 +25,8 @@ from ..core.types import ServeError
 from ..models.clients import httpx
 from ..models.model import Model, endpoint_http_client
 from ..rollouts.exchanges import PROTOCOLS
-from ..serving.asgi import api_key_of, cancel_on_disconnect, json_response, read_body, retry_count_of
+from ..rollouts.http_capture import retry_count_of
+from ..serving.asgi import api_key_of, cancel_on_disconnect, json_response, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 from ..serving.messages_api import error_of_path
 from ..serving.openai_requests import RequestError, read_object

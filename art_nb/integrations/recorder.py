@@ -23,9 +23,9 @@ from art_nb.rollouts.http_capture import (
     enter_scope,
     innermost_scope,
     leave_scope,
+    retry_count_of,
     set_process_scope,
 )
-from ..serving.asgi import retry_count_of
 
 # %% ../../nbs/88_integrations/14_recorder.ipynb #958856a5
 class RecordedSession:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Scope', 'COMPLETION_PATHS', 'MAX_CAPTURED_BYTES', 'CaptureScope', 'CallScope', 'innermost_scope', 'set_process_scope',
            'clear_process_scope', 'enter_scope', 'leave_scope', 'no_capture', 'call_or_warn', 'ExchangeRecording',
-           'is_model_request', 'begin_recording', 'with_request_seed', 'install']
+           'is_model_request', 'begin_recording', 'retry_count_of', 'with_request_seed', 'install']
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #863f19ef
 import sys
@@ -218,6 +218,12 @@ def begin_recording(
         _warn_once(f"request {path}", f"A request to {path} was not captured: {reason}.")
         return None
     return ExchangeRecording(scope, url, bytes(content), {k.lower(): str(v) for k, v in headers().items()})
+
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #1cd51965
+def retry_count_of(headers: Mapping[str, str]) -> int:
+    """Return how often a client of OpenAI or Anthropic has sent a request before."""
+    count = headers.get("x-stainless-retry-count", "0")
+    return int(count) if count.isdecimal() and len(count) < 4 else 0
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #5eed0102
 @contextmanager

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LOG', 'CODES', 'MAX_BODY_BYTES', 'AppStream', 'asgi_scope', 'InProcess', 'json_response', 'error_body',
            'openai_error_response', 'errors_to_responses', 'http_error_response', 'json_app', 'cancel_on_disconnect',
-           'EventSender', 'api_key_of', 'require_api_key', 'call_inline', 'read_body', 'retry_count_of']
+           'EventSender', 'api_key_of', 'require_api_key', 'call_inline', 'read_body']
 
 # %% ../../nbs/45_serving/20_asgi.ipynb #c6fdf1a1
 import asyncio
@@ -287,9 +287,3 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
             raise too_large
         body += part
     return bytes(body)
-
-# %% ../../nbs/45_serving/20_asgi.ipynb #1cd51965
-def retry_count_of(headers: Mapping[str, str]) -> int:
-    """Return how often a client of OpenAI or Anthropic has sent a request before."""
-    count = headers.get("x-stainless-retry-count", "0")
-    return int(count) if count.isdecimal() and len(count) < 4 else 0
