@@ -34,13 +34,7 @@ from ..runs.recordings import RawCall, count_matches, record_of
 from ..models.clients import httpx
 from ..rollouts.exchanges import PROTOCOLS
 from ..rollouts.http_capture import retry_count_of
-from art_nb.serving.asgi import (
-    api_key_of,
-    cancel_on_disconnect,
-    json_response,
-    openai_error_response,
-    read_body,
-)
+from ..serving.asgi import api_key_of, cancel_on_disconnect, json_response, openai_error_response, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #8372f89c

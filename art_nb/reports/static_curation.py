@@ -10,11 +10,12 @@ from typing import Any
 
 from ..core.jsonable import one_line
 from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag
-from .static_html import headline, rollout_html
+from .static_html import rollout_html
 from ..views.curated_data import difference, replies_of, reply_as_text, with_correction
 from ..views.curation import Curation
 from ..views.curation_replies import curation_state_reply
 from ..views.marks import ConversationMarks
+from ..views.step_table import preview
 
 # %% ../../nbs/80_reports/64_static_curation.ipynb #f48b5920
 _DIFFERENCE_TAGS = {"=": "span", "-": "del", "+": "ins"}
@@ -47,9 +48,11 @@ def _corrections(curation: Curation, row: int, level: DetailLevel) -> list[Html]
 
 def _conversation(curation: Curation, row: int, level: DetailLevel) -> Html:
     marks = curation.marks_of(row)
-    verdict = "disputed" if marks.is_disputed else marks.verdict() or "replies marked"
+    given = "corrected" if marks.edits else "replies marked"
+    verdict = "disputed" if marks.is_disputed else marks.verdict() or given
     statements = [*_statements(marks), *_corrections(curation, row, level)]
-    return details(f"{verdict}: {headline(curation.index, row)}", *statements, rollout_html(curation.index, row, level))
+    title = f"{verdict}: conversation {row} · {one_line(preview(curation.trajectory(row)), 60)}"
+    return details(title, *statements, rollout_html(curation.index, row, level))
 
 # %% ../../nbs/80_reports/64_static_curation.ipynb #06c60497
 def static_curation(curation: Curation, limit: int = LIMIT) -> Html:
