@@ -518,8 +518,9 @@ def rollout_spans(
         nanoseconds(times.end_s),
         attributes=_agent_attributes(trajectory, place, options, texts),
     )
-    valid = {name: utf8_text(value) if isinstance(value, str) else value for name, value in attributes.items()}
-    root.attributes |= {f"art.{name}": value for name, value in valid.items() if value is not None}
+    for name, value in attributes.items():
+        if value is not None:
+            root.attributes[f"art.{name}"] = span_text(value, options.secrets) if isinstance(value, str) else value
     root.attributes["art.times"] = "recorded" if times.is_recorded else "estimated"
     root.events = [_evaluation_event(each, root.end_ns, options) for each in feedback]
     judgments = [_judgment_span(each, root, options) for each in feedback if each.name == "judgment"]
