@@ -52,12 +52,12 @@ class _Job:
     added_s: float  # of `time.monotonic`
     progress: StepProgress = field(default_factory=StepProgress)
 
-# %% ../../nbs/88_integrations/84_live_traces.ipynb #837602e5
+
 def _reason(error: Exception) -> str:
     text = str(error) if isinstance(error, ArtError) else f"{type(error).__name__}: {redact_text(error)}"
     return text.rstrip(".")
 
-
+# %% ../../nbs/88_integrations/84_live_traces.ipynb #837602e5
 class LiveExport:
     """Sends the steps of one run to one target while the model is trained.
 

@@ -127,7 +127,7 @@ def _content_parts(message: Mapping[str, Any], secrets: Sequence[str]) -> Iterat
             note = span_text(url, secrets) if is_link else f"({part['type']}, {size}, not exported)"
             yield {"type": "uri", "modality": "image", "uri": note} if is_link else {"type": "text", "content": note}
 
-
+# %% ../../nbs/88_integrations/80_spans.ipynb #e7b82075
 def _attribute(value: Any) -> str:
     return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
