@@ -414,7 +414,7 @@ def _tool_spans(
             attributes=attributes,
         )
 
-
+# %% ../../nbs/88_integrations/80_spans.ipynb #c590df2f
 def conversation_spans(
     turns: list[TimedTurn], parent: SpanRecord, place: RolloutPlace, options: SpanOptions, texts: MessageTexts
 ) -> Iterator[SpanRecord]:
