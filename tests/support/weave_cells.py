@@ -40,10 +40,10 @@ async def rollout(model: art.TrainableModel, scenario: Scenario) -> art.Trajecto
     trajectory = art.Trajectory(
         messages_and_choices=[{"role": "system", "content": RULES}], metadata={"seed": scenario.seed}, reward=0
     )
+    position = [{"role": "user", "content": game.drawn()}]
+    await client.responses.create(input=position, model=model.get_inference_name())  # not a call either
     while not game.over():
         trajectory.messages_and_choices.append({"role": "user", "content": game.drawn()})
-        if not game.moves:  # a request of another API, which is not a call either
-            await client.responses.create(input=trajectory.messages(), model=model.get_inference_name())
         completion = await client.chat.completions.create(
             max_completion_tokens=16, messages=trajectory.messages(), model=model.get_inference_name(), logprobs=True
         )
