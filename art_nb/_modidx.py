@@ -5270,6 +5270,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'art_nb.runs.messages': { 'art_nb.runs.messages.Parts': ('10_runs/messages.html#parts', 'art_nb/runs/messages.py'),
                                       'art_nb.runs.messages.Parts.add_text': ( '10_runs/messages.html#parts.add_text',
                                                                                'art_nb/runs/messages.py'),
+                                      'art_nb.runs.messages._call_id': ('10_runs/messages.html#_call_id', 'art_nb/runs/messages.py'),
                                       'art_nb.runs.messages._called': ('10_runs/messages.html#_called', 'art_nb/runs/messages.py'),
                                       'art_nb.runs.messages._joined': ('10_runs/messages.html#_joined', 'art_nb/runs/messages.py'),
                                       'art_nb.runs.messages._message': ('10_runs/messages.html#_message', 'art_nb/runs/messages.py'),
