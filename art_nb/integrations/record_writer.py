@@ -31,6 +31,8 @@ def secrets_of(headers: Iterable[tuple[str, str]], query: str = "") -> list[str]
     for name, value in headers:
         if is_secret(name):
             texts += {value.strip(), value.strip().rpartition(" ")[2]} - {""}
+        if name.lower() == "cookie":
+            texts += {part.partition("=")[2].strip() for part in value.split(";")} - {""}
     return texts + [value for name, value in parse_qsl(query) if is_secret(name) and value]
 
 # %% ../../nbs/88_integrations/13_record_writer.ipynb #5c362fc8

@@ -40,6 +40,10 @@ from art_nb.integrations.spans import (
 )
 
 # %% ../../nbs/88_integrations/81_run_spans.ipynb #354039d0
+def _finite(duration_s: float | None) -> float | None:
+    return None if duration_s is None or not np.isfinite(duration_s) else float(duration_s)
+
+
 @dataclass(slots=True)
 class RunTimes:
     """The times in the events and the history of a run."""
@@ -69,7 +73,7 @@ class RunTimes:
             end_s = datetime.fromisoformat(row["recorded_at"]).timestamp()
         except (KeyError, ValueError):
             return
-        self.rows.setdefault(row["step"], (end_s - float(row.get("time/step_wall_s", 0.0)), end_s))
+        self.rows.setdefault(row["step"], (end_s - (_finite(row.get("time/step_wall_s")) or 0.0), end_s))
 
     def of_rollout(self, trajectory: Trajectory, step: int) -> RolloutTimes:
         """Return the times of a rollout: recorded if possible, otherwise derived."""
@@ -77,12 +81,12 @@ class RunTimes:
         if recorded is not None:
             return recorded
         window = self.of_step(step)
-        duration_s = trajectory.metrics.get("duration")
+        duration_s = _finite(trajectory.metrics.get("duration"))
         if "start_time" in trajectory.model_fields_set:
             start_s = trajectory.start_time.timestamp()
-            end_s = start_s + float(duration_s) if duration_s is not None else max(start_s, window.end_s)
+            end_s = start_s + duration_s if duration_s is not None else max(start_s, window.end_s)
             return RolloutTimes(start_s, end_s, duration_s is not None)
-        end_s = window.end_s if duration_s is None else window.start_s + float(duration_s)
+        end_s = window.end_s if duration_s is None else window.start_s + duration_s
         return RolloutTimes(window.start_s, end_s, False)
 
     def of_step(self, step: int) -> RolloutTimes:
@@ -175,11 +179,11 @@ def feedback_of(
 # %% ../../nbs/88_integrations/81_run_spans.ipynb #93c7cd3f
 def sent_feedback(feedback: Feedback, options: SpanOptions) -> Feedback:
     """Return a score with the texts that may be sent."""
+    source, metadata = span_text(feedback.source, options.secrets), redact(feedback.metadata, options.secrets)
     if not options.content:
-        metadata = {name: value for name, value in feedback.metadata.items() if name != "judge_explanation"}
-        return replace(feedback, explanation="", metadata=metadata)
-    explanation = span_text(feedback.explanation or "", options.secrets)
-    return replace(feedback, explanation=explanation, metadata=redact(feedback.metadata, options.secrets))
+        metadata.pop("judge_explanation", None)
+    explanation = span_text(feedback.explanation or "", options.secrets) if options.content else ""
+    return replace(feedback, source=source, explanation=explanation, metadata=metadata)
 
 
 @dataclass(slots=True)
@@ -200,9 +204,11 @@ class StepSpans:
     groups: set[str] = field(default_factory=set)  # IDs
 
 # %% ../../nbs/88_integrations/81_run_spans.ipynb #2fd6b3eb
-def _scenario(group: TrajectoryGroup) -> dict[str, str]:
-    scenario = group.metadata.get("scenario_id")
-    return {} if scenario is None else {"scenario_id": str(scenario)}
+def _scenario(group: TrajectoryGroup, options: SpanOptions) -> dict[str, str]:  # the ID may be the text of a task
+    if (scenario := group.metadata.get("scenario_id")) is None:
+        return {}
+    text = span_text(scenario, options.secrets) if options.content else text_digest(str(scenario))[:16]
+    return {"scenario_id": text}
 
 
 def _advantages(store: RunStore, split: str, step: int) -> dict[tuple[int, int], float]:
@@ -291,14 +297,14 @@ class RunReader:
         """
         result, advantages = StepSpans(), _advantages(self.store, split, step)
         for g, group in enumerate(self.store.read_groups(split, step)):
-            name = group_id(group)
+            name, scenario = group_id(group), _scenario(group, self.options)
             result.groups.add(name)
             for i, place in self._places(group, split, step, g):
                 trajectory = group.trajectories[i]
                 scores = self._scores(trajectory, name, step, i)
                 result.feedback += _sent_scores(place, scores)
                 times = self.times.of_rollout(trajectory, step)
-                extra = {"group_id": name or None, "advantage": advantages.get((g, i)), **_scenario(group)}
+                extra = {"group_id": name or None, "advantage": advantages.get((g, i)), **scenario}
                 spans = rollout_spans(trajectory, place, times, scores, self.options, **extra)
                 spans[0].links.append(self._step_link(step))
                 result.traces.append(spans)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PROTOCOLS', 'SECRET_FIELDS', 'EXACT_FIELD', 'Exchange', 'ChatCompletionsExchange', 'CompletionsExchange',
            'ResponsesExchange', 'MessagesExchange', 'TrajectoryExchanges', 'events_of', 'join_choices', 'Protocol',
-           'read_exchange', 'CapturedTurn', 'Conversation', 'policy_name', 'ConversationIndex', 'turns_of',
+           'read_exchange', 'CapturedTurn', 'Conversation', 'policy_name', 'ConversationIndex', 'flat_name', 'turns_of',
            'CompletionsHistory', 'token_history', 'string_history']
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #960b0691
@@ -298,11 +298,12 @@ class ConversationIndex:
 
     def add(self, exchange: Exchange) -> list[int]:
         """Add each turn to the longest conversation that it continues, or to a new one. Return their positions."""
-        turns = [*turns_of(exchange, self._stored.get(str(exchange.request.get("previous_response_id")), ()))]
-        if isinstance(exchange, ResponsesExchange) and turns:
+        previous = exchange.request.get("previous_response_id")
+        turns = [*turns_of(exchange, self._stored.get(str(previous), ()) if previous else ())]
+        if isinstance(exchange, ResponsesExchange) and turns and exchange.response.get("id"):
             first = 1 if exchange.request.get("instructions") else 0  # the provider does not store them
             messages = [*turns[-1].messages_from(first), *get_messages([turns[-1].reply])]  # pyright: ignore[reportArgumentType]
-            self._stored[str(exchange.response.get("id"))] = messages
+            self._stored[str(exchange.response["id"])] = messages
         return [self._add_turn(turn) for turn in turns]
 
     def _add_turn(self, turn: CapturedTurn) -> int:
@@ -317,9 +318,15 @@ class ConversationIndex:
 
     def _continued_by(self, turn: CapturedTurn) -> int | None:
         for length in sorted(+self._lengths, reverse=True):
-            if 0 < length <= len(turn.prompt) and (positions := self._open.get(_place(turn, turn.prompt[:length]))):
+            if not 0 < length <= len(turn.prompt):
+                continue
+            place = _place(turn, turn.prompt[:length])
+            if positions := self._open.get(place):
                 self._lengths[length] -= 1
-                return positions.pop(0)
+                position = positions.pop(0)
+                if not positions:
+                    del self._open[place]  # `copy` hashes each place that remains
+                return position
         return None
 
     def copy(self) -> "ConversationIndex":
@@ -396,6 +403,24 @@ def _tool_call(name: str, arguments: str, call_id: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def flat_name(namespace: str | None, name: Any) -> Any:
+    """Return the name of a function in a chat request."""
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
+
+
+def _functions_of(tools: Any, namespace: str = "", about: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the functions of a request to /responses, as tools of a chat request. Other tools are left out."""
+    for tool in tools or ():
+        if tool.get("type") == "namespace":
+            yield from _functions_of(tool.get("tools"), tool.get("name"), tool.get("description") or "")
+        elif tool.get("type") == "function":
+            function = {key: value for key, value in tool.items() if key != "type" and value is not None}
+            if namespace:
+                lines = [text for text in (about, function.get("description")) if text]
+                function |= {"name": flat_name(namespace, tool.get("name")), "description": "\n".join(lines)}
+            yield {"type": "function", "function": function}
+
+
 def _item_messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
@@ -405,7 +430,8 @@ def _item_messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             case "function_call":  # parallel calls are one message
                 if not messages or messages[-1]["role"] != "assistant":
                     messages.append({"role": "assistant", "content": ""})
-                call = _tool_call(item["name"], item["arguments"], item.get("call_id"))
+                name = flat_name(item.get("namespace"), item["name"])
+                call = _tool_call(name, item["arguments"], item.get("call_id"))
                 messages[-1].setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 content = _content_text(item.get("output"))
@@ -433,8 +459,7 @@ def _response_turns(exchange: ResponsesExchange, earlier: Sequence[dict[str, Any
     replies = _item_messages(exchange.response.get("output") or ())
     if replies:
         messages = [*messages, *earlier, *_item_messages(items), *replies[:-1]]
-        tools = [{"type": "function", "function": tool} for tool in request.get("tools") or ()]
-        yield _chat_turn(exchange, messages, replies[-1], tools or None)
+        yield _chat_turn(exchange, messages, replies[-1], [*_functions_of(request.get("tools"))] or None)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #42633189
 def _block_messages(role: str, content: Any) -> Iterator[dict[str, Any]]:

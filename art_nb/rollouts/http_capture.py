@@ -172,10 +172,15 @@ class ExchangeRecording:
                 yield
         except BaseException as error:
             status = getattr(error, "status", 0)  # aiohttp can raise errors for responses
+            self.note_sent_headers(getattr(getattr(error, "request_info", None), "headers", {}))
             reason = f"{type(error).__name__}: {error}".removesuffix(": ")
             self.receive_status(status if isinstance(status, int) else 0, reason)
             self.end()
             raise
+
+    def note_sent_headers(self, headers: Mapping[str, str]) -> None:
+        """Add the headers that the client sent, with those that it added itself: its credentials and cookies."""
+        self.headers = {**self.headers, **_with_lower_names(headers)}
 
     def receive_status(self, status: int, error: str = "") -> None:
         """Note the HTTP status. If it is an error, only a `CallScope` receives the response."""
@@ -193,6 +198,10 @@ class ExchangeRecording:
 
     def _drop(self) -> None:
         self.scope, self.reply = None, bytearray()
+
+
+def _with_lower_names(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): str(value) for name, value in headers.items()}
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #aedb954e
 def is_model_request(method: str, url: str) -> bool:
@@ -217,7 +226,7 @@ def begin_recording(
         path = urlsplit(url).path
         _warn_once(f"request {path}", f"A request to {path} was not captured: {reason}.")
         return None
-    return ExchangeRecording(scope, url, bytes(content), {k.lower(): str(v) for k, v in headers().items()})
+    return ExchangeRecording(scope, url, bytes(content), _with_lower_names(headers()))
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #1cd51965
 def retry_count_of(headers: Mapping[str, str]) -> int:
@@ -297,6 +306,8 @@ def _record_httpx_request(request: Any, module: ModuleType) -> ExchangeRecording
 
 
 def _record_httpx_response(response: Any, recording: ExchangeRecording, tee: type, module: ModuleType) -> None:
+    for sent in (*response.history, response):
+        recording.note_sent_headers(sent.request.headers)
     recording.receive_status(response.status_code)
     if recording.scope is None:
         return
@@ -452,6 +463,8 @@ def _patch_aiohttp(module: ModuleType) -> None:
     reader = type("Reader", (_RecordingReader,), {name: getattr(original_reader, name) for name in iterators})
 
     def record_response(response: Any, recording: ExchangeRecording) -> None:
+        for sent in (*response.history, response):
+            recording.note_sent_headers(sent.request_info.headers)
         recording.receive_status(response.status)
         if recording.scope is None:
             return

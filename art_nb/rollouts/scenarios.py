@@ -13,6 +13,7 @@ __all__ = ['Item', 'DatasetBatch', 'iterate_dataset', 'shuffled_order', 'scenari
            'opening_messages', 'opening_id', 'opening_scenario', 'distinct_scenarios', 'conversation_scenarios']
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #d45f1cce
+import json
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,7 +168,8 @@ def distinct_scenarios(scenarios: Iterable[dict[str, Any] | None]) -> list[dict[
     """Return scenarios without those that have the messages and the tools of an earlier one."""
     distinct: dict[str, dict[str, Any]] = {}
     for scenario in filter(None, scenarios):
-        distinct.setdefault(repr(plain([scenario["messages"], scenario["tools"]])), scenario)
+        content = json.dumps(plain([scenario["messages"], scenario["tools"]]), sort_keys=True)
+        distinct.setdefault(content, scenario)
     return list(distinct.values())
 
 

@@ -28,15 +28,16 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from .messages import openai_messages, openai_tools
 
 # %% ../../nbs/10_runs/73_conversations.ipynb #9b1d0c20
-def seconds(value: Any) -> float:  # 0 if unknown
-    """Return a time as seconds: nanoseconds of OpenTelemetry, seconds, or a text in ISO format."""
-    if isinstance(value, str) and not value.isdecimal():
-        try:
-            time = datetime.fromisoformat(value)
-        except ValueError:
-            return 0.0
+def seconds(value: Any) -> float:  # 0 if the value is empty
+    """Return a time as seconds: nanoseconds of OpenTelemetry, seconds, or a text in ISO format.
+
+    Raise `ValueError` or `TypeError` if the value is not a time.
+    """
+    try:
+        number = float(value or 0)
+    except ValueError:
+        time = datetime.fromisoformat(value)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-    number = float(value or 0)
     number = number / 1e9 if number > 1e15 else number
     if not 0 <= number < datetime.max.replace(tzinfo=UTC).timestamp():
         raise ValueError(f"{value!r} is not a time")

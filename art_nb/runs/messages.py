@@ -15,6 +15,12 @@ from ..core.files import parse_json
 from ..core.jsonable import plain
 
 # %% ../../nbs/10_runs/72_messages.ipynb #23da1057
+def _call_id(value: Any) -> Any:
+    if isinstance(value, (list, Mapping)):
+        raise TypeError(f"the ID of a tool call is a text, not a {type(value).__name__}")
+    return value
+
+
 def openai_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return a tool call of another library in OpenAI's format."""
     call = call.get("tool_call") or call
@@ -22,7 +28,7 @@ def openai_call(call: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("arguments", "args", "input", "parameters")
     arguments = next((function[key] for key in keys if function.get(key) is not None), {})
     text = arguments if isinstance(arguments, str) else json.dumps(plain(arguments))
-    call_id = call.get("call_id") or call.get("id") or ""
+    call_id = _call_id(call.get("call_id") or call.get("id") or "")
     return {"id": call_id, "type": "function", "function": {"name": str(function.get("name") or ""), "arguments": text}}
 
 
@@ -88,7 +94,8 @@ def _text_of(value: Any) -> str:
 
 
 def _tool_message(part: Mapping[str, Any]) -> dict[str, Any]:
-    call_id = next((part[key] for key in ("tool_use_id", "tool_call_id", "call_id", "id") if part.get(key)), "")
+    keys = ("tool_use_id", "tool_call_id", "call_id", "id")
+    call_id = _call_id(next((part[key] for key in keys if part.get(key)), ""))
     content = next((part[key] for key in _CONTENT_KEYS if part.get(key) is not None), None)
     return {"role": "tool", "tool_call_id": call_id, "content": _text_of(content)}
 
@@ -170,6 +177,7 @@ def _called(text: str) -> list[Mapping[str, Any]]:
 
 
 def _message(entry: Mapping[str, Any], role: str, parts: Parts) -> dict[str, Any]:
+    _call_id(entry.get("tool_call_id"))
     content = parts.content if len(parts.content) > len(parts.texts) else "".join(parts.texts)
     message = {"role": role, "content": content} | {key: entry[key] for key in _PASSED if entry.get(key) is not None}
     thoughts = {"reasoning_content": "".join(parts.thoughts)} if parts.thoughts else {}

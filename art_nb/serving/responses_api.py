@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAX_STORED', 'TEXT_PARTS', 'PASSED_FIELDS', 'IGNORED_RESPONSE_FIELDS', 'NOT_SUPPORTED', 'LOGPROBS', 'FIRST_EVENTS',
-           'StoredConversations', 'flat_name', 'input_messages', 'listed_functions', 'chat_tools', 'chat_tool_choice',
-           'chat_format', 'message_item', 'reasoning_item', 'call_item', 'output_items', 'response_usage',
-           'repeated_fields', 'ResponsesDialect']
+           'StoredConversations', 'input_messages', 'listed_functions', 'chat_tools', 'chat_tool_choice', 'chat_format',
+           'message_item', 'reasoning_item', 'call_item', 'output_items', 'response_usage', 'repeated_fields',
+           'ResponsesDialect']
 
 # %% ../../nbs/45_serving/34_responses_api.ipynb #a5e98788
 import copy
@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
+from ..rollouts.exchanges import flat_name
 from .dialects import ChatDialect, require_type, text_of
 from .openai_requests import RequestError
 
@@ -75,11 +76,6 @@ def _not_stored(kind: str, stored_id: str, param: str) -> RequestError:
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 
 
-def flat_name(namespace: str | None, name: Any) -> Any:
-    """Return the name of a function in a chat request."""
-    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
-
-
 def input_messages(items: Any) -> list[dict[str, Any]]:
     """Return the input of a request as chat messages. Raise `RequestError` if an item is not supported."""
     if isinstance(items, str):
@@ -108,7 +104,8 @@ def _item_message(item: dict[str, Any], kind: str, place: str) -> dict[str, Any]
         content = text_of(item.get("content"), parts, f"{place}.content")
         return {"role": item.get("role"), "content": content}
     if kind == "function_call":
-        function = {"name": flat_name(item.get("namespace"), item.get("name")), "arguments": item.get("arguments")}
+        namespace = require_type(item.get("namespace") or "", str, f"{place}.namespace")
+        function = {"name": flat_name(namespace, item.get("name")), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":

@@ -181,12 +181,28 @@ def _tokenizers(base_model: str) -> Iterator[Any]:
         yield tokenizer
 
 
+def _strings_in(arguments: str) -> list[str]:
+    """Return the strings in the arguments of a call, without escapes. If they are no JSON, return the text."""
+    try:
+        remaining, strings = [json.loads(arguments)], []
+    except (ValueError, RecursionError):
+        return [arguments]
+    while remaining:
+        value = remaining.pop()
+        if isinstance(value, (dict, list)):
+            remaining += [*value, *value.values()] if isinstance(value, dict) else value
+        elif isinstance(value, str):
+            strings.append(value)
+    return strings
+
+
 # A tokenizer fits if its text contains the words of the reply. The beginning of a forced call, with the name of the
 # tool, is part of the prompt: if such a call was cut off, the content contains the text.
 def _decoded_texts(choice: Choice, base_model: str) -> list[str] | None:
     ids, message = sampled_tokens(choice).token_ids, choice.message
     arguments = [call.function.arguments for call in message.tool_calls or () if call.type == "function"]
-    words = [*re.findall(r"[A-Za-z0-9]+", " ".join(arguments)), *(message.content or "").split()]
+    strings = [text for argument in arguments for text in _strings_in(argument)]
+    words = [*re.findall(r"[A-Za-z0-9]+", " ".join(strings)), *(message.content or "").split()]
     is_valid = bool(ids) and all(isinstance(number, int) and number >= 0 for number in ids)
     for tokenizer in _tokenizers(base_model) if is_valid else ():
         texts = decode_tokens(tokenizer, ids) if max(ids) < len(tokenizer) else []

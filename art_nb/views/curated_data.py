@@ -164,6 +164,14 @@ def sft_turns(trajectory: Trajectory, marks: ConversationMarks) -> set[int]:
     return turns
 
 
+def _with_changed_texts(value: Any, change: Callable[[str], str]) -> Any:  # of JSON values
+    if isinstance(value, list):
+        return [_with_changed_texts(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_changed_texts(item, change) for key, item in value.items()}
+    return change(value) if isinstance(value, str) else value
+
+
 def curated_message(number: int, message: dict[str, Any], marks: ConversationMarks) -> dict[str, Any]:
     """Return a message with its correction, if there is one."""
     correction = marks.correction(number) if is_reply(message) else None
@@ -186,7 +194,9 @@ def sft_trajectories(
             if number <= last
         ]
         if included:
-            facts = {"conversation": conversation_key(trajectory), "tags": marks.tag_names}
+            facts = {"conversation": conversation_key(trajectory), "curation_tags": marks.tag_names}
+            if "tags" in trajectory.metadata:  # of the recording
+                facts["tags"] = _with_changed_texts(plain(trajectory.metadata["tags"]), clean)
             entry = {"messages_and_choices": included, "tools": tools, "reward": trajectory.reward, "metadata": facts}
             result.append(Trajectory.model_validate(entry))
     return result

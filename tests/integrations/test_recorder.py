@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 import zlib
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import aiohttp
@@ -24,7 +25,7 @@ from support.registered import until
 import art_nb as art
 from art_nb.core.files import append_lines
 from art_nb.core.types import StoreError
-from art_nb.integrations.record_writer import RecordWriter
+from art_nb.integrations.record_writer import RecordWriter, secrets_of
 from art_nb.integrations.recorder import Recorder
 from art_nb.runs import recordings
 from art_nb.runs.recordings import RawCall, count_matches, new_record, read_records, record_of, update_of
@@ -155,6 +156,60 @@ async def test_requests_that_fail_are_recorded_with_every_client(provider, tmp_p
     assert unread == ["HTTP status 429"] * 2 * stream  # before a retry, and in requests
     assert all("onnect" in record["error"] for record in records[5:])
     assert KEY.encode() not in recorder.path.read_bytes()
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Refuses each request, and repeats its headers in the error."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        body = json.dumps({"error": {"message": "\n".join(f"{k} is {v}" for k, v in self.headers.items())}}).encode()
+        self.send_response(401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *values):
+        pass
+
+
+@pytest.fixture
+def echo_url():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/chat/completions"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+async def test_credentials_that_the_client_adds_are_not_recorded(echo_url, tmp_path):
+    """Clients add `auth=` and their cookies to the headers after the call."""
+    body, user, login = {"model": "gpt", "messages": question("Hi")}, ("bob", "hunter2hunter2"), aiohttp.BasicAuth
+    cookies, unsafe = {"first": "cookiesecret1", "sid": "cookiesecret2", "x": "1"}, aiohttp.CookieJar(unsafe=True)
+    async with art.record(tmp_path / "t.jsonl") as recorder:
+        for options in ({"auth": user}, {"cookies": cookies}):
+            requests.post(echo_url, json=body, timeout=30, **options)
+            with httpx.Client(**options) as client:
+                assert client.post(echo_url, json=body).status_code == 401
+            async with httpx.AsyncClient(**options) as client:
+                assert (await client.post(echo_url, json=body)).status_code == 401
+        for options in ({"auth": login(*user)}, {"cookies": cookies, "cookie_jar": unsafe}):
+            async with aiohttp.ClientSession(**options) as session, session.post(echo_url, json=body) as reply:
+                assert "is Basic" in await reply.text() or "cookiesecret" in await reply.text()
+        async with aiohttp.ClientSession() as session:
+            async with session.post(echo_url, json=body, auth=login(*user)) as reply:
+                assert "is Basic" in await reply.text()
+    errors = [record["error"] for record in read_records(recorder.path)]
+    assert len(errors) == 9 and all("[redacted]" in error for error in errors)
+    text = recorder.path.read_text()
+    assert "Ym9iOmh1bnRlcj" not in text and "cookiesecret" not in text
+
+
+def test_each_cookie_is_a_secret():
+    """A provider can repeat one of them."""
+    assert {"aaaaaaaa", "bbb=bbbb"} <= {*secrets_of([("Cookie", "one=aaaaaaaa; two=bbb=bbbb")])}
 
 
 async def test_failures_of_a_rollout_are_no_exchanges(provider, tmp_path):

@@ -1,5 +1,7 @@
 """The marks of the tutorial about production, made by a person: in Chromium, on the recording of its saved run."""
 
+import html
+import re
 import shutil
 from pathlib import Path
 
@@ -73,8 +75,13 @@ def test_the_saved_tutorial_shows_these_corrections(root):
     (shown,) = (
         o.data["text/html"] for c in cells if "art.curate(" in c.source for o in c.get("outputs", []) if "data" in o
     )
+    corrections = []
     for session, marks in art.curate(SAVED / "monday.jsonl", journal=SAVED / "ana.jsonl").selected().conversations():
         assert session.messages()[1]["content"][:40] in shown.replace("&#x27;", "'") and not marks.is_empty
+        corrections += [str(marks.correction(turn)["content"]) for turn in marks.corrected_turns]
+    new = [re.sub("<del>.*?</del>|<[^>]+>", "", part) for part in shown.split("<i>correction of")[1:]]
+    assert corrections and len(new) == len(corrections)
+    assert all(correction in html.unescape(text) for correction, text in zip(corrections, new, strict=True))
 
 
 def test_a_scenario_names_its_recorded_session(recording):

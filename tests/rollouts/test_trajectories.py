@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import warnings
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ValidationError
 
 from art_nb.core.types import RolloutError
+from art_nb.rollouts.exchanges import ChatCompletionsExchange, ConversationIndex, ResponsesExchange
+from art_nb.rollouts.scenarios import distinct_scenarios
 from art_nb.rollouts.trajectories import (
     History,
     PendingGroup,
@@ -313,3 +316,57 @@ def test_mixed_kinds_are_a_type_error_without_further_noise(other):
 def test_things_that_are_no_trajectories_are_a_type_error():
     with pytest.raises(TypeError, match="int"):
         TrajectoryGroup([Trajectory(), 3])
+
+
+TIMES = dict.fromkeys(("start_time", "end_time"), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def responses_exchange(text, request=(), **response):
+    output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": f"re {text}"}]}]
+    body = {"model": "m", "input": text, **dict(request)}
+    return ResponsesExchange(request=body, response={"output": output, **response}, **TIMES)
+
+
+def test_replies_without_an_id_are_independent_conversations():
+    """Some providers send no ID. A later request names none, either."""
+    index = ConversationIndex([responses_exchange("one"), responses_exchange("two"), responses_exchange("3", id=None)])
+    assert [len(conversation.entries) for conversation in index.conversations] == [2, 2, 2]
+    named = [responses_exchange("one", id="r1"), responses_exchange("two", {"previous_response_id": "r1"}, id="r2")]
+    assert [len(conversation.entries) for conversation in ConversationIndex(named).conversations] == [4]
+
+
+def chat_exchanges(turns):
+    messages = []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"question {turn}"})
+        reply = {"role": "assistant", "content": f"answer {turn}"}
+        choice = {"index": 0, "message": reply, "finish_reason": "stop"}
+        response = {"id": str(turn), "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+        request = {"model": "m", "messages": [*messages]}
+        yield ChatCompletionsExchange(request=request, response=response, **TIMES)
+        messages.append(reply)
+
+
+def test_a_long_conversation_has_one_open_place():
+    """A copy hashes all of them, for each request."""
+    index = ConversationIndex(chat_exchanges(60))
+    assert len(index.conversations) == 1 and len(index.copy()._open) == len(index._open) == 1
+
+
+def test_functions_of_a_namespace_are_recorded_with_their_full_names():
+    """Codex sends the tools of MCP servers in namespaces, also to other providers."""
+    read = {"type": "function", "name": "read", "description": "Read.", "parameters": {"type": "object"}}
+    tools = [{"type": "namespace", "name": "mcp__fs__", "tools": [read]}, read, {"type": "web_search"}]
+    call = {"type": "function_call", "namespace": "mcp__fs__", "name": "read", "arguments": "{}", "call_id": "c"}
+    exchange = responses_exchange("Hi", {"tools": tools}, id="r1").model_copy(update={"response": {"output": [call]}})
+    (conversation,) = ConversationIndex([exchange]).conversations
+    functions = [tool["function"] for tool in conversation.tools]
+    plain_read = {key: value for key, value in read.items() if key != "type"}
+    assert functions == [plain_read | {"name": "mcp__fs__read"}, plain_read]
+    assert conversation.entries[-1]["tool_calls"][0]["function"]["name"] == "mcp__fs__read"
+
+
+def test_the_order_of_keys_does_not_make_a_scenario_distinct():
+    first, second = {"role": "user", "content": "Hi"}, {"content": "Hi", "role": "user"}
+    scenarios = [{"messages": [message], "tools": None, "metadata": {}} for message in (first, second)]
+    assert distinct_scenarios(scenarios) == scenarios[:1]

@@ -10,6 +10,7 @@ import pytest
 
 import art_nb as art
 from art_nb.core.types import StoreError
+from art_nb.runs.conversations import FileRow
 from art_nb.runs.readers import ROLLOUT_FORMATS, read_groups
 
 DATA = Path(__file__).parents[1] / "importers" / "data"
@@ -141,3 +142,14 @@ def test_rows_of_tables_and_entries_of_json_have_numbers(tmp_path):
     pq.write_table(pa.table({"conversations": [[{"from": "human", "value": "a"}], None, []]}), tmp_path / "b.parquet")
     with pytest.raises(StoreError, match=r"b\.parquet, row 2: invalid `conversations` \(NoneType\): expected a list"):
         art.read_conversations(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize("value", ["yesterday", "nan", "2026-13-01", [1], "9e99"])
+def test_what_is_not_a_time_is_an_error_and_not_the_beginning_of_1970(value):
+    with pytest.raises(StoreError, match="line 3: invalid `start_time`.*a time"):
+        FileRow({"start_time": value}, "line 3").time("start_time")
+
+
+def test_times_in_all_forms():
+    row = FileRow({"text": "1700000000.5", "iso": "2023-11-14T22:13:20.5Z", "ns": "1700000000500000000", "none": ""})
+    assert row.time("text") == row.time("iso") == row.time("ns") == 1700000000.5 and row.time("none") == 0

@@ -127,6 +127,12 @@ async def test_functions_of_a_namespace_are_called(client, stream):
     assert call["function"]["name"] == "crm__play"
 
 
+async def test_a_call_whose_namespace_is_not_a_text_is_refused(client):
+    call = {"type": "function_call", "namespace": 7, "name": "play", "arguments": "{}", "call_id": "c"}
+    with pytest.raises(BadRequestError, match=r"input\[0\]\.namespace: expected a string"):
+        await client.responses.create(model="ttt@3", input=[call])
+
+
 @pytest.mark.parametrize(
     ("tools", "says"),
     [

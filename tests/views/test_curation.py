@@ -401,6 +401,19 @@ def test_files_of_other_programs_and_journals_beside_them(tmp_path):
     assert art.curate(tmp_path).selected().rows == (0, 1, 2, 3)  # the journals are not read as rollouts
 
 
+def test_tags_of_a_recording_and_of_a_curation():
+    recorded = [talk("One?", metadata={"tags": {"agent": "v2", "mail": "ana@example.com"}}), talk("Two?")]
+    panel = art.curate(recorded, author="ana")
+    panel.tag(0, "short")
+    panel.tag(1, "short")
+    assert panel.where("tag~v2").rows == panel.tagged("v2", "short").rows == (0,)
+    assert panel.tagged("short").rows == (0, 1)
+    first, second = panel.to_sft(replace_personal_data=True)
+    assert first.metadata["tags"] == {"agent": "v2", "mail": "[email]"} and "tags" not in second.metadata
+    assert first.metadata["curation_tags"] == second.metadata["curation_tags"] == ["short"]
+    assert panel.to_sft()[0].metadata["tags"] == recorded[0].metadata["tags"]
+
+
 # near-duplicates and splits
 
 

@@ -568,6 +568,12 @@ def test_a_forced_call_is_decoded_without_its_beginning():
     message = {"role": "assistant", "content": None, "tool_calls": [RICE]}
     whole = Choice.model_validate(FORCED | {"message": message, "token_ids": ids})
     assert "".join(token_texts(whole, "smollm2-135m")) == ' {"item": "rice"}}\n</tool_call><|im_end|>'
+    escaped = json.dumps({"text": "line1\nline2 é"})  # the style of Qwen3-Coder has the texts without escapes
+    call = RICE | {"function": {"name": "write", "arguments": escaped}}
+    ids = tokenizer.encode("<parameter=text>\nline1\nline2 é\n</parameter>")
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    written = Choice.model_validate(FORCED | {"message": message, "token_ids": ids})
+    assert "line1\nline2 é" in "".join(token_texts(written, "smollm2-135m"))
     cut = {"role": "assistant", "content": '<tool_call>\n{"name": "lookup_price", "arguments": {"item": "ri'}
     choice = Choice.model_validate(FORCED | {"message": cut, "token_ids": tokenizer.encode(' {"item": "ri')})
     assert token_texts(choice, "smollm2-135m")
