@@ -62,7 +62,7 @@ def trajectory_record(trajectory: Trajectory, with_messages: bool = True) -> dic
         record["conversations"] = _conversations(trajectory)
     return redact(plain(record), secrets_of_environment())
 
-
+# %% ../../nbs/88_integrations/79_weave_calls.ipynb #dfd437cb
 def _has_exact_tokens(value: BaseModel) -> bool:  # a reply of our endpoint, or an event with it
     parts = [value, *(part for _, part in value if isinstance(part, BaseModel))]
     return any(EXACT_FIELD in (part.model_extra or {}) for part in parts)
@@ -101,8 +101,8 @@ def without_tokens(value: Any, depth: int = 0) -> Any:
             return _without_token_fields(value.model_dump(exclude_none=True, warnings=False), depth)
         case dict():
             return _without_token_fields(value, depth)
-        case tuple() if hasattr(value, "_asdict"):
-            return _without_token_fields(value._asdict(), depth)
+        case tuple() if (fields := getattr(value, "_asdict", None)) is not None:
+            return _without_token_fields(fields(), depth)
         case list() | tuple():
             return [without_tokens(part, depth + 1) for part in value]
     return value
