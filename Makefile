@@ -60,10 +60,10 @@ test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top 
 test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
 	.venv-art/bin/python $(PYTEST) tests/tokens/test_art_parity.py tests/runs/test_art_directories.py
 
-test-agents: $(AGENTS) $(AGENT_NODE) $(LITELLM)  ## run the agent frameworks (in an environment on top of .venv)
+test-agents: $(AGENTS) $(AGENT_NODE)  ## run the agent frameworks (in an environment on top of .venv)
 	.venv-agents/bin/python $(PYTEST) tests/agents
 
-test-agents-full: $(AGENTS) $(AGENT_NODE) $(LITELLM) $(AGENT_PEERS)  ## the same with AutoGen, CrewAI, Google ADK and LlamaIndex (2 GB)
+test-agents-full: $(AGENTS) $(AGENT_NODE) $(LITELLM) $(AGENT_PEERS)  ## the same with LiteLLM's proxy, AutoGen, CrewAI, Google ADK and LlamaIndex (2 GB)
 	ART_NB_TESTS=full .venv-agents/bin/python $(PYTEST) -rs tests/agents
 
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)

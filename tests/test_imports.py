@@ -46,6 +46,20 @@ def fresh(source, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+BUILT_IN = """
+import json
+from art_nb.rollouts.tracers import BUILT_IN_TRACERS, known_tracers
+from art_nb.runs.reporters import BUILT_IN, TRACES, known_reporters
+points = [known_tracers()[name] for name in BUILT_IN_TRACERS] + [known_reporters()[name] for name in BUILT_IN]
+print(json.dumps([point.load().__name__ for point in [*points, TRACES]]))
+"""
+
+
+def test_every_built_in_reporter_and_tracer_can_be_imported_without_its_package():
+    names = fresh(BUILT_IN)
+    assert {"WeaveTracer", "WeaveReporter", "TraceReporter"} < {*names} and len(names) >= 7
+
+
 def test_the_import_loads_no_other_package():
     assert fresh(LIGHT) == ["art_nb", "lazy_loader"]
 

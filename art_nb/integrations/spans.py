@@ -11,6 +11,7 @@ __all__ = ['MAX_SPAN_TEXT_CHARS', 'SpanEvent', 'SpanRecord', 'nanoseconds', 'Rol
 # %% ../../nbs/88_integrations/80_spans.ipynb #3afb88f0
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,9 +48,12 @@ class SpanRecord:
     error: str = ""  # the message of an error
 
 
+_MAX_NS = 2**63 - 1
+
+
 def nanoseconds(time_s: float) -> int:
-    """Return a time in seconds since the epoch as nanoseconds."""
-    return int(time_s * 1e9)
+    """Return a time in seconds since the epoch as nanoseconds. OpenTelemetry has no times before the epoch."""
+    return min(max(0, int(time_s * 1e9)), _MAX_NS) if math.isfinite(time_s) else 0
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #0f69248c
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ def agent_span_id(place: RolloutPlace) -> int:
 def rollout_name(trajectory: Trajectory) -> str:
     """Return the ID that gathering gave a rollout, or else a hash of its messages and its start."""
     if name := trajectory.metadata.get("rollout_id"):
-        return str(name)
+        return utf8_text(name)
     start = trajectory.start_time.isoformat() if "start_time" in trajectory.model_fields_set else ""
     return text_digest(json.dumps(plain([start, trajectory.reward, trajectory.messages()])))[:16]
 
@@ -116,11 +120,23 @@ def _content_parts(message: Mapping[str, Any], secrets: Sequence[str]) -> Iterat
         elif part.get("text"):
             yield {"type": "text", "content": span_text(part["text"], secrets)}
         elif part.get("type") not in (None, "text"):
-            url = str((part.get("image_url") or {}).get("url", "")) if part["type"] == "image_url" else ""
+            image = part.get("image_url") if part["type"] == "image_url" else ""
+            url = str(image.get("url", "") if isinstance(image, Mapping) else image or "")
             size = f"{len(url) or len(json.dumps(plain(part))):,} characters"
             is_link = url.startswith(("http://", "https://"))
             note = span_text(url, secrets) if is_link else f"({part['type']}, {size}, not exported)"
             yield {"type": "uri", "modality": "image", "uri": note} if is_link else {"type": "text", "content": note}
+
+# %% ../../nbs/88_integrations/80_spans.ipynb #e7b82075
+def _attribute(value: Any) -> str:
+    return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _limited(value: Any, secrets: Sequence[str]) -> Any:
+    """Return a value without secrets. A value that is too large becomes the beginning of its JSON text."""
+    value = redact(plain(value), secrets)
+    text = _attribute(value)
+    return value if len(text) <= MAX_SPAN_TEXT_CHARS else span_text(value if isinstance(value, str) else text, secrets)
 
 
 def tool_arguments(call: Mapping[str, Any]) -> Any:  # an object, or the text if it is not valid JSON
@@ -128,14 +144,18 @@ def tool_arguments(call: Mapping[str, Any]) -> Any:  # an object, or the text if
     arguments = (call.get("function") or {}).get("arguments")
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):  # the text comes from a model
         return arguments
 
 
 def _call_part(call: Mapping[str, Any], secrets: Sequence[str]) -> dict[str, Any]:
     function = call.get("function") or {}
-    arguments = redact(plain(tool_arguments(call)), secrets)
-    return {"type": "tool_call", "id": call.get("id"), "name": function.get("name"), "arguments": arguments}
+    return {
+        "type": "tool_call",
+        "id": span_text(call.get("id") or "", secrets),
+        "name": span_text(function.get("name") or "", secrets),
+        "arguments": _limited(tool_arguments(call), secrets),
+    }
 
 
 def convention_message(
@@ -186,10 +206,6 @@ class RolloutTimes:
     start_s: float
     end_s: float
     is_recorded: bool = True  # False: derived, because the run does not contain the times
-
-
-def _attribute(value: Any) -> str:
-    return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _definitions(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
@@ -316,6 +332,24 @@ def _usage(choice: Any) -> dict[str, int]:
     return {name: len(values) for name, values in counts.items() if values}
 
 
+def _turn_texts(turn: TimedTurn, texts: MessageTexts) -> dict[str, str]:
+    definitions, reason = texts.definitions(turn.tools), str(turn.choice.finish_reason)
+    return {
+        "gen_ai.input.messages": texts.joined(turn.entries[: turn.position]),
+        "gen_ai.output.messages": texts.joined([turn.choice], finish_reason=reason),
+        **({"gen_ai.tool.definitions": definitions} if definitions else {}),
+    }
+
+
+def _turn_tokens(choice: Any) -> dict[str, list[Any]]:
+    sampled = sampled_tokens(choice)
+    return {
+        "art.prompt_token_ids": list(sampled.prompt_ids or ()),
+        "art.token_ids": list(sampled.token_ids or ()),
+        "art.logprobs": [float(value) for value in sampled_logprobs(choice) or ()],
+    }
+
+
 def _chat_attributes(turn: TimedTurn, place: RolloutPlace, options: SpanOptions, texts: MessageTexts) -> dict[str, Any]:
     choice, sampled = turn.choice, sampled_tokens(turn.choice)
     version = sampled.policy_version
@@ -332,16 +366,8 @@ def _chat_attributes(turn: TimedTurn, place: RolloutPlace, options: SpanOptions,
         "art.times": "recorded" if turn.is_recorded else "estimated",
         **_usage(choice),
     }
-    if options.content:
-        attributes["gen_ai.input.messages"] = texts.joined(turn.entries[: turn.position])
-        reason = str(choice.finish_reason)
-        attributes["gen_ai.output.messages"] = texts.joined([choice], finish_reason=reason)
-        if definitions := texts.definitions(turn.tools):
-            attributes["gen_ai.tool.definitions"] = definitions
-    if options.tokens:
-        attributes["art.prompt_token_ids"] = list(sampled.prompt_ids or ())
-        attributes["art.token_ids"] = list(sampled.token_ids or ())
-        attributes["art.logprobs"] = [float(value) for value in sampled_logprobs(choice) or ()]
+    attributes |= _turn_texts(turn, texts) if options.content else {}
+    attributes |= _turn_tokens(choice) if options.tokens else {}
     return {name: value for name, value in attributes.items() if value is not None}
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #c590df2d
@@ -356,25 +382,28 @@ def _tool_results(turn: TimedTurn) -> dict[Any, str]:
     return results
 
 
+def _tool_attributes(data: Mapping[str, Any], results: Mapping[Any, str], options: SpanOptions) -> dict[str, str]:
+    part = _call_part(data, options.secrets)
+    attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": part["name"],
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": part["id"],
+    }
+    if options.content:
+        attributes["gen_ai.tool.call.arguments"] = _attribute(part["arguments"])
+        if data.get("id") in results:
+            attributes["gen_ai.tool.call.result"] = span_text(results[data["id"]], options.secrets)
+    return attributes
+
+
 def _tool_spans(
     turn: TimedTurn, next_start_ns: int, parent: SpanRecord, name: str, options: SpanOptions
 ) -> Iterator[SpanRecord]:
     results = _tool_results(turn)
     for i, call in enumerate(turn.choice.message.tool_calls or ()):
-        data = call.model_dump()
-        function = data.get("function") or {}
-        attributes = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": str(function.get("name") or ""),
-            "gen_ai.tool.type": "function",
-            "gen_ai.tool.call.id": str(data.get("id") or ""),
-            "art.times": "recorded" if turn.is_recorded else "estimated",
-        }
-        if options.content:
-            arguments = redact(plain(tool_arguments(data)), options.secrets)
-            attributes["gen_ai.tool.call.arguments"] = _attribute(arguments)
-            if data.get("id") in results:
-                attributes["gen_ai.tool.call.result"] = span_text(results[data["id"]], options.secrets)
+        attributes = _tool_attributes(call.model_dump(), results, options)
+        attributes["art.times"] = "recorded" if turn.is_recorded else "estimated"
         yield SpanRecord(
             f"execute_tool {attributes['gen_ai.tool.name']}",
             parent.trace_id,
@@ -413,6 +442,16 @@ def _evaluation_event(feedback: Feedback, end_ns: int, options: SpanOptions) -> 
     return SpanEvent("gen_ai.evaluation.result", nanoseconds(feedback.time_s) or end_ns, attributes)
 
 
+def _agent_texts(trajectory: Trajectory, options: SpanOptions, texts: MessageTexts) -> dict[str, str]:
+    entries, roles = trajectory.messages_and_choices, [m.get("role") for m in trajectory.messages()]
+    first = roles.index("assistant") if "assistant" in roles else len(roles)
+    return {
+        "art.metadata": _attribute(_limited(trajectory.metadata, options.secrets)),
+        "gen_ai.input.messages": texts.joined(entries[:first]),
+        "gen_ai.output.messages": texts.joined(entries[-1:] if first < len(roles) else []),
+    }
+
+
 def _agent_attributes(
     trajectory: Trajectory, place: RolloutPlace, options: SpanOptions, texts: MessageTexts
 ) -> dict[str, Any]:
@@ -432,13 +471,7 @@ def _agent_attributes(
     }
     versions = {"initial": trajectory.initial_policy_version, "final": trajectory.final_policy_version}
     attributes |= {f"art.policy_version.{name}": v for name, v in versions.items() if v is not None}
-    if options.content:
-        attributes["art.metadata"] = _attribute(redact(plain(trajectory.metadata), options.secrets))
-        entries, roles = trajectory.messages_and_choices, [m.get("role") for m in trajectory.messages()]
-        first = roles.index("assistant") if "assistant" in roles else len(roles)
-        attributes["gen_ai.input.messages"] = texts.joined(entries[:first])
-        attributes["gen_ai.output.messages"] = texts.joined(entries[-1:] if first < len(roles) else [])
-    return attributes
+    return attributes | (_agent_texts(trajectory, options, texts) if options.content else {})
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #99ff75d7
 def _judgment_span(feedback: Feedback, parent: SpanRecord, options: SpanOptions) -> SpanRecord:
@@ -485,7 +518,9 @@ def rollout_spans(
         nanoseconds(times.end_s),
         attributes=_agent_attributes(trajectory, place, options, texts),
     )
-    root.attributes |= {f"art.{name}": value for name, value in attributes.items() if value is not None}
+    for name, value in attributes.items():
+        if value is not None:
+            root.attributes[f"art.{name}"] = span_text(value, options.secrets) if isinstance(value, str) else value
     root.attributes["art.times"] = "recorded" if times.is_recorded else "estimated"
     root.events = [_evaluation_event(each, root.end_ns, options) for each in feedback]
     judgments = [_judgment_span(each, root, options) for each in feedback if each.name == "judgment"]

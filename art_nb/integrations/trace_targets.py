@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import httpx
 
-from ..core.jsonable import plain
-from ..core.redaction import redact_url
+from ..core.jsonable import one_line, plain
+from ..core.redaction import redact_text, redact_url
 from ..core.types import ServeError, suggest_name
 from .run_spans import RolloutFeedback
 from .spans import Feedback, SpanRecord
@@ -63,13 +63,18 @@ def call_api(client: httpx.Client, target: TraceTarget, method: str, path: str, 
             f"{target} does not answer ({type(error).__name__}). Check that it runs.", status=503
         ) from error
     if response.is_error:
-        text = " ".join(response.text.split())[:200]
+        text = one_line(redact_text(response.text[:4000], target.headers.values()), 200)
         raise ServeError(
             f"{target} rejected {method} {path} ({response.status_code}): {text}", status=response.status_code
         )
-    if response.headers.get("content-type", "").startswith("application/jsonl"):
-        return [json.loads(line) for line in response.text.splitlines() if line]
-    return response.json() if response.content else {}
+    try:
+        if response.headers.get("content-type", "").startswith("application/jsonl"):
+            return [json.loads(line) for line in response.text.splitlines() if line]
+        return response.json() if response.content else {}
+    except (ValueError, RecursionError) as error:
+        raise ServeError(
+            f"{target} did not answer {method} {path} with JSON. Check the address.", status=502
+        ) from error
 
 
 def score_name(rollout: RolloutFeedback, feedback: Feedback) -> str:
@@ -198,8 +203,8 @@ def mlflow_target(url: str, project: str) -> TraceTarget:
     url = url or os.environ.get("MLFLOW_TRACKING_URI") or "http://localhost:5000"
     if not url.startswith(("http://", "https://")):
         raise ServeError(
-            f"Invalid address of MLflow {url!r}: traces need a server. Start one with `mlflow server` and pass "
-            "mlflow@http://localhost:5000.",
+            f"Invalid address of MLflow {redact_url(url)!r}: traces need a server. Start one with `mlflow server` and "
+            "pass mlflow@http://localhost:5000.",
             status=400,
         )
     base_url, token = url.rstrip("/").removesuffix("/v1/traces"), os.environ.get("MLFLOW_TRACKING_TOKEN")
@@ -332,8 +337,8 @@ def trace_target(to: str | None, project: str, headers: Mapping[str, str] | None
         target = TRACE_TARGETS[name](url, project)
     else:
         raise ServeError(
-            f"There is no target {to!r} for traces.{suggest_name(name, [*TRACE_TARGETS])} Valid targets are "
-            f"{', '.join(TRACE_TARGETS)}, a name with an address (phoenix@http://host:6006) and URLs.",
+            f"There is no target {redact_text(to)!r} for traces.{suggest_name(name, [*TRACE_TARGETS])} Valid targets "
+            f"are {', '.join(TRACE_TARGETS)}, a name with an address (phoenix@http://host:6006) and URLs.",
             status=400,
         )
     target.headers |= headers or {}

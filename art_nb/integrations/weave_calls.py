@@ -11,7 +11,8 @@
 # %% auto #0
 __all__ = ['CALL_ID', 'CALL_URL', 'MAX_CONVERSATION_CALLS', 'trajectory_record', 'without_tokens', 'token_usage',
            'conversation_calls', 'limit_warnings', 'RolloutCalls', 'weave_client', 'without_system_info',
-           'record_trajectory', 'prepare_client', 'is_served', 'wrap_requests', 'rollout_attributes', 'WeaveTracer']
+           'record_trajectory', 'redacted_error', 'prepare_client', 'is_served', 'wrap_requests', 'rollout_attributes',
+           'WeaveTracer']
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #3fe3518b
 import logging
@@ -19,28 +20,32 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
 
 from openai.resources.chat.completions import AsyncCompletions, Completions
+from openai.resources.responses import AsyncResponses, Responses
 from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel
 
 from ..core.jsonable import finite, one_line, plain
-from ..core.redaction import redact, secrets_of_environment
+from ..core.redaction import redact, redact_text, secrets_of_environment
 from ..models.clients import EndpointClient
 from ..models.model import REGISTERED, Model, TrainableModel
 from ..rollouts.entries import History, get_messages, is_choice, sampled_tokens
+from ..rollouts.exchanges import EXACT_FIELD, policy_name
 from ..rollouts.tracers import LINK_HOSTS, TracedRollout, call_tracer
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #dfd437ca
 CALL_ID, CALL_URL = "weave_call", "weave_url"  # metadata of a trajectory
-_TOKEN_FIELDS = {"prompt_token_ids", "token_ids", "token_logprobs", "prompt_logprobs"}
+_TOKEN_FIELDS = {"prompt_token_ids", "token_ids", "token_logprobs", "prompt_logprobs", EXACT_FIELD}
 _MAX_DEPTH = 12
 
 
@@ -58,7 +63,19 @@ def trajectory_record(trajectory: Trajectory, with_messages: bool = True) -> dic
     return redact(plain(record), secrets_of_environment())
 
 
+def _has_exact_tokens(value: BaseModel) -> bool:  # a reply of our endpoint, or an event with it
+    parts = [value, *(part for _, part in value if isinstance(part, BaseModel))]
+    return any(EXACT_FIELD in (part.model_extra or {}) for part in parts)
+
+
+def _without_logprobs(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_logprobs(part) for name, part in value.items() if name != "logprobs"}
+    return [_without_logprobs(part) for part in value] if isinstance(value, list) else value
+
+
 def _without_token_fields(value: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
+    value = _without_logprobs(value) if EXACT_FIELD in value else value
     dropped = _TOKEN_FIELDS | {"logprobs"} if _TOKEN_FIELDS & value.keys() else ()
     return {name: without_tokens(part, depth + 1) for name, part in value.items() if name not in dropped}
 
@@ -76,15 +93,19 @@ def without_tokens(value: Any, depth: int = 0) -> Any:
             return {"messages": value.messages()}
         case Choice():
             return {"finish_reason": value.finish_reason, "message": get_messages([value])[0]}
-        case ChatCompletion():
-            return _without_token_fields(value.model_dump(exclude_none=True), depth)
         case Model():
             return {"name": value.name, "project": value.project} | (
                 {"base_model": value.base_model} if isinstance(value, TrainableModel) else {}
             )
-    if type(value) is dict:
-        return _without_token_fields(value, depth)
-    return [without_tokens(part, depth + 1) for part in value] if type(value) in (list, tuple) else value
+        case BaseModel() if isinstance(value, ChatCompletion) or _has_exact_tokens(value):
+            return _without_token_fields(value.model_dump(exclude_none=True, warnings=False), depth)
+        case dict():
+            return _without_token_fields(value, depth)
+        case tuple() if hasattr(value, "_asdict"):
+            return _without_token_fields(value._asdict(), depth)
+        case list() | tuple():
+            return [without_tokens(part, depth + 1) for part in value]
+    return value
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #7ecaa463
 MAX_CONVERSATION_CALLS = 4  # of a rollout; more conversations become one call
@@ -126,8 +147,8 @@ def conversation_calls(
         if not usage["requests"]:
             continue
         last = max(i for i, entry in enumerate(entries) if is_choice(entry))
-        messages = redact(plain(get_messages(entries)), secrets)
-        inputs = {"model": model, "messages": messages[:last]} | ({"tools": plain(tools)} if tools else {})
+        messages, tools = redact(plain(get_messages(entries)), secrets), redact(plain(tools), secrets)
+        inputs = {"model": model, "messages": messages[:last]} | ({"tools": tools} if tools else {})
         choice = {"index": 0, "message": messages[last], "finish_reason": entries[last].finish_reason}
         output = {"model": model, "choices": [choice], "usage": usage}
         yield inputs, output | ({"messages_after": messages[last + 1 :]} if messages[last + 1 :] else {})
@@ -144,13 +165,13 @@ class _OneWarning(logging.Filter):
             return True
         if record.levelno >= logging.WARNING and not self.warned:
             self.warned = True
-            warnings.warn(
+            message = (
                 f"Weave cannot send everything ({one_line(record.getMessage(), 100)}), so calls and feedback may be "
                 "missing there. Training continues, and everything is in the run directory. Send it later with "
-                "art.export_traces(model, to='weave').",
-                UserWarning,
-                stacklevel=2,
+                "art.export_traces(model, to='weave')."
             )
+            with suppress(Warning):  # with `-W error`
+                warnings.warn(message, UserWarning, stacklevel=2)
         return False
 
 
@@ -168,7 +189,6 @@ def limit_warnings() -> None:
 class RolloutCalls:
     """What is known about the calls of a running rollout."""
 
-    rollout: TracedRollout
     model: str = ""  # the name in the last request that was not recorded
     recorded: list[Trajectory] = field(default_factory=list)  # whose conversations have calls
 
@@ -206,9 +226,21 @@ def record_trajectory(client: Any, call: Any, trajectory: Trajectory) -> None:
             client.finish_call(child, output)
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #381bbff5
+def _sent(value: Any) -> Any:
+    return redact(without_tokens(value), secrets_of_environment())
+
+
+def redacted_error(error: BaseException | None) -> RuntimeError | None:
+    """Return an error with the traceback of another one, and with its type and its message without secrets."""
+    if error is None:
+        return None
+    text = redact_text(f"{type(error).__name__}: {error}", secrets_of_environment())
+    return RuntimeError(text).with_traceback(error.__traceback__)
+
+
 def _output(client: Any, following: Callable[[Any], Any] | None, output: Any) -> Any:
     call = sys.modules["weave"].get_current_call()
-    result = without_tokens(output)
+    result = _sent(output)
     if call is not None and call.ended_at is not None:
         for trajectory in output if isinstance(output, (list, tuple)) else [output]:
             if isinstance(trajectory, Trajectory):
@@ -220,7 +252,7 @@ def _output(client: Any, following: Callable[[Any], Any] | None, output: Any) ->
 
 
 def _inputs(following: Callable[[Any], Any] | None, inputs: Any) -> Any:
-    inputs = without_tokens(inputs)
+    inputs = _sent(inputs)
     return inputs if following is None else following(inputs)
 
 
@@ -234,24 +266,32 @@ def prepare_client(client: Any) -> None:
             limit_warnings()
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #12691019
-_METHODS = [(owner, name) for owner in (AsyncCompletions, Completions) for name in ("create", "parse")]
 _wrapped: dict[tuple[type, str], Any] = {}
 
 
+def _methods() -> Iterator[tuple[type, str]]:
+    yield from product((AsyncCompletions, Completions, AsyncResponses, Responses), ("create", "parse"))
+    if (messages := sys.modules.get("anthropic.resources.messages")) is not None:
+        yield from product((messages.AsyncMessages, messages.Messages), ["create"])
+
+
+def _server(url: Any) -> str:  # Anthropic's client adds /v1 itself
+    return str(url or "").rstrip("/").removesuffix("/v1")
+
+
 def is_served(client: Any) -> bool:
-    """Return whether a client of OpenAI's package sends its requests to a trained model of this process."""
-    url = str(client.base_url).rstrip("/")
-    urls = [str(model.inference_base_url or "").rstrip("/") for model in [*REGISTERED.values()]]
-    return isinstance(client, EndpointClient) or url in urls
+    """Return whether a client of OpenAI or Anthropic sends its requests to a trained model of this process."""
+    servers = [_server(model.inference_base_url) for model in [*REGISTERED.values()]]
+    return isinstance(client, EndpointClient) or _server(client.base_url) in servers
 
 
-def _unrecorded(completions: Any, options: Mapping[str, Any]) -> AbstractContextManager[Any] | None:
+def _unrecorded(resource: Any, options: Mapping[str, Any]) -> AbstractContextManager[Any] | None:
     running = _running.get()
-    if running is None or not is_served(completions._client):
+    if running is None or not is_served(resource._client):
         return None
     from weave.trace.context.call_context import tracing_disabled  # pyright: ignore[reportMissingImports]
 
-    running.model = str(options.get("model", "")).partition("@")[0]
+    running.model = policy_name(str(options.get("model", "")))
     return tracing_disabled()
 
 
@@ -274,12 +314,12 @@ def _wrap(method: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
 
 
 def wrap_requests() -> None:
-    """Wrap the methods of OpenAI's client, again if Weave has replaced them since."""
+    """Wrap the methods of the clients of OpenAI and Anthropic, again if Weave has replaced them since."""
     with _lock:
-        for owner, name in _METHODS:
+        for owner, name in _methods():
             method = getattr(owner, name, None)
             if method is not None and _wrapped.get((owner, name)) is not method:
-                _wrapped[owner, name] = _wrap(method, owner is AsyncCompletions)
+                _wrapped[owner, name] = _wrap(method, owner.__name__.startswith("Async"))
                 setattr(owner, name, _wrapped[owner, name])
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #8889f354
@@ -317,7 +357,7 @@ class WeaveTracer:
             yield
             return
         self.prepare()
-        attributes, token = rollout_attributes(rollout), _running.set(RolloutCalls(rollout))
+        attributes, token = rollout_attributes(rollout), _running.set(RolloutCalls())
         try:
             with sys.modules["weave"].attributes(attributes):
                 root = None
@@ -325,7 +365,7 @@ class WeaveTracer:
                     root = client.create_call("rollout", attributes["art"], attributes=attributes)
                 yield
                 if root is not None:
-                    results = rollout.trajectories
-                    client.finish_call(root, results[0] if len(results) == 1 else [*results], rollout.error)
+                    results, error = rollout.trajectories, redacted_error(rollout.error)
+                    client.finish_call(root, results[0] if len(results) == 1 else [*results], error)
         finally:
             _running.reset(token)

@@ -14,11 +14,11 @@ from typing import Any
 from ..core.jsonable import finite_or_none, plain
 from ..core.redaction import secrets_of_environment
 from ..core.types import TrainError
-from .run_spans import GroupJudgments, feedback_of, judgments_by_group, sent_feedback
+from .run_spans import GroupJudgments, feedback_of, lines_of_group, sent_feedback
 from .spans import Feedback, SpanOptions
 from .weave_calls import CALL_ID, CALL_URL, weave_client, without_system_info
 from ..rewards.journal import Journal
-from ..rewards.judges import group_id
+from ..rewards.judges import Judgment, group_id
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.reporters import ToolReporter, project_and_name
 
@@ -33,13 +33,14 @@ class ScoredRollout:
 
 
 def scored_rollouts(
-    groups: Sequence[TrajectoryGroup], judgments: Mapping[tuple[str, int], GroupJudgments], step: int
+    groups: Sequence[TrajectoryGroup],
+    lines: Mapping[tuple[str, int], list[Judgment]],  # of the journal, by group and step
+    step: int,
 ) -> Iterator[ScoredRollout]:
     """Yield the rollouts of a step with those of their scores that are finite."""
     options = SpanOptions(secrets=secrets_of_environment())
     for group in groups:
-        name = group_id(group)
-        judged = judgments.get((name, step)) or judgments.get((name, 0)) or GroupJudgments()
+        judged = GroupJudgments.of(lines_of_group(lines, group_id(group), step))
         for i, trajectory in enumerate(group):
             scores = [sent_feedback(score, options) for score in feedback_of(trajectory, i, judged)]
             valid = [score for score in scores if finite_or_none(score.score) is not None]
@@ -126,8 +127,10 @@ class WeaveReporter(ToolReporter):
         step : int
             The training step.
         """
-        judgments = {} if self._store is None else judgments_by_group(Journal(self._store.path))
-        rollouts = [*scored_rollouts(groups, judgments, step)]
+        lines: dict[tuple[str, int], list[Judgment]] = {}
+        for line in [] if self._store is None else Journal(self._store.path).read():
+            lines.setdefault((line.group, line.step), []).append(line)
+        rollouts = [*scored_rollouts(groups, lines, step)]
         for rollout in rollouts:
             if call := rollout.trajectory.metadata.get(CALL_ID):
                 self._send(str(call), rollout.scores)

@@ -152,12 +152,10 @@ class GatherState:
         token = _rollout.set(name)
         done = partial(self._emit_done, name, group, time.perf_counter())
         self._emit(RolloutStarted(rollout=name, group=group, step=self.step, scenario=scenario))
-        place = TracedRollout(name, group, scenario, None if self.bus is None else self.step, rollout)
+        traced_rollout = TracedRollout(name, group, scenario, None if self.bus is None else self.step, rollout)
         try:
-            with traced(place):
-                result = parse(await with_timeout(rollout, self.timeout_s))
-                place.trajectories = trajectories = [result] if isinstance(result, Trajectory) else result
-            self.admit(trajectories, ended=1)
+            result = await self._traced_result(traced_rollout, parse)
+            self.admit(traced_rollout.trajectories, ended=1)
         except asyncio.CancelledError:
             done([], "cancelled: another rollout failed, or the caller stopped")
             raise
@@ -166,7 +164,13 @@ class GatherState:
             return self.fail(error)
         finally:
             _rollout.reset(token)
-        done(trajectories, None)
+        done(traced_rollout.trajectories, None)
+        return result
+
+    async def _traced_result(self, rollout: TracedRollout, parse: Callable[[Any], Any]) -> Any:
+        with traced(rollout):
+            result = parse(await with_timeout(rollout.awaitable, self.timeout_s))
+            rollout.trajectories = [result] if isinstance(result, Trajectory) else result
         return result
 
     async def run_group(self, pending: PendingGroup) -> TrajectoryGroup:

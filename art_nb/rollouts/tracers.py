@@ -15,7 +15,7 @@ __all__ = ['TRACER_GROUP', 'BUILT_IN_TRACERS', 'LINK_HOSTS', 'MAX_LINK_CHARS', '
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
@@ -96,7 +96,8 @@ def call_tracer(name: str, function: Callable[..., Any], *args: Any) -> Any:
             _warned.add((name, kind))
             reason = redact_text(error).strip().partition("\n")[0]
             message = f"Rollouts are not completely recorded in {name} ({kind}: {reason}). Training continues."
-            warnings.warn(message, UserWarning, stacklevel=3)
+            with suppress(Warning):  # with `-W error`
+                warnings.warn(message, UserWarning, stacklevel=3)
         return None
 
 
@@ -154,6 +155,7 @@ def trusted_links(metadata: Mapping[str, Any]) -> list[list[str]]:  # names and 
                 parts = urlsplit(url)
             except ValueError:
                 continue
-            if parts.scheme in ("http", "https") and parts.hostname in LINK_HOSTS:
+            is_plain = "\\" not in url and "@" not in parts.netloc  # browsers read "\\" as "/"
+            if is_plain and parts.scheme in ("http", "https") and parts.hostname in LINK_HOSTS:
                 links.append([name.removesuffix("_url"), url])
     return links

@@ -116,7 +116,7 @@ def test_the_recording_is_the_conversation_of_the_client(upstream, proxy, tmp_pa
     assert upstream.inference_api_key.encode() not in path.read_bytes()
 
 
-@pytest.mark.skipif(not OLDER.exists(), reason="make test-agents installs .venv-litellm")
+@pytest.mark.skipif(not OLDER.exists(), reason="make test-agents-full installs .venv-litellm")
 def test_the_older_openai_client(upstream, proxy):
     url, path = proxy
     line = [str(OLDER), str(ROOT / "tests" / "support" / "client_loops.py"), url, upstream.inference_api_key]
@@ -141,7 +141,7 @@ general_settings:
 def litellm_proxy(upstream, proxy, tmp_path_factory):
     """LiteLLM's proxy in a process of its own, with our proxy as its upstream and with our callback."""
     if not OLDER.exists():
-        pytest.skip("make test-agents installs .venv-litellm")
+        pytest.skip("make test-agents-full installs .venv-litellm")
     folder = tmp_path_factory.mktemp("litellm")
     (folder / "config.yaml").write_text(CONFIG.replace("URL", proxy[0]))
     (folder / "art_recorder.py").write_text("from art_nb.integrations.litellm_logger import recorder\n")

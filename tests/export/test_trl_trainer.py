@@ -134,8 +134,10 @@ LOSSES = {  # settings of TRL, and ours
 }
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3], ids=["own tokens", "older tokens"])
-@pytest.mark.parametrize("name", LOSSES)
+CASES = [(name, 0.3) for name in LOSSES] + [("cispo", 0.0)]  # without noise, the other losses are 0
+
+
+@pytest.mark.parametrize(("name", "noise"), CASES)
 def test_the_loss_on_our_rows_is_ours(group, tiny_model_dir, tmp_path, name, noise):
     """With noise, the sampler's logprobs are those of another policy, and ratios are clipped."""
     theirs, ours = LOSSES[name]
@@ -166,8 +168,7 @@ def test_the_loss_on_our_rows_is_ours(group, tiny_model_dir, tmp_path, name, noi
     config = StepConfig(learning_rate=1e-3, **ours)
     value = Learner(policy).step(step_rows([[t.reward for t in group]], [shifted], config), config)["loss/train"]
     print(f"| {name} | {noise} | {losses[0].item():.8f} | {value:.8f} | {abs(losses[0].item() - value):.1e} |")
-    assert losses[0].item() == pytest.approx(value, abs=1e-5)
-    assert noise == 0 or abs(value) > 1e-4  # without noise, the ratios are 1, and the advantages sum to 0
+    assert abs(value) > 1e-3 and losses[0].item() == pytest.approx(value, rel=1e-4)
 
 
 def test_adapters_of_trl_are_base_models(tiny_model_dir, tmp_path):

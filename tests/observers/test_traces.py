@@ -13,15 +13,27 @@ import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 from support.live_parts import say
-from support.observed_run import SECRET, overrule, write_run
+from support.observed_run import SECRET, overrule, sampled, write_run
 from support.registered import until
 
 import art_nb as art
+from art_nb.core.jsonable import text_digest
 from art_nb.core.types import BackendMissing, ServeError
 from art_nb.integrations import live_traces
-from art_nb.integrations.spans import RolloutPlace, agent_span_id, span_text
+from art_nb.integrations.run_spans import RunReader, StepSpans
+from art_nb.integrations.spans import (
+    MAX_SPAN_TEXT_CHARS,
+    RolloutPlace,
+    SpanOptions,
+    SpanRecord,
+    agent_span_id,
+    span_text,
+)
+from art_nb.integrations.trace_targets import call_api, phoenix_target
+from art_nb.integrations.traces import SpanSender, StepProgress, TraceReport, send_step
 from art_nb.rewards.journal import Journal
 from art_nb.rewards.judges import Judgment
 from art_nb.rollouts.trajectories import PydanticException
@@ -39,6 +51,7 @@ class Endpoint:
     def __init__(self, port=0, keep=True):
         self.status, self.spans, self.requests, self.annotations, self.headers = 200, [], 0, [], []
         self.text, self.max_bytes, self.refused_spans = "", 1 << 40, set()  # IDs of spans whose scores are refused
+        self.page = b""  # the reply to GET
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,8 +70,9 @@ class Endpoint:
                 self.wfile.write(endpoint.text.encode() if status != 200 else b"")
 
             def do_GET(self):  # Phoenix: the spans of a project
-                self.send_response(404)
+                self.send_response(200 if endpoint.page else 404)
                 self.end_headers()
+                self.wfile.write(endpoint.page)
 
             def log_message(self, *args):
                 pass
@@ -275,6 +289,7 @@ async def test_a_request_that_is_too_large_is_split_and_the_rest_is_dropped(name
     with pytest.warns(UserWarning, match="2 rollouts not sent.*limit is 30 kB"):
         report = art.export_traces(model.store, f"phoenix@{endpoint.url}")
     assert (report.dropped, report.traces) == (2, 10), "8 rollouts and 2 steps"
+    assert (report.scores, report.dropped_scores) == (8, 2), "the scores of refused rollouts are counted"
 
 
 async def test_a_step_that_is_refused_does_not_block_the_next_ones(named, endpoint, impatient):
@@ -339,6 +354,152 @@ async def test_a_damaged_file_of_a_step_does_not_block_the_next_ones(named, endp
         assert live_export(model).drain(30)
         await model.end_reports()
     assert endpoint.names()[-1] == "training_step 2" and endpoint.names().count("invoke_agent ttt") in (2, 4)
+
+
+async def test_the_rollouts_of_a_damaged_step_are_counted_and_the_connection_is_closed(named, endpoint, impatient):
+    endpoint.status = 503
+    model = named(report_traces=[endpoint.url])
+
+    async def log():
+        for step in (1, 2):
+            await model.log([art.TrajectoryGroup(map(rollout, (1, 2)))], split="val", step=step)
+        log.live = live_export(model)
+        await until(lambda: log.live.error)
+        for path in (model.store.path / "trajectories" / "val").glob("*.parquet"):
+            path.write_bytes(b"damaged")
+        await model.end_reports()
+
+    messages = await caught_during(log())
+    assert log.live.sender.client.is_closed and log.live.report.dropped_steps == 2, messages
+
+
+def odd_rollout(problem):
+    """A rollout with data that a model or a function can produce, but no converter expects."""
+    arguments, name, metrics, content = "{}", "weather", {}, "Hello"
+    match problem:
+        case "arguments":
+            arguments = "[" * 3_000
+        case "duration":
+            metrics = {"duration": float("nan")}
+        case "image":
+            content = [{"type": "image_url", "image_url": "http://127.0.0.1/cat.png"}]
+        case "name":
+            name = "wea\ud800ther"
+    function = {"name": name, "arguments": arguments}
+    message = {"role": "assistant", "content": "Hm", "tool_calls": [{"id": "c", "type": "function"}]}
+    message["tool_calls"][0]["function"] = function
+    entries = [{"role": "user", "content": content}, sampled(message, "tool_calls", [1], [2])]
+    return art.Trajectory(messages_and_choices=entries, reward=1.0, metrics=metrics)
+
+
+@pytest.mark.parametrize("problem", ["arguments", "duration", "image", "name"])
+def test_odd_data_of_a_rollout_is_sent(endpoint, tmp_path, problem):
+    store = art.RunStore(tmp_path / "run")
+    store.write_model({"name": "run", "project": "p"})
+    (group,) = groups = [art.TrajectoryGroup([odd_rollout(problem), rollout(1)])]
+    store.read_groups = lambda split, step, tokens=True: groups  # as if all formats stored such data
+    store.write_groups("val", 1, [art.TrajectoryGroup(map(rollout, (1, 2)))])
+    report = art.export_traces(store, endpoint.url)
+    assert (report.traces, report.dropped, report.reason) == (2, 0, "")
+    assert "execute_tool wea" in " ".join(endpoint.names())
+    uri = any("cat.png" in a.value.string_value for span in endpoint.spans for a in span.attributes)
+    assert uri == (problem == "image")
+
+
+async def test_a_step_that_cannot_be_converted_does_not_block_the_next_ones(named, endpoint, impatient, monkeypatch):
+    read = RunReader.step
+
+    def fail(self, split, step):
+        if step == 1:
+            raise TypeError("an unknown kind of message")
+        return read(self, split, step)
+
+    monkeypatch.setattr(RunReader, "step", fail)
+    model = named(report_traces=[endpoint.url])
+
+    async def log():
+        for step in (1, 2):
+            await model.log([art.TrajectoryGroup(map(rollout, (1, 2)))], split="val", step=step)
+        log.report = await closed_report(model)
+
+    (message,) = await caught_during(log())
+    assert "an unknown kind of message" in message and log.report.dropped == 2
+    assert endpoint.names().count("invoke_agent ttt") == 2
+
+
+def test_a_retry_sends_each_rollout_although_batches_changed(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("art_nb.integrations.traces.MAX_BATCH_SPANS", 10)
+    store = write_run(tmp_path / "run", rollouts=6)
+    reader, progress = RunReader(store), StepProgress()
+    sender = SpanSender(phoenix_target(endpoint.url, "observed"), "observed")
+    report = TraceReport("phoenix")
+    reader.refresh()
+    next(send_step(sender, reader.step("train", 1), report, progress))
+    monkeypatch.setattr("art_nb.integrations.traces.MAX_BATCH_SPANS", 25)
+    for _ in send_step(sender, reader.step("train", 1), report, progress):
+        pass
+    sender.close()
+    assert endpoint.names().count("invoke_agent weather-001") == report.traces == 7
+    assert len({span.span_id for span in endpoint.spans}) == len(endpoint.spans)
+
+
+def test_a_span_that_cannot_be_encoded_is_left_out_alone(endpoint):
+    sender, report = SpanSender(phoenix_target(endpoint.url, "p"), "p"), TraceReport("phoenix")
+    step = StepSpans([[SpanRecord(name, i, 1, None, 0, 1)] for i, name in enumerate(["a", "\ud800", "b"], 1)])
+    assert [*send_step(sender, step, report, StepProgress())] == [1]
+    sender.close()
+    assert (endpoint.names(), report.traces, report.dropped) == (["a", "b"], 2, 1) and "encode" in report.reason
+
+
+async def test_messages_do_not_contain_the_password_of_a_target(named, impatient, capsys):
+    model = named(report_traces=[{"to": "http://user:hunter2secret@127.0.0.1:9/v1/traces", "timeout_s": 0.5}])
+
+    async def log():
+        await model.log([art.TrajectoryGroup([rollout(1)])], split="val", step=1)
+        live = live_export(model)
+        await until(lambda: live.error)
+        await model.end_reports()
+
+    (message,) = await caught_during(log())
+    assert "to='http://127.0.0.1:9/v1/traces'" in message and "hunter2" not in message
+    shown = capsys.readouterr().out
+    assert "to='http://127.0.0.1:9/v1/traces'" in shown and "hunter2" not in shown
+    for to in ("phoenx@http://user:hunter2secret@host", "mlflow@postgresql://user:hunter2secret@host/db"):
+        with pytest.raises(ServeError) as raised:
+            art.export_traces(model.store, to)
+        assert "hunter2" not in str(raised.value)
+
+
+def test_errors_of_a_target_contain_no_key_and_a_page_is_an_error(endpoint):
+    target = phoenix_target(endpoint.url, "p")
+    target.headers["x-team"] = "correct-horse-battery"
+    with httpx.Client() as client:
+        endpoint.status, endpoint.text = 401, "unknown key correct-horse-battery of the team"
+        with pytest.raises(ServeError, match=r"unknown key \[redacted\] of the team"):
+            call_api(client, target, "POST", "/v1/span_annotations", {})
+        endpoint.page = b"<html>Log in</html>"
+        with pytest.raises(ServeError, match="did not answer GET /v1/projects with JSON. Check the address"):
+            call_api(client, target, "GET", "/v1/projects")
+
+
+def test_other_credential_providers_keep_the_session(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_CREDENTIAL_PROVIDER", "x")
+    endpoint.status, endpoint.text = 400, "the reason in the body"
+    with pytest.raises(ServeError, match="the reason in the body"):
+        art.export_traces(write_run(tmp_path / "run"), endpoint.url)
+
+
+def test_large_arguments_and_metadata_are_cut(endpoint, tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    store.write_model({"name": "run", "project": "p"})
+    large = odd_rollout("")
+    large.metadata["page"] = "x" * 500_000
+    large.messages_and_choices[1].message.tool_calls[0].function.arguments = json.dumps({"page": "y" * 500_000})
+    store.write_groups("val", 1, [art.TrajectoryGroup([large])])
+    art.export_traces(store, endpoint.url)
+    texts = [a.value.string_value for span in endpoint.spans for a in span.attributes]
+    assert MAX_SPAN_TEXT_CHARS < max(map(len, texts)) < MAX_SPAN_TEXT_CHARS + 1_000
+    assert sum("more characters)" in text for text in texts) == 4, "metadata, arguments, two messages with them"
 
 
 async def test_only_the_step_of_a_new_judgment_is_read_again(named, endpoint, impatient, monkeypatch):
@@ -450,6 +611,20 @@ def test_scores_and_errors_have_no_texts_without_content(endpoint, judged):
     assert "judge_explanation" not in json.dumps(endpoint.annotations)
     (failed,) = [span for span in endpoint.spans if span.status.message]
     assert failed.status.message == "ValueError" and b"Ann" not in failed.SerializeToString()
+
+
+@pytest.mark.parametrize("content", [True, False])
+def test_scenarios_and_judges_are_redacted(judged, content):
+    (group,) = judged.read_groups("val", 1)
+    group.metadata["scenario_id"] = "Ann asks for correct-horse-battery"
+    judged.write_groups("val", 1, [group])
+    Journal(judged.path).append([Judgment("g", 0, 0.4, 1, "short", "judge correct-horse-battery")])
+    reader = RunReader(judged, SpanOptions(content, secrets=["correct-horse-battery"]))
+    reader.refresh()
+    step = reader.step("val", 1)
+    assert "correct-horse" not in str(step) and "judge [redacted]" in str(step)
+    scenario = step.traces[0][0].attributes["art.scenario_id"]
+    assert scenario == ("Ann asks for [redacted]" if content else text_digest(group.metadata["scenario_id"])[:16])
 
 
 def test_headers_of_the_environment_are_not_sent_to_another_target(endpoint, tmp_path, monkeypatch):

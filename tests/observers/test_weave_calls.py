@@ -96,8 +96,14 @@ def check_evaluation(calls, rows):
     assert evaluation["attributes"]["art"] == {"model": "agent-001", "step": 2}
 
 
+def check_responses(calls):
+    """Only the request outside of the rollouts is a call. Its reply has its text."""
+    (call,) = [call for call in calls if "responses" in name_of(call)]
+    assert call["parent_id"] is None and call["output"]["output"][0]["content"][0]["text"]
+
+
 def check_content(text, key):
-    for word in ("prompt_token_ids", "token_ids", '"logprobs"', key):
+    for word in ("prompt_token_ids", "token_ids", '"logprobs"', '"art_nb": {', '"art_nb":{', key):
         assert word not in text
 
 
@@ -108,6 +114,7 @@ def test_the_client_of_weave_sends_one_small_tree_for_each_rollout(tmp_path):
         check_trees(calls, rows)
         check_feedback(wire.feedback(), rows)
         check_evaluation(calls, rows)
+        check_responses(calls)
         check_content(b"".join(body for _, body in wire.requests).decode(errors="replace"), result["key"])
         print(f"{wire.n_bytes()} bytes for {len(rows)} rollouts")
         assert wire.n_bytes() < 10_000 * len(rows)

@@ -100,6 +100,13 @@ async def test_an_error_of_a_tracer_is_one_warning(tracer, error):
     assert "OSError: no connection" in warning and "Training continues" in warning
 
 
+@pytest.mark.filterwarnings("error")
+async def test_a_warning_that_is_an_error_does_not_end_a_rollout(tracer):
+    tracer.error = "start"
+    (trajectory,) = await gather_trajectories([rollout()], pbar_desc=None)
+    assert trajectory.reward == 1.0
+
+
 def test_only_addresses_of_known_hosts_become_links(monkeypatch):
     monkeypatch.setattr(tracers, "LINK_HOSTS", {"wandb.ai"})
     addresses = {
@@ -112,5 +119,7 @@ def test_only_addresses_of_known_hosts_become_links(monkeypatch):
         "f_url": "https://wandb.ai/" + 500 * "x",
         "g": "https://wandb.ai/1",
         "h_url": 7,
+        "i_url": "https://example.com\\@wandb.ai/x",  # a browser opens example.com
+        "j_url": "https://someone@wandb.ai/x",
     }
     assert tracers.trusted_links(addresses) == [["weave", addresses["weave_url"]]]

@@ -559,3 +559,18 @@ def test_a_queue_that_did_not_begin_ends_at_once(tmp_path):
     queue.close()
     queue.join(time.monotonic() + 30)
     assert time.monotonic() - before < 5
+
+
+def test_a_damaged_step_does_not_end_the_report_of_a_run(tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    store.write_model({"name": "run", "project": "p"})
+    for step in (1, 2, 3):
+        store.write_groups("val", step, [art.TrajectoryGroup([art.Trajectory(reward=1.0)])])
+        store.append_history({"step": step, "val/x": step})
+    (tmp_path / "run" / "trajectories" / "val" / "0002.parquet").write_bytes(b"damaged")
+    calls = Calls("tool")
+    with pytest.warns(UserWarning, match=r"The rollouts of step 2 \(val\) are not sent"):
+        assert art.report_run(store, calls) == 3
+    assert art.report_run(store, calls) == 0
+    assert calls.of("rollouts") == [(1, "val"), (3, "val")]
+    assert [step for step, metrics in calls.of("row")] == [1, 2, 3]

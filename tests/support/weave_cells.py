@@ -40,6 +40,8 @@ async def rollout(model: art.TrainableModel, scenario: Scenario) -> art.Trajecto
     trajectory = art.Trajectory(
         messages_and_choices=[{"role": "system", "content": RULES}], metadata={"seed": scenario.seed}, reward=0
     )
+    position = [{"role": "user", "content": game.drawn()}]
+    await client.responses.create(input=position, model=model.get_inference_name())  # not a call either
     while not game.over():
         trajectory.messages_and_choices.append({"role": "user", "content": game.drawn()})
         completion = await client.chat.completions.create(
@@ -92,6 +94,9 @@ async def main(result, n_rollouts, opening, fails):
     model._reports.end(60)
     training_s = time.perf_counter() - start_s
     if not fails:
+        client = AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
+        position = [{"role": "user", "content": Game(Scenario(1, 64, opening)).drawn()}]
+        await client.responses.create(input=position, model=model.get_inference_name())  # outside: a call of its own
         weave.get_client().flush()
     logged = [group for step in (1, 2) for group in model.store.read_groups("train", step)]
     tokens = [[sampled_tokens(choice) for choice in choices(t)] for group in logged for t in group]
