@@ -128,6 +128,10 @@ def call_or_warn(function: Callable, *args: Any) -> Any:
         _warn_once(kind, f"A request was not captured: {kind}: {str(error)[:500]}")
 
 
+def _with_lower_names(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): str(value) for name, value in headers.items()}
+
+
 def _warn_once(key: str, message: str) -> None:
     if key not in _warned:
         _warned.add(key)
@@ -198,10 +202,6 @@ class ExchangeRecording:
 
     def _drop(self) -> None:
         self.scope, self.reply = None, bytearray()
-
-
-def _with_lower_names(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): str(value) for name, value in headers.items()}
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #aedb954e
 def is_model_request(method: str, url: str) -> bool:

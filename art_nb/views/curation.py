@@ -314,7 +314,7 @@ def curation_column(curation: Curation, name: str) -> np.ndarray:
     result = [read(merged.get(curation.scanned[row].key, empty)) for row in rows]
     if name == "tag":
         tags = zip(result, rows, strict=True)
-        result = [", ".join(filter(None, (own, *curation.scanned[row].recorded_tags))) for own, row in tags]
+        result = [", ".join(filter(None, (marked, *curation.scanned[row].recorded_tags))) for marked, row in tags]
     is_text = isinstance(read(empty), str)
     values = np.full(count, "" if is_text else np.nan, object if is_text else np.float64)
     values[rows] = result
