@@ -522,9 +522,9 @@ def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
     curation = Curation({1: groups}, author="ana", journal=tmp_path / "a.jsonl")
     done, times = False, []
     while not done:
-        start = time.process_time()
+        start = time.thread_time()
         state, _ = curation_state_reply(curation)
-        times.append(time.process_time() - start)
+        times.append(time.thread_time() - start)
         done = state["done"]
     assert state["conversations"] == 10_000
     assert sorted(times)[len(times) // 2] < 1.0, times  # 0.2 s and one group; the first one of a part also loads it
@@ -532,12 +532,12 @@ def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
         *(MarkEntry(curation.scanned[n].key, "ana", mark_time(), "mark", "good") for n in range(0, 4000, 4))
     )
     assert len(curation_state_reply(curation)[0]["tags"]) == 0
-    start = time.process_time()
+    start = time.thread_time()
     curation.write(9999, "mark", "bad")
     rows, _ = rows_reply(curation, list(range(9800, 10_000)))
     facts, _ = conversation_reply(curation, 9999)
     state, _ = curation_state_reply(curation)
-    assert time.process_time() - start < 1.0
+    assert time.thread_time() - start < sum(times) / 3  # far less than a scan of all conversations
     assert rows["rows"][-1]["mark"] == facts["facts"]["verdict"] == "bad" and state["counts"]["bad"] == 1
     assert len(json.dumps(facts)) < 20_000 and len(json.dumps(rows)) < 60_000
     reply, (ids,) = selected_reply(curation, "mark=good and reward>0.2")
