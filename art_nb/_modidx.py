@@ -624,6 +624,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'art_nb.cli.main.source_line': ('95_cli/main.html#source_line', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.train': ('95_cli/main.html#train', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.view': ('95_cli/main.html#view', 'art_nb/cli/main.py'),
+                                 'art_nb.cli.main.wait_for_interrupt': ('95_cli/main.html#wait_for_interrupt', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.write_pages': ('95_cli/main.html#write_pages', 'art_nb/cli/main.py')},
             'art_nb.cli.starter': { 'art_nb.cli.starter.Scoring': ('95_cli/starter.html#scoring', 'art_nb/cli/starter.py'),
                                     'art_nb.cli.starter.StarterAnswers': ('95_cli/starter.html#starteranswers', 'art_nb/cli/starter.py'),
