@@ -137,12 +137,12 @@ class LiveExport:
         try:
             steps = sorted({job.step for job in self._jobs} | {*self._metrics})
             if steps:
-                self._tell_rest(steps)
+                self._report_rest(steps)
         finally:
             self.sender.close()
         return self.report
 
-    def _tell_rest(self, steps: Sequence[int]) -> None:
+    def _report_rest(self, steps: Sequence[int]) -> None:
         for job in self._jobs:
             self._drop(job)
         again = f"art.export_traces({str(self.store.path)!r}, to={self._shown!r}, steps={steps})"

@@ -14,11 +14,10 @@ from typing import Any
 from ..core.jsonable import finite_or_none, plain
 from ..core.redaction import secrets_of_environment
 from ..core.types import TrainError
-from .run_spans import GroupJudgments, feedback_of, lines_of_group, sent_feedback
+from .run_spans import JournalTail, feedback_of, sent_feedback
 from .spans import Feedback, SpanOptions
 from .weave_calls import CALL_ID, CALL_URL, weave_client, without_system_info
-from ..rewards.journal import Journal
-from ..rewards.judges import Judgment, group_id
+from ..rewards.judges import group_id
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.reporters import ToolReporter, project_and_name
 
@@ -32,15 +31,11 @@ class ScoredRollout:
     scores: list[Feedback] = field(default_factory=list)
 
 
-def scored_rollouts(
-    groups: Sequence[TrajectoryGroup],
-    lines: Mapping[tuple[str, int], list[Judgment]],  # of the journal, by group and step
-    step: int,
-) -> Iterator[ScoredRollout]:
+def scored_rollouts(groups: Sequence[TrajectoryGroup], journal: JournalTail, step: int) -> Iterator[ScoredRollout]:
     """Yield the rollouts of a step with those of their scores that are finite."""
     options = SpanOptions(secrets=secrets_of_environment())
     for group in groups:
-        judged = GroupJudgments.of(lines_of_group(lines, group_id(group), step))
+        judged = journal.of_group(group_id(group), step)
         for i, trajectory in enumerate(group):
             scores = [sent_feedback(score, options) for score in feedback_of(trajectory, i, judged)]
             valid = [score for score in scores if finite_or_none(score.score) is not None]
@@ -95,7 +90,7 @@ class WeaveReporter(ToolReporter):
 
     def __init__(self, *, max_rollouts: int = 1000, evaluations: bool = True):
         super().__init__(max_rollouts=max_rollouts)
-        self.evaluations, self._store, self._run = evaluations, None, ""
+        self.evaluations, self._run = evaluations, ""
         self._sent: set[tuple[str, str]] = set()  # calls and types of their feedback
 
     def begin(self, model: Any, config: Mapping[str, Any]) -> None:
@@ -115,7 +110,7 @@ class WeaveReporter(ToolReporter):
         """
         if weave_client() is None:
             raise TrainError("Weave is not initialized: call `weave.init(model.project)` before the first rollout.")
-        self._store, self._run = model.store, project_and_name(model)[1]
+        self._journal, self._run = JournalTail(model.store.path), project_and_name(model)[1]
 
     def rollouts(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """Send the scores of a step.
@@ -127,10 +122,8 @@ class WeaveReporter(ToolReporter):
         step : int
             The training step.
         """
-        lines: dict[tuple[str, int], list[Judgment]] = {}
-        for line in [] if self._store is None else Journal(self._store.path).read():
-            lines.setdefault((line.group, line.step), []).append(line)
-        rollouts = [*scored_rollouts(groups, lines, step)]
+        self._journal.refresh()
+        rollouts = [*scored_rollouts(groups, self._journal, step)]
         for rollout in rollouts:
             if call := rollout.trajectory.metadata.get(CALL_ID):
                 self._send(str(call), rollout.scores)

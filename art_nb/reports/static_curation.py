@@ -48,8 +48,8 @@ def _corrections(curation: Curation, row: int, level: DetailLevel) -> list[Html]
 
 def _conversation(curation: Curation, row: int, level: DetailLevel) -> Html:
     marks = curation.marks_of(row)
-    given = "corrected" if marks.edits else "replies marked"
-    verdict = "disputed" if marks.is_disputed else marks.verdict() or given
+    other = "corrected" if marks.edits else "replies marked"
+    verdict = "disputed" if marks.is_disputed else marks.verdict() or other
     statements = [*_statements(marks), *_corrections(curation, row, level)]
     title = f"{verdict}: conversation {row} · {one_line(preview(curation.trajectory(row)), 60)}"
     return details(title, *statements, rollout_html(curation.index, row, level))
