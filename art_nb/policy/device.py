@@ -19,6 +19,7 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -245,6 +246,18 @@ class DeviceThread:
             Function that is called repeatedly while no job waits. It returns whether there is more work to do.
         """
         self._idle_work = work
+
+    def run_idle_work(self, seconds: float) -> None:
+        """Run the idle work for some time. For use in jobs, so that many jobs in a row do not hold up the sampler.
+
+        Parameters
+        ----------
+        seconds : float
+            Time after which no new iteration begins.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self._idle_work():
+            pass
 
     def wake(self) -> None:
         """Run the idle work again."""

@@ -386,6 +386,18 @@ class QueuedSampler(Generic[RequestT]):
         """
         self._adapters.pop(key, None)
 
+    def weights_of(self, key: str) -> Any:
+        """Return an adapter in the form that requests hold. Raise `ServeError` if it is not loaded.
+
+        Parameters
+        ----------
+        key : str
+            Name of the adapter in requests.
+        """
+        if (entry := self._adapters.get(key)) is None:
+            raise ServeError(f"No adapter {key!r} is loaded.")
+        return entry[1]
+
     def loaded(self) -> list[str]:
         """Return the keys of all loaded adapters."""
         return list(self._adapters)
