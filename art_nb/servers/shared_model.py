@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -290,7 +291,7 @@ class SharedModel:
             self.worker.close()
             raise
         self.mounted: TrainedAdapter | None = None
-        self._folder = TemporaryDirectory(prefix="art-nb-adapters-")
+        self._folder, self._numbers = TemporaryDirectory(prefix="art-nb-adapters-"), count()
         self._sources: dict[str, Path] = {}  # of the adapters that can be sampled, by key
         self._loaded: OrderedDict[str, None] = OrderedDict()  # keys in the sampler, the least recently used first
 
@@ -437,7 +438,7 @@ class SharedModel:
             Name for the sampler. Existing weights of this name are replaced.
         """
         weights = copy_adapter(self.policy)
-        path = Path(self._folder.name) / f"{abs(hash(key)):x}-{time.monotonic_ns():x}.safetensors"
+        path = Path(self._folder.name) / f"{next(self._numbers)}.safetensors"
         save_file({name: weight.cpu().contiguous() for name, weight in weights.items()}, path)
         self.forget(key)
         self._sources[key] = path
@@ -454,6 +455,10 @@ class SharedModel:
             Directory of the checkpoint.
         """
         self._sources[key] = directory
+
+    def sources(self) -> list[str]:
+        """Return the names of all adapters that can be sampled."""
+        return [*self._sources]
 
     def forget(self, key: str) -> None:
         """Device thread: remove an adapter from the sampler, and its temporary file.
