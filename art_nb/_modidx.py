@@ -618,6 +618,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'art_nb.cli.main.record': ('95_cli/main.html#record', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.redaction_function': ('95_cli/main.html#redaction_function', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.run': ('95_cli/main.html#run', 'art_nb/cli/main.py'),
+                                 'art_nb.cli.main.run_tinker': ('95_cli/main.html#run_tinker', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.script_globals': ('95_cli/main.html#script_globals', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.script_model': ('95_cli/main.html#script_model', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.show_help': ('95_cli/main.html#show_help', 'art_nb/cli/main.py'),

@@ -407,7 +407,7 @@ class TinkerServer:
             for name in self.base_models:
                 self._models.append(SharedModel(os.fspath(name), **self.options))
             self.port = listener.getsockname()[1]
-            self._server = server = HttpServer(self._app, listener, self.certfile, self.keyfile)
+            self._server = server = HttpServer(self._app(), listener, self.certfile, self.keyfile)
             self._stop_requested = asyncio.Event()
             self._thread = server.start_thread("tinker", partial(self._serve, server))
         except BaseException:
@@ -416,8 +416,13 @@ class TinkerServer:
             raise
         return self
 
-    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._guarded(scope, receive, send)
+    def _app(self) -> ASGIApp:
+        """Return the app of the service, which is created on the server's event loop."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._guarded(scope, receive, send)
+
+        return app
 
     async def _serve(self, server: HttpServer) -> None:
         service = TinkerService(self._models, self.path)
