@@ -9,7 +9,7 @@ __all__ = ['MAX_RESULT_BYTES', 'KEEP_RESULT_S', 'MAX_PENDING', 'MAX_PENDING_BYTE
 # %% ../../nbs/60_servers/80_request_queues.ipynb #5bb5d0c6
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,10 +26,13 @@ class FairSlots:
     ----------
     limit : int
         Number of slots.
+    reserve : int
+        Number of further slots for clients that have none.
     """
 
-    def __init__(self, limit: int):
-        self.free = limit
+    def __init__(self, limit: int, reserve: int = 0):
+        self.limit, self.reserve = limit, reserve
+        self.running: Counter[str] = Counter()  # slots of each client
         self._waiting: OrderedDict[str, deque[asyncio.Future]] = OrderedDict()  # by client, the next one first
 
     def waiting(self, client: str) -> int:
@@ -40,17 +43,21 @@ class FairSlots:
         client : str
             Name of the client.
         """
-        return len(self._waiting.get(client, ()))
+        return sum(not caller.done() for caller in self._waiting.get(client, ()))
 
-    def _give_slot(self) -> None:
-        """Give a free slot to the next client. Its other callers wait until all other clients had their turn."""
-        while self.free and self._waiting:
-            client, callers = self._waiting.popitem(last=False)
+    def _has_slot(self, client: str) -> bool:
+        limit = self.limit if self.running[client] else self.limit + self.reserve
+        return self.running.total() < limit
+
+    def _give_slots(self) -> None:
+        """Give the free slots to the next clients. A client that gets one moves to the end."""
+        while client := next(filter(self._has_slot, self._waiting), None):
+            callers = self._waiting.pop(client)
             caller = callers.popleft()
             if callers:
                 self._waiting[client] = callers
             if not caller.done():
-                self.free -= 1
+                self.running[client] += 1
                 caller.set_result(None)
 
     @asynccontextmanager
@@ -64,16 +71,16 @@ class FairSlots:
         """
         caller = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(caller)
-        self._give_slot()
+        self._give_slots()
         try:
             await caller
             yield
         finally:
             if caller.done() and not caller.cancelled():
-                self.free += 1
-            self._give_slot()
+                self.running -= Counter([client])
+            self._give_slots()
 
-# %% ../../nbs/60_servers/80_request_queues.ipynb #3df4b386
+# %% ../../nbs/60_servers/80_request_queues.ipynb #df089c65
 MAX_RESULT_BYTES = 256 << 20  # of one client
 KEEP_RESULT_S = 900.0
 
@@ -175,7 +182,7 @@ class ResultTable:
 def _size(result: PendingResult) -> int:
     return len(result.content) if isinstance(result.content, bytes) else 1000
 
-# %% ../../nbs/60_servers/80_request_queues.ipynb #a26dcf92
+# %% ../../nbs/60_servers/80_request_queues.ipynb #3abe72ce
 MAX_PENDING = 2000  # requests of one model that have not started
 MAX_PENDING_BYTES = 256 << 20
 

@@ -22,7 +22,7 @@ from typing import Any
 from ..core.aio import cancel_and_wait
 from ..core.types import ArtError, RequestError
 from .request_queues import MAX_PENDING, FairSlots, PendingResult, ResultTable
-from .shared_model import SharedModel
+from .shared_model import RESERVED, SharedModel
 from art_nb.servers.tinker_forms import (
     CreateModelForm,
     LoadForm,
@@ -118,7 +118,7 @@ class TinkerService:
 
     def __init__(self, models: Sequence[SharedModel], root: str | Path):
         self.shared, self.root = {model.name: model for model in models}, Path(root)
-        self.slots = {model.name: FairSlots(model.max_running) for model in models}
+        self.slots = {model.name: FairSlots(model.max_running, RESERVED) for model in models}
         self.sessions: dict[str, ClientSession] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # IDs of ended sessions
         self._watch = asyncio.ensure_future(self._end_dead_sessions())

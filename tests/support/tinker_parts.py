@@ -22,7 +22,7 @@ class TinkerHttp:
         self.session = self.post("create_session", tags=[], sdk_version="0.38.0")["session_id"]
         self.seq = 0
 
-    def post(self, path, **body):
+    def post(self, path, /, **body):
         """Return the answer to a request that must succeed."""
         response = self.http.post(f"/{path}", json=body)
         assert response.status_code == 200, response.text
