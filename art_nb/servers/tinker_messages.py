@@ -55,7 +55,7 @@ def message_classes() -> dict[str, Any]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
         raise BackendMissing(f"The server for Tinker's client needs protobuf: {install_hint('tinker')}.") from error
-    file = descriptor_pb2.FileDescriptorProto(name="tinker_server.proto", package="tinker_server", syntax="proto2")
+    file = descriptor_pb2.FileDescriptorProto(name="tinker_server.proto", package="tinker_server", syntax="proto3")
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
         for number, field in enumerate(fields.split(), 1):
@@ -158,7 +158,7 @@ def read_loss_config(message: Any) -> dict[str, float]:
     """Return the options of the loss in a message `ForwardBackwardRequest`. Raise `RequestError` if one is a text."""
     config = {entry.key: entry.value for entry in message.loss_fn_config}
     for entry in message.loss_fn_config_v2:
-        if not entry.value.HasField("number"):
+        if entry.value.text:
             raise RequestError(f"Invalid option {entry.key[:40]!r} of the loss: expected a number.")
         config[entry.key] = entry.value.number
     return config
