@@ -215,11 +215,15 @@ class OrderedJobs:
         """
         number = max(self._jobs, default=self.next - 1) + 1 if number is None else number
         if number < self.next or number in self._jobs:
-            raise RequestError(f"The sequence number {number} was already used. The next one is {self.next}.", status=410)
+            raise RequestError(
+                f"The sequence number {number} was already used. The next one is {self.next}.", status=410
+            )
         if number >= self.next + MAX_PENDING:
             raise RequestError(f"The sequence number {number} is far ahead of the next one, {self.next}.")
         if self._bytes + size > MAX_PENDING_BYTES:
-            raise RequestError(f"{len(self._jobs)} requests of this model are waiting. Send it again later.", status=429)
+            raise RequestError(
+                f"{len(self._jobs)} requests of this model are waiting. Send it again later.", status=429
+            )
         self._jobs[number], self._bytes = (job, size), self._bytes + size
         self._changed.set()
         return number

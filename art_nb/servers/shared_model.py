@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ..backends.loading import DTYPES, fetch_weights
-from ..core.types import BackendMissing, ServeError, StoreError, TrainError
+from ..core.types import BackendMissing, ServeError, TrainError
 from ..learners.base import Learner, restore_on_error
 from ..learners.checkpoints import load_checkpoint, save_checkpoint
 from ..policy.adapter_files import read_adapter
@@ -190,7 +190,7 @@ class PromptQuestion:
         """Whether nothing is asked."""
         return not (self.logprobs or self.top or self.targets is not None or self.draws)
 
-
+# %% ../../nbs/60_servers/70_shared_model.ipynb #8e167883
 def _chunk_values(logits: torch.Tensor, ids: torch.Tensor, start: int, question: PromptQuestion, generator) -> dict:
     """Return the values of the tokens `ids`, which follow the position `start`."""
     logp = logits.log_softmax(-1)
@@ -236,10 +236,11 @@ def _joined_values(parts: Sequence[Mapping[str, Any]], length: int, question: Pr
         values.targets = np.concatenate([question.targets[:0].astype("<f4"), *(part["targets"] for part in parts)])
     if question.draws:
         empty = np.zeros((0, question.draws))
-        values.draws = tuple(np.concatenate([empty, *(part["draws"][k] for part in parts)]) for k in range(2))
+        drawn = [np.concatenate([empty, *(part["draws"][k] for part in parts)]) for k in range(2)]
+        values.draws = drawn[0], drawn[1]
     return values
 
-# %% ../../nbs/60_servers/70_shared_model.ipynb #b3e62980
+# %% ../../nbs/60_servers/70_shared_model.ipynb #31e468e8
 SLICE_S = 0.5  # after this time, a training request lets others work
 MAX_LOADED = 8  # adapters in the sampler
 RESERVED = 8  # further replies at the same time, for clients without one
@@ -443,7 +444,7 @@ class SharedModel:
         weights = copy_adapter(self.policy)
         path = Path(self._folder.name) / f"{next(self._numbers)}.safetensors"
         save_file({name: weight.cpu().contiguous() for name, weight in weights.items()}, path)
-        self.forget(key)
+        self.remove(key)
         self._sources[key] = path
         self._load_in_sampler(key, weights)
 
@@ -463,7 +464,7 @@ class SharedModel:
         """Return the names of all adapters that can be sampled."""
         return [*self._sources]
 
-    def forget(self, key: str) -> None:
+    def remove(self, key: str) -> None:
         """Device thread: remove an adapter from the sampler, and its temporary file.
 
         Parameters

@@ -118,9 +118,7 @@ def _loss_batch(trees: Sequence[Tree], row_of: Mapping[int, LossRow]) -> LossBat
         target_N=as_int64(pairs[1]),
         node_E=as_int64(node_E.reshape(-1)),
         row_E=as_int64(np.repeat(np.arange(len(rows)), [len(row.targets) for row in rows])),
-        values={
-            name: torch.from_numpy(np.concatenate([row.values[name] for row in rows])) for name in rows[0].values
-        },
+        values={name: torch.from_numpy(np.concatenate([row.values[name] for row in rows])) for name in rows[0].values},
         rows=rows,
     )
 

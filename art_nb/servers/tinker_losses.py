@@ -77,9 +77,7 @@ _CLIPPED: dict[str, float | None] = {"clip_low_threshold": None, "clip_high_thre
 TINKER_LOSSES = {
     "cross_entropy": TinkerLoss(weighted_cross_entropy, {"target_tokens": None, "weights": 1.0}, {}, "weights"),
     "importance_sampling": TinkerLoss(importance_sampling, _SAMPLED, {}, "advantages"),
-    "ppo": TinkerLoss(
-        clipped_ratio, _SAMPLED, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, "advantages"
-    ),
+    "ppo": TinkerLoss(clipped_ratio, _SAMPLED, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, "advantages"),
     "cispo": TinkerLoss(
         clipped_weight, _SAMPLED, {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0}, "advantages"
     ),

@@ -55,7 +55,7 @@ def message_classes() -> dict[str, Any]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
         raise BackendMissing(f"The server for Tinker's client needs protobuf: {install_hint('tinker')}.") from error
-    file = descriptor_pb2.FileDescriptorProto(name="tinker_server.proto", package="tinker_server", syntax="proto3")
+    file: Any = descriptor_pb2.FileDescriptorProto(name="tinker_server.proto", package="tinker_server", syntax="proto3")
     for name, fields in MESSAGES.items():
         message = file.message_type.add(name=name)
         for number, field in enumerate(fields.split(), 1):
@@ -217,7 +217,7 @@ class PromptValues:
     targets: np.ndarray | None = None  # float32 [T - 1, K]
     draws: tuple[np.ndarray, np.ndarray] | None = None  # int32 and float32 [T - 1, K]: tokens and their logprobs
 
-
+# %% ../../nbs/60_servers/50_tinker_messages.ipynb #11ba28df
 def topk_message(rows: Sequence[Sequence[tuple[int, float]]], k: int) -> Any:
     """Return the most likely tokens of each position as a message `TopkLogprobs`."""
     ids, logprobs = np.zeros((len(rows), k), "<i4"), np.full((len(rows), k), NO_LOGPROB, "<f4")

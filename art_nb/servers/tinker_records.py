@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def group_data(data: Sequence[TrainedDatum], tokenizer: Any) -> list[list[tuple[
     for i, datum in enumerate(data[:MAX_RECORDED]):
         trajectory = datum_trajectory(datum, tokenizer, str(i))
         if trajectory is not None:
-            groups.setdefault(str(trajectory.messages()[0]["content"]), []).append((datum, trajectory))
+            groups.setdefault(str(trajectory.messages()[0].get("content")), []).append((datum, trajectory))
     return [*groups.values()]
 
 
@@ -145,7 +145,7 @@ def run_directory(root: Path, model_id: str) -> Path:
 
 def iso_time(seconds: float) -> str:
     """Return a time as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 # %% ../../nbs/60_servers/75_tinker_records.ipynb #46f68564
 class TinkerRun:

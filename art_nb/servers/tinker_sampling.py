@@ -100,7 +100,7 @@ async def collect_reply(
                 break
     return reply
 
-
+# %% ../../nbs/60_servers/86_tinker_sampling.ipynb #52fd1809
 async def sample_reply(
     session: SamplingSession,
     prompt: list[int],

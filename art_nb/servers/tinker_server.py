@@ -25,7 +25,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..backends.remote_protocol import KEY_NAME
 from ..backends.remote_server import WRONG_KEY, check_certificate, choose_key
 from ..core.types import RequestError, ServeError
 from .request_queues import PendingResult
@@ -140,7 +139,7 @@ def heartbeat(service: TinkerService, form: HeartbeatForm) -> dict[str, Any]:
     service.session(form.session_id)
     return {"type": "session_heartbeat"}
 
-
+# %% ../../nbs/60_servers/90_tinker_server.ipynb #d5c10e36
 def form_handler(form: type, method: Callable[[TinkerService, Any], dict[str, Any]]) -> Handler:
     """Return the handler of a request that is a form."""
 
@@ -187,7 +186,7 @@ async def capabilities(service: TinkerService, request: Request) -> dict[str, An
         ]
     }
 
-# %% ../../nbs/60_servers/90_tinker_server.ipynb #f0279171
+# %% ../../nbs/60_servers/90_tinker_server.ipynb #ada61ba3
 MAX_PAGE = 1000
 
 
@@ -227,7 +226,7 @@ async def list_runs(service: TinkerService, request: Request) -> dict[str, Any]:
     runs, cursor = page_of(request, await asyncio.to_thread(service.runs))
     return {"training_runs": [run_facts(run) for run in runs], "cursor": cursor}
 
-
+# %% ../../nbs/60_servers/90_tinker_server.ipynb #5a04bde2
 def requested_run(service: TinkerService, request: Request) -> TinkerRun:
     """Return the run in the path of a request, with the state of the model that is being trained, if there is one."""
     model_id = request.path_params["model_id"]
@@ -284,7 +283,7 @@ async def show_session(service: TinkerService, request: Request) -> dict[str, An
     session = service.session(request.path_params["session_id"])
     return {"training_run_ids": [*session.models], "sampler_ids": [*session.samplers], **session.facts}
 
-# %% ../../nbs/60_servers/90_tinker_server.ipynb #5a04bde2
+# %% ../../nbs/60_servers/90_tinker_server.ipynb #a72b75f6
 OTHER_ROUTES: list[tuple[str, Handler, str]] = [
     ("healthz", fixed_handler({"status": "ok"}), "GET"),
     ("get_server_capabilities", capabilities, "GET"),
@@ -338,7 +337,7 @@ def tinker_key(key: str) -> str:
     """Return a key that the client accepts."""
     return key if key.startswith("tml-") else f"tml-{key}"
 
-# %% ../../nbs/60_servers/90_tinker_server.ipynb #a72b75f6
+# %% ../../nbs/60_servers/90_tinker_server.ipynb #18b0b4cc
 class TinkerServer:
     """HTTP server for Tinker's client. It runs from `start` to `stop`, or as a context manager.
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['LOG', 'SESSION_TIMEOUT_S', 'CHECK_S', 'MAX_SESSIONS', 'MAX_MODELS', 'MAX_SAMPLERS', 'MAX_UNSAVED',
-           'MAX_SAMPLES_PENDING', 'SESSION_NOTE', 'finish_with', 'first_response', 'ClientSession', 'TinkerService']
+           'MAX_SAMPLES_PENDING', 'SESSION_NOTE', 'finish_with', 'first_response', 'ClientSession', 'SessionRegistry',
+           'TinkerService']
 
 # %% ../../nbs/60_servers/88_tinker_sessions.ipynb #d761c962
 import asyncio
@@ -105,8 +106,8 @@ class ClientSession:
         return first_response(result)
 
 # %% ../../nbs/60_servers/88_tinker_sessions.ipynb #b317958a
-class TinkerService:
-    """The requests of Tinker's clients. All methods run on the server's event loop.
+class SessionRegistry:
+    """The sessions of all clients. All methods run on the server's event loop.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ class TinkerService:
         session.samplers.pop(sampler.id, None)
         keys = {other.key for s in self.sessions.values() for other in s.samplers.values()}
         if sampler.key is not None and sampler.key not in keys:
-            await sampler.shared.worker.result(sampler.shared.forget, sampler.key)
+            await sampler.shared.worker.result(sampler.shared.remove, sampler.key)
 
     async def end_session(self, session_id: str) -> None:
         """Remove a session with its models, samplers and results.
@@ -241,6 +242,19 @@ class TinkerService:
             raise RequestError(f"Invalid path {path[:150]!r}: expected tinker://MODEL_ID/weights/NAME.")
         run = TinkerRun.read(run_directory(self.root, match[1]))
         return run, run.checkpoint(f"{match[2]}/{match[3]}")
+
+    def runs(self) -> list[TinkerRun]:
+        """Return all runs of Tinker's clients, the newest first."""
+        paths = sorted((self.root / "tinker" / "models").glob("*/tinker.json"), reverse=True)
+        known_runs = []
+        for path in paths:
+            with suppress(RequestError):  # a damaged file
+                known_runs.append(TinkerRun.read(path.parent))
+        return known_runs
+
+# %% ../../nbs/60_servers/88_tinker_sessions.ipynb #9b5294c0
+class TinkerService(SessionRegistry):
+    """The requests of Tinker's clients. All methods run on the server's event loop."""
 
     def create_session(self, form: SessionForm) -> dict[str, Any]:
         """Create a session.
@@ -454,12 +468,3 @@ class TinkerService:
         if (result := session.results.get(request_id)) is None:
             raise RequestError(f"There is no result of {request_id[:120]!r}, or it was removed.", status=410)
         return result
-
-    def runs(self) -> list[TinkerRun]:
-        """Return all runs of Tinker's clients, the newest first."""
-        paths = sorted((self.root / "tinker" / "models").glob("*/tinker.json"), reverse=True)
-        known_runs = []
-        for path in paths:
-            with suppress(RequestError):  # a damaged file
-                known_runs.append(TinkerRun.read(path.parent))
-        return known_runs

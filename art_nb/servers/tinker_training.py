@@ -36,7 +36,7 @@ def prepare_request(
     message: Any,  # a message `ForwardBackwardRequest`
     shared: SharedModel,
 ) -> tuple[TinkerLoss, dict[str, float], list[LossRow], list[LossBatch]]:
-    """Return the loss, its options, the rows and the micro-batches of a request. Raise `RequestError` if it is invalid."""
+    """Return loss, options, rows and micro-batches of a request. Raise `RequestError` if it is invalid."""
     loss, settings = find_tinker_loss(message.loss_fn), loss_settings(message.loss_fn, read_loss_config(message))
     if not 0 < len(message.data) <= MAX_DATA:
         raise RequestError(f"The request has {len(message.data)} data items, but must have 1 to {MAX_DATA}.")
@@ -238,7 +238,7 @@ class TinkerModel:
         await self.shared.run(self.shared.publish, adapter, adapter, key)
 
     async def close(self) -> None:
-        """Stop the requests, drop the adapter and release the run directory. A directory without any data is removed."""
+        """Stop the requests, drop the adapter and release the run directory. An empty directory is removed."""
         await self.jobs.close()
         run, self._run, self._adapter = self._run, None, None
         if run is not None:

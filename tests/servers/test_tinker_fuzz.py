@@ -28,7 +28,14 @@ def good_requests(client, model, sampler, saved):
     prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
     targets = {"data": [5, 6, 7], "dtype": "int64", "shape": [3, 1]}
     lora = {"rank": 2, "seed": 1, "train_attn": True, "train_mlp": True, "train_unembed": True}
-    adam = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12, "weight_decay": 0.0, "grad_clip_norm": 1.0}
+    adam = {
+        "learning_rate": 1e-3,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-12,
+        "weight_decay": 0.0,
+        "grad_clip_norm": 1.0,
+    }
     sampling = {"max_tokens": 3, "seed": 1, "stop": ["x"], "temperature": 1.0, "top_k": -1, "top_p": 1.0}
     return {
         "create_session": {"tags": [], "user_metadata": {"a": "b"}, "sdk_version": "0.38.0", "display_name": "d"},
@@ -104,14 +111,18 @@ def mutated_protobuf(model, seq, rng):
         elif action == 1:
             inputs.pop(rng.choice([*inputs]), None)
         elif action == 2 and inputs:
-            inputs[rng.choice([*inputs])] = rng.choice([[], [1.0], [float("nan")] * 4, [[1.0] * 4], [10**9] * 4, [-5] * 4])
+            inputs[rng.choice([*inputs])] = rng.choice(
+                [[], [1.0], [float("nan")] * 4, [[1.0] * 4], [10**9] * 4, [-5] * 4]
+            )
         elif action == 3:
             inputs["new"] = [1.0] * 4
         elif action == 4:
             config = {rng.choice(["clip_low_threshold", "beta", "x"]): rng.choice([0.5, -1.0, float("nan"), 1e300])}
         else:
             seq = rng.choice([0, -1, seq + 1, 10**6])
-    message = request_message(model, seq, loss, [(tokens, inputs)] * rng.choice([0, 1, 1, 2]), config, rng.random() < 0.2)
+    message = request_message(
+        model, seq, loss, [(tokens, inputs)] * rng.choice([0, 1, 1, 2]), config, rng.random() < 0.2
+    )
     return broken(message.SerializeToString(), rng, 0.4)
 
 
@@ -145,12 +156,10 @@ def check_result(session, answer):
 
 @pytest.mark.timeout(7000)
 def test_mutated_requests(client):
-    rng, statuses = random.Random(7), {}
+    rng, statuses, session = random.Random(7), {}, client
     for i in range(REQUESTS):
         if i % EACH == 0:
-            if i:
-                session.http.post(f"/sessions/{session.session}/finish", json={})
-                session.http.close()
+            session.http.post(f"/sessions/{session.session}/finish", json={})
             session, model, good = new_world(client)
             seq = 2
         if rng.random() < 0.35:
@@ -169,7 +178,11 @@ def test_mutated_requests(client):
         answer = response.json() if response.headers["content-type"] == "application/json" else {}
         if response.status_code == 200 and "request_id" in answer and path not in ("retrieve_future", "cancel_future"):
             check_result(session, answer)
-            seq = max(seq, int(answer["request_id"].rpartition(":")[2]) + 1) if ":train:0" in answer["request_id"] else seq
+            seq = (
+                max(seq, int(answer["request_id"].rpartition(":")[2]) + 1)
+                if ":train:0" in answer["request_id"]
+                else seq
+            )
     assert statuses[200] > REQUESTS / 10 and statuses[400] > REQUESTS / 10, statuses
     session, model, _ = new_world(client)
     data = [(TOKENS, INPUTS["cross_entropy"])]

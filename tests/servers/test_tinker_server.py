@@ -139,10 +139,7 @@ def test_an_expired_checkpoint_is_deleted(client, server):
 def test_replies_follow_the_weights_and_the_options(client, tiny_model_dir):
     model = client.create_model()
     base = client.post(
-        "create_sampling_session",
-        session_id=client.session,
-        sampling_session_seq_id=0,
-        base_model=str(tiny_model_dir),
+        "create_sampling_session", session_id=client.session, sampling_session_seq_id=0, base_model=str(tiny_model_dir)
     )["sampling_session_id"]
     greedy = {"params": {"temperature": 0.0}}
     before = sampled(client, base, **greedy)
@@ -224,7 +221,9 @@ def test_a_dead_client_is_removed(server, tiny_model_dir, monkeypatch):
 
 def test_finish_ends_a_session(client):
     model = client.create_model()
-    assert client.http.post(f"/sessions/{client.session}/finish", json={"reason": {"type": "success"}}).status_code == 200
+    assert (
+        client.http.post(f"/sessions/{client.session}/finish", json={"reason": {"type": "success"}}).status_code == 200
+    )
     assert client.http.post("/get_info", json={"model_id": model}).status_code == 410
 
 
@@ -241,7 +240,7 @@ def test_canceled_samples_end(client, tiny_model_dir):
 
 
 def test_one_client_does_not_block_another(server, tiny_model_dir):
-    """A client asks for many long replies and sends much data. Another client's short requests do not wait for the end."""
+    """A client asks for many long replies and sends much data. Short requests of another client do not wait."""
     large, small = TinkerHttp(server, str(tiny_model_dir)), TinkerHttp(server, str(tiny_model_dir))
     samplers = [
         c.post(
@@ -317,7 +316,12 @@ def test_a_model_has_a_limited_queue(client, monkeypatch):
 
 def test_many_models_are_refused(client, monkeypatch):
     monkeypatch.setattr(tinker_sessions, "MAX_MODELS", 0)
-    body = {"session_id": client.session, "model_seq_id": 0, "base_model": client.base_model, "lora_config": {"rank": 2}}
+    body = {
+        "session_id": client.session,
+        "model_seq_id": 0,
+        "base_model": client.base_model,
+        "lora_config": {"rank": 2},
+    }
     assert client.http.post("/create_model", json=body).status_code == 429
 
 

@@ -50,7 +50,7 @@ def rl_datum(prompt, sequence, advantage):
 def rl_loop(trainer, prompts, reward, steps, *, group_size, learning_rate, params, loss="importance_sampling"):
     """Sample a group for each prompt, train on centered rewards, and return the mean reward of each step."""
     means = []
-    for step in range(steps):
+    for _ in range(steps):
         sampler = trainer.save_weights_and_get_sampling_client().result()
         inputs = [types.ModelInput.from_ints(prompt) for prompt in prompts]
         pending = [sampler.sample(prompt=prompt, num_samples=group_size, sampling_params=params) for prompt in inputs]
