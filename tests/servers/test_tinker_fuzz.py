@@ -128,7 +128,7 @@ def mutated_protobuf(model, seq, rng):
 
 @pytest.fixture
 def client(tiny_model_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(tinker_server, "MAX_POLL_S", 2.0)
+    monkeypatch.setattr(tinker_server, "MAX_POLL_S", 0.3)
     with serving(tiny_model_dir, tmp_path, max_model_len=64) as server:
         server_client = TinkerHttp(server, str(tiny_model_dir))
         server_client.server = server
