@@ -12,15 +12,15 @@ from pathlib import Path
 from envs import CACHE
 from talk import Child
 
-from gpu.common import CUDA, Empty, need_package
+from gpu.common import CUDA, REPEATS, Empty, need_package
 
 LARGE, LITTLE = {"groups": 8, "size": 8, "prompt": 256, "new": 128}, {"groups": 2, "size": 4, "prompt": 16, "new": 4}
 SHAPE = LARGE if CUDA else LITTLE
 
 
 def tokens_per_second(child: Child, key: str, request: dict) -> float:
-    """Return the median of three replies after one warm-up request."""
-    replies = [child.ask(**request) for _ in range(4)][1:]
+    """Return the median of the replies after one warm-up request."""
+    replies = [child.ask(**request) for _ in range(1 + REPEATS)][1:]
     return statistics.median(reply["tokens"] / reply[key] for reply in replies)
 
 
