@@ -137,6 +137,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the checks of the parts one after the other."""
     arguments = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the process of a check ends, too
     os.environ["GPU_REPEATS"] = str(arguments.repeats)  # of the process of each check
     model = arguments.model or fetch("smollm2-135m")
     if arguments.check:

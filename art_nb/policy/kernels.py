@@ -409,7 +409,7 @@ def masked_attention(
     mask: torch.Tensor,  # in the dtype of q, is added to the scores
     scale: float,
 ) -> torch.Tensor:
-    """Return PyTorch's attention without cuDNN, which prepares a kernel for each new shape and is preferred on Hopper."""
+    """Return PyTorch's attention, but not that of cuDNN, which is slow for new shapes and the default on an H100."""
     backends = torch.backends.cuda
     if q.device.type != "cuda" or not backends.cudnn_sdp_enabled():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
