@@ -1055,6 +1055,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'art_nb/integrations/live_traces.py'),
                                                  'art_nb.integrations.live_traces.LiveExport.__init__': ( '88_integrations/live_traces.html#liveexport.__init__',
                                                                                                           'art_nb/integrations/live_traces.py'),
+                                                 'art_nb.integrations.live_traces.LiveExport._attempt': ( '88_integrations/live_traces.html#liveexport._attempt',
+                                                                                                          'art_nb/integrations/live_traces.py'),
                                                  'art_nb.integrations.live_traces.LiveExport._drop': ( '88_integrations/live_traces.html#liveexport._drop',
                                                                                                        'art_nb/integrations/live_traces.py'),
                                                  'art_nb.integrations.live_traces.LiveExport._fail': ( '88_integrations/live_traces.html#liveexport._fail',

@@ -532,12 +532,15 @@ def test_ten_thousand_conversations_are_answered_as_fast_as_ten(tmp_path):
         *(MarkEntry(curation.scanned[n].key, "ana", mark_time(), "mark", "good") for n in range(0, 4000, 4))
     )
     assert len(curation_state_reply(curation)[0]["tags"]) == 0
-    start = time.thread_time()
-    curation.write(9999, "mark", "bad")
-    rows, _ = rows_reply(curation, list(range(9800, 10_000)))
-    facts, _ = conversation_reply(curation, 9999)
-    state, _ = curation_state_reply(curation)
-    assert time.thread_time() - start < sum(times) / 3  # far less than a scan of all conversations
+    seconds = []
+    for verdict in ("good", "fix", "bad"):  # the garbage collector may run in one of them
+        start = time.thread_time()
+        curation.write(9999, "mark", verdict)
+        rows, _ = rows_reply(curation, list(range(9800, 10_000)))
+        facts, _ = conversation_reply(curation, 9999)
+        state, _ = curation_state_reply(curation)
+        seconds.append(time.thread_time() - start)
+    assert min(seconds) < sum(times) / 3, (seconds, times)  # far less than a scan of all conversations
     assert rows["rows"][-1]["mark"] == facts["facts"]["verdict"] == "bad" and state["counts"]["bad"] == 1
     assert len(json.dumps(facts)) < 20_000 and len(json.dumps(rows)) < 60_000
     reply, (ids,) = selected_reply(curation, "mark=good and reward>0.2")
