@@ -401,7 +401,7 @@ class _Attention(Function):
         dq, dk, dv = torch.bmm(ds, k), torch.bmm(ds.transpose(1, 2), q), torch.bmm(p.transpose(1, 2), dout)
         return dq.view(ctx.shapes[0]), dk.view(ctx.shapes[1]), dv.view(ctx.shapes[1]), None, None
 
-
+# %% ../../nbs/30_policy/05_kernels.ipynb #58b4b1c7
 def masked_attention(
     q: torch.Tensor,  # [n, K, s, D]
     k: torch.Tensor,  # [n, K, l, D]
