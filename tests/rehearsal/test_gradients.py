@@ -1,7 +1,7 @@
 """The branches for devices other than the CPU compute the CPU's gradients, in each family and dtype."""
 
 import math
-from functools import cache
+from functools import cache, update_wrapper
 
 import pytest
 import torch
@@ -91,6 +91,6 @@ def test_the_branch_of_a_gpu_is_taken(monkeypatch, dtype):
         recorded = lambda q, *args, function=function, name=name, **kw: (
             taken.add((q.device.type, name)) or function(q, *args, **kw)
         )
-        monkeypatch.setattr(module, name, recorded)
+        monkeypatch.setattr(module, name, update_wrapper(recorded, function))  # keeps the signature
     gradient(fake_gpu.NAME, "llama", dtype)
     assert taken == {(fake_gpu.NAME, "scaled_dot_product_attention" if dtype == torch.float32 else "varlen_attn")}
