@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_RECORDED', 'MODEL_ID', 'TINKER_PATH', 'TrainedDatum', 'trained_tokens', 'datum_trajectory', 'group_data',
-           'data_record', 'run_directory', 'iso_time', 'TinkerRun']
+           'data_record', 'model_directory', 'iso_time', 'TinkerRun']
 
 # %% ../../nbs/60_servers/75_tinker_records.ipynb #f670c0f0
 import json
@@ -136,7 +136,7 @@ MODEL_ID = re.compile(r"([0-9A-Za-z-]{1,80}):train:([0-9]{1,18})")
 TINKER_PATH = re.compile(r"tinker://([^/]{1,120})/(weights|sampler_weights)/([A-Za-z0-9_][A-Za-z0-9_.=-]{0,99})")
 
 
-def run_directory(root: Path, model_id: str) -> Path:
+def model_directory(root: Path, model_id: str) -> Path:
     """Return the run directory of a model. Raise `RequestError` if the ID is invalid."""
     if (match := MODEL_ID.fullmatch(model_id)) is None:
         raise RequestError(f"There is no model {model_id[:100]!r}.", status=404)

@@ -47,7 +47,7 @@ from art_nb.servers.tinker_forms import (
     parse_form,
 )
 from .tinker_messages import message_classes, parse_message
-from .tinker_records import TinkerRun, iso_time, run_directory
+from .tinker_records import TinkerRun, iso_time, model_directory
 from .tinker_sessions import LOG, TinkerService
 from ..serving.asgi import api_key_of, json_app, json_response, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
@@ -232,7 +232,7 @@ def requested_run(service: TinkerService, request: Request) -> TinkerRun:
     model_id = request.path_params["model_id"]
     session = service.sessions.get(model_id.partition(":")[0])
     model = session.models.get(model_id) if session is not None else None
-    return TinkerRun.read(run_directory(service.root, model_id)) if model is None else model.run
+    return TinkerRun.read(model_directory(service.root, model_id)) if model is None else model.run
 
 
 async def show_run(service: TinkerService, request: Request) -> dict[str, Any]:

@@ -68,6 +68,12 @@ def test_run(tmp_path):
     assert (said, process.returncode) in (("", 0), (f"{LINE}\n", 130))  # after, or before uvicorn handles the signal
 
 
+def test_run_tinker(tmp_path, tiny_model_dir):
+    process = start(tmp_path, "-c", MAIN, "run", "--tinker", "--base-model", str(tiny_model_dir), "--port", "0")
+    said = interrupt(process, process.stdout, "art-nb view")  # after the settings of the client
+    assert (said, process.returncode) in (("", 0), (f"{LINE}\n", 130))
+
+
 def test_a_question(tmp_path):
     terminal, other = pty.openpty()
     process = start(tmp_path, "-c", MAIN, "init", stdin=other)

@@ -315,7 +315,7 @@ def test_a_model_has_a_limited_queue(client, monkeypatch):
 
 
 def test_many_models_are_refused(client, monkeypatch):
-    monkeypatch.setattr(tinker_sessions, "MAX_MODELS", 0)
+    monkeypatch.setattr(tinker_sessions, "MAX_TRAINED_MODELS", 0)
     body = {
         "session_id": client.session,
         "model_seq_id": 0,
