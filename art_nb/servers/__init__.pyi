@@ -1,0 +1,2 @@
+# Written by tools/stubs.py. Do not edit.
+from .tinker_server import TinkerServer as TinkerServer
