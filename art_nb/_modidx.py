@@ -549,6 +549,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'art_nb/backends/steps.py'),
                                        'art_nb.backends.steps._warn_about_overflows': ( '50_backends/steps.html#_warn_about_overflows',
                                                                                         'art_nb/backends/steps.py'),
+                                       'art_nb.backends.steps._warn_about_signal': ( '50_backends/steps.html#_warn_about_signal',
+                                                                                     'art_nb/backends/steps.py'),
                                        'art_nb.backends.steps.add_masks': ('50_backends/steps.html#add_masks', 'art_nb/backends/steps.py'),
                                        'art_nb.backends.steps.count_greedy_replies': ( '50_backends/steps.html#count_greedy_replies',
                                                                                        'art_nb/backends/steps.py'),
