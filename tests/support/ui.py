@@ -9,7 +9,6 @@ import json
 import os
 import queue
 import shutil
-import shutil
 import socket
 import subprocess
 import sys
