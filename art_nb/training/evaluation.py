@@ -172,14 +172,13 @@ def _flatten(results: list) -> list:
 
 
 def progress_label(
-    name: str,
-    step: int,
+    label: str,
     show_progress: bool | None,  # None: only in the main thread
 ) -> str | None:
-    """Return the label of an evaluation's progress bar, or `None` for no bar."""
+    """Return the label of a progress bar, or `None` for no bar."""
     if show_progress is None:
         show_progress = threading.current_thread() is threading.main_thread()
-    return f"evaluate {name}, step {step}" if show_progress else None
+    return label if show_progress else None
 
 
 async def evaluate(
@@ -246,7 +245,7 @@ async def evaluate(
     with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels:
         results = await gather_trajectories(
             map(roll_out, scenarios),
-            pbar_desc=progress_label(model.name, number, show_progress),
+            pbar_desc=progress_label(f"evaluate {model.name}, step {number}", show_progress),
             pbar_metrics=["reward", metric],  # all metrics of a task do not fit on a line
             max_exceptions=max_exceptions,
         )
