@@ -336,6 +336,7 @@ class Lab:
             return name
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
         notebook.metadata["kernelspec"] = {"name": self.kernel, "display_name": "Python 3", "language": "python"}
+        notebook.metadata["language_info"] = {"name": "python"}  # so that saving adds the kernel's metadata
         nbformat.write(notebook, self.folder / "notebooks" / name)
         return name
 
