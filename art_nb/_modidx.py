@@ -614,6 +614,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'art_nb.cli.main.line_of_error': ('95_cli/main.html#line_of_error', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.main': ('95_cli/main.html#main', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.migrate': ('95_cli/main.html#migrate', 'art_nb/cli/main.py'),
+                                 'art_nb.cli.main.open_notebook': ('95_cli/main.html#open_notebook', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.option': ('95_cli/main.html#option', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.parser': ('95_cli/main.html#parser', 'art_nb/cli/main.py'),
                                  'art_nb.cli.main.profile': ('95_cli/main.html#profile', 'art_nb/cli/main.py'),

@@ -42,6 +42,7 @@ from art_nb.rollouts.trajectories import (
 )
 from ..tokens.advantages import TIE, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
+from .diagnostics import CLIENT_ADVICE
 from .evaluation import progress_label
 from .steps import start_rollout
 
@@ -191,7 +192,9 @@ def check_rollouts(probe: Probe) -> Check:
     where = failure_cause(first, code.co_filename if code else "")
     message = textwrap.shorten(message, 300, placeholder=" …")
     finding = f"{_share(len(failed), total)} failed; {n} with {kind}: {message}" + (f" ({where})." if where else ".")
-    advice = "Fix the rollout function. By default, `train` fails if more than half of the rollouts fail."
+    pattern, advice = CLIENT_ADVICE
+    if not re.search(pattern, message):
+        advice = "Fix the rollout function. By default, `train` fails if more than half of the rollouts fail."
     return Check("rollouts", "fail" if len(failed) > total / 2 else "warn", finding, advice)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f790
@@ -264,7 +267,8 @@ def check_choices(probe: Probe) -> Check:
             "choices",
             "warn" if probe.choices else "fail",
             f"{_share(without, total)} trajectories contain no Choice, so nothing in them is trained.",
-            "Append completion.choices[0] itself, not a dict with its text.",
+            "Append completion.choices[0] itself, not a dict with its text. If an agent sends the requests, record "
+            "them with art.trajectory(…).",
         )
     return Check("choices", "ok", f"All trajectories contain Choices, {len(probe.choices)} in total.")
 

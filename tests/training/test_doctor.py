@@ -92,6 +92,14 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
     assert (await home.get_step(), files(home), events) == (0, before, [])
 
 
+async def test_a_client_of_another_event_loop(home):
+    async def rollout(model, scenario):
+        raise RuntimeError("Event loop is closed")
+
+    check = (await examine(home, rollout))["rollouts"]
+    assert check.verdict == "fail" and "Create it inside the rollout" in check.advice
+
+
 async def test_groups_and_rollouts_are_as_asked(home, capfd):
     seen = []
 
