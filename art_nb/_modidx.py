@@ -954,7 +954,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'art_nb.core.types.TrainError': ('00_core/types.html#trainerror', 'art_nb/core/types.py'),
                                    'art_nb.core.types.TrainResult': ('00_core/types.html#trainresult', 'art_nb/core/types.py'),
                                    'art_nb.core.types.TrainSFTConfig': ('00_core/types.html#trainsftconfig', 'art_nb/core/types.py'),
-                                   'art_nb.core.types.caller_frames': ('00_core/types.html#caller_frames', 'art_nb/core/types.py'),
+                                   'art_nb.core.types._caller_frames': ('00_core/types.html#_caller_frames', 'art_nb/core/types.py'),
                                    'art_nb.core.types.install_hint': ('00_core/types.html#install_hint', 'art_nb/core/types.py'),
                                    'art_nb.core.types.suggest_name': ('00_core/types.html#suggest_name', 'art_nb/core/types.py')},
             'art_nb.integrations.environments': { 'art_nb.integrations.environments.Environment': ( '88_integrations/environments.html#environment',

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'suggest_name', 'StrictModel', 'TrainConfig', 'TrainSFTConfig',
-           'TrainResult', 'LocalTrainResult', 'ArtError', 'caller_frames', 'RolloutError', 'JudgeError', 'TokenError',
-           'TrainError', 'StoreError', 'BackendMissing', 'install_hint', 'ServeError', 'RequestError',
-           'LocalServingUnavailableError']
+           'TrainResult', 'LocalTrainResult', 'ArtError', 'RolloutError', 'JudgeError', 'TokenError', 'TrainError',
+           'StoreError', 'BackendMissing', 'install_hint', 'ServeError', 'RequestError', 'LocalServingUnavailableError']
 
 # %% ../../nbs/00_core/20_types.ipynb #d1f44add
 import difflib
@@ -162,15 +161,15 @@ class ArtError(Exception):
         """Return the lines of the traceback that IPython prints, without the frames of art_nb."""
         from IPython.core.getipython import get_ipython
 
-        frames = caller_frames(self.__traceback__) or self.__traceback__
+        frames = _caller_frames(self.__traceback__) or self.__traceback__
         return get_ipython().InteractiveTB.structured_traceback(type(self), self, frames)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def caller_frames(frames: TracebackType | None) -> TracebackType | None:
+def _caller_frames(frames: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames of art_nb."""
     if frames is None:
         return None
-    inner, package = caller_frames(frames.tb_next), frames.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    inner, package = _caller_frames(frames.tb_next), frames.tb_frame.f_globals.get("__name__", "").partition(".")[0]
     return inner if package == "art_nb" else TracebackType(inner, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
