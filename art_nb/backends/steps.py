@@ -247,7 +247,7 @@ def train_rl_step(
         group.metadata["trained_step"] = result.step  # the judging panel shows it
     return result
 
-
+# %% ../../nbs/50_backends/15_steps.ipynb #3318c9c9
 def _begin_step(runtime: ModelRuntime) -> None:
     runtime.save()  # at most one step exists only in memory
     runtime.check_lock()

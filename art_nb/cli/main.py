@@ -209,7 +209,7 @@ def view(
         webbrowser.open(page.as_uri())
     return 0
 
-
+# %% ../../nbs/95_cli/20_main.ipynb #0e360530
 def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
     """Open the interactive viewer in JupyterLab until Ctrl-C."""
     import subprocess
