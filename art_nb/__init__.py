@@ -169,8 +169,8 @@ _NAMES = {
     "panels.ipython": "load_ipython_extension",
 }
 _PACKAGES = (
-    "core rollouts runs models rewards tokens policy learners samplers serving backends training pipeline views reports "
-    "panels integrations compat cli"
+    "core rollouts runs models rewards tokens policy learners samplers serving backends servers training pipeline views "
+    "reports panels integrations compat cli"
 ).split()
 # What `art.<TAB>` lists. The other names are ART's, or for programs, and work like these.
 _COMPLETIONS = (
