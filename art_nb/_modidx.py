@@ -6333,6 +6333,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'art_nb/servers/serverless_service.py'),
                                                    'art_nb.servers.serverless_service._start_job': ( '60_servers/serverless_service.html#_start_job',
                                                                                                      'art_nb/servers/serverless_service.py'),
+                                                   'art_nb.servers.serverless_service.group_errors': ( '60_servers/serverless_service.html#group_errors',
+                                                                                                       'art_nb/servers/serverless_service.py'),
                                                    'art_nb.servers.serverless_service.read_models': ( '60_servers/serverless_service.html#read_models',
                                                                                                       'art_nb/servers/serverless_service.py'),
                                                    'art_nb.servers.serverless_service.run_directory': ( '60_servers/serverless_service.html#run_directory',

@@ -47,7 +47,7 @@ from art_nb.servers.serverless_protocol import (
     train_options,
     validated,
 )
-from .serverless_service import MAX_LIVE_REQUESTS, ServedModel, ServerlessService
+from .serverless_service import MAX_LIVE_REQUESTS, ServedModel, ServerlessService, group_errors
 from ..runs.formats import read_jsonl
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603006
@@ -79,11 +79,14 @@ def parse_groups(
 
 async def spool_body(request: Request, file: BinaryIO) -> str:
     """Write the body of a request to a file and return its SHA-256. Raise `RequestError` 413 if it is too large."""
-    digest, size = hashlib.sha256(), 0
+    digest, size, announced = hashlib.sha256(), 0, request.headers.get("content-length", "")
+    too_large = RequestError(f"The body is larger than {MAX_CALL_BYTES >> 20} MB: send fewer groups.", status=413)
+    if announced.isdecimal() and int(announced[:20]) > MAX_CALL_BYTES:
+        raise too_large
     async for part in request.stream():
         size += len(part)
         if size > MAX_CALL_BYTES:
-            raise RequestError(f"The body is larger than {MAX_CALL_BYTES >> 20} MB: send fewer groups.", status=413)
+            raise too_large
         digest.update(part)
         file.write(part)
     return digest.hexdigest()
@@ -140,7 +143,8 @@ async def post_log(app: ServerlessApp, request: Request) -> Response:
     async with received_groups(app, request, LogRequest) as (form, _, lines):
         groups, _ = await asyncio.to_thread(read_jsonl, lines)
         runtime = await app.load(served)
-        await asyncio.to_thread(runtime.store.write_groups, form.split, runtime.step, groups)
+        with group_errors():
+            await asyncio.to_thread(runtime.store.write_groups, form.split, runtime.step, groups)
     return Response(status_code=204)
 
 
@@ -242,7 +246,7 @@ async def get_models(app: ServerlessApp, request: Request) -> dict[str, Any]:
 
 async def get_health(app: ServerlessApp, request: Request) -> dict[str, Any]:
     """Handle `GET /health`."""
-    return {"status": "ok", "waiting_jobs": len(app.worker.queue)}
+    return {"status": "ok", "waiting_jobs": len(app.worker.queue), "requests": app.live.total()}
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603015
 COMPLETION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
