@@ -29,7 +29,7 @@ OBSERVER_SERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -59,6 +59,9 @@ test-unsloth: $(UNSLOTH)  ## run the tests of Unsloth (in an environment on top 
 
 test-art: $(ART)  ## compare rows, losses and directories with openpipe-art (in an environment on top of .venv)
 	.venv-art/bin/python $(PYTEST) tests/tokens/test_art_parity.py tests/runs/test_art_directories.py
+
+test-clients: weights $(ART)  ## train with the unmodified client of openpipe-art on our server (in an environment on top of .venv)
+	.venv-art/bin/python $(PYTEST) -p no:xdist tests/clients/test_openpipe_art.py
 
 test-agents: $(AGENTS) $(AGENT_NODE)  ## run the agent frameworks (in an environment on top of .venv)
 	.venv-agents/bin/python $(PYTEST) tests/agents

@@ -10,6 +10,7 @@ from . import learners as learners
 from . import samplers as samplers
 from . import serving as serving
 from . import backends as backends
+from . import servers as servers
 from . import training as training
 from . import pipeline as pipeline
 from . import views as views

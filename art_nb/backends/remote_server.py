@@ -191,7 +191,7 @@ def check_certificate(certfile: str | Path | None, keyfile: str | Path | None) -
             "Pass PEM files that match; the private key must have no password."
         ) from error
 
-# %% ../../nbs/50_backends/90_remote_server.ipynb #hb900018
+# %% ../../nbs/50_backends/90_remote_server.ipynb #hb900021
 @asynccontextmanager
 async def closing_registry(registry: CallRegistry) -> AsyncIterator[None]:
     """Close a registry at the end: cancel running calls and close the backend."""
@@ -200,7 +200,7 @@ async def closing_registry(registry: CallRegistry) -> AsyncIterator[None]:
     finally:
         await registry.close()
 
-
+# %% ../../nbs/50_backends/90_remote_server.ipynb #hb900018
 class BackendServer:
     """HTTP server of a backend. It runs from `start` to `stop`, or as a context manager.
 

@@ -23,10 +23,10 @@ from art_nb.servers.serverless_protocol import (
     REFUSED_OPTIONS,
     ExperimentalConfig,
     ModelRequest,
-    group_line,
+    checked_group_line,
     train_options,
 )
-from art_nb.servers.serverless_routes import MESSAGES_PATHS, ROUTES
+from art_nb.servers.serverless_routes import MESSAGES_PATHS, SERVERLESS_ROUTES
 from art_nb.servers.serverless_service import MAX_WAITING_JOBS, ServerlessService
 
 pytestmark = pytest.mark.timeout(300)
@@ -94,7 +94,7 @@ async def test_the_jobs_of_a_model_are_limited(tiny_model_dir, tmp_path):
     service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False))  # not started: all jobs wait
     request = ModelRequest(project="ttt", name="agent", base_model=str(tiny_model_dir))
     served = service.model((await service.create_model(request)).id)
-    line = group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
+    line = checked_group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
     for n in range(MAX_WAITING_JOBS):
         await service.submit(served, {}, str(n), BytesIO(line))
     with pytest.raises(RequestError, match="jobs of this model are waiting") as refused:
@@ -127,7 +127,7 @@ async def test_a_job_that_ends_the_server_is_not_repeated_forever(tiny_model_dir
 
 
 def test_every_route_needs_the_key(served):
-    paths = [(method, path) for path, _, method in ROUTES] + [("POST", path) for path in MESSAGES_PATHS]
+    paths = [(method, path) for path, _, method in SERVERLESS_ROUTES] + [("POST", path) for path in MESSAGES_PATHS]
     paths += [("GET", "/"), ("POST", "/v1/none"), ("GET", "/runs/0123456789abcdef/v1/models")]
     with httpx.Client(base_url=served.url) as client:
         for method, path in paths:
@@ -184,11 +184,11 @@ def test_checkpoints_are_listed_in_pages_and_deleted(served, tiny_model_dir):
     answer = served.http.request("DELETE", path, json={"steps": [1, 2, 9]})
     assert answer.json() == {"deleted_count": 2, "not_found_steps": [9]}
     assert served.steps(model_id) == [3, 0]
-    body = {"messages": [QUESTION], "max_tokens": 2}
-    statuses = {step: served.http.post("/v1/completions", json={"prompt": "A", "max_tokens": 2, "model": f"pages@{step}"})
-                for step in (0, 1, 3)}  # fmt: skip
-    assert {step: answer.status_code for step, answer in statuses.items()} == {0: 200, 1: 404, 3: 200}
-    answer = served.http.post("/v1/messages", json=body | {"model": "pages@3"})
+    for step, status in ((0, 200), (1, 404), (3, 200)):
+        body = {"prompt": "A", "max_tokens": 2, "model": f"pages@{step}"}
+        assert served.http.post("/v1/completions", json=body).status_code == status
+    body = {"messages": [QUESTION], "max_tokens": 2, "model": "pages@3"}
+    answer = served.http.post("/v1/messages", json=body)
     assert answer.json()["type"] == "message"
     names = [card["id"] for card in served.http.get("/v1/models").json()["data"]]
     assert "wandb-artifact:///art-nb/ttt/pages" in names

@@ -1,5 +1,6 @@
 """Mutated requests to `art-nb run --serverless`: no 5xx, no answer without a key, and the server works afterwards."""
 
+import copy
 import json
 import random
 
@@ -11,12 +12,13 @@ from support.serverless_parts import JOBS, QUESTION, ServerlessProcess, job_body
 pytestmark = pytest.mark.timeout(3600)
 REQUESTS = count(10_000, 300)
 MODEL = "wandb-artifact:///art-nb/ttt/agent"
-LEAVES = [None, True, False, 0, 1, -1, 7, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, 1e-320, "", "x", "agent", "..", "a/b",
-          "a@1", "\ud800", "\x00", "é", "x" * 5000, [], {}, [[]], [None], {"": None}, "all", "asc", "token", "yes"]  # fmt: skip
-KEYS = """model_id trajectory_groups experimental_config steps split name project entity base_model return_existing reward
-    messages_and_choices trajectories message role content finish_reason logprobs token_ids prompt_token_ids learning_rate
-    epsilon loss_fn kl_penalty_coef plot_tensors model messages n max_tokens stream tools metadata metrics logs exceptions
-    additional_histories exchanges training_data_url config nonsense""".split()
+NUMBERS = [None, True, False, 0, 1, -1, 7, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, 1e-320]
+TEXTS = ["", "x", "agent", "..", "a/b", "a@1", "\ud800", "\x00", "é", "x" * 5000, "all", "asc", "token", "yes"]
+LEAVES = [*NUMBERS, *TEXTS, [], {}, [[]], [None], {"": None}]
+KEYS = """model_id trajectory_groups experimental_config steps split name project entity base_model return_existing
+    reward messages_and_choices trajectories message role content finish_reason logprobs token_ids prompt_token_ids
+    learning_rate epsilon loss_fn kl_penalty_coef plot_tensors model messages n max_tokens stream tools metadata metrics
+    logs exceptions additional_histories exchanges training_data_url config nonsense""".split()
 
 
 def templates(model_id, base, choices, job_id):
@@ -64,11 +66,11 @@ def mutate(rng, body):
         if action < 0.25 and (last in target if isinstance(target, dict) else True):
             del target[last]
         elif action < 0.4 and isinstance(target, dict):
-            target[rng.choice(KEYS)] = rng.choice(LEAVES)
+            target[rng.choice(KEYS)] = copy.deepcopy(rng.choice(LEAVES))
         elif action < 0.5 and isinstance(target, list):
-            target.append(rng.choice([*LEAVES, target[last]]))
+            target.append(copy.deepcopy(rng.choice([*LEAVES, target[last]])))
         else:
-            target[last] = rng.choice(LEAVES)
+            target[last] = copy.deepcopy(rng.choice(LEAVES))
     return body
 
 
@@ -92,7 +94,11 @@ def mutated(rng, choices):
     content = b"" if body is None else cut(rng, json.dumps(mutate(rng, body)).encode())
     if rng.random() < 0.2 or body is None:
         at = rng.randrange(1, len(path) + 1)
-        path = path[:at] + rng.choice(["", "/", "x", "%00", "..", "?limit=x", "é", "&after=1", "%2F", "-1"]) + path[at + 1 :]
+        path = (
+            path[:at]
+            + rng.choice(["", "/", "x", "%00", "..", "?limit=x", "é", "&after=1", "%2F", "-1"])
+            + path[at + 1 :]
+        )
     if rng.random() < 0.05:
         method = rng.choice(["PUT", "PATCH", "GET", "POST", "HEAD", "OPTIONS"])  # a DELETE would delete the model
     return method, path, content

@@ -1,0 +1,2 @@
+# Written by tools/stubs.py. Do not edit.
+from .serverless_routes import ServerlessServer as ServerlessServer
