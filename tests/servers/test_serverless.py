@@ -240,7 +240,7 @@ def test_a_client_that_leaves_is_forgotten(served, tiny_model_dir):
 
 VALUES = {
     "advantage_balance": 0.1,
-    "allow_training_without_logprobs": True,
+    "allow_training_without_logprobs": False,
     "epsilon": 0.2,
     "epsilon_high": 0.3,
     "importance_sampling_level": "sequence",
