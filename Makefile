@@ -29,7 +29,7 @@ OBSERVER_SERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation test-clients import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -79,8 +79,9 @@ test-export: weights $(EXPORT) $(VLLM)  ## compare exported models with transfor
 	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
 	.venv-vllm/bin/python $(PYTEST) -s -p no:xdist tests/export/test_vllm_replies.py
 
-test-clients: .venv-tinker/.installed  ## run the unmodified client of Tinker (in an environment on top of .venv)
+test-clients: weights $(ART) .venv-tinker/.installed  ## run the unmodified clients of openpipe-art and Tinker (each in an environment on top of .venv)
 	.venv-tinker/bin/python $(PYTEST) tests/clients/test_tinker_client.py
+	.venv-art/bin/python $(PYTEST) -p no:xdist tests/clients/test_openpipe_art.py
 
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py

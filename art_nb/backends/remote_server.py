@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_WAIT_S', 'ROUTES', 'WRONG_KEY', 'MIN_KEY_LENGTH', 'error_reply', 'wait_for_events', 'find_call', 'post_call',
            'get_call', 'delete_call', 'post_checkpoint', 'health', 'build_app', 'require_key', 'proxy_inference',
-           'choose_key', 'check_certificate', 'BackendServer']
+           'choose_key', 'check_certificate', 'closing_registry', 'BackendServer']
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #f981006e
 import asyncio
@@ -14,6 +14,8 @@ import secrets
 import ssl
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -189,9 +191,23 @@ def check_certificate(certfile: str | Path | None, keyfile: str | Path | None) -
             "Pass PEM files that match; the private key must have no password."
         ) from error
 
+# %% ../../nbs/50_backends/90_remote_server.ipynb #hb900021
+@asynccontextmanager
+async def closing_registry(registry: CallRegistry) -> AsyncIterator[None]:
+    """Close a registry at the end: cancel running calls and close the backend."""
+    try:
+        yield
+    finally:
+        await registry.close()
+
 # %% ../../nbs/50_backends/90_remote_server.ipynb #hb900018
 class BackendServer:
-    """HTTP server of a backend. It runs from `start` to `stop`, or as a context manager."""
+    """HTTP server of a backend. It runs from `start` to `stop`, or as a context manager.
+
+    A subclass serves another protocol: it overrides `create_app`, and the parts of `line`.
+    """
+
+    client, url_path = "art.Backend", ""  # class of the client, and path of its base URL
 
     def __init__(
         self,
@@ -216,25 +232,33 @@ class BackendServer:
         key = f', api_key="{self.api_key}"' if self.has_random_key else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "https" if self.certfile else "http"
-        return f'backend = art.Backend(base_url="{scheme}://{host}:{self.port}"{key})'
+        return f'backend = {self.client}(base_url="{scheme}://{host}:{self.port}{self.url_path}"{key})'
+
+    def create_app(self) -> tuple[ASGIApp, AbstractAsyncContextManager]:
+        """Return the app, which checks API keys, and the context in which it works."""
+        registry = CallRegistry(self.backend)
+        return require_key(build_app(registry), registry, self.api_key), closing_registry(registry)
 
     def start(self) -> "BackendServer":
         """Start the server on a thread. Raise `ServeError` if it does not start."""
-        listener, registry = bind_socket(self.host, self.port), CallRegistry(self.backend)
+        listener = bind_socket(self.host, self.port)
         self.port = listener.getsockname()[1]
-        app = require_key(build_app(registry), registry, self.api_key)
+        app, work = self.create_app()
         self._server = server = HttpServer(app, listener, self.certfile, self.keyfile)
         self._stop_requested = asyncio.Event()
-        self._thread = server.start_thread("host", partial(self._serve, server, registry))
+        self._thread = server.start_thread("host", partial(self._serve, server, work))
         return self
 
-    async def _serve(self, server: HttpServer, registry: CallRegistry) -> None:
-        serving = asyncio.ensure_future(server.serve())
-        stopping = asyncio.ensure_future(self._stop_requested.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        await registry.close()
-        server.should_exit = True
-        await serving
+    async def _serve(self, server: HttpServer, work: AbstractAsyncContextManager) -> None:
+        try:
+            async with work:
+                serving = asyncio.ensure_future(server.serve())
+                stopping = asyncio.ensure_future(self._stop_requested.wait())
+                await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            server.should_exit = True
+            await serving
+        finally:
+            server.ready.set()  # `start` does not wait any longer if the work could not begin
 
     def stop(self) -> None:
         """Cancel running calls, close the backend and end the thread."""

@@ -8,4 +8,6 @@ __all__ = []
 # %% ../../nbs/60_servers/index.ipynb #80e08615
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={"tinker_server": ["TinkerServer"]})
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"serverless_routes": ["ServerlessServer"], "tinker_server": ["TinkerServer"]}
+)

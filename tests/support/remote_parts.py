@@ -46,7 +46,7 @@ class Server:
         self.process = subprocess.Popen(
             line, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limit
         )
-        while not (found := re.search(r'base_url="(.*?:(\d+))"(?:, api_key="(.*)")?', self._read())):
+        while not (found := re.search(r'base_url="(.*?:(\d+))[^"]*"(?:, api_key="(.*)")?', self._read())):
             pass
         self.url, self.port, self.key = found[1], int(found[2]), found[3] or key
 
