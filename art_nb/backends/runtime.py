@@ -192,6 +192,10 @@ class ModelRuntime:
 
         return retry_after_oom(step, self.make_room)
 
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the state of the processes that sample or train for this model. Here, there are none."""
+        return []
+
     def restore_on_error(self) -> AbstractContextManager[None]:
         """Device thread: return a context that restores the adapter and the optimizer if it raises an exception."""
         return restore_on_error(self.learner)

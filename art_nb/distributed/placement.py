@@ -108,7 +108,11 @@ def report_port():
 threading.Thread(target=report_port, daemon=True).start()
 threading.Thread(target=lambda: (sys.stdin.read(), child.terminate()), daemon=True).start()
 code = child.wait()
-shutil.rmtree(directory, ignore_errors=True)
+for _ in range(20):
+    shutil.rmtree(directory, ignore_errors=True)
+    if not os.path.exists(directory):
+        break
+    time.sleep(0.5)
 sys.exit(code)
 """
 START_TIMEOUT_S = 300.0
@@ -182,6 +186,7 @@ class Connection:
     ray: Any = None
     local: LocalCluster | None = None  # if this process has started the cluster
     ours: bool = False  # whether `close` disconnects
+    started: bool = False  # whether the latest cluster was started by this process
     users: int = 0
     lock: Any = field(default_factory=threading.RLock)
 
@@ -230,7 +235,8 @@ def connect(address: str | None = None, num_cpus: int | None = None, num_gpus: i
             set_token()
         CONNECTION.ray = ray = import_ray()
         if not connected:
-            if address == "local":
+            CONNECTION.started = address == "local"
+            if CONNECTION.started:
                 CONNECTION.local = start_local(num_cpus, num_gpus)
                 address = CONNECTION.local.address
             _initialize(ray, address)

@@ -217,7 +217,8 @@ class Replicas:
         self._places: dict[int, asyncio.Task] = {}
         self._sampled = 0.0  # tokens of replicas that are lost
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True, name="art-nb-replicas").start()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True, name="art-nb-replicas")
+        self._thread.start()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("max_model_len", "adapter_mode", "seed_limits"):
@@ -407,7 +408,7 @@ class Replicas:
 
     def stats(self) -> dict[str, float]:
         """Return the sums of the counters of all replicas, as they were at the last call."""
-        if not self.closed:
+        if not self.closed and self._thread.is_alive():
             self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self._refresh()))
         sums: dict[str, float] = {"sampled_tokens": self._sampled, "running": 0, "waiting": 0}
         for stats in [*self.stats_of.values()]:
@@ -434,7 +435,19 @@ class Replicas:
         for actor in self.actors:
             self.ray.kill(actor)
         self.table.replicas.clear()
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        if self._thread.is_alive():
+            self._run(_cancel_tasks())
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+
+
+async def _cancel_tasks() -> None:
+    """Cancel all other tasks of the event loop and wait for them."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _awaited(ref: Any) -> Any:

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI
 
 import art_nb as art
@@ -20,12 +21,7 @@ from art_nb.policy.packing import WeightedRow
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def event_loop_policy():
-    return asyncio.DefaultEventLoopPolicy()
-
-
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def registered(make_backend, make_model):
     """A model with two replicas and two ranks, shared by the tests of this file."""
     backend, model = make_backend(samplers=2, learners=2), make_model("shared")
@@ -66,14 +62,14 @@ async def wait_until(condition, timeout_s=240):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.002)
 
 
 def some_rows(n=10, groups=4, seed=0):
     """Rows of different lengths with advantages, as a step has them."""
     random, rows = np.random.default_rng(seed), []
     for i in range(n):
-        tokens = random.integers(3, 300, 12 + 5 * (i % 4)).astype(np.int32)
+        tokens = random.integers(3, 250, 12 + 5 * (i % 4)).astype(np.int32)
         sampled = np.arange(len(tokens)) > 6
         logprobs = np.where(sampled, random.normal(-3, 1, len(tokens)), np.nan).astype(np.float32)
         rows.append(WeightedRow(tokens, sampled, logprobs, i % groups, float(random.normal()), 0.01 * (1 + i % 3)))
@@ -170,13 +166,13 @@ async def test_a_killed_replica_loses_no_rollout(registered):
     table, warnings = backend.runtime(model).sampler.table, []
     unsubscribe = backend.bus.subscribe(lambda event: warnings.append(event.message), Warned)
     victim = table.replicas[0]
-    playing = asyncio.ensure_future(roll_out(model, turns=4, tokens=40))
+    playing = asyncio.ensure_future(roll_out(model, turns=4, tokens=60))
     await wait_until(lambda: victim.requests >= 4)
     os.kill(victim.facts["place"].pid, signal.SIGKILL)
     groups = await playing
     assert sum(len(group.exceptions) for group in groups) == 0
     assert all(len(trajectory.messages_and_choices) == 9 for group in groups for trajectory in group)
-    assert table.counts["asked again"] >= 4
+    assert table.counts["asked again"] >= 1
     await wait_until(lambda: len(table.serving()) == 2)
     assert table.replicas[0] is not victim
     unsubscribe()
