@@ -242,12 +242,12 @@ def check_ray(
 ) -> list:
     """Return the checks of a Ray cluster: its nodes, its free resources, and the seconds until a process answers."""
     from art_nb.core.types import BackendMissing, ServeError
-    from art_nb.distributed.placement import connect, this_place
+    from art_nb.distributed.placement import connect_cluster, this_place
     from art_nb.training.doctor import Check
 
     start = time.perf_counter()
     try:
-        connection = connect(address or None)
+        connection = connect_cluster(address or None)
     except (BackendMissing, ServeError) as error:
         return [Check("ray", "fail", "Ray cannot be used.", str(error))]
     try:

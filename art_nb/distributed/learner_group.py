@@ -7,7 +7,6 @@ __all__ = ['SETTLE_S', 'file_arrays', 'read_files', 'Rank', 'LearnerGroup']
 
 # %% ../../nbs/55_distributed/40_learner_group.ipynb #1716ec72
 import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ..core.types import TrainError
-from .placement import ActorPlace, actor_error, describe_loss, import_ray, this_place
+from .placement import ActorPlace, actor_error, describe_loss, free_ports, import_ray, this_place
 from .replicas import ModelSpec, arrays_of, load_actor_policy, tensors_of
 from .sharded_learner import ShardedLearner, pack_seen, unpack_seen
 from ..learners import checkpoints
@@ -76,9 +75,7 @@ class Rank:
 
     def rendezvous(self) -> str:
         """Return an address on this node at which the ranks can meet."""
-        with socket.socket() as one:
-            one.bind(("", 0))
-            return f"tcp://{self.place.ip}:{one.getsockname()[1]}"
+        return f"tcp://{self.place.ip}:{free_ports(1)[0]}"
 
     def join(self, address: str, same_node: bool) -> None:
         """Meet the other ranks.
@@ -196,6 +193,10 @@ class Rank:
     def reset_optimizer(self) -> None:
         """Reset the optimizer's state."""
         self.worker.call(self.learner.reset_optimizer)
+
+    def wait_until_free(self) -> None:
+        """Return when no step is in progress."""
+        self.worker.call(lambda: None)
 
     def cancel(self) -> None:
         """Cancel the step in progress at its next sum of gradients."""
@@ -353,7 +354,6 @@ class LearnerGroup:
         try:
             return self.ray.get(calls)[0]
         except self.ray.exceptions.RayError as error:
-            self._settle(calls)
             reason = describe_loss(self.ray, error, None) if actor_error(error) is error else str(actor_error(error))
             self.open()  # the caller restores the state before the call
             raise TrainError(f"A supervised step failed: {reason}. The adapter is unchanged: train again.") from error
@@ -414,18 +414,18 @@ class LearnerGroup:
                 else:
                     on_progress(*value)
         except self.ray.exceptions.RayError as error:
-            self._raise_failure(error, stream, others)
+            self._raise_failure(error)
         except BaseException:  # `on_progress` cancels the step
             for actor in self.actors:
                 actor.cancel.remote()
-            if not self._settle([stream.completed(), *others], timeout_s=600.0):
+            if not self._settle(timeout_s=600.0):
                 self.open()
             raise
         return result
 
-    def _raise_failure(self, error: Exception, stream: Any, others: list[Any]) -> None:
+    def _raise_failure(self, error: Exception) -> None:
         """Raise Ray's error if a rank is lost. Otherwise raise the error of the code, with working ranks."""
-        ended = self._settle([stream.completed(), *others])
+        ended = self._settle()
         if not all(map(self._lives, self.actors)):
             raise error
         cause = actor_error(error)
@@ -436,8 +436,9 @@ class LearnerGroup:
         message = f"A rank of the learner failed: {type(cause).__name__}: {cause}"
         raise TrainError(f"{message}\nThe adapter is unchanged. If memory is full, lower tokens_per_batch.") from error
 
-    def _settle(self, calls: list[Any], timeout_s: float = SETTLE_S) -> bool:
-        """Wait until calls have ended, with or without an error. Return whether all have."""
+    def _settle(self, timeout_s: float = SETTLE_S) -> bool:
+        """Wait until no rank is in a step. Return whether this is the case. A rank that is lost is in none."""
+        calls = [actor.wait_until_free.remote() for actor in self.actors]
         _, running = self.ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
         return not running
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OLDEST_RAY', 'RAY_ENVIRONMENT', 'PORT_OPTIONS', 'START_TIMEOUT_S', 'CONNECTION', 'import_ray', 'free_ports',
-           'start_command', 'set_token', 'LocalCluster', 'start_local', 'tail', 'Connection', 'connect',
+           'start_command', 'set_token', 'LocalCluster', 'start_local', 'tail', 'Connection', 'connect_cluster',
            'missing_resources', 'check_resources', 'ActorPlace', 'this_place', 'last_output', 'actor_error',
            'describe_loss']
 
@@ -55,12 +55,12 @@ def free_ports(count: int) -> list[int]:
     """Return different TCP ports that are not in use."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for unused in sockets:
+            unused.bind(("", 0))
+        return [unused.getsockname()[1] for unused in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for unused in sockets:
+            unused.close()
 
 
 def start_command(directory: Path, ports: Sequence[int], num_cpus: int, num_gpus: int | None) -> list[str]:
@@ -160,8 +160,8 @@ def _wait_for_port(cluster: LocalCluster) -> None:
     host, _, port = cluster.address.rpartition(":")
     end = time.monotonic() + START_TIMEOUT_S
     while cluster.guard.poll() is None and time.monotonic() < end:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
-            if one.connect_ex((host, int(port))) == 0:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            if probe.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.1)
     raise ServeError(f"Ray did not start. Its last output:\n{tail(cluster.log)}", status=503)
@@ -206,7 +206,7 @@ class Connection:
 CONNECTION = Connection()
 
 
-def connect(address: str | None = None, num_cpus: int | None = None, num_gpus: int | None = None) -> Connection:
+def connect_cluster(address: str | None = None, num_cpus: int | None = None, num_gpus: int | None = None) -> Connection:
     """Connect this process to a Ray cluster, or return its connection.
 
     Parameters

@@ -35,7 +35,7 @@ from ..core.events import Bus, CheckpointSaved, RolloutDone, print_warnings
 from ..core.machine import usable_cores
 from ..core.types import BackendMissing
 from .learner_group import LearnerGroup
-from .placement import Connection, check_resources, connect
+from .placement import Connection, check_resources, connect_cluster
 from .replicas import ModelSpec, Replicas, arrays_of
 from .routing import RouterEndpoint
 from ..learners import checkpoints
@@ -415,7 +415,7 @@ class RayBackend(LocalBackend):
     def _connect(self) -> Layout:
         """Connect to the cluster, and wait for its resources."""
         if self._connection is None:
-            self._connection = connect(self.address)
+            self._connection = connect_cluster(self.address)
         ray = self._connection.ray
         layout = self.layout.with_cluster(ray.cluster_resources(), self._connection.local is not None)
         check_resources(ray, layout.needed(), self.wait_for_nodes_s)

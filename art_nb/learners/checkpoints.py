@@ -73,7 +73,7 @@ def checkpoint_files(
         "training.json": json.dumps(training, indent=1).encode(),
     }
 
-
+# %% ../../nbs/35_learners/30_checkpoints.ipynb #ckf00002
 def save_checkpoint_files(
     directory: Path,  # of the new checkpoint
     files: Mapping[str, Any],  # bytes-like objects by name

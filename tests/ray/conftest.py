@@ -10,9 +10,9 @@ collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
 @pytest.fixture(scope="session")
 def cluster():
     """A connection to a cluster that is started for the tests, and ends with them."""
-    from art_nb.distributed.placement import connect
+    from art_nb.distributed.placement import connect_cluster
 
-    connection = connect("local")
+    connection = connect_cluster("local")
     yield connection
     connection.close()
 

@@ -100,7 +100,7 @@ def largest_difference(one, other):
 async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name):
     backend, model = registered
     runtime = backend.runtime(model)
-    group, config = runtime.learner, StepConfig(learning_rate=1e-3, **CONFIGS[name])
+    group, config = runtime.learner, StepConfig(learning_rate=1e-4, **CONFIGS[name])
     policy = load_policy(tiny_model_dir, device="cpu", dtype=runtime.policy.dtype)
     local = Learner(policy)
     try:
@@ -111,7 +111,7 @@ async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name)
         weights = backend._connection.ray.get(group.weights())
         reference = {key: tensor.numpy() for key, tensor in copy_adapter(policy).items()}
         assert largest_difference(weights, reference) < 1e-6
-        assert max(float(np.abs(values).max()) for values in reference.values()) > 1e-3
+        assert max(float(np.abs(values).max()) for values in reference.values()) > 1e-2
         for one, other in zip(metrics, expected, strict=True):
             shared = one.keys() & other.keys() - {"data/packing_ratio", "data/step_trainer_tokens"}
             assert {"loss/train", "loss/grad_norm", "data/step_num_gradient_steps"} <= shared
@@ -151,7 +151,7 @@ async def test_conversations_stay_and_other_clients_are_served(registered):
     groups = await roll_out(model, groups=2, rollouts=4)
     assert not any(group.exceptions for group in groups)
     assert {replica.chosen > 0 for replica in table.serving()} == {True}
-    assert not any(replica.sessions or replica.requests for replica in table.serving())  # all have ended
+    assert not any(replica.requests for replica in table.serving())
     async with AsyncOpenAI(base_url=runtime.endpoint.base_url, api_key=runtime.endpoint.api_key) as client:
         question = {"messages": [{"role": "user", "content": "A1"}], "max_tokens": 4}
         for name in ("shared", "shared@0"):
