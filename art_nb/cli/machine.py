@@ -236,7 +236,7 @@ def check_plans(plans: dict) -> list:
         for name, plan in plans.items()
     ]
 
-# %% ../../nbs/95_cli/10_machine.ipynb #aedcd8e1
+# %% ../../nbs/95_cli/10_machine.ipynb #ray00002
 def check_ray(
     address: str = "",  # of a cluster, as in `RayBackend`; empty for the default
 ) -> list:
@@ -267,7 +267,7 @@ def check_ray(
         Check("ray process", "ok", f"A process on {place.ip} has answered after {answered_s:.0f} s."),
     ]
 
-
+# %% ../../nbs/95_cli/10_machine.ipynb #aedcd8e1
 def check_weights() -> list:
     """Return a check that lists the embedded models on this machine."""
     from art_nb.models.weights import EMBEDDED, cache_directory, converted, is_model

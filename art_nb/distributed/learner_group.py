@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from ..core.types import TrainError
 from .placement import ActorPlace, actor_error, describe_loss, free_ports, import_ray, this_place
-from .replicas import ModelSpec, arrays_of, load_actor_policy, tensors_of
+from .replicas import ModelSpec, arrays_of, load_actor_policy, tensors_from_arrays
 from .sharded_learner import ShardedLearner, pack_seen, unpack_seen
 from ..learners import checkpoints
 from ..learners.base import ProgressFn, no_progress, optimizer_steps, restore_on_error
@@ -153,7 +153,7 @@ class Rank:
     def _step(
         self, rows: Sequence[WeightedRow], config: StepConfig, reference: Any, on_progress: ProgressFn
     ) -> dict[str, float]:
-        weights = None if reference is None else tensors_of(reference)
+        weights = None if reference is None else tensors_from_arrays(reference)
         if weights is not None and (mismatch := adapter_mismatch(self.learner.policy, weights)):
             raise TrainError(mismatch)
         try:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['OLDEST_RAY', 'RAY_ENVIRONMENT', 'PORT_OPTIONS', 'START_TIMEOUT_S', 'CONNECTION', 'import_ray', 'free_ports',
-           'start_command', 'set_token', 'LocalCluster', 'start_local', 'tail', 'Connection', 'connect_cluster',
+           'start_command', 'set_token', 'LocalCluster', 'start_local', 'tail', 'ClusterConnection', 'connect_cluster',
            'missing_resources', 'check_resources', 'ActorPlace', 'this_place', 'last_output', 'actor_error',
            'describe_loss']
 
@@ -115,6 +115,8 @@ for _ in range(20):
     time.sleep(0.5)
 sys.exit(code)
 """
+
+# %% ../../nbs/55_distributed/00_placement.ipynb #f2f406f2
 START_TIMEOUT_S = 300.0
 
 
@@ -166,7 +168,7 @@ def _wait_for_port(cluster: LocalCluster) -> None:
         time.sleep(0.1)
     raise ServeError(f"Ray did not start. Its last output:\n{tail(cluster.log)}", status=503)
 
-# %% ../../nbs/55_distributed/00_placement.ipynb #20db3953
+# %% ../../nbs/55_distributed/00_placement.ipynb #19d1c03a
 def tail(path: str | Path, n_lines: int = 15, n_bytes: int = 8000) -> str:
     """Return the last lines of a file, or an empty string if it cannot be read."""
     try:
@@ -178,9 +180,9 @@ def tail(path: str | Path, n_lines: int = 15, n_bytes: int = 8000) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
     return "\n".join(lines[-n_lines:])
 
-# %% ../../nbs/55_distributed/00_placement.ipynb #27e1a83d
+# %% ../../nbs/55_distributed/00_placement.ipynb #2334c802
 @dataclass(slots=True)
-class Connection:
+class ClusterConnection:
     """The connection of this process to a Ray cluster, shared by its users."""
 
     ray: Any = None
@@ -203,10 +205,12 @@ class Connection:
                 self.local = None
 
 
-CONNECTION = Connection()
+CONNECTION = ClusterConnection()
 
 
-def connect_cluster(address: str | None = None, num_cpus: int | None = None, num_gpus: int | None = None) -> Connection:
+def connect_cluster(
+    address: str | None = None, num_cpus: int | None = None, num_gpus: int | None = None
+) -> ClusterConnection:
     """Connect this process to a Ray cluster, or return its connection.
 
     Parameters
@@ -218,7 +222,7 @@ def connect_cluster(address: str | None = None, num_cpus: int | None = None, num
 
     Returns
     -------
-    Connection
+    ClusterConnection
         The connection. Call its `close` once.
 
     Raises
@@ -264,7 +268,7 @@ def _initialize(ray: ModuleType, address: str) -> None:
             message = f"The Ray cluster {address!r} does not answer ({type(error).__name__}: {error}). "
             raise ServeError(f"{message}Start it with `ray start --head`, or check `address`.{output}") from error
 
-# %% ../../nbs/55_distributed/00_placement.ipynb #6447a203
+# %% ../../nbs/55_distributed/00_placement.ipynb #8b5e3b6e
 def missing_resources(needed: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Return what is missing, for example "GPU: 4 needed, 2 free", or an empty string if nothing is."""
     return "; ".join(
@@ -287,7 +291,7 @@ def check_resources(ray: Any, needed: Mapping[str, float], wait_s: float = 30.0)
             )
         time.sleep(0.5)
 
-# %% ../../nbs/55_distributed/00_placement.ipynb #f33bb664
+# %% ../../nbs/55_distributed/00_placement.ipynb #16753fe7
 @dataclass(frozen=True, slots=True)
 class ActorPlace:
     """Where an actor runs."""

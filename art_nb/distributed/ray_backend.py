@@ -35,7 +35,7 @@ from ..core.events import Bus, CheckpointSaved, RolloutDone, print_warnings
 from ..core.machine import usable_cores
 from ..core.types import BackendMissing
 from .learner_group import LearnerGroup
-from .placement import Connection, check_resources, connect_cluster
+from .placement import ClusterConnection, check_resources, connect_cluster
 from .replicas import ModelSpec, Replicas, arrays_of
 from .routing import RouterEndpoint
 from ..learners import checkpoints
@@ -121,21 +121,32 @@ class PolicyFacts:
     dtype: torch.dtype
     rank: int
 
-
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #7e1bdc01
 class RayRuntime(ModelRuntime):
     """The runtime of a model on a Ray cluster: replicas as the sampler, ranks as the learner."""
 
-    unsubscribe: Callable[[], None]  # set by `load_ray_runtime`
+    unsubscribe: Callable[[], None] = staticmethod(lambda: None)  # set by `load_ray_runtime`
+
+    @property
+    def replicas(self) -> Replicas:
+        """The replicas, which are the sampler."""
+        sampler: Any = self.sampler
+        return sampler
+
+    @property
+    def group(self) -> LearnerGroup:
+        """The ranks, which are the learner."""
+        learner: Any = self.learner
+        return learner
 
     def details(self) -> dict[str, Any]:
         """Return the device, the data type, the engines, the LoRA rank, and the number of actors."""
-        replicas, group = self.sampler, self.learner
-        numbers = {"samplers": replicas.size, "learners": group.size}
-        return super().details() | {"sampler": replicas.facts["sampler"], "learner": "ShardedLearner"} | numbers
+        numbers = {"samplers": self.replicas.size, "learners": self.group.size}
+        return super().details() | {"sampler": self.replicas.facts["sampler"], "learner": "ShardedLearner"} | numbers
 
     def output_tokens(self) -> tuple[frozenset[int], int]:
         """Return the tokens that end a reply, and the number of tokens that the model can predict."""
-        return self.learner.facts[0]["output_tokens"]
+        return self.group.facts[0]["output_tokens"]
 
     def take_steps(self, rows: Sequence[WeightedRow], config: StepConfig, on_progress: ProgressFn) -> dict[str, float]:
         """Take the optimizer steps of a training step on all ranks. Return their metrics.
@@ -152,7 +163,7 @@ class RayRuntime(ModelRuntime):
         reference = None
         if config.kl_reference:
             reference = arrays_of(adapter_files.read_adapter(Path(config.kl_reference)))
-        return self.learner.step(rows, config, on_progress, reference)
+        return self.group.step(rows, config, on_progress, reference)
 
     def take_sft_step(self, rows: Sequence[WeightedRow], rate: float, **options: int) -> dict[str, float]:
         """Take a supervised optimizer step on all ranks. Return its metrics.
@@ -166,7 +177,7 @@ class RayRuntime(ModelRuntime):
         **options : int
             Options of `Learner.sft_step`.
         """
-        return self.learner.sft_step(rows, rate, **options)
+        return self.group.sft_step(rows, rate, **options)
 
     def restore_on_error(self) -> AbstractContextManager[None]:
         """Return a context that returns to the latest step if it raises an exception."""
@@ -176,7 +187,7 @@ class RayRuntime(ModelRuntime):
             try:
                 yield
             except Exception:
-                self.learner.restore()
+                self.group.restore()
                 raise
 
         return context()
@@ -189,10 +200,10 @@ class RayRuntime(ModelRuntime):
         step : int
             The step of the adapter.
         """
-        self.sampler.publish(self.key(step), self.learner.weights())
+        self.replicas.publish(self.key(step), self.group.weights())
         self.step = step
-        self.learner.keep_state(step)
-        old = [key for key in self.sampler.loaded() if int(key.rpartition("@")[2]) <= step - KEEP_STEPS]
+        self.group.keep_state(step)
+        old = [key for key in self.replicas.loaded() if int(key.rpartition("@")[2]) <= step - KEEP_STEPS]
         self.unload(old)
 
     def save(self) -> None:
@@ -201,7 +212,8 @@ class RayRuntime(ModelRuntime):
             return
         self.check_lock()
         path, parent = self.store.checkpoint_dir(self.step), self.store.checkpoint_dir(self.step - 1)
-        size = write_state(path, self.learner.files, self.step, self.unsaved, str(parent))
+        assert self.group.files is not None, "`publish` gets them"
+        size = write_state(path, self.group.files, self.step, self.unsaved, str(parent))
         self.unsaved = None
         self.emit(CheckpointSaved(step=self.step, path=str(path), bytes=size))
 
@@ -213,25 +225,25 @@ class RayRuntime(ModelRuntime):
                 "state": replica.state,
                 "requests": replica.requests,
                 "conversations": len(replica.sessions),
-                "version": self.sampler.latest,
+                "version": self.replicas.latest,
                 "failure": replica.failure,
             }
-            for _, replica in sorted(self.sampler.table.replicas.items())
+            for _, replica in sorted(self.replicas.table.replicas.items())
         ]
-        return replicas + self.learner.status()
+        return replicas + self.group.status()
 
     def close(self) -> None:
         """Save the latest step, and end the endpoint, the replicas and the ranks."""
         if self.closed:
             return
-        group = self.learner
+        group = self.group
         self.unsubscribe()
         try:
             super().close()
         finally:
             group.end()
 
-
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #b1381fc9
 def write_state(
     path: Path,
     files: Mapping[str, Any],  # of the learner's state
@@ -245,7 +257,7 @@ def write_state(
     completed = {**files, "training.json": json.dumps(training, indent=1).encode()}
     return checkpoints.save_checkpoint_files(path, completed, step)
 
-# %% ../../nbs/55_distributed/50_ray_backend.ipynb #0eff77a3
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #dd30c073
 def model_spec(model: Any, settings: LoadSettings, layout: Layout, bus: Bus, is_local: bool) -> ModelSpec:
     """Return what the actors need to load a model."""
     threads = max(1, usable_cores() // (layout.samplers + layout.learners)) if is_local else None
@@ -262,7 +274,7 @@ def model_spec(model: Any, settings: LoadSettings, layout: Layout, bus: Bus, is_
 
 
 def load_ray_runtime(
-    connection: Connection,
+    connection: ClusterConnection,
     layout: Layout,
     model: Any,  # a TrainableModel
     worker: DeviceThread,
@@ -310,7 +322,11 @@ def _open_endpoint(
     runtime = RayRuntime(store=model.store, worker=worker, chat=chat, bus=bus, **names, **parts)
     _restore(runtime, model)
     replicas.table.resolve = runtime.resolve
-    runtime.unsubscribe = bus.subscribe(lambda event: replicas.table.end_session(event.rollout), RolloutDone)
+
+    def end_session(event: Any) -> None:
+        replicas.table.end_session(event.rollout)
+
+    runtime.unsubscribe = bus.subscribe(end_session, RolloutDone)
     endpoint: Any = RouterEndpoint(replicas.table)
     endpoint.start()
     runtime.endpoint = endpoint
@@ -319,18 +335,18 @@ def _open_endpoint(
 
 def _restore(runtime: RayRuntime, model: Any) -> None:
     """Load the newest checkpoint, or write the checkpoint of step 0. Publish its adapter."""
-    store, group = runtime.store, runtime.learner
-    load = lambda directory, learner, base_model: learner.load_checkpoint(directory, base_model)
-    step = restore_newest_checkpoint(store, group, runtime.base_model, runtime.bus.warn_once, load)
+    store, group = runtime.store, runtime.group
+    load = lambda directory, _, base_model: group.load_checkpoint(directory, base_model)
+    step = restore_newest_checkpoint(store, runtime.learner, runtime.base_model, runtime.bus.warn_once, load)
     first, parent = step is None, None
     if first and (directory := adapter_directory(model.base_model)):
         group.load_checkpoint(directory)
         parent = str(directory)
     runtime.publish(step or 0)
-    if first:
+    if first and group.files is not None:
         write_state(store.checkpoint_dir(0), group.files, 0, {}, parent)
 
-# %% ../../nbs/55_distributed/50_ray_backend.ipynb #9808882b
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #119f031a
 class RayBackend(LocalBackend):
     """Backend that samples and trains on a Ray cluster. It has the methods of `LocalBackend`.
 
@@ -380,11 +396,17 @@ class RayBackend(LocalBackend):
     ):
         check_ray_options(samplers, learners, options)
         super().__init__(path=path, **options)
-        gpus = {"gpus_per_sampler": gpus_per_sampler, "gpus_per_learner": gpus_per_learner}
-        more = {"sampler_options": sampler_options or {}, "learner_options": learner_options or {}}
-        self.layout = Layout(samplers=samplers, learners=learners, cpus_per_actor=cpus_per_actor, **gpus, **more)
+        self.layout = Layout(
+            samplers=samplers,
+            learners=learners,
+            gpus_per_sampler=gpus_per_sampler,
+            gpus_per_learner=gpus_per_learner,
+            cpus_per_actor=cpus_per_actor,
+            sampler_options=sampler_options or {},
+            learner_options=learner_options or {},
+        )
         self.address, self.wait_for_nodes_s = address, wait_for_nodes_s
-        self._connection: Connection | None = None
+        self._connection: ClusterConnection | None = None
 
     async def register(self, model: Any) -> None:
         """Start the actors of a model and open its endpoint. Training continues from the latest checkpoint.
@@ -403,23 +425,22 @@ class RayBackend(LocalBackend):
                 self.bus.warn_once(f"again {key}", REGISTERED_AGAIN.format(model.name))
             await self.unregister(model)
             await asyncio.to_thread(retire_runtime, model.store.path)
-            layout = await asyncio.to_thread(self._connect)
+            connection, layout = await asyncio.to_thread(self._connect)
             weights = await asyncio.to_thread(fetch_weights, model.base_model)
-            load = partial(load_ray_runtime, self._connection, layout)
+            load = partial(load_ray_runtime, connection, layout)
             runtime = await open_runtime(model, weights, Engines(), self.settings, self.bus, load_model=load)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:
             print(describe_ray_runtime(runtime))
 
-    def _connect(self) -> Layout:
+    def _connect(self) -> tuple[ClusterConnection, Layout]:
         """Connect to the cluster, and wait for its resources."""
-        if self._connection is None:
-            self._connection = connect_cluster(self.address)
-        ray = self._connection.ray
-        layout = self.layout.with_cluster(ray.cluster_resources(), self._connection.local is not None)
+        connection = self._connection = self._connection or connect_cluster(self.address)
+        ray = connection.ray
+        layout = self.layout.with_cluster(ray.cluster_resources(), connection.local is not None)
         check_resources(ray, layout.needed(), self.wait_for_nodes_s)
-        return layout
+        return connection, layout
 
     async def scale(self, samplers: int) -> None:
         """Change the number of replicas of all models, also during training.
@@ -430,7 +451,8 @@ class RayBackend(LocalBackend):
             The new number. Replicas that are removed finish their requests.
         """
         for runtime in [*self._runtimes.values()]:
-            await asyncio.to_thread(runtime.sampler.scale, samplers)
+            replicas: Any = runtime.sampler
+            await asyncio.to_thread(replicas.scale, samplers)
         self.layout = replace(self.layout, samplers=samplers)
 
     def workers(self, model: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_LOSSES', 'LOSS_WINDOW_S', 'PROBE_TIMEOUT_S', 'LEAVE_TIMEOUT_S', 'ModelSpec', 'load_actor_policy', 'arrays_of',
-           'tensors_of', 'Replica', 'Replicas']
+           'tensors_from_arrays', 'Replica', 'Replicas']
 
 # %% ../../nbs/55_distributed/20_replicas.ipynb #98098f06
 import asyncio
@@ -75,7 +75,7 @@ def arrays_of(weights: Adapter) -> dict[str, np.ndarray]:
     return {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
 
 
-def tensors_of(arrays: Mapping[str, np.ndarray]) -> Adapter:
+def tensors_from_arrays(arrays: Mapping[str, np.ndarray]) -> Adapter:
     """Return arrays as tensors that can be written to. Arrays from the object store are read-only."""
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
@@ -160,7 +160,7 @@ class Replica:
         latest : bool
             Whether it is also served under the model's name from now on.
         """
-        self.sampler.load(key, tensors_of(weights))
+        self.sampler.load(key, tensors_from_arrays(weights))
         if latest:
             self.latest = key
 
@@ -183,6 +183,19 @@ class Replica:
         threading.Event().wait()
 
 # %% ../../nbs/55_distributed/20_replicas.ipynb #8f80fc79
+async def _cancel_tasks() -> None:
+    """Cancel all other tasks of the event loop and wait for them."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _awaited(ref: Any) -> Any:
+    """Await a reference. `asyncio.gather` and `wait_for` need a coroutine."""
+    return await ref
+
+# %% ../../nbs/55_distributed/20_replicas.ipynb #f34b8c0d
 MAX_LOSSES, LOSS_WINDOW_S = 3, 600.0
 PROBE_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 120.0  # a replica that is removed finishes its requests within this time
@@ -330,9 +343,9 @@ class Replicas:
         latest = None
         while True:
             missing = [key for key in self.adapters if key not in loaded]
-            if not missing and latest == self.latest:
+            if not missing and (latest == self.latest or self.latest is None):
                 return
-            key = missing[0] if missing else self.latest
+            key = missing[0] if missing else str(self.latest)
             is_latest = key == self.latest
             await replica.actor.load.remote(key, self.adapters[key], is_latest)
             loaded.add(key)
@@ -440,16 +453,3 @@ class Replicas:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
             self.loop.close()
-
-
-async def _cancel_tasks() -> None:
-    """Cancel all other tasks of the event loop and wait for them."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _awaited(ref: Any) -> Any:
-    """Await a reference. `asyncio.gather` and `wait_for` need a coroutine."""
-    return await ref

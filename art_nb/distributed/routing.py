@@ -40,16 +40,16 @@ class ReplicaRecord:
     state: str = "starting"  # then "serving", "suspect", "leaving" or "lost"
     requests: int = 0  # in progress
     sessions: set[str] = field(default_factory=set)  # the conversations that use it
-    chosen: int = 0  # when it was chosen last
+    assigned: int = 0  # when it got its latest conversation
     failure: str = ""  # why its predecessor was lost
     actor: Any = field(default=None, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def load(self) -> tuple[int, int, int]:
         """Return the order in which replicas are chosen: the smallest comes first."""
-        return len(self.sessions), self.requests, self.chosen
+        return len(self.sessions), self.requests, self.assigned
 
-
+# %% ../../nbs/55_distributed/10_routing.ipynb #d40fc4d8
 SESSION_IDLE_S = 600.0  # after this time without a request, a conversation is forgotten
 
 
@@ -80,7 +80,7 @@ class RoutingTable:
         """Return the replicas that accept conversations."""
         return [replica for replica in [*self.replicas.values()] if replica.state == "serving"]
 
-    def choose(self, session: str | None) -> ReplicaRecord | None:
+    def assign(self, session: str | None) -> ReplicaRecord | None:
         """Return the replica for a request and count the request, or return None if no replica serves.
 
         Parameters
@@ -97,7 +97,7 @@ class RoutingTable:
                 replica = min(self.serving(), key=ReplicaRecord.load, default=None)
                 if replica is None:
                     return None
-                replica.chosen = next(self._order)
+                replica.assigned = next(self._order)
             replica.requests += 1
             if session:
                 replica.sessions.add(session)
@@ -132,7 +132,7 @@ class RoutingTable:
         if is_new:
             self.on_suspect(replica)
 
-# %% ../../nbs/55_distributed/10_routing.ipynb #d40fc4d8
+# %% ../../nbs/55_distributed/10_routing.ipynb #cc943732
 PATIENCE_S = 120.0
 SESSION_HEADER = "x-session-id"  # names the conversation in requests that do not come from a rollout of this process
 
@@ -194,7 +194,7 @@ class RouterTransport(ShardedTransport):
     async def _wait_for_replica(self, session: str | None) -> ReplicaRecord | None:
         end = time.monotonic() + self.patience_s
         while not self.table.closed:
-            if (replica := self.table.choose(session)) is not None:
+            if (replica := self.table.assign(session)) is not None:
                 return replica
             if time.monotonic() > end:
                 break
@@ -222,9 +222,10 @@ class RouterTransport(ShardedTransport):
 
     async def _load_adapter(self, body: bytes) -> ServeError | None:
         """Load the adapter that a request names into the replicas. Return the error if there is none."""
+        resolve = self.table.resolve
+        assert resolve is not None, "the caller has checked it"
         try:
-            name = json.loads(body)["model"]
-            await asyncio.to_thread(self.table.resolve, name)
+            await asyncio.to_thread(resolve, json.loads(body)["model"])
         except ServeError as error:
             return error
         except (ValueError, KeyError, TypeError):
@@ -241,7 +242,7 @@ def request_to(replica: ReplicaRecord, request: httpx.Request, body: bytes) -> h
     url = f"{replica.url}{path}"
     return httpx.Request(request.method, url, headers=headers, content=body, extensions=request.extensions)
 
-# %% ../../nbs/55_distributed/10_routing.ipynb #3f8875d1
+# %% ../../nbs/55_distributed/10_routing.ipynb #c702e9f2
 class RouterEndpoint:
     """An OpenAI-compatible endpoint of all replicas, on localhost.
 

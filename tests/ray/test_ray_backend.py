@@ -150,7 +150,7 @@ async def test_conversations_stay_and_other_clients_are_served(registered):
     runtime, table = backend.runtime(model), backend.runtime(model).sampler.table
     groups = await roll_out(model, groups=2, rollouts=4)
     assert not any(group.exceptions for group in groups)
-    assert {replica.chosen > 0 for replica in table.serving()} == {True}
+    assert {replica.assigned > 0 for replica in table.serving()} == {True}
     assert not any(replica.requests for replica in table.serving())
     async with AsyncOpenAI(base_url=runtime.endpoint.base_url, api_key=runtime.endpoint.api_key) as client:
         question = {"messages": [{"role": "user", "content": "A1"}], "max_tokens": 4}
@@ -178,7 +178,7 @@ async def test_a_killed_replica_loses_no_rollout(registered):
     unsubscribe()
     assert any("Replica 0 of shared is lost" in message for message in warnings)
     await roll_out(model, groups=1, turns=1)
-    assert table.replicas[0].chosen > 0  # new conversations use it
+    assert table.replicas[0].assigned > 0  # new conversations use it
 
 
 async def test_a_killed_rank_changes_no_result(registered):
