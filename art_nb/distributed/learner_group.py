@@ -91,8 +91,8 @@ class Rank:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             address = f"tcp://127.0.0.1:{address.rpartition(':')[2]}"
         names = "cpu:gloo,cuda:nccl" if self.learner.policy.device.type == "cuda" else "gloo"
-        sizes = {"rank": self.learner.rank, "world_size": self.learner.size}
-        dist.init_process_group(names, init_method=address, timeout=timedelta(minutes=30), **sizes)
+        rank, size = self.learner.rank, self.learner.size
+        dist.init_process_group(names, init_method=address, timeout=timedelta(minutes=30), rank=rank, world_size=size)
 
     def load(self, files: Mapping[str, np.ndarray], base_model: str | None) -> None:
         """Restore adapter and optimizer from the files of a checkpoint.
@@ -106,7 +106,7 @@ class Rank:
         """
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
-                Path(folder, name).write_bytes(content)
+                Path(folder, name).write_bytes(content.tobytes())
             self.worker.call(checkpoints.load_checkpoint, Path(folder), self.learner, base_model)
 
     def files(self, step: int, base_model: str) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,11 @@ from ..policy.isolation import require_package
 
 # %% ../../nbs/55_distributed/00_placement.ipynb #ba25ab03
 OLDEST_RAY = "2.55"
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # do not print errors that `LearnerGroup` reports itself
+}
 
 
 def import_ray() -> ModuleType:
@@ -37,7 +42,7 @@ def import_ray() -> ModuleType:
     require_package(("ray",), OLDEST_RAY, install_hint("ray"))
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     return ray
 
@@ -207,7 +212,7 @@ class ClusterConnection:
 
 CONNECTION = ClusterConnection()
 
-
+# %% ../../nbs/55_distributed/00_placement.ipynb #8b5e3b6e
 def connect_cluster(
     address: str | None = None, num_cpus: int | None = None, num_gpus: int | None = None
 ) -> ClusterConnection:
@@ -268,7 +273,7 @@ def _initialize(ray: ModuleType, address: str) -> None:
             message = f"The Ray cluster {address!r} does not answer ({type(error).__name__}: {error}). "
             raise ServeError(f"{message}Start it with `ray start --head`, or check `address`.{output}") from error
 
-# %% ../../nbs/55_distributed/00_placement.ipynb #8b5e3b6e
+# %% ../../nbs/55_distributed/00_placement.ipynb #2ce36a34
 def missing_resources(needed: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Return what is missing, for example "GPU: 4 needed, 2 free", or an empty string if nothing is."""
     return "; ".join(
@@ -291,7 +296,7 @@ def check_resources(ray: Any, needed: Mapping[str, float], wait_s: float = 30.0)
             )
         time.sleep(0.5)
 
-# %% ../../nbs/55_distributed/00_placement.ipynb #16753fe7
+# %% ../../nbs/55_distributed/00_placement.ipynb #06f62b43
 @dataclass(frozen=True, slots=True)
 class ActorPlace:
     """Where an actor runs."""
@@ -303,7 +308,8 @@ class ActorPlace:
 
 
 def this_place() -> ActorPlace:
-    """Return where the calling actor runs."""
+    """Return where the calling actor runs. Prepare it to send errors as the classes that the kernel knows."""
+    import_module("art_nb.types")  # the module by which Ray pickles them
     ray = import_ray()
     links = [Path(f"/proc/self/fd/{number}") for number in (2, 1)]
     files = tuple(os.readlink(link) for link in links if link.exists())
@@ -315,9 +321,8 @@ def last_output(ray: Any, place: ActorPlace, timeout_s: float = 5.0) -> str:
     """Return the last lines that an actor has printed, or an empty string if they cannot be read."""
     if place.node == ray.get_runtime_context().get_node_id():
         return "\n".join(filter(None, map(tail, place.files)))
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    strategy = NodeAffinitySchedulingStrategy(place.node, soft=False)
+    strategies = import_module("ray.util.scheduling_strategies")
+    strategy = strategies.NodeAffinitySchedulingStrategy(place.node, soft=False)
     read = ray.remote(tail).options(num_cpus=0, scheduling_strategy=strategy)
     try:
         return "\n".join(filter(None, ray.get([read.remote(file) for file in place.files], timeout=timeout_s)))

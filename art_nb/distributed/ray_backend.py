@@ -272,7 +272,7 @@ def model_spec(model: Any, settings: LoadSettings, layout: Layout, bus: Bus, is_
         threads=threads,
     )
 
-
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #119f031a
 def load_ray_runtime(
     connection: ClusterConnection,
     layout: Layout,
@@ -332,7 +332,7 @@ def _open_endpoint(
     runtime.endpoint = endpoint
     return runtime
 
-
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #3215765b
 def _restore(runtime: RayRuntime, model: Any) -> None:
     """Load the newest checkpoint, or write the checkpoint of step 0. Publish its adapter."""
     store, group = runtime.store, runtime.group
@@ -346,7 +346,7 @@ def _restore(runtime: RayRuntime, model: Any) -> None:
     if first and group.files is not None:
         write_state(store.checkpoint_dir(0), group.files, 0, {}, parent)
 
-# %% ../../nbs/55_distributed/50_ray_backend.ipynb #119f031a
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #e5946569
 class RayBackend(LocalBackend):
     """Backend that samples and trains on a Ray cluster. It has the methods of `LocalBackend`.
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SESSION_IDLE_S', 'PATIENCE_S', 'SESSION_HEADER', 'ReplicaRecord', 'RoutingTable', 'CountedStream', 'error_response',
-           'RouterTransport', 'request_to', 'RouterEndpoint']
+           'request_to', 'RouterTransport', 'RouterEndpoint']
 
 # %% ../../nbs/55_distributed/10_routing.ipynb #cf10e403
 import asyncio
@@ -159,7 +159,17 @@ def error_response(error: ServeError) -> httpx.Response:
     status, body = error_body(error)
     return httpx.Response(status, json=body, headers={"x-should-retry": "false"})
 
+# %% ../../nbs/55_distributed/10_routing.ipynb #61565be8
+def request_to(replica: ReplicaRecord, request: httpx.Request, body: bytes) -> httpx.Request:
+    """Return a request with the address and the API key of a replica."""
+    path = request.url.raw_path.decode().partition("/v1")[2]
+    hidden = (b"authorization", b"host", b"content-length")
+    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in hidden]
+    headers.append((b"authorization", f"Bearer {replica.key}".encode()))
+    url = f"{replica.url}{path}"
+    return httpx.Request(request.method, url, headers=headers, content=body, extensions=request.extensions)
 
+# %% ../../nbs/55_distributed/10_routing.ipynb #c702e9f2
 class RouterTransport(ShardedTransport):
     """An HTTP transport that sends each request to a replica. Each event loop needs its own.
 
@@ -232,17 +242,7 @@ class RouterTransport(ShardedTransport):
             return ServeError("The request names no model.", status=404)
         return None
 
-
-def request_to(replica: ReplicaRecord, request: httpx.Request, body: bytes) -> httpx.Request:
-    """Return a request with the address and the API key of a replica."""
-    path = request.url.raw_path.decode().partition("/v1")[2]
-    hidden = (b"authorization", b"host", b"content-length")
-    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in hidden]
-    headers.append((b"authorization", f"Bearer {replica.key}".encode()))
-    url = f"{replica.url}{path}"
-    return httpx.Request(request.method, url, headers=headers, content=body, extensions=request.extensions)
-
-# %% ../../nbs/55_distributed/10_routing.ipynb #c702e9f2
+# %% ../../nbs/55_distributed/10_routing.ipynb #c1843f7c
 class RouterEndpoint:
     """An OpenAI-compatible endpoint of all replicas, on localhost.
 
