@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 TORCH ?= torch==2.13.0
 JOBS ?= 3
-PYTEST := -m pytest -q --timeout=300
+PYTEST := -m pytest -q --timeout=600
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 FULL_TESTS = ART_NB_TESTS=full $(BIN)/python -m pytest -q --timeout=7200 $(PARALLEL)
 GPU_PYTHON ?= $(BIN)/python

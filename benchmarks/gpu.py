@@ -128,6 +128,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--part", type=int, choices=PARTS, help="run one part; the default is all of them in order")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="measure these rows only")
     parser.add_argument("--model", type=Path, help="directory of weights; the default is SmolLM2-135M")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each speed after its warm-up")
     parser.add_argument("--small", action="store_true", help="without a GPU, run with small sizes on the CPU")
     parser.add_argument("--check", choices=ROWS, help=argparse.SUPPRESS)  # measure in this process
     return parser.parse_args()
@@ -136,6 +137,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Run the checks of the parts one after the other."""
     arguments = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the process of a check ends, too
+    os.environ["GPU_REPEATS"] = str(arguments.repeats)  # of the process of each check
     model = arguments.model or fetch("smollm2-135m")
     if arguments.check:
         return run_here(next(check for check in CHECKS if arguments.check in check.rows), model)

@@ -11,7 +11,7 @@
 
 # %% auto #0
 __all__ = ['FIRST_PAUSE_S', 'MAX_PAUSE_S', 'JOURNAL_POLL_S', 'END_TIMEOUT_S', 'LAST_REQUEST_S', 'METRICS_WAIT_S', 'SLOW_S',
-           'LiveExport', 'TraceReporter']
+           'Result', 'LiveExport', 'TraceReporter']
 
 # %% ../../nbs/88_integrations/84_live_traces.ipynb #e41f0a04
 import threading
@@ -20,7 +20,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ..core.redaction import redact_text, secrets_of_environment
 from ..core.types import ArtError, ServeError, StoreError
@@ -43,6 +44,9 @@ FIRST_PAUSE_S, MAX_PAUSE_S, JOURNAL_POLL_S, END_TIMEOUT_S = 5.0, 60.0, 2.0, 10.0
 LAST_REQUEST_S = 2.0  # for the current request after the end
 METRICS_WAIT_S = 60.0  # for further rows of a step
 SLOW_S = 120.0  # a step that waits longer gives a warning
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -188,18 +192,21 @@ class LiveExport:
         if not self._jobs:
             return self._send_metrics() or self._send_scores()
         job = self._jobs[0]
+        if (is_done := self._attempt(job.step, lambda: self._send(job))) is None:
+            self._drop(job)
+        if is_done is not False:
+            self._finish(job)
+        return True
+
+    def _attempt(self, step: int, action: Callable[[], Result]) -> Result | None:
         try:
-            is_done = self._send(job)
+            return action()
         except ServeError:  # of the target
             raise
         except Exception as error:  # of the data: it would be the same at the next attempt
-            is_done = True
-            self._drop(job)
-            what = f"Step {job.step} could not be sent to {self.sender.target}"
+            what = f"Step {step} could not be sent to {self.sender.target}"
             self._warn("run", f"{what}. {_reason(error)}. Training continues.")
-        if is_done:
-            self._finish(job)
-        return True
+            return None
 
     def _finish(self, job: _Job) -> None:
         with self._changed:
@@ -232,7 +239,8 @@ class LiveExport:
             for step, row_s in [*self._metrics.items()]
             if is_ending or step < self._newest or now - row_s > METRICS_WAIT_S
         }
-        send_metrics(self.sender, map(self.reader.step_span, due), self.report)
+        spans = [self._attempt(step, partial(self.reader.step_span, step)) for step in due]
+        send_metrics(self.sender, spans, self.report)
         with self._changed:  # a row that was added meanwhile is sent later
             self._metrics = {step: row_s for step, row_s in self._metrics.items() if due.get(step) != row_s}
         self._warn_refused()
@@ -245,7 +253,8 @@ class LiveExport:
                 if step in (0, sent_step) and sent_step in self.store.steps(split):
                     rollouts.setdefault((split, sent_step), set()).add((group, index))
         for (split, step), changed in rollouts.items():
-            send_scores(self.sender, self.reader.scores(split, step, changed), self.report)
+            read = partial(self.reader.scores, split, step, changed)
+            send_scores(self.sender, self._attempt(step, read) or (), self.report)
         self._scored.clear()  # the scores of rollouts that were not sent yet are sent with them
         self._warn_refused()
         return bool(rollouts)

@@ -6,8 +6,8 @@
 __all__ = ['FACTOR_SCALE', 'MAX_SCORES', 'FLASH_DEVICES', 'SCORES_PER_CALL', 'FORBIDDEN', 'TokenMasks', 'bf16_products',
            'has_fp32_output', 'fp32_product', 'rms_norm', 'rms_norm_into', 'signed_sin', 'rotate_signed', 'rotate',
            'split_heads', 'gated', 'packs', 'packed_dtypes', 'FrozenWeight', 'LowRankProduct', 'lora_product',
-           'attention', 'has_flash', 'has_varlen', 'varlen_attention', 'causal_bias', 'batch_by_size', 'IndexSelect',
-           'forbid_tokens', 'part_of_masks', 'token_logprobs']
+           'masked_attention', 'attention', 'has_flash', 'has_varlen', 'varlen_attention', 'causal_bias',
+           'batch_by_size', 'IndexSelect', 'forbid_tokens', 'part_of_masks', 'token_logprobs']
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #a69486b9
 from collections.abc import Callable, Iterator, Sequence
@@ -401,6 +401,24 @@ class _Attention(Function):
         dq, dk, dv = torch.bmm(ds, k), torch.bmm(ds.transpose(1, 2), q), torch.bmm(p.transpose(1, 2), dout)
         return dq.view(ctx.shapes[0]), dk.view(ctx.shapes[1]), dv.view(ctx.shapes[1]), None, None
 
+# %% ../../nbs/30_policy/05_kernels.ipynb #58b4b1c7
+def masked_attention(
+    q: torch.Tensor,  # [n, K, s, D]
+    k: torch.Tensor,  # [n, K, l, D]
+    v: torch.Tensor,  # [n, K, l, D]
+    mask: torch.Tensor,  # in the dtype of q, is added to the scores
+    scale: float,
+) -> torch.Tensor:
+    """Return PyTorch's attention, but not that of cuDNN, which is slow for new shapes and the default on an H100."""
+    backends = torch.backends.cuda
+    if q.device.type != "cuda" or not backends.cudnn_sdp_enabled():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    backends.enable_cudnn_sdp(False)
+    try:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    finally:
+        backends.enable_cudnn_sdp(True)
+
 
 def attention(
     q: torch.Tensor,  # [n, K, G, s, D]: G query heads for each of K key heads
@@ -415,7 +433,7 @@ def attention(
         return function(q, k, v, bias, scale)
     n, K, G, s, D = q.shape
     mask = bias.to(q.dtype)[:, None].repeat(1, 1, G, 1)
-    return F.scaled_dot_product_attention(q.reshape(n, K, G * s, D), k, v, attn_mask=mask, scale=scale).view(q.shape)
+    return masked_attention(q.reshape(n, K, G * s, D), k, v, mask, scale).view(q.shape)
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #7a41e002
 FLASH_DEVICES = {"cuda"}  # types of devices for which PyTorch has FlashAttention
@@ -441,8 +459,15 @@ def has_varlen(q: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=1)
 def _knows_windows() -> bool:
-    """Return whether PyTorch's function has windows and groups of query heads, which its first versions lack."""
-    return varlen is not None and {"window_size", "enable_gqa"} <= signature(varlen.varlen_attn).parameters.keys()
+    """Return whether PyTorch's function has windows, which its first version lacks."""
+    return varlen is not None and "window_size" in signature(varlen.varlen_attn).parameters
+
+
+@lru_cache(maxsize=1)
+def _group_options() -> dict[str, bool]:
+    """Return the option for groups of query heads. Before PyTorch 2.12, groups need no option."""
+    known = varlen is not None and "enable_gqa" in signature(varlen.varlen_attn).parameters
+    return {"enable_gqa": True} if known else {}
 
 
 def varlen_attention(
@@ -458,7 +483,7 @@ def varlen_attention(
     assert varlen is not None  # see `has_varlen`
     left = window - 1 if window else -1
     # Without `return_aux`, the result is one tensor.
-    out = varlen.varlen_attn(q, k, v, *ends, *longest, scale=scale, window_size=(left, 0), enable_gqa=True)
+    out = varlen.varlen_attn(q, k, v, *ends, *longest, scale=scale, window_size=(left, 0), **_group_options())
     return cast(torch.Tensor, out)
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #739dd55e

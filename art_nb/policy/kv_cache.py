@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .kernels import batch_by_size, attention, causal_bias
+from .kernels import attention, batch_by_size, causal_bias, masked_attention
 
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #90c3a3ca
 BLOCK = 16  # tokens in a page
@@ -125,8 +125,7 @@ def attend_one(q_BHD, keys_BKLD, values_BKLD, bias_B1L, scale):
     B, H, D = q_BHD.shape
     q = q_BHD.reshape(B, keys_BKLD.shape[1], -1, D)
     bias = bias_B1L[:, None].expand(B, 1, q.shape[2], bias_B1L.shape[-1])
-    out = torch.nn.functional.scaled_dot_product_attention(q, keys_BKLD, values_BKLD, attn_mask=bias, scale=scale)
-    return out.reshape(B, H, D)
+    return masked_attention(q, keys_BKLD, values_BKLD, bias, scale).reshape(B, H, D)
 
 # %% ../../nbs/30_policy/30_kv_cache.ipynb #893f2b61
 def head_dim(config: Any) -> int:  # config: of the model, from transformers

@@ -150,7 +150,7 @@ def opening_id(opening: Sequence[Mapping[str, Any]]) -> str:
     """Return an ID of the scenario that the messages describe: the last question, with a hash if more is needed."""
     questions = [message.get("content") for message in opening if message["role"] == "user"]
     text = " ".join(str(questions[-1]).split()) if questions else "conversation"
-    digest = text_digest(repr(plain(list(opening))))[:8]
+    digest = text_digest(json.dumps(plain(list(opening)), sort_keys=True))[:8]
     return text if len(opening) == len(questions) == 1 and len(text) <= 60 else f"{text[:60]}… {digest}"
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import importlib.metadata
+import os
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from art_nb.core.machine import process_memory
 from art_nb.core.types import BackendMissing
 
 CUDA = torch.cuda.is_available()
+REPEATS = int(os.environ.get("GPU_REPEATS", "3"))  # measurements of a speed after the warm-up: `--repeats`
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 FIELDS = (
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size"
@@ -47,7 +49,7 @@ def synchronized_time() -> float:
     return time.perf_counter()
 
 
-def median_seconds(call: Callable[[int], object], repeats: int = 3) -> float:
+def median_seconds(call: Callable[[int], object], repeats: int = REPEATS) -> float:
     """Return the median duration of a call after one warm-up call. The call gets the number of the repetition."""
     times = []
     for number in range(1 + repeats):

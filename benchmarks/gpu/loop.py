@@ -20,7 +20,7 @@ import art_nb as art
 from art_nb.core.types import BackendMissing
 from art_nb.learners.settings import StepConfig
 from art_nb.rollouts.trajectories import get_messages
-from gpu.common import CUDA, Empty, against_plan, reset_peak
+from gpu.common import CUDA, REPEATS, Empty, against_plan, reset_peak
 from gpu.trainer import training_rows
 
 STEPS = 6 if CUDA else 2
@@ -102,7 +102,9 @@ def rollouts(session: Session) -> dict:
 
     http = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=300)
     clients = {"over HTTP": http, "in process": session.model.openai_client()}
-    result = {name: statistics.median([rate(client) for _ in range(4)][1:]) for name, client in clients.items()}
+    result = {
+        name: statistics.median([rate(client) for _ in range(1 + REPEATS)][1:]) for name, client in clients.items()
+    }
     return {f"rollouts/s {name}": value for name, value in result.items()} | {
         "sampled tokens/s over HTTP": result["over HTTP"] * SHAPE["turns"] * SHAPE["new"],
         "concurrent": n,

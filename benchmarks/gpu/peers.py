@@ -10,31 +10,37 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from envs import CACHE
-from talk import Child
+from talk import HERE, Child
 
-from gpu.common import CUDA, Empty, need_package
+from gpu.common import CUDA, REPEATS, Empty, need_package
 
 LARGE, LITTLE = {"groups": 8, "size": 8, "prompt": 256, "new": 128}, {"groups": 2, "size": 4, "prompt": 16, "new": 4}
 SHAPE = LARGE if CUDA else LITTLE
 
 
-def tokens_per_second(child: Child, key: str, request: dict) -> float:
-    """Return the median of three replies after one warm-up request."""
-    replies = [child.ask(**request) for _ in range(4)][1:]
+def child(script: str, log: str) -> Child:
+    """Return a process of a script with this Python and its search path."""
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    return Child(sys.executable, script, CACHE / "logs" / log, PYTHONPATH=path)
+
+
+def tokens_per_second(process: Child, key: str, request: dict) -> float:
+    """Return the median of the replies after one warm-up request."""
+    replies = [process.ask(**request) for _ in range(1 + REPEATS)][1:]
     return statistics.median(reply["tokens"] / reply[key] for reply in replies)
 
 
 def trl(model: Path) -> Iterator[dict]:
     """Yield tokens per second of TRL's `GRPOTrainer` and of our learner on the same rows."""
     version = need_package("trl", "TRL")
-    logs, size = CACHE / "logs", {name: SHAPE[name] for name in ("groups", "size", "new")}
-    peer = Child(sys.executable, "peers/trl_peer.py", logs / "gpu-trl.log")
+    size = {name: SHAPE[name] for name in ("groups", "size", "new")}
+    peer = child("peers/trl_peer.py", "gpu-trl.log")
     try:
         peer.ask("setup", model=str(model), micro=8, checkpointing=False, **size)
         theirs = tokens_per_second(peer, "train_seconds", {"do": "step", "given": SHAPE})
     finally:
         peer.close()
-    ours = Child(sys.executable, "ours/learner.py", logs / "gpu-ours.log")
+    ours = child("ours/learner.py", "gpu-ours.log")
     try:
         ours.ask("setup", model=str(model))
         request = {"do": "train", "shape": SHAPE}

@@ -52,7 +52,7 @@ class Sampling:
         return await asyncio.gather(*(sample(i) for i in range(n)))
 
     def rate(self, n: int, new: int, key: str | None) -> float:
-        """Return tokens per second including prompt processing: the median of three runs after one warm-up run."""
+        """Return tokens per second including prompt processing: the median of the runs after one warm-up run."""
         return n * new / median_seconds(lambda _: asyncio.run(self.replies(n, new, key)))
 
     def offline(self, n: int, new: int) -> float:

@@ -22,6 +22,7 @@ from art_nb.policy.packing import WeightedRow
 from gpu.common import (
     CUDA,
     DEVICE,
+    REPEATS,
     Empty,
     against_plan,
     device_name,
@@ -159,7 +160,7 @@ def unsloth(model: Path) -> Iterator[dict]:
     ours, theirs = Learner(load_policy(model)), UnslothLearner(load_policy(model), model)
     for name, learner in (("ours", ours), ("unsloth", theirs)):
         times = []
-        for _ in range(4):
+        for _ in range(1 + REPEATS):
             start = synchronized_time()
             results[name] = {"loss": learner.step(batch, StepConfig(learning_rate=0.0))["loss/train"]}
             times.append(synchronized_time() - start)

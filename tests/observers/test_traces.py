@@ -518,6 +518,26 @@ async def test_only_the_step_of_a_new_judgment_is_read_again(named, endpoint, im
     assert sorted({place for place in steps}) == [("val", 2), ("val", 4)]
 
 
+async def test_scores_of_a_damaged_step_do_not_block_the_others(named, endpoint, impatient):
+    model = named(report_traces=[f"phoenix@{endpoint.url}"])
+
+    async def log():
+        for step in (1, 2):
+            group = art.TrajectoryGroup(map(rollout, range(2)), metadata={"group_id": f"group-{step}-0"})
+            await model.log([group], split="val", step=step)
+        assert live_export(model).drain(30)
+        await until(lambda: len(endpoint.annotations) == 4)
+        (path,) = (model.store.path / "trajectories" / "val").glob("0001.parquet")
+        path.write_bytes(b"damaged")
+        for step in (1, 2):
+            overrule(model.store, index=0, group=f"group-{step}-0", step=step)
+        await until(lambda: len(endpoint.annotations) == 6)
+        await model.end_reports()
+
+    messages = await caught_during(log())
+    assert sum("Step 1 could not be sent" in message for message in messages) == 1, messages
+
+
 async def test_two_targets_and_a_function_share_a_run_that_is_opened_again(named, endpoint):
     rows, targets = [], [endpoint.url, {"to": endpoint.url, "sample": 0.0}]
     model = named(report_traces=targets, report_to=rows.append)

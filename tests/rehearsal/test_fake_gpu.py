@@ -8,6 +8,7 @@ from support import fake_gpu
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from art_nb.policy import kernels
 from art_nb.policy.kernels import FLASH_DEVICES, has_flash
 
 
@@ -141,6 +142,20 @@ def test_variable_length_attention_is_that_of_a_gpu(window):
     pairs = [(out, expected), *((ours.grad, theirs.grad) for ours, theirs in zip((q, k, v), copies))]
     for ours, theirs in pairs:
         assert float((ours.detach().cpu().float() - theirs).detach().norm() / theirs.detach().norm()) < 0.01
+
+
+def test_groups_of_query_heads_need_no_option_in_an_older_torch(monkeypatch):
+    calls, ends = [], (torch.tensor([0, 3], dtype=torch.int32),) * 2
+
+    def attend(q, k, v, *ends, scale=None, window_size=(-1, -1)):  # as in PyTorch 2.11
+        calls.append((q.shape[1], k.shape[1], scale, window_size))
+
+    for function in (kernels._knows_windows, kernels._group_options):
+        monkeypatch.setattr(kernels, function.__name__, function.__wrapped__)
+    monkeypatch.setattr(kernels.varlen, "varlen_attn", attend)
+    assert has_flash(torch.device(fake_gpu.NAME), torch.bfloat16)
+    kernels.varlen_attention(*(torch.zeros(3, heads, 8) for heads in (4, 2, 2)), ends, (3, 3), 0.5, 2)
+    assert calls == [(4, 2, 0.5, (1, 0))]
 
 
 def test_variable_length_attention_has_the_limits_of_the_kernel():

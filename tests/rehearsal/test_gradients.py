@@ -1,37 +1,18 @@
 """The branches for devices other than the CPU compute the CPU's gradients, in each family and dtype."""
 
 import math
-from functools import cache
+from functools import cache, update_wrapper
 
-import numpy as np
 import pytest
 import torch
 from support import fake_gpu
-from support.gpu_parts import grouped_rows, learner_on
+from support.gpu_parts import FAMILIES, SEGMENTS, attended, gradient, scored
 from torch.nn.attention import varlen
 
-from art_nb.learners.base import StepConfig
 from art_nb.policy.kernels import FrozenWeight, has_fp32_output, token_logprobs
 from art_nb.policy.packing import Segment, joined_attention, joined_segments, padded_attention
 
-FAMILIES = ("llama", "qwen3", "qwen3_window", "gemma3", "mistral", "qwen2")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # relative to the gradient's norm
-CONFIG = StepConfig(learning_rate=1e-4, max_grad_norm=1e9, tokens_per_batch=128, entropy_coef=0.01)
-
-
-def gradient(device, family, dtype, checkpointing=False):
-    """Return the loss and the gradient of a step with several micro-batches, on the CPU in fp32."""
-    learner, found = learner_on(device, family, dtype), []
-    learner.policy.checkpointing = checkpointing
-
-    def keep(done, of, tokens):
-        if done == of > 1:
-            found.extend(p.grad.cpu().flatten() / learner.loss_factor for p in learner.parameters())
-
-    metrics = learner.step(grouped_rows(), CONFIG, keep)
-    return metrics["loss/train"], torch.cat(found)
-
-
 on_cpu = cache(lambda family: gradient("cpu", family, torch.float32))
 
 
@@ -57,24 +38,6 @@ def test_checkpointing_changes_no_gradient(family):
     assert torch.equal(stored, computed_again)
 
 
-SEGMENTS = {
-    "one": [(9, [])],
-    "several": [(5, []), (1, []), (12, [])],
-    "a tree": [(8, []), (3, [0, 1, 2, 3, 4]), (6, [0, 1, 2, 3, 4, 8]), (4, []), (1, [18, 19])],
-}
-
-
-def attended(prepare, device, dtype, made, window):
-    """Return the output and the gradients of an attention function, in fp32 on the CPU."""
-    ends, numbers = np.cumsum([size for size, _ in made]), torch.Generator().manual_seed(0)
-    segments = [Segment(int(end) - n, int(end), torch.tensor(path).long()) for end, (n, path) in zip(ends, made)]
-    draw = lambda heads: torch.randn(int(ends[-1]), heads, 16, generator=numbers).bfloat16().to(dtype).to(device)
-    q, k, v = (draw(heads).requires_grad_() for heads in (6, 2, 2))
-    out = prepare(segments, q.device)(q, k, v, 0.3, window)
-    out.backward(draw(6))
-    return [t.detach().cpu().float() for t in (out, q.grad, k.grad, v.grad)]
-
-
 @pytest.mark.parametrize("window", [None, 1, 3, 6, 100])
 @pytest.mark.parametrize("made", SEGMENTS)
 def test_attention_without_masks_is_that_with_masks(made, window):
@@ -92,18 +55,6 @@ def test_attention_without_masks_needs_one_transfer(monkeypatch):
         joined_segments(segments, torch.device(fake_gpu.NAME, 0))
     assert sum(isinstance(args[0], torch.device) for args in moved) == 1
     assert not waits
-
-
-def scored(device, dtype, head_dtype, scale):
-    """Return logprobs, entropies and their gradients for a large vocabulary, in fp32 on the CPU."""
-    numbers, (N, V, H) = torch.Generator().manual_seed(0), (9, 50_000, 64)
-    hidden = (torch.randn(N, H, generator=numbers) * scale).bfloat16().to(dtype).to(device).requires_grad_()
-    head = (torch.randn(V, H, generator=numbers) / 8).bfloat16().to(head_dtype).to(device)
-    targets = torch.arange(N)
-    targets[: N // 2] = (hidden.detach().cpu().float() @ head.cpu().float().T).argmax(-1)[: N // 2]
-    results = token_logprobs(hidden, FrozenWeight(head), targets.to(device), 0.8, chunk=4)
-    grads = [torch.autograd.grad(result.sum(), hidden, retain_graph=True)[0] for result in results]
-    return [t.detach().cpu().float() for t in (*results, *grads)]
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 6.0], ids=["even", "usual", "certain"])
@@ -140,6 +91,6 @@ def test_the_branch_of_a_gpu_is_taken(monkeypatch, dtype):
         recorded = lambda q, *args, function=function, name=name, **kw: (
             taken.add((q.device.type, name)) or function(q, *args, **kw)
         )
-        monkeypatch.setattr(module, name, recorded)
+        monkeypatch.setattr(module, name, update_wrapper(recorded, function))  # keeps the signature
     gradient(fake_gpu.NAME, "llama", dtype)
     assert taken == {(fake_gpu.NAME, "scaled_dot_product_attention" if dtype == torch.float32 else "varlen_attn")}
