@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['KEEP_STEPS', 'UNSUPPORTED_OPTIONS', 'Layout', 'PolicyFacts', 'RayRuntime', 'write_state', 'model_spec',
-           'load_ray_runtime', 'RayBackend', 'check_ray_options', 'describe_ray_runtime']
+           'load_ray_runtime', 'check_ray_options', 'describe_ray_runtime', 'RayBackend']
 
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #2387e89e
 import asyncio
@@ -347,6 +347,36 @@ def _restore(runtime: RayRuntime, model: Any) -> None:
         write_state(store.checkpoint_dir(0), group.files, 0, {}, parent)
 
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #e5946569
+UNSUPPORTED_OPTIONS = {
+    "learner": "the ranks use the peft learner",
+    "init_args": "they are settings of Unsloth, and the ranks use the peft learner",
+    "profile": "pass its settings as options",
+    "plan": "memory is not planned on a cluster",
+    "sampler_device": "each actor has its own device",
+    "learner_device": "each actor has its own device",
+}
+
+
+def check_ray_options(samplers: int, learners: int, options: Mapping[str, Any]) -> None:
+    """Raise an error for numbers below 1 and for options that a cluster does not support."""
+    for name, value in (("samplers", samplers), ("learners", learners)):
+        if value < 1:
+            raise ValueError(f"Invalid `{name}={value!r}`: expected a positive number.")
+    for name, reason in UNSUPPORTED_OPTIONS.items():
+        if options.get(name) not in (None, "auto", "peft", False):
+            raise BackendMissing(f"RayBackend does not support `{name}={options[name]!r}`: {reason}.")
+
+
+def describe_ray_runtime(runtime: ModelRuntime) -> str:
+    """Return one line about a runtime: model, actors, devices, step and address."""
+    details = runtime.details()
+    ranks = f"{details['learners']} {'rank' if details['learners'] == 1 else 'ranks'}"
+    return (
+        f"{runtime.name}: {runtime.base_model} in {details['dtype']}, sampled by {details['samplers']} replicas, "
+        f"trained by {ranks} on {details['device']}; step {runtime.step}; {runtime.endpoint.base_url}"
+    )
+
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #ccb410f0
 class RayBackend(LocalBackend):
     """Backend that samples and trains on a Ray cluster. It has the methods of `LocalBackend`.
 
@@ -480,33 +510,3 @@ class RayBackend(LocalBackend):
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-UNSUPPORTED_OPTIONS = {
-    "learner": "the ranks use the peft learner",
-    "init_args": "they are settings of Unsloth, and the ranks use the peft learner",
-    "profile": "pass its settings as options",
-    "plan": "memory is not planned on a cluster",
-    "sampler_device": "each actor has its own device",
-    "learner_device": "each actor has its own device",
-}
-
-
-def check_ray_options(samplers: int, learners: int, options: Mapping[str, Any]) -> None:
-    """Raise an error for numbers below 1 and for options that a cluster does not support."""
-    for name, value in (("samplers", samplers), ("learners", learners)):
-        if value < 1:
-            raise ValueError(f"Invalid `{name}={value!r}`: expected a positive number.")
-    for name, reason in UNSUPPORTED_OPTIONS.items():
-        if options.get(name) not in (None, "auto", "peft", False):
-            raise BackendMissing(f"RayBackend does not support `{name}={options[name]!r}`: {reason}.")
-
-
-def describe_ray_runtime(runtime: ModelRuntime) -> str:
-    """Return one line about a runtime: model, actors, devices, step and address."""
-    details = runtime.details()
-    ranks = f"{details['learners']} {'rank' if details['learners'] == 1 else 'ranks'}"
-    return (
-        f"{runtime.name}: {runtime.base_model} in {details['dtype']}, sampled by {details['samplers']} replicas, "
-        f"trained by {ranks} on {details['device']}; step {runtime.step}; {runtime.endpoint.base_url}"
-    )
