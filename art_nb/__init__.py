@@ -176,7 +176,7 @@ _PACKAGES = (
 ).split()
 # What `art.<TAB>` lists. The other names are ART's, or for programs, and work like these.
 _COMPLETIONS = (
-    "Model TrainableModel LocalBackend RayBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
+    "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve "
     "comparison_bars reward_histogram token_heatmaps "
