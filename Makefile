@@ -99,7 +99,7 @@ tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to 
 		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
+	JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
 		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
 
 wheel: $(STAMP)  ## build a wheel and an sdist in dist/

@@ -320,6 +320,12 @@ export function mount({ model, el }, build) {
   };
 }
 
+/** Return the elements below a node that have a class. @param {any} node @param {string} name without the prefix `art-` */
+export const all = (node, name) => [...node.querySelectorAll(`.art-${name}`)];
+
+/** Create a label for something unusual. @param {any} text @param {string} [title] */
+export const warning = (text, title) => h("span.badge.is-warn", { title }, text);
+
 /** Create secondary text. @param {...any} children */
 export const muted = (...children) => h("span.muted", children);
 

@@ -121,6 +121,7 @@ class ModelRuntime:
     last_step_end: float = field(default_factory=time.perf_counter)
     lock: RunLock | None = None  # of the run directory, set by `open_runtime`
     unsaved: dict[str, float] | None = None  # metrics of the latest step, if it could not be saved
+    steps_without_signal: Counter = field(default_factory=Counter)  # by reason
 
     def key(self, step: int | None = None) -> str:
         """Return the name under which the adapter of a step is served."""

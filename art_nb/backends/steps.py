@@ -13,6 +13,7 @@ __all__ = ['finish_step', 'phase_metrics', 'match_temperature', 'add_masks', 'co
            'update_policy', 'train_rl_step', 'train_sft_step']
 
 # %% ../../nbs/50_backends/15_steps.ipynb #29304cbd
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -222,8 +223,7 @@ def train_rl_step(
         runtime.emit(report)
         _warn_about_missing_prompts(runtime, groups)
         if report.reason:
-            message = f"Nothing is learned in step {runtime.step + 1}: {report.reason}"
-            runtime.emit(Warned(key=f"no signal at step {runtime.step + 1}", message=message))
+            _warn_about_signal(runtime, report.reason)
             metrics = {"data/step_num_gradient_steps": 0}
         else:
             metrics = update_policy(runtime, groups, rows, config)
@@ -239,12 +239,22 @@ def train_rl_step(
         group.metadata["trained_step"] = result.step  # the judging panel shows it
     return result
 
-
+# %% ../../nbs/50_backends/15_steps.ipynb #3318c9c9
 def _begin_step(runtime: ModelRuntime) -> None:
     runtime.save()  # at most one step exists only in memory
     runtime.check_lock()
     if runtime.sampler_device is None:
         runtime.sampler.clear_caches()
+
+
+def _warn_about_signal(runtime: ModelRuntime, reason: str) -> None:
+    """Warn that nothing is learned. A reason is printed once, and later warnings count its steps."""
+    step, counts = runtime.step + 1, runtime.steps_without_signal
+    kind = re.sub(r"\d+", "", reason)
+    counts[kind] += 1
+    steps = f" ({counts[kind]} steps so far)" if counts[kind] > 1 else ""
+    message = f"Nothing is learned in step {step}{steps}: {reason}"
+    runtime.emit(Warned(key=f"no signal at step {step}", message=message, is_repeated=counts[kind] > 1))
 
 
 def _warn_about_missing_prompts(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup]) -> None:

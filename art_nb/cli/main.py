@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'run', 'wait_for_interrupt', 'script_globals', 'line_of_error', 'script_model',
-           'source_line', 'train', 'follow_run', 'view', 'write_pages', 'record', 'redaction_function', 'profile',
-           'init', 'migrate', 'show_help', 'option', 'parser', 'main']
+           'source_line', 'train', 'follow_run', 'view', 'open_notebook', 'write_pages', 'record', 'redaction_function',
+           'profile', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -173,23 +173,73 @@ def follow_run(run: Any, script: Path) -> int:
     return 130 if run.status == "stopped" else 0
 
 # %% ../../nbs/95_cli/20_main.ipynb #37680aad
-def view(path: str, no_browser: bool, live: bool = False, host: str | None = None, port: int | None = None) -> int:
-    """Open a run, an .art directory or a file of rollouts in the browser."""
+def view(
+    path: str,
+    no_browser: bool,
+    live: bool = False,
+    notebook: bool = False,
+    host: str | None = None,
+    port: int | None = None,
+) -> int:
+    """Open a run, an .art directory or a file of rollouts: as a report, in a notebook or as a live page."""
     import tempfile
     import webbrowser
 
+    from art_nb.core.types import ArtError
+
+    if live and notebook:
+        raise ArtError("Pass --live or --notebook, not both.")
     if live:
         from art_nb.cli.live_page import serve_live_page
 
         return serve_live_page(path, host or "127.0.0.1", port or 0)
     if host is not None or port is not None:
-        raise ValueError("--host and --port need --live: a static page has no server.")
-    page = write_pages(Path(path), Path(tempfile.mkdtemp(prefix="art-nb-view-")))
+        raise ArtError("--host and --port need --live: a static page has no server.")
+    folder = Path(tempfile.mkdtemp(prefix="art-nb-view-"))
+    if notebook:
+        return open_notebook(Path(path), folder, no_browser)
+    page = write_pages(Path(path), folder)
     print(page)
-    print("A static page. In a notebook, art.view(path) opens the interactive viewer.", file=sys.stderr)
+    print(
+        f"This page is a report, without scripts. The interactive viewer, with every rollout and token: "
+        f"art-nb view --notebook {path}, or art.view({str(path)!r}) in a notebook.",
+        file=sys.stderr,
+    )
     if not no_browser:
         webbrowser.open(page.as_uri())
     return 0
+
+# %% ../../nbs/95_cli/20_main.ipynb #0e360530
+def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
+    """Open the interactive viewer in JupyterLab until Ctrl-C."""
+    import subprocess
+    from importlib.util import find_spec
+
+    from art_nb.core.jsonable import notebook_json
+    from art_nb.core.types import BackendMissing
+    from art_nb.runs.store import find_runs, is_run
+    from art_nb.views.index import open_rollouts
+
+    if find_spec("jupyterlab") is None:
+        raise BackendMissing("--notebook needs JupyterLab: pip install jupyterlab. Without it, omit --notebook.")
+    path = path.resolve()
+    if not path.is_dir() or is_run(path) or not find_runs(path):
+        open_rollouts(path)  # raises if there is nothing to view
+    cells = [
+        ("markdown", "Press Shift+Enter twice to open the viewer."),
+        ("code", f"import art_nb as art\n\nart.view({str(path)!r})"),
+    ]
+    (folder / "view.ipynb").write_text(notebook_json(cells), encoding="utf-8")
+    is_root = getattr(os, "geteuid", lambda: 1)() == 0  # for example in a container
+    options = [f"--ServerApp.root_dir={folder}", "--LabApp.default_url=/lab/tree/view.ipynb"]
+    options += ["--ServerApp.answer_yes=True"] + ["--no-browser"] * no_browser + ["--allow-root"] * is_root
+    with subprocess.Popen([sys.executable, "-m", "jupyterlab", *options]) as server:
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            server.terminate()  # also ends it if only this process was interrupted
+            server.wait()
+            return 0
 
 
 def write_pages(path: Path, folder: Path) -> Path:
@@ -343,7 +393,8 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         view,
         [
             option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
-            option("--no-browser", action="store_true", help="only print the path of the page"),
+            option("--no-browser", action="store_true", help="open no browser: print the path or the address"),
+            option("--notebook", action="store_true", help="open the interactive viewer in JupyterLab, until Ctrl-C"),
             option("--live", action="store_true", help="serve a read-only page that follows a run, until Ctrl-C"),
             option("--host", help="with --live: address to serve on (127.0.0.1)"),
             option("--port", type=int, help="with --live: port; default: a free port"),

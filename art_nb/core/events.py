@@ -138,10 +138,11 @@ class AdapterServed(Event):
 # %% ../../nbs/00_core/40_events.ipynb #99dd71c8
 @dataclass(slots=True, kw_only=True)
 class Warned(Event):
-    """A warning for the user. `key` prevents repetition."""
+    """A warning for the user. `key` prevents repetition. If `is_repeated`, it is shown but not printed."""
 
     key: str
     message: str
+    is_repeated: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -338,7 +339,7 @@ class Bus:
 
 # %% ../../nbs/00_core/40_events.ipynb #9b7122f4
 def _print_warning(event: Event) -> None:
-    if isinstance(event, Warned):
+    if isinstance(event, Warned) and not event.is_repeated:
         print(event.message)
 
 

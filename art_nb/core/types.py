@@ -11,6 +11,7 @@ __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'suggest_name',
 import difflib
 from collections.abc import Awaitable, Iterable
 from dataclasses import field
+from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from openai import APIConnectionError
@@ -155,6 +156,21 @@ class ArtError(Exception):
     def status_code(self) -> int:
         """The HTTP status that corresponds to the error."""
         return getattr(self, "status", 500)
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines of the traceback that IPython prints, without the frames of art_nb."""
+        from IPython.core.getipython import get_ipython
+
+        frames = _caller_frames(self.__traceback__) or self.__traceback__
+        return get_ipython().InteractiveTB.structured_traceback(type(self), self, frames)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _caller_frames(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of art_nb."""
+    if frames is None:
+        return None
+    inner, package = _caller_frames(frames.tb_next), frames.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    return inner if package == "art_nb" else TracebackType(inner, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 class RolloutError(ArtError, RuntimeError):

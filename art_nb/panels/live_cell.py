@@ -125,8 +125,9 @@ def static_form(run: RunView) -> str:
         tag("div", "⚠ ", tag("b", f"{diagnosis.title}."), f" {diagnosis.finding} ", with_code(diagnosis.advice))
         for diagnosis in diagnose(p.rows)
     ]
+    notes = [tag("div", "⚠ ", note) for kind, note in p.notes.items() if kind != "failure"]  # failure_html has it
     reference = [page_reference(WARNINGS_PAGE)] if warnings else []
-    return static_run(run, warnings=[Html(failure_html(p)), *warnings, *reference])
+    return static_run(run, warnings=[Html(failure_html(p)), *notes, *warnings, *reference])
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #458e2ad6
 PING_TIMEOUT_S = 0.6

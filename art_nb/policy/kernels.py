@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from inspect import signature
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.autograd import Function
@@ -464,7 +464,7 @@ def _knows_windows() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _group_options() -> dict[str, bool]:
+def _group_options() -> dict[str, Any]:
     """Return the option for groups of query heads. Before PyTorch 2.12, groups need no option."""
     known = varlen is not None and "enable_gqa" in signature(varlen.varlen_attn).parameters
     return {"enable_gqa": True} if known else {}

@@ -17,7 +17,7 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -112,9 +112,11 @@ class Means:
         exceptions: int,
         max_metrics: int | None = None,  # maximum number of metrics to show
         total_tokens: bool = False,  # show the sum of completion_tokens instead of the mean
+        names: Sequence[str] | None = None,  # of the metrics to show; None: all
     ) -> dict[str, float]:
         """Return the values to show after the progress bar."""
-        values = {key: self.sums[key] / self.counts[key] for key in list(self.sums)[:max_metrics]}
+        shown = [key for key in self.sums if names is None or key in names]
+        values = {key: self.sums[key] / self.counts[key] for key in shown[:max_metrics]}
         tokens = values.pop("completion_tokens", None)
         if exceptions:
             values["exceptions"] = exceptions
@@ -245,13 +247,17 @@ gathering: ContextVar[GatherState | None] = ContextVar("gathering", default=None
 
 @contextmanager
 def _show_progress(
-    gather: GatherState, desc: str | None, max_metrics: int | None, total_tokens: bool
+    gather: GatherState,
+    desc: str | None,
+    max_metrics: int | None,
+    total_tokens: bool,
+    names: Sequence[str] | None = None,
 ) -> Iterator[None]:
     with _bar(desc, gather.total) as bar:
 
         def show(gather: GatherState, ended: int) -> None:
             bar.total = gather.total
-            bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens), refresh=False)
+            bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens, names), refresh=False)
             bar.update(ended)
 
         gather.show = show
@@ -276,6 +282,7 @@ async def gather_trajectories(
     *,
     pbar_desc: str | None = "gather",
     pbar_total_completion_tokens: bool = False,
+    pbar_metrics: Sequence[str] | None = None,
     max_exceptions: int | float = 0,
     timeout_s: float | None = None,
     bus: Bus | None = None,
@@ -291,6 +298,8 @@ async def gather_trajectories(
         Label of the progress bar. `None` shows no bar.
     pbar_total_completion_tokens : bool
         Show the sum of sampled tokens instead of the mean.
+    pbar_metrics : sequence of str, optional
+        Names of the metrics on the progress bar. By default, all.
     max_exceptions : int or float
         Number of failures to tolerate. A value between 0 and 1 is a fraction of all rollouts.
     timeout_s : float, optional
@@ -313,7 +322,7 @@ async def gather_trajectories(
     items = listed("gather_trajectories", trajectories, "rollouts")
     gather = GatherState(len(items), max_exceptions, timeout_s, bus, step)
     try:
-        with _show_progress(gather, pbar_desc, None, pbar_total_completion_tokens):
+        with _show_progress(gather, pbar_desc, None, pbar_total_completion_tokens, pbar_metrics):
             return await gather_or_cancel([gather.run_rollout(item, parse=_check_results) for item in items])
     finally:
         close_coroutines(items)

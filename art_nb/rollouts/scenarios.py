@@ -113,7 +113,7 @@ def scenarios_of_step(
     return picked
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #5c0e11a2
-_ID_CHARS = 80  # maximum length of an ID made from a scenario's repr
+_ID_CHARS = 80  # maximum length of an ID made from a scenario's repr or fields
 
 
 def scenario_metadata(scenario: Any) -> dict[str, Any]:
@@ -121,17 +121,28 @@ def scenario_metadata(scenario: Any) -> dict[str, Any]:
     metadata = scenario.get("metadata") if isinstance(scenario, Mapping) else None
     metadata = metadata if isinstance(metadata, Mapping) else {}
     scalars = {str(k): v for k, v in metadata.items() if isinstance(v, (str, int, float, bool, type(None)))}
-    return {"scenario_id": _repr_id(scenario)} | {
+    return {"scenario_id": _scenario_id(scenario)} | {
         name if name == "scenario_id" else f"scenario_{name}": value for name, value in scalars.items()
     }
 
 
-def _repr_id(scenario: Any) -> str:
-    text = repr(scenario)
+def _scenario_id(scenario: Any) -> str:
+    text = _field_text(scenario) if isinstance(scenario, Mapping) and scenario else repr(scenario)
     if len(text) <= _ID_CHARS:
         return text
-    digest = text_digest(text)[:8]
+    if isinstance(scenario, Mapping):  # each field gets an equal part of the ID
+        text = _field_text(scenario, max_chars=max(12, 70 // len(scenario) - 2))
+    digest = text_digest(repr(scenario))[:8]
     return f"{text[: _ID_CHARS - 1 - len(digest)]}…{digest}"
+
+
+def _field_text(
+    scenario: Mapping,
+    max_chars: int | None = None,  # of a field
+) -> str:
+    fields = (" ".join(f"{key}: {value}".split()) for key, value in scenario.items())
+    shown = (text if max_chars is None or len(text) <= max_chars else f"{text[: max_chars - 1]}…" for text in fields)
+    return ", ".join(shown)
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #4925917e
 def opening_messages(

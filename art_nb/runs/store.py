@@ -372,7 +372,7 @@ def find_runs(path: str | Path) -> list[Path]:
     Parameters
     ----------
     path : str or Path
-        A run, a project or the root directory `.art`.
+        A run, a project, the root directory `.art`, or the directory that contains it.
 
     Returns
     -------
@@ -381,7 +381,8 @@ def find_runs(path: str | Path) -> list[Path]:
     """
     path = Path(path)
     folders = [path, *path.glob("*"), *path.glob("models/*"), *path.glob("*/models/*")]
-    return sorted({folder for folder in folders if is_run(folder)})
+    runs = sorted({folder for folder in folders if is_run(folder)})
+    return runs or (find_runs(path / ".art") if (path / ".art").is_dir() else [])
 
 
 def open_run(path: str | Path, bus: Bus | None = None) -> RunStore:

@@ -485,7 +485,8 @@ def signal_checks(
     return [
         (
             lambda case: bool(case.choices),
-            "no choice: {n} trajectories contain only dicts. Append response.choices[0] instead of its text",
+            "no choice: {n} trajectories contain no Choice. Append response.choices[0] instead of its text, or "
+            "record an agent with art.trajectory(…)",
         ),
         (
             lambda case: any(sampled_ids(choice) for choice in case.choices),

@@ -42,6 +42,8 @@ from art_nb.rollouts.trajectories import (
 )
 from ..tokens.advantages import TIE, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
+from .diagnostics import CLIENT_ADVICE
+from .evaluation import progress_label
 from .steps import start_rollout
 
 # %% ../../nbs/65_training/80_doctor.ipynb #13f6ab79
@@ -127,7 +129,14 @@ def _share(part: int, whole: int) -> str:
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"
 
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70003
-async def run_probe(model: Model, rollout: Callable, scenarios: list, size: int, timeout_s: float | None) -> Probe:
+async def run_probe(
+    model: Model,
+    rollout: Callable,
+    scenarios: list,
+    size: int,
+    timeout_s: float | None,
+    label: str | None = None,  # of the progress bar; None: no bar
+) -> Probe:
     """Roll out a group of `size` rollouts for each scenario. Exceptions are recorded in the groups."""
     returned, start = [], time.perf_counter()
 
@@ -136,7 +145,9 @@ async def run_probe(model: Model, rollout: Callable, scenarios: list, size: int,
         return returned[-1]
 
     pending = [TrajectoryGroup(attempt(scenario) for _ in range(size)) for scenario in scenarios]
-    groups = await gather_trajectory_groups(pending, pbar_desc=None, max_exceptions=math.inf, timeout_s=timeout_s)
+    groups = await gather_trajectory_groups(
+        pending, pbar_desc=label, max_exceptions=math.inf, max_metrics=1, timeout_s=timeout_s
+    )
     probe = Probe(model, rollout, groups, returned, time.perf_counter() - start)
     probe.tokenize()
     return probe
@@ -181,7 +192,9 @@ def check_rollouts(probe: Probe) -> Check:
     where = failure_cause(first, code.co_filename if code else "")
     message = textwrap.shorten(message, 300, placeholder=" …")
     finding = f"{_share(len(failed), total)} failed; {n} with {kind}: {message}" + (f" ({where})." if where else ".")
-    advice = "Fix the rollout function. By default, `train` fails if more than half of the rollouts fail."
+    pattern, advice = CLIENT_ADVICE
+    if not re.search(pattern, message):
+        advice = "Fix the rollout function. By default, `train` fails if more than half of the rollouts fail."
     return Check("rollouts", "fail" if len(failed) > total / 2 else "warn", finding, advice)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f790
@@ -254,7 +267,8 @@ def check_choices(probe: Probe) -> Check:
             "choices",
             "warn" if probe.choices else "fail",
             f"{_share(without, total)} trajectories contain no Choice, so nothing in them is trained.",
-            "Append completion.choices[0] itself, not a dict with its text.",
+            "Append completion.choices[0] itself, not a dict with its text. If an agent sends the requests, record "
+            "them with art.trajectory(…).",
         )
     return Check("choices", "ok", f"All trajectories contain Choices, {len(probe.choices)} in total.")
 
@@ -425,6 +439,7 @@ async def doctor(
     rollouts_per_group: int = 4,
     timeout_s: float | None = 120,
     per_step: tuple[int, int] = (8, 8),
+    show_progress: bool | None = None,
 ) -> DoctorReport:
     """Roll out a few groups and check whether the task can be learned. Nothing is trained or written.
 
@@ -444,6 +459,8 @@ async def doctor(
         The time limit of one rollout, in seconds.
     per_step : tuple of int
         Groups per step and rollouts per group of the planned training, to estimate its cost.
+    show_progress : bool, optional
+        Whether to show a progress bar. By default, only in the main thread, for example in a cell.
 
     Returns
     -------
@@ -457,7 +474,8 @@ async def doctor(
     """
     if not len(scenarios):
         raise TrainError("There are no scenarios: pass at least one.")
-    probe = await run_probe(model, rollout, scenarios_of_step(scenarios, 0, groups), rollouts_per_group, timeout_s)
+    first_scenarios, label = scenarios_of_step(scenarios, 0, groups), progress_label("doctor: rollouts", show_progress)
+    probe = await run_probe(model, rollout, first_scenarios, rollouts_per_group, timeout_s, label)
     probe.per_step = per_step
     checks = TRAINABLE_CHECKS if model.trainable else PROMPTED_CHECKS
     if not probe.trajectories:

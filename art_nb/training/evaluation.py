@@ -25,7 +25,7 @@ from ..core.types import RolloutError
 from ..models.clients import at_step
 from ..rollouts.gather import gather_trajectories
 from ..rollouts.tracers import rollout_labels
-from ..rollouts.trajectories import Trajectory
+from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #012b40f8
 Z95 = 1.959963984540054
@@ -172,14 +172,13 @@ def _flatten(results: list) -> list:
 
 
 def progress_label(
-    name: str,
-    step: int,
+    label: str,
     show_progress: bool | None,  # None: only in the main thread
 ) -> str | None:
-    """Return the label of an evaluation's progress bar, or `None` for no bar."""
+    """Return the label of a progress bar, or `None` for no bar."""
     if show_progress is None:
         show_progress = threading.current_thread() is threading.main_thread()
-    return f"evaluate {name}, step {step}" if show_progress else None
+    return label if show_progress else None
 
 
 async def evaluate(
@@ -246,13 +245,15 @@ async def evaluate(
     with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels:
         results = await gather_trajectories(
             map(roll_out, scenarios),
-            pbar_desc=progress_label(model.name, number, show_progress),
+            pbar_desc=progress_label(f"evaluate {model.name}, step {number}", show_progress),
+            pbar_metrics=["reward", metric],  # all metrics of a task do not fit on a line
             max_exceptions=max_exceptions,
         )
     results = _flatten(results)
     trajectories = [t for t in results if isinstance(t, Trajectory)]
     if log:
-        await model.log(results, split="val", step=number)
+        group = TrajectoryGroup(results, metadata={"scenario_id": "evaluation"})  # its name in the viewer
+        await model.log([group], split="val", step=number)
     evaluation = Evaluation(model.name, number, trajectories, len(results) - len(trajectories), metric, proportion)
     evaluation.ci95()  # raises if the metric is missing or is not a proportion
     return evaluation

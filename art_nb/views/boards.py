@@ -97,7 +97,7 @@ def frames_of(
                         "ply": len(frames),
                         "rows": cells,
                         "last": last,
-                        "caption": f"board {len(frames) + 1}",
+                        "caption": "",
                         "message": position,
                         "row_names": row_names,
                         "column_names": column_names,

@@ -1,5 +1,5 @@
 // Compare two to four rollouts side by side. Common messages are shown once, and the first difference is marked.
-import { fill, h, iconButton, marked, muted, num } from "../panel.js";
+import { all, fill, h, iconButton, marked, muted, num } from "../panel.js";
 import { joinPieces, thread } from "./thread.js";
 
 /** @param {any} app */
@@ -86,9 +86,7 @@ export function createCompare(app) {
 
   /** Show which pane is active. */
   function mark() {
-    node
-      .querySelectorAll(".art-pane")
-      .forEach((paneNode, n) => paneNode.classList.toggle("art-is-active", n === active));
+    all(node, "pane").forEach((paneNode, n) => paneNode.classList.toggle("art-is-active", n === active));
   }
 
   /** Go to another pane. @param {number} offset @returns {boolean} whether there is one */
@@ -96,7 +94,7 @@ export function createCompare(app) {
     if (active + offset < 0 || active + offset >= ids.length) return false;
     active += offset;
     mark();
-    const pane = node.querySelectorAll(".art-pane")[active];
+    const pane = all(node, "pane")[active];
     pane?.focus();
     pane?.scrollIntoView({ block: "nearest", inline: "nearest" });
     return true;
@@ -107,7 +105,7 @@ export function createCompare(app) {
     show,
     step,
     get activePane() {
-      return node.querySelectorAll(".art-pane")[active];
+      return all(node, "pane")[active];
     },
     forget: () => {
       ids = [];

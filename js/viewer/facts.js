@@ -1,5 +1,8 @@
 // The column next to the conversation: reward and its parts, board, metrics, metadata, logs.
-import { append, clamp, fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
+import { append, clamp, fill, h, iconButton, marked, muted, num, tableRow, visible, warning } from "../panel.js";
+
+/** Create a table from rows. @param {string} classes @param {...any} rows */
+const table = (classes, ...rows) => h(`table.table${classes}`, h("tbody", rows));
 
 /** @param {any} app */
 export function createFacts(app) {
@@ -46,16 +49,13 @@ export function createFacts(app) {
       ),
       h("div.override"),
       parts.length
-        ? h(
-            "table.table.parts",
-            h(
-              "tbody",
-              parts.map(([name, number]) =>
-                tableRow(
-                  marked(name),
-                  h(number < 0 ? "i.minus" : "i.plus", { style: { width: `${(50 * Math.abs(number)) / largest}%` } }),
-                  num(number),
-                ),
+        ? table(
+            ".parts",
+            parts.map(([name, number]) =>
+              tableRow(
+                marked(name),
+                h(number < 0 ? "i.minus" : "i.plus", { style: { width: `${(50 * Math.abs(number)) / largest}%` } }),
+                num(number),
               ),
             ),
           )
@@ -63,20 +63,17 @@ export function createFacts(app) {
       breakdown.sums === true
         ? h("div.muted", "✓ The parts add up to the reward.")
         : breakdown.sums === false
-          ? h("div.badge.is-warn", "The parts do not add up to the reward.")
+          ? warning("The parts do not add up to the reward.")
           : null,
-      h(
-        "table.table",
-        h(
-          "tbody",
-          line("judged (RULER)", breakdown.ruler),
-          line(
-            "set by a person",
-            breakdown.override,
-            breakdown.judge_reward != null ? `judge: ${num(breakdown.judge_reward)}` : "",
-          ),
-          line("advantage", breakdown.advantage, "in its group"),
+      table(
+        "",
+        line("judged (RULER)", breakdown.ruler),
+        line(
+          "set by a person",
+          breakdown.override,
+          breakdown.judge_reward != null ? `judge: ${num(breakdown.judge_reward)}` : "",
         ),
+        line("advantage", breakdown.advantage, "in its group"),
       ),
       [breakdown.explanation, breakdown.reason].map((text) => text && h("p.note", marked(text))),
       breakdown.why ? h("p.note", marked(breakdown.why)) : null,
@@ -131,7 +128,7 @@ export function createFacts(app) {
       min: "0",
       max: String(frames.length - 1),
       value: String(ply),
-      label: "Ply",
+      label: "Board number",
       oninput: () => go(Number(slider.value)),
     });
     const grid = h("div.grid-place"),
@@ -150,7 +147,7 @@ export function createFacts(app) {
         grid,
         h(
           "table.grid",
-          { label: `Board, ply ${ply}`, style: { "--cell": `${Math.max(9, Math.min(48, (220 / columns) | 0))}px` } },
+          { label: `Board ${ply + 1}`, style: { "--cell": `${Math.max(9, Math.min(48, (220 / columns) | 0))}px` } },
           h(
             "tbody",
             rows.map((row, r) =>
@@ -168,8 +165,8 @@ export function createFacts(app) {
           ),
         ),
       );
-      fill(caption, `ply ${ply} of ${frames.length - 1}`, text ? [" · ", marked(text)] : null);
-      slider.setAttribute("aria-valuetext", `ply ${ply}${text ? `, ${text}` : ""}`);
+      fill(caption, `${ply + 1} of ${frames.length}`, text ? [" · ", marked(text)] : null);
+      slider.setAttribute("aria-valuetext", `${ply + 1}${text ? `, ${text}` : ""}`);
     };
     fill(
       board,
@@ -179,9 +176,9 @@ export function createFacts(app) {
         grid,
         h(
           "div.ply",
-          iconButton("‹", "Previous ply", () => move(-1)),
+          iconButton("‹", "Previous board", () => move(-1)),
           slider,
-          iconButton("›", "Next ply", () => move(1)),
+          iconButton("›", "Next board", () => move(1)),
         ),
         caption,
       ),
@@ -208,13 +205,10 @@ export function createFacts(app) {
           "details.fold.card",
           { open: rows.length <= 8 },
           h("summary", title, muted(` ${rows.length}`)),
-          h(
-            "table.table",
-            h(
-              "tbody",
-              rows.map(([name, value]) =>
-                tableRow(marked(name), typeof value === "number" ? num(value, 4) : marked(value)),
-              ),
+          table(
+            "",
+            rows.map(([name, value]) =>
+              tableRow(marked(name), typeof value === "number" ? num(value, 4) : marked(value)),
             ),
           ),
         )

@@ -1,5 +1,5 @@
 // The list of steps, groups and rollouts. It is a virtual list: only the visible rows, all of one height, are in the page.
-import { clamp, fill, h, marked, muted, num, perFrame, plural, visible } from "../panel.js";
+import { clamp, fill, h, marked, muted, num, perFrame, plural, visible, warning } from "../panel.js";
 
 const ROW = 26,
   OVERSCAN = 6,
@@ -135,6 +135,8 @@ export function createList(app) {
     return h("div", props, parts);
   }
 
+  /** Create an element with an explanation, which is also its name for screen readers. */
+  const explained = (selector, title, ...content) => h(selector, { title, role: "img", label: title }, content);
   const caret = (kind, ref) => h("span.caret", { "aria-hidden": "true" }, isOpen(kind, ref) ? "▾" : "▸");
 
   function stepRow(ref) {
@@ -153,9 +155,9 @@ export function createList(app) {
     return [
       caret(GROUP, g),
       h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      isConstant ? h("span.badge.is-warn", { title: "All rewards are equal" }, "no gradient") : null,
+      isConstant ? warning("no gradient", "All rewards are equal") : null,
       rewardBars(group),
-      h("span.num.mean", num(group.mean), muted(` ±${num(group.std, 2)}`)),
+      h("span.num.mean", { title: "Mean ± standard deviation" }, num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
   }
 
@@ -175,7 +177,7 @@ export function createList(app) {
         }),
       );
     }
-    return h("span.bars", { role: "img", label: `rewards ${labels.join(", ")}`, title: labels.join("  ") }, bars);
+    return explained("span.bars", `rewards ${labels.join(", ")}`, bars);
   }
 
   function rolloutRow(id) {
@@ -189,24 +191,30 @@ export function createList(app) {
       ["injection", "injection", "It addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
     return [
-      h("span.nth.muted", app.picked.has(id) ? "✓" : `${number[id]}`),
+      h("span.nth.muted", { title: "Select" }, app.picked.has(id) ? "✓" : `${number[id]}`),
       h(
         "span",
         { class: `art-level${failed ? " art-is-failed" : ""}`, "aria-hidden": "true" },
         failed ? null : h("i", { style: { width: `${Math.round(100 * index.level(reward[id]))}%` } }),
       ),
       h("span.num.reward", failed ? "failed" : num(reward[id])),
-      flat ? h("span.muted.where", `${group.step}·${group.place}`) : null,
+      flat
+        ? explained(
+            "span.muted.where",
+            `${group.split} step ${group.step}, group ${group.place}`,
+            group.step,
+            "·",
+            group.place,
+          )
+        : null,
       h("span.grow.preview", preview ? marked(preview.preview) : "…"),
-      marks.map(([, label, hint]) => h("span.badge.is-warn", { title: hint }, label)),
-      h(
+      marks.map(([, label, hint]) => warning(label, hint)),
+      explained(
         "span.muted.size",
-        {
-          title:
-            `${turns[id]} turns, ${tools[id]} tool calls, ${tokens[id]} tokens` +
-            (Number.isNaN(ruler[id]) ? "" : `, judged ${num(ruler[id])}`),
-        },
-        `${turns[id]}t`,
+        `${plural(turns[id], "turn")}, ${plural(tools[id], "tool call")}, ${plural(tokens[id], "token")}` +
+          (Number.isNaN(ruler[id]) ? "" : `, judged ${num(ruler[id])}`),
+        turns[id],
+        "t",
       ),
     ];
   }

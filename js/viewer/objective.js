@@ -1,5 +1,5 @@
 // The drawer below the conversation: the values of one token, and the terms of its loss.
-import { fill, h, iconButton, marked, muted, num, tableRow, visible } from "../panel.js";
+import { fill, h, iconButton, marked, muted, num, tableRow, visible, warning } from "../panel.js";
 
 /** @param {any} app */
 export function createObjective(app) {
@@ -65,7 +65,7 @@ export function createObjective(app) {
   function table({ losses, assumed, recorded }) {
     const names = [...new Set(losses.flatMap((loss) => loss.terms.map((term) => term.name)))];
     const findTerm = (loss, name) => loss.terms.find((term) => term.name === name);
-    const clipped = (value) => (value ? h("span.badge.is-warn", "clipped") : "no");
+    const clipped = (value) => (value ? warning("clipped") : "no");
     const cell = (loss, name) => {
       const term = findTerm(loss, name);
       return !term ? "·" : name === "clipped" ? clipped(term.value) : num(term.value, 4);

@@ -1,5 +1,5 @@
 // One rollout: its position in the run, and its conversation turn by turn.
-import { clamp, fill, h, marked, muted, visible } from "../panel.js";
+import { all, clamp, fill, h, marked, muted, visible } from "../panel.js";
 import { joinPieces, thread } from "./thread.js";
 
 /** @param {any} app */
@@ -55,7 +55,7 @@ export function createReader(app) {
         thread(joinPieces(allMessages), { paint: app.tokens.painter(id) }),
         part + 1 < parts && h("button.button", { onclick: loadMore }, "Load more"),
       );
-      turns = [...body.querySelectorAll(".art-msg")];
+      turns = all(body, "msg");
     };
     const loadMore = async () => {
       try {
@@ -114,9 +114,9 @@ export function createReader(app) {
 
   /** Make a turn the current one. @param {number} n @param {boolean} [scroll] */
   function toTurn(n, scroll = true) {
-    const nodes = ui.ids.length > 1 ? [...(app.sides.activePane?.querySelectorAll(".art-msg") ?? [])] : turns;
+    const nodes = ui.ids.length > 1 ? (app.sides.activePane ? all(app.sides.activePane, "msg") : []) : turns;
     if (!nodes.length) return;
-    for (const node of body.querySelectorAll(".art-is-current")) node.classList.remove("art-is-current");
+    for (const node of all(body, "is-current")) node.classList.remove("art-is-current");
     current = clamp(n, nodes.length);
     const turnNode = /** @type {HTMLElement} */ (nodes[current]);
     turnNode.classList.add("art-is-current");

@@ -1,5 +1,5 @@
 // A conversation: folded system messages, thinking and tool calls. A tool's result is shown with its call; errors are open.
-import { fill, h, marked, muted, visible } from "../panel.js";
+import { all, fill, h, marked, muted, visible, warning } from "../panel.js";
 
 const MAX_LINES = { system: 14, developer: 14, user: 24, assistant: 120, tool: 12 }; // lines shown before "show all"
 const LINE_WIDTH = 110,
@@ -165,9 +165,7 @@ function messageNode(message, results, { paint, sharedChars = null }) {
       h("span.role", visible(role)),
       message.name ? muted(marked(message.name)) : null,
       turn != null ? muted(`turn ${turn}`) : null,
-      message.finish_reason === "length"
-        ? h("span.badge.is-warn", { title: "The reply reached the token limit" }, "truncated")
-        : null,
+      message.finish_reason === "length" ? warning("truncated", "The reply reached the token limit") : null,
       role === "assistant" && turn == null
         ? h("span.badge", { title: "Not sampled from this model, never trained" }, "given")
         : null,
@@ -227,8 +225,7 @@ export function foldAll(root, open) {
 export function reveal(root, query) {
   const isHiding = (node) => (FULL_TEXT.get(node) ?? "").toLowerCase().includes(query);
   for (const node of root.querySelectorAll("details")) if (!node.open && isHiding(node)) setOpen(node, true);
-  for (const node of root.querySelectorAll(".art-text"))
-    if (isHiding(node)) node.querySelector("[data-more=all]")?.click();
+  for (const node of all(root, "text")) if (isHiding(node)) node.querySelector("[data-more=all]")?.click();
 }
 
 /**

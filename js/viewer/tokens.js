@@ -1,6 +1,6 @@
 // The tokens of a conversation, colored by a value (see token-colors.js). The color, the underline pattern and the figures
 // show the same value.
-import { append, fill, h, marked, num, visible } from "../panel.js";
+import { all, append, fill, h, marked, num, visible } from "../panel.js";
 import { halves, typedArray } from "./index.js";
 import { colorClass } from "./token-colors.js";
 
@@ -184,7 +184,7 @@ export function createTokens(app) {
   }
 
   function select(span) {
-    for (const previous of app.root.querySelectorAll(".art-is-chosen")) previous.classList.remove("art-is-chosen");
+    for (const previous of all(app.root, "is-chosen")) previous.classList.remove("art-is-chosen");
     if (!span) return app.objective.close();
     span.classList.add("art-is-chosen");
     const token = tokenOf(span);

@@ -174,12 +174,18 @@ async def test_the_warnings_of_a_step_are_printed(named, tmp_path, capsys):
         await model.register(backend)
         group = await a_group(model, temperature=0)
         capsys.readouterr()
-        for _ in range(2):
+        for _ in range(3):
             await backend.train(model, [group], learning_rate=1e-2)
         printed = capsys.readouterr().out
-    counts = {"Nothing is learned in step 1": 1, "Nothing is learned in step 2": 1, "6 replies were sampled": 1}
+        await backend.train(model, [await a_group(model, rewards=[1.0] * 6)], learning_rate=1e-2)
+        other_reason = capsys.readouterr().out
+    counts = {"Nothing is learned in step": 1, "6 replies were sampled": 1}
     assert {words: printed.count(words) for words in counts} == counts
     assert printed.splitlines() == [event.message for event in events if event.message in printed]
+    shown = [event.message for event in events if "Nothing is learned" in event.message]
+    beginnings = ["step 1: ", "step 2 (2 steps so far): ", "step 3 (3 steps so far): ", "step 4: "]
+    assert all(text.startswith(f"Nothing is learned in {b}") for text, b in zip(shown, beginnings, strict=True))
+    assert other_reason.splitlines() == shown[-1:]
 
 
 async def test_options_without_an_effect_are_announced_once(named, local):

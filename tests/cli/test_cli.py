@@ -247,6 +247,30 @@ def test_view(tmp_path, monkeypatch):
     assert "question of one" in (listed.parent / "0.html").read_text()
     for path in (tmp_path / "nowhere", tmp_path / ".art" / "games" / "models" / "one" / "history.jsonl"):
         assert refused(call("view", path, "--no-browser"))
+        assert refused(call("view", path, "--no-browser", "--notebook"))
+    assert "not both" in refused(call("view", store.path, "--live", "--notebook"))
+    assert "need --live" in refused(call("view", store.path, "--port", "80"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_view_opens_the_viewer_in_a_notebook(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    store = art.RunStore(tmp_path / ".art" / "games" / "models" / "one")
+    store.write_groups("train", 1, [art.TrajectoryGroup([art.Trajectory(reward=0.25)])])
+    line = [*command(), "view", str(store.path), "--notebook", "--no-browser"]
+    with subprocess.Popen(
+        line, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        for log in process.stderr:
+            if "/lab/tree/view.ipynb?token=" in log:
+                break
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 0 and "Traceback" not in rest
+    [notebook] = tmp_path.glob("art-nb-view-*/view.ipynb")
+    cells = json.loads(notebook.read_text())["cells"]
+    assert "".join(cells[1]["source"]) == f"import art_nb as art\n\nart.view({str(store.path)!r})"
 
 
 # doctor

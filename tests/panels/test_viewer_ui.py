@@ -189,6 +189,22 @@ def test_presets_by_keyboard(opened, preset, order):
     assert page.locator("[role=option]").first.get_attribute("aria-selected") == "true"  # it is open
 
 
+def test_short_labels_of_the_list_are_explained(opened):
+    page = opened(steps())
+    assert page.locator(".art-mean").first.get_attribute("title") == "Mean ± standard deviation"
+    page.click("text=Best")
+    page.wait_for_selector("[role=listbox]")
+    for name, short, pattern in [
+        ("where", r"\d·\d", r"train step \d, group \d"),
+        ("size", r"\dt", r"\d turns?, \d+ tool calls?, \d+ tokens?"),
+    ]:
+        label = page.locator(f".art-{name}").first
+        assert re.fullmatch(short, label.inner_text())
+        assert re.fullmatch(pattern, label.get_attribute("title"))
+        assert (label.get_attribute("aria-label"), label.get_attribute("role")) == (label.get_attribute("title"), "img")
+    assert "1 turns" not in page.content()
+
+
 def test_the_most_varied_group_comes_first(opened):
     flat, wild = games(0, 3), games(1, 3)
     for i in range(3):
@@ -599,16 +615,17 @@ def test_a_reward_is_broken_down(opened):
 def test_boards_have_a_slider(opened):
     page = opened(games(0, 2))
     page.wait_for_selector(".art-grid")
-    slider = page.locator("[aria-label=Ply]")
+    slider = page.locator("[aria-label='Board number']")
     assert slider.input_value() == slider.get_attribute("max") == "2"
     cells = page.locator(".art-grid td").all_inner_texts()
     assert sorted(cells).count("X") == 2 and len(cells) == 9
+    assert page.inner_text(".art-caption").startswith("3 of 3")
     slider.focus()
     page.keyboard.press("ArrowLeft")
     assert page.locator(".art-grid td").all_inner_texts().count("X") == 1
     assert page.locator(".art-grid .art-is-last").count() == 1
     assert page.locator(".art-msg.art-is-current").get_attribute("data-message") == "3"
-    page.click("[aria-label='Previous ply']")
+    page.click("[aria-label='Previous board']")
     assert "X" not in page.locator(".art-grid td").all_inner_texts()
 
 

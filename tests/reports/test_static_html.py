@@ -281,11 +281,13 @@ def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
     """A first step in which every rollout failed: the static form itself failed on it, and hid the error."""
     RunStore(tmp_path).write_groups("val", 0, [TrajectoryGroup([Trajectory(reward=reward) for reward in (0, 1)])])
     write_run_record(RunStore(tmp_path), name="x", status="failed", step=0, steps=3, groups=1, rollouts=2)
+    RunStore(tmp_path).append_event(Warned(key="no signal at step 1", message="Nothing is learned: <b>"))
     RunStore(tmp_path).append_event(Failed(where="step 1", message="ValueError: the reward is missing"))
     run = Run.attach(tmp_path)
     shown = static_html(run)
     assert "Groups of step 0 (val)" in shown and "reward 0.5" in shown
-    assert "the reward is missing" in static_form(run)
+    assert static_form(run).count("the reward is missing</div>") == 1
+    assert "⚠ Nothing is learned: &lt;b&gt;" in static_form(run)
 
 
 def test_pieces_escape_what_they_are_given():

@@ -385,6 +385,7 @@ def test_running_means():
     assert list(means.postfix(2)) == ["reward", "won", "rare", "exceptions", "completion_tokens"]
     assert means.postfix(0, max_metrics=1) == {"reward": 1.5}
     assert means.postfix(0, total_tokens=True)["total_completion_tokens"] == 40
+    assert list(means.postfix(1, names=["reward", "missing", "won"])) == ["reward", "won", "exceptions"]
 
 
 @pytest.fixture
@@ -411,8 +412,9 @@ async def test_what_stands_behind_the_bar_can_be_chosen(bars):
     await gather_trajectory_groups([TrajectoryGroup(rollouts())], max_metrics=1)
     await gather_trajectory_groups([TrajectoryGroup(rollouts())], pbar_total_completion_tokens=True)
     await gather_trajectories(rollouts(), pbar_total_completion_tokens=True)
+    await gather_trajectories(rollouts(), pbar_metrics=["reward"])
     total = "reward=2, total_completion_tokens=6"
-    assert [bar.postfix for bar in bars] == ["reward=2, completion_tokens=3", "reward=2", total, total]
+    assert [bar.postfix for bar in bars] == ["reward=2, completion_tokens=3", "reward=2", total, total, "reward=2"]
 
 
 async def test_the_bar_counts_every_rollout_once(bars):

@@ -343,6 +343,9 @@ def test_ours_meets_what_arts_reader_checks():
 def test_opening_what_is_no_run(tmp_path):
     RunStore(tmp_path / "ttt/models/a").append_history({"step": 0})
     assert find_runs(tmp_path) == find_runs(tmp_path / "ttt") == [tmp_path / "ttt/models/a"]
+    beside = tmp_path / "work"
+    RunStore(beside / ".art/ttt/models/a").append_history({"step": 0})
+    assert find_runs(beside) == find_runs(beside / ".art") == [beside / ".art/ttt/models/a"]
     with pytest.raises(StoreError, match="ttt/models/a"):
         open_run(tmp_path)
     for path in (tmp_path / "none", Path(__file__)):

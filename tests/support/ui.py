@@ -275,7 +275,8 @@ class Lab:
         self.folder, self.token, self.port = folder, uuid.uuid4().hex, free_port()
         dirs = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "RUNTIME", "DATA")}
         self.kernel = warm_kernel()
-        self.env = os.environ | dirs | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_PLATFORM_DIRS": "1"}
+        config = {"JUPYTER_CONFIG_PATH": str(Path(__file__).parents[2] / "tools/jupyter")}  # as in `make lab`
+        self.env = os.environ | dirs | config | {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_PLATFORM_DIRS": "1"}
         self.process = None
 
     def settings(self, name: str, values: dict) -> None:
@@ -327,11 +328,15 @@ class Lab:
                 time.sleep(0.2)
         return False
 
-    def write(self, cells: list[str]) -> str:
-        """Write a notebook of code cells and give its name."""
+    def write(self, cells: list[str] | Path) -> str:
+        """Write a notebook of code cells, or copy one, and give its name."""
         name = f"{uuid.uuid4().hex[:8]}.ipynb"
+        if isinstance(cells, Path):
+            shutil.copyfile(cells, self.folder / "notebooks" / name)
+            return name
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
         notebook.metadata["kernelspec"] = {"name": self.kernel, "display_name": "Python 3", "language": "python"}
+        notebook.metadata["language_info"] = {"name": "python"}  # so that saving adds the kernel's metadata
         nbformat.write(notebook, self.folder / "notebooks" / name)
         return name
 

@@ -159,6 +159,13 @@ def test_a_failed_write_has_advice(message):
     assert "Free some disk space" in advice_for(message)
 
 
+def test_the_cause_comes_before_the_limit_of_failures():
+    limit = "failure 5 of 8 rollouts; max_exceptions=0.5"
+    assert "Run one rollout by hand" in advice_for(f"KeyError: 'a'; {limit}")
+    assert "Create it inside" in advice_for(f"RuntimeError: <Event> is bound to a different event loop; {limit}")
+    assert "did not answer" in advice_for(f"APIConnectionError: Connection error.; {limit}")
+
+
 def test_one_lucky_rollout_does_not_solve_the_task():
     """Rewards of 0, 0, 0 and then 0.06: the last step is the best one, and nearly all rewards are still 0."""
     rewards = [0.0, 0.0, 0.0, 0.0625]

@@ -56,7 +56,7 @@ def player(reward=lambda n: n % 2, text=lambda s, n: f"free: {s}", turns=1, keep
 
 
 async def examine(model, rollout, **options):
-    return await art.doctor(model, rollout, range(8), **{"groups": 2} | options)
+    return await art.doctor(model, rollout, range(8), **{"groups": 2, "show_progress": False} | options)
 
 
 def files(model):
@@ -92,7 +92,15 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
     assert (await home.get_step(), files(home), events) == (0, before, [])
 
 
-async def test_groups_and_rollouts_are_as_asked(home):
+async def test_a_client_of_another_event_loop(home):
+    async def rollout(model, scenario):
+        raise RuntimeError("Event loop is closed")
+
+    check = (await examine(home, rollout))["rollouts"]
+    assert check.verdict == "fail" and "Create it inside the rollout" in check.advice
+
+
+async def test_groups_and_rollouts_are_as_asked(home, capfd):
     seen = []
 
     async def rollout(model, scenario):
@@ -101,6 +109,8 @@ async def test_groups_and_rollouts_are_as_asked(home):
 
     await art.doctor(home, rollout, "abc", groups=3, rollouts_per_group=2)
     assert sorted(seen) == list("aabbcc")
+    bar = capfd.readouterr().err
+    assert "doctor: rollouts" in bar and "6/6" in bar
     with pytest.raises(TrainError):
         await art.doctor(home, rollout, [])
 

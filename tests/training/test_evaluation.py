@@ -233,7 +233,17 @@ async def test_a_few_failures_are_counted_beside_the_mean(tmp_path):
     assert repr(found).endswith("n=10, 1 failed)")
     [group] = model.store.read_groups("val", 0)
     assert (len(group), [error.message for error in group.exceptions]) == (10, ["boom"])
+    assert group.metadata["scenario_id"] == "evaluation"  # the name of the group in the viewer
     assert model.store.history()[0]["val/exception_rate"] == pytest.approx(1 / 11)
+
+
+async def test_the_bar_shows_the_metric_that_was_asked_for(tmp_path, capfd):
+    async def rollout(model, scenario):
+        return art.Trajectory(reward=1, metrics={"solved": scenario > 2, "short": 1, "about": 0})
+
+    await evaluate(art.Model(**PROMPTED), rollout, range(6), metric="solved", log=False, show_progress=True)
+    bar = capfd.readouterr().err
+    assert "evaluate gpt, step 0" in bar and "reward=1, solved=0.5]" in bar and "short" not in bar
 
 
 async def test_too_many_failures_raise_the_last(tmp_path):

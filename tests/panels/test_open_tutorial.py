@@ -1,0 +1,56 @@
+"""A notebook that is opened and saved in the JupyterLab of `make lab`, without running it, does not change."""
+
+import copy
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from traitlets.config.loader import PyFileConfigLoader
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "tools/jupyter/jupyter_server_config.py"
+SPEC = {"display_name": "python3", "language": "python", "name": "python3"}
+LAB_METADATA = {"kernelspec": SPEC | {"display_name": "Python 3 (ipykernel)"}, "language_info": {"name": "python"}}
+
+
+def test_opening_a_tutorial_changes_nothing(lab):
+    path = ROOT / "examples/tic_tac_toe/tic-tac-toe.ipynb"
+    notebook = lab(path)
+    notebook.page.wait_for_selector(".jp-mod-dirty")  # JupyterLab has set the kernel's metadata and would save it
+    notebook.save()
+    saved = (notebook.lab.folder / "notebooks" / notebook.name).read_text(encoding="utf-8")
+    assert saved == path.read_text(encoding="utf-8")
+
+
+def test_make_lab_uses_the_settings():
+    target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nlab:")[1].split("\n\n")[0]
+    assert "JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter " in target
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "expected"),
+    [
+        ({"kernelspec": SPEC}, {"kernelspec": SPEC}),
+        ({"kernelspec": SPEC | {"name": "other"}}, {"kernelspec": LAB_METADATA["kernelspec"]}),  # another kernel
+        ({}, LAB_METADATA),  # as JupyterLab creates a notebook
+        (LAB_METADATA, LAB_METADATA),
+        (None, LAB_METADATA),  # no such file
+        ("damaged", LAB_METADATA),
+    ],
+)
+def test_only_clean_notebooks_keep_their_metadata(tmp_path, on_disk, expected):
+    if on_disk is not None:
+        (tmp_path / "a.ipynb").write_text(json.dumps({"metadata": on_disk}))
+    hook = PyFileConfigLoader(str(CONFIG)).load_config().ContentsManager.pre_save_hook
+    model = {"type": "notebook", "content": {"cells": [], "metadata": copy.deepcopy(LAB_METADATA)}}
+    hook(model=model, path="/a.ipynb", contents_manager=SimpleNamespace(root_dir=str(tmp_path)))
+    assert model["content"]["metadata"] == expected
+
+
+def test_text_files_are_saved_as_they_are(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    hook = PyFileConfigLoader(str(CONFIG)).load_config().ContentsManager.pre_save_hook
+    model = {"type": "file", "content": "new"}
+    hook(model=model, path="a.txt", contents_manager=SimpleNamespace(root_dir=str(tmp_path)))
+    assert model == {"type": "file", "content": "new"}
