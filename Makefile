@@ -20,6 +20,7 @@ LITELLM := .venv-litellm/.installed
 AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed,$(wildcard benchmarks/peers/agents/*.txt))
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
+RAY := .venv-ray/.installed
 OBSERVERS := .venv-observers/.installed
 EXPORT := .venv-export/.installed
 CURATION := .venv-curation/.installed
@@ -29,7 +30,7 @@ OBSERVER_SERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-ray test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
@@ -68,6 +69,9 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(LITELLM) $(AGENT_PEERS)  ## the same
 
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
+
+test-ray: $(RAY)  ## run the tests of RayBackend (in an environment on top of .venv; ART_NB_TESTS=full runs all)
+	.venv-ray/bin/python $(PYTEST) -p no:xdist tests/ray
 
 test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B, Weave and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers

@@ -16,6 +16,7 @@ Modules:
 - `art_nb.core.jsonable`: Conversion of values to JSON, and a compact form that stores repeated texts once
 - `art_nb.core.redaction`: Removal of secrets from files, messages and pages
 - `art_nb.core.seeds`: Seeds for the requests of a training step, so that a run can be repeated
+- `art_nb.distributed.ray_backend`: `RayBackend`: sampling and training on a Ray cluster, controlled from the notebook
 - `art_nb.integrations.auto_rl`: A model trained from a one-sentence task, in stages that can be inspected and changed (AutoRL)
 - `art_nb.integrations.live_traces`: Export of the traces of a run while the model is trained, with `report_traces`
 - `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
@@ -138,6 +139,7 @@ _NAMES = {
         "get_tokenizer tensorize tokenize"
     ),
     "backends.local": "LocalBackend backend",
+    "distributed.ray_backend": "RayBackend",
     "backends.remote_client": "Backend",
     "backends.contract": "check_backend",
     "training.run": "Run train",
@@ -169,8 +171,8 @@ _NAMES = {
     "panels.ipython": "load_ipython_extension",
 }
 _PACKAGES = (
-    "core rollouts runs models rewards tokens policy learners samplers serving backends servers training pipeline views "
-    "reports panels integrations compat cli"
+    "core rollouts runs models rewards tokens policy learners samplers serving backends distributed servers training "
+    "pipeline views reports panels integrations compat cli"
 ).split()
 # What `art.<TAB>` lists. The other names are ART's, or for programs, and work like these.
 _COMPLETIONS = (

@@ -10,6 +10,7 @@ from . import learners as learners
 from . import samplers as samplers
 from . import serving as serving
 from . import backends as backends
+from . import distributed as distributed
 from . import servers as servers
 from . import training as training
 from . import pipeline as pipeline
@@ -89,6 +90,7 @@ from .tokens.tokenized import tensorize as tensorize
 from .tokens.tokenized import tokenize as tokenize
 from .backends.local import LocalBackend as LocalBackend
 from .backends.local import backend as backend
+from .distributed.ray_backend import RayBackend as RayBackend
 from .backends.remote_client import Backend as Backend
 from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run

@@ -69,7 +69,7 @@ def test_packages_without_torch(heavy):
     """Only the packages that compute with a model load torch, and two modules that are loaded on demand."""
     from test_layers import NUMBERS
 
-    with_torch = {"policy", "learners", "samplers", "serving", "backends", "servers"}
+    with_torch = {"policy", "learners", "samplers", "serving", "backends", "distributed", "servers"}
     on_demand = {"views.token_objective", "integrations.gateway"}
     modules = [name for name in NUMBERS if name.partition(".")[0] not in with_torch and name not in on_demand]
     assert fresh(LOW.format(names=modules), heavy) == []

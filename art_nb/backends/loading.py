@@ -415,6 +415,7 @@ async def open_runtime(
     settings: LoadSettings,
     bus: Bus,
     release: Callable[[], None] = lambda: None,  # frees the caches of other models if memory is full
+    load_model: Callable[..., ModelRuntime] = load_runtime,  # has the same arguments
 ) -> ModelRuntime:
     """Lock the run directory of a model, clean it up, load the model and record its events.
 
@@ -426,7 +427,7 @@ async def open_runtime(
         await asyncio.to_thread(checkpoints.remove_leftovers, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = DeviceThread(f"art-nb-{model.name}")
-        load = partial(load_runtime, model, worker, weights, engines, settings, bus)
+        load = partial(load_model, model, worker, weights, engines, settings, bus)
         opened = worker.submit(_load_with_retry, load, release)
         try:
             runtime = await asyncio.wrap_future(opened)

@@ -52,7 +52,11 @@ class Backend(ModelBackend, Protocol):
     async def close(self) -> None: ...
 
 
-BACKENDS = {"local": "art_nb.backends.local:LocalBackend", "remote": "art_nb.backends.remote_client:Backend"}
+BACKENDS = {
+    "local": "art_nb.backends.local:LocalBackend",
+    "remote": "art_nb.backends.remote_client:Backend",
+    "ray": "art_nb.distributed.ray_backend:RayBackend",
+}
 
 
 def backend(name: str, **options: Any) -> Backend:
@@ -61,7 +65,7 @@ def backend(name: str, **options: Any) -> Backend:
     Parameters
     ----------
     name : str
-        A key of `BACKENDS`: "local" or "remote".
+        A key of `BACKENDS`: "local", "remote" or "ray".
     **options
         The arguments of the class, for example those of `LocalBackend`.
 

@@ -29,6 +29,7 @@ def restore_newest_checkpoint(
     learner: Learner,
     base_model: str,
     warn: Callable[[str, str], object],  # called with a key and a message for each damaged checkpoint
+    load: Callable[[Path, Learner, str], object] = checkpoints.load_checkpoint,
 ) -> int | None:  # the step; None if there is no checkpoint
     """Load the newest complete checkpoint into the learner. Raise `StoreError` if all checkpoints are damaged."""
     directories, errors = store.checkpoints(), {}
@@ -38,7 +39,7 @@ def restore_newest_checkpoint(
         try:
             if not is_complete_checkpoint(directories[step]) or not checkpoints.has_required_files(directories[step]):
                 raise adapter_files.DamagedCheckpoint("a file is missing or incomplete")
-            checkpoints.load_checkpoint(directories[step], learner, base_model)
+            load(directories[step], learner, base_model)
         except adapter_files.DamagedCheckpoint as error:
             errors[step] = error
             continue

@@ -12,9 +12,9 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,18 @@ from weakref import WeakValueDictionary
 from ..core.events import Bus, CheckpointSaved, Event
 from ..core.types import ServeError, StoreError
 from ..learners import checkpoints
-from ..learners.base import Learner
+from ..learners.base import Learner, ProgressFn, optimizer_steps, restore_on_error
+from ..learners.settings import StepConfig
 from ..models.clients import at_step
 from ..policy import adapter_files
 from ..policy.device import DeviceThread, dtype_name, oom_as_error, retry_after_oom
 from ..policy.adapters import Adapter, copy_adapter, load_adapter
 from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan
+from ..policy.packing import WeightedRow
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.store import RunStore
-from ..samplers.base import LOWER_LIMITS_ADVICE, Sampler
+from ..samplers.base import LOWER_LIMITS_ADVICE, Sampler, eos_ids
 from ..serving.endpoint import Endpoint
 from ..tokens.chat import ChatFormat
 
@@ -169,6 +171,35 @@ class ModelRuntime:
         """Run a job on the device thread of the sampler and return its result."""
         worker = self.worker if self.sampler_device is None else self.sampler_device.worker
         return worker.call(job, *args)
+
+    def output_tokens(self) -> tuple[frozenset[int], int]:
+        """Return the tokens that end a reply, and the number of tokens that the model can predict."""
+        return eos_ids(self.policy), self.policy.model.get_output_embeddings().weight.shape[0]
+
+    def take_steps(self, rows: Sequence[WeightedRow], config: StepConfig, on_progress: ProgressFn) -> dict[str, float]:
+        """Device thread: take the optimizer steps of a training step, and return their metrics."""
+        reference = None
+        if config.kl_reference:
+            reference = adapter_files.read_matching_adapter(Path(config.kl_reference), self.policy)
+        run = partial(optimizer_steps, self.learner, rows, config, on_progress, reference)
+        return retry_after_oom(run, self.make_room)
+
+    def take_sft_step(self, rows: Sequence[WeightedRow], rate: float, **options: int) -> dict[str, float]:
+        """Device thread: take a supervised optimizer step, or restore the adapter. Return its metrics."""
+
+        def step() -> dict[str, float]:
+            with restore_on_error(self.learner):
+                return self.learner.sft_step(rows, rate, **options)
+
+        return retry_after_oom(step, self.make_room)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the state of the processes that sample or train for this model. Here, there are none."""
+        return []
+
+    def restore_on_error(self) -> AbstractContextManager[None]:
+        """Device thread: return a context that restores the adapter and the optimizer if it raises an exception."""
+        return restore_on_error(self.learner)
 
     def make_room(self) -> None:
         """Device thread: memory is full, so release the caches of the sampler if it uses the same device."""

@@ -17,7 +17,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -26,14 +25,12 @@ from ..core.events import AdapterServed, GradientStep, Warned, print_warnings
 from ..core.machine import usable_cores
 from ..core.types import LocalTrainResult, StoreError, TrainError, TrainSFTConfig
 from ..policy.phases import phase
-from ..learners.base import config_to_json, mean_metrics, optimizer_steps, restore_on_error, step_rows
+from ..learners.base import config_to_json, mean_metrics, step_rows
 from ..learners.settings import StepConfig, unusual_values
 from ..learners.sft_rows import sft_batches
-from ..policy import adapter_files
 from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
 from ..policy.packing import AllowedTokens, WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
-from ..samplers.base import eos_ids
 from ..tokens import learner_records
 from ..tokens.advantages import signal_report
 from ..tokens.grammars import allowed_masks
@@ -121,14 +118,13 @@ def match_temperature(
 def add_masks(runtime: ModelRuntime, rows: Sequence[Sequence[TokenRow]], weighted_rows: Sequence[WeightedRow]) -> None:
     """Compute which tokens the replies under a guide could have, so that the learner scores what was sampled."""
     guides = {id(row.tokens): row.guides for group in rows for row in group if row.guides}
-    policy, ends, known = runtime.policy, eos_ids(runtime.policy), {}
-    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    (ends, vocabulary), known = runtime.output_tokens(), {}
     for row in weighted_rows:
         positions, masks = [], []
         for start, stop, guide in guides.get(id(row.tokens), ()):
             runtime.worker.check()
             try:
-                permitted = allowed_masks(policy.tokenizer, guide, row.tokens[start:stop], ends, vocabulary)
+                permitted = allowed_masks(runtime.chat.tokenizer, guide, row.tokens[start:stop], ends, vocabulary)
             except ValueError as error:  # a grammar of another version of llguidance
                 row.logprobs = row.logprobs.copy()
                 row.logprobs[start:stop] = np.nan
@@ -187,11 +183,7 @@ def update_policy(
         runtime.emit(event)
 
     with oom_as_error(TrainError, "The learner", memory_advice(weighted_rows, config)):
-        reference = None
-        if config.kl_reference:
-            reference = adapter_files.read_matching_adapter(Path(config.kl_reference), runtime.policy)
-        run_steps = partial(optimizer_steps, runtime.learner, weighted_rows, config, progress, reference)
-        metrics = retry_after_oom(run_steps, runtime.make_room)
+        metrics = runtime.take_steps(weighted_rows, config, progress)
     learner_records.save_record(
         runtime.store, runtime.step + 1, runtime.learner.seen, rows, config_to_json(config), runtime.bus, weighted_rows
     )
@@ -313,16 +305,11 @@ def _train_batches(
 ) -> list[dict[str, float]]:
     """Return the metrics of each batch."""
     learner, metrics = runtime.learner, []
-
-    def train_batch(batch: list, rate: float) -> dict[str, float]:
-        with restore_on_error(learner):
-            return learner.sft_step(batch, rate, **options)
-
-    with restore_on_error(learner):
+    with runtime.restore_on_error():
         learner.reset_optimizer()
         for i, (batch, rate) in enumerate(zip(batches, learning_rates, strict=True)):
             runtime.worker.check()
-            metrics.append(retry_after_oom(partial(train_batch, batch, rate), runtime.make_room))
+            metrics.append(runtime.take_sft_step(batch, rate, **options))
             event = GradientStep(
                 step=runtime.step + 1,
                 micro_batch=i + 1,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WIDGETS_MANAGER', 'PLANNED_ENGINES', 'MACHINE_CHECKS', 'format_gigabytes', 'check_machine', 'has_nvidia_gpu',
            'check_torch_build', 'check_engines', 'check_kernels', 'check_extras', 'extra_finding', 'check_jupyter',
-           'plan_engines', 'check_plans', 'check_weights', 'doctor']
+           'plan_engines', 'check_plans', 'check_ray', 'check_weights', 'doctor']
 
 # %% ../../nbs/95_cli/10_machine.ipynb #9b664db7
 import importlib.util
@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -235,6 +236,37 @@ def check_plans(plans: dict) -> list:
         for name, plan in plans.items()
     ]
 
+# %% ../../nbs/95_cli/10_machine.ipynb #ray00002
+def check_ray(
+    address: str = "",  # of a cluster, as in `RayBackend`; empty for the default
+) -> list:
+    """Return the checks of a Ray cluster: its nodes, its free resources, and the seconds until a process answers."""
+    from art_nb.core.types import BackendMissing, ServeError
+    from art_nb.distributed.placement import connect_cluster, this_place
+    from art_nb.training.doctor import Check
+
+    start = time.perf_counter()
+    try:
+        connection = connect_cluster(address or None)
+    except (BackendMissing, ServeError) as error:
+        return [Check("ray", "fail", "Ray cannot be used.", str(error))]
+    try:
+        ray, connected_s = connection.ray, time.perf_counter() - start
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        total, free = ray.cluster_resources(), ray.available_resources()
+        resources = [f"{free.get(name, 0):g} of {total[name]:g} {name}" for name in ("CPU", "GPU") if name in total]
+        start = time.perf_counter()
+        place = ray.get(ray.remote(this_place).options(num_cpus=0).remote())
+        answered_s = time.perf_counter() - start
+    finally:
+        connection.close()
+    kind = "new cluster on this machine" if connection.started else "cluster"
+    return [
+        Check("ray", "ok", f"Ray {ray.__version__}, {kind} with {nodes} nodes, connected in {connected_s:.0f} s."),
+        Check("ray resources", "ok", f"{', '.join(resources) or 'none'} are free."),
+        Check("ray process", "ok", f"A process on {place.ip} has answered after {answered_s:.0f} s."),
+    ]
+
 # %% ../../nbs/95_cli/10_machine.ipynb #aedcd8e1
 def check_weights() -> list:
     """Return a check that lists the embedded models on this machine."""
@@ -260,7 +292,7 @@ MACHINE_CHECKS = {
 }
 
 
-def doctor(as_json: bool, model: str | None = None, memory: float | None = None) -> int:
+def doctor(as_json: bool, model: str | None = None, memory: float | None = None, ray: str | None = None) -> int:
     """Find what is missing on this machine, print the commands that fix it, and plan the memory of a model."""
 
     def print_progress(text: str) -> None:
@@ -280,6 +312,9 @@ def doctor(as_json: bool, model: str | None = None, memory: float | None = None)
     for name, check in MACHINE_CHECKS.items():
         print_progress(f"Checking {name} …")
         checks += check()
+    if ray is not None:
+        print_progress("Connecting to Ray, which can take a minute …")
+        checks += check_ray(ray)
     if model is not None:
         print_progress(f"Checking the memory of {model} …")
         plans = plan_engines(model, memory)

@@ -483,6 +483,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--json", action="store_true", dest="as_json", help="print the report as JSON"),
             option("--model", metavar="NAME", help="base model whose memory is planned, for example Qwen/Qwen3-4B"),
             option("--memory", type=float, metavar="GIB", help="plan for a CUDA device with this much memory"),
+            option("--ray", nargs="?", const="", metavar="ADDRESS", help="check a Ray cluster, or start one"),
         ],
     ),
     "init": (

@@ -50,9 +50,6 @@ ART_PATHS: dict[str, dict[str, str]] = {
     "dev.model": {"compat.dev": "InitArgs InternalModelConfig LoRAConfig PeftArgs TrainerArgs VllmRuntimeArgs"},
     "dev.openai_server": {"compat.dev": "OpenAIServerConfig ServerArgs"},
     "dev.train": {"compat.dev": "TrainConfig TrainSFTConfig"},
-    "distributed": {
-        "compat.unavailable": "ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec ReplicaManager"
-    },
     "environments": {
         "integrations.environments": "Environment",
         "integrations.reasoning_tasks": "reasoning_gym",

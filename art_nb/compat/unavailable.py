@@ -72,7 +72,7 @@ class WandbDeploymentConfig(Unavailable):
 
 # %% ../../nbs/92_compat/30_unavailable.ipynb #82eff865
 class Distributed(Unavailable):
-    """art_nb trains on one machine. Use art.LocalBackend(), or art.Backend(base_url=...) for another machine."""
+    """Use art.RayBackend() for several GPUs or machines, or art.Backend(base_url=...) for one other machine."""
 
 
 class ArtRuntime(Distributed): ...

@@ -355,14 +355,20 @@ class Endpoint:
         """Return an httpx transport that calls the endpoint on the caller's event loop, without a socket."""
         return InProcess(self.app)
 
-    def start(self) -> None:
-        """Serve on a free port of 127.0.0.1 and set `base_url`. Raise `ServeError` if the server does not start."""
+    def start(self, host: str = "127.0.0.1") -> None:
+        """Serve on a free port and set `base_url`. Raise `ServeError` if the server does not start.
+
+        Parameters
+        ----------
+        host : str
+            Address to listen on. The default is reachable from this machine only.
+        """
         if self._thread:
             return
-        server = HttpServer(self.app, bind_socket("127.0.0.1", 0))
+        server = HttpServer(self.app, bind_socket(host, 0))
         port = server.listener.getsockname()[1]
         self._thread, self._server = server.start_thread("endpoint"), server
-        self.base_url = f"http://127.0.0.1:{port}/v1"
+        self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
     def stop(self) -> None:
         """End open requests with status 503, join the thread and close the socket."""
