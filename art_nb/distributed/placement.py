@@ -153,7 +153,8 @@ def start_local(num_cpus: int | None = None, num_gpus: int | None = None) -> Loc
     log = Path(f"{directory}.log")
     with open(log, "wb") as output:
         guarded = [sys.executable, "-I", "-S", "-c", _GUARD, str(directory), str(ports[2]), *command]
-        guard = subprocess.Popen(guarded, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": output, "stderr": output}
+        guard = subprocess.Popen(guarded, start_new_session=True, **pipes)  # signals to this process do not reach it
     cluster = LocalCluster(guard, f"{ray.util.get_node_ip_address()}:{ports[0]}", log)
     try:
         _wait_for_port(cluster)
