@@ -71,7 +71,7 @@ test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (i
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
 test-ray: $(RAY)  ## run the tests of RayBackend (in an environment on top of .venv; ART_NB_TESTS=full runs all)
-	.venv-ray/bin/python $(PYTEST) -p no:xdist tests/ray
+	.venv-ray/bin/python $(PYTEST) -p no:xdist tests/distributed
 
 test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B, Weave and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers
