@@ -22,7 +22,7 @@ from art_nb.core.events import (
 )
 from art_nb.core.jsonable import plain
 
-SAMPLES = {"str": "x", "int": 3, "float": 0.5, "dict": {"loss": 0.1}, "list": [1.0, 2.0]}
+SAMPLES = {"str": "x", "bool": True, "int": 3, "float": 0.5, "dict": {"loss": 0.1}, "list": [1.0, 2.0]}
 
 
 def sample(kind):
