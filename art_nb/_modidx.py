@@ -992,6 +992,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                               'art_nb/distributed/learner_group.py'),
                                                   'art_nb.distributed.learner_group.LearnerGroup._settle': ( '55_distributed/learner_group.html#learnergroup._settle',
                                                                                                              'art_nb/distributed/learner_group.py'),
+                                                  'art_nb.distributed.learner_group.LearnerGroup._undo': ( '55_distributed/learner_group.html#learnergroup._undo',
+                                                                                                           'art_nb/distributed/learner_group.py'),
                                                   'art_nb.distributed.learner_group.LearnerGroup._with_retry': ( '55_distributed/learner_group.html#learnergroup._with_retry',
                                                                                                                  'art_nb/distributed/learner_group.py'),
                                                   'art_nb.distributed.learner_group.LearnerGroup.check_length': ( '55_distributed/learner_group.html#learnergroup.check_length',

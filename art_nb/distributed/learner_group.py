@@ -418,10 +418,19 @@ class LearnerGroup:
         except BaseException:  # `on_progress` cancels the step
             for actor in self.actors:
                 actor.cancel.remote()
-            if not self._settle(timeout_s=600.0):
-                self.open()
+            self._undo()
             raise
         return result
+
+    def _undo(self) -> None:
+        """Return to the state before a canceled step, which some ranks may have completed."""
+        try:
+            if self._settle(timeout_s=600.0):
+                self._restore(None)
+                return
+        except self.ray.exceptions.RayError:
+            pass  # a rank is lost, too
+        self.open()
 
     def _raise_failure(self, error: Exception) -> None:
         """Raise Ray's error if a rank is lost. Otherwise raise the error of the code, with working ranks."""

@@ -145,6 +145,24 @@ async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
         await asyncio.to_thread(runtime.worker.call, group.restore)
 
 
+async def test_a_step_that_is_canceled_after_its_last_row_changes_no_weights(registered):
+    backend, model = registered
+    runtime = backend.runtime(model)
+    group, ray = runtime.learner, backend._connection.ray
+    before = ray.get(group.weights())
+
+    def cancel(done, of, tokens):
+        if done == of:
+            group._settle(timeout_s=60)  # the ranks end the step before they know
+            raise art.TrainError("canceled")
+
+    with pytest.raises(art.TrainError, match="canceled"):
+        await asyncio.to_thread(
+            runtime.worker.call, group.step, some_rows(), StepConfig(learning_rate=1e-3), cancel, None
+        )
+    assert largest_difference(before, ray.get(group.weights())) == 0
+
+
 async def test_conversations_stay_and_other_clients_are_served(registered):
     backend, model = registered
     runtime, table = backend.runtime(model), backend.runtime(model).sampler.table
