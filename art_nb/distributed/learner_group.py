@@ -109,17 +109,15 @@ class Rank:
                 Path(folder, name).write_bytes(content.tobytes())
             self.worker.call(checkpoints.load_checkpoint, Path(folder), self.learner, base_model)
 
-    def files(self, step: int, base_model: str) -> dict[str, np.ndarray]:
-        """Return the files of a checkpoint.
+    def files(self, base_model: str) -> dict[str, np.ndarray]:
+        """Return the files of a checkpoint. Its step is 0 until the kernel writes it.
 
         Parameters
         ----------
-        step : int
-            The step of the checkpoint.
         base_model : str
             The name of the base model.
         """
-        names = {"step": step, "base_model": base_model}
+        names = {"step": 0, "base_model": base_model}
         return file_arrays(self.worker.call(checkpoints.checkpoint_files, self.learner, **names))
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -231,6 +229,8 @@ class LearnerGroup:
         self.actors: list[Any] = []
         self.facts: list[dict[str, Any]] = []
         self.files: dict[str, np.ndarray] | None = None  # the state after the latest step
+        self.adapter: dict[str, np.ndarray] = {}  # the adapter after the latest step
+        self.is_current = False  # whether the ranks have the state in `files` and `adapter`
         self.seen: list[tuple[WeightedRow, TokenTensors]] = []
         self.busy, self.failure, self.losses = False, "", 0
 
@@ -245,7 +245,7 @@ class LearnerGroup:
             same_node = len({facts["place"].node for facts in self.facts}) == 1
             self._call("join", lambda i: (address, same_node))
         if self.files is not None:
-            self._restore(None)
+            self.restore()
 
     def _call(self, method: str, arguments: Callable[[int], tuple] = lambda i: ()) -> list[Any]:
         """Call a method of all ranks and return the results. Raise the error of the code, without Ray's wrapper."""
@@ -270,21 +270,28 @@ class LearnerGroup:
             The base model that the checkpoint must have.
         """
         previous, self.files = self.files, read_files(Path(directory))
+        self.adapter, self.is_current = {}, False
         try:
             self._restore(base_model)
         except Exception:
             self.files = previous
             raise
 
-    def keep_state(self, step: int) -> None:
-        """Get the state of the ranks, which are all equal.
+    def keep_state(self) -> None:
+        """Get the state of the ranks, which are all equal. Raise `TrainError` if rank 0 is lost."""
+        if self.is_current:
+            return
+        try:
+            self._fetch_state()
+        except self.ray.exceptions.RayError as error:
+            reason = self._describe(error)
+            self.open()
+            raise TrainError(f"The step is lost: {reason}. The adapter is unchanged: train again.") from error
 
-        Parameters
-        ----------
-        step : int
-            The step that they have reached.
-        """
-        self.files = self.ray.get(self.actors[0].files.remote(step, self.spec.base_model))
+    def _fetch_state(self) -> None:
+        rank = self.actors[0]
+        self.files, self.adapter = self.ray.get([rank.files.remote(self.spec.base_model), rank.weights.remote()])
+        self.is_current = True
 
     def weights(self) -> Any:
         """Return a reference to the trained adapter in the object store."""
@@ -303,11 +310,13 @@ class LearnerGroup:
 
     def reset_optimizer(self) -> None:
         """Reset the optimizer's state on all ranks."""
+        self.is_current = False
         self._call("reset_optimizer")
 
     def restore(self) -> None:
         """Return to the state after the latest step."""
         self._restore(None)
+        self.is_current = bool(self.adapter)
 
     def step(
         self,
@@ -333,9 +342,17 @@ class LearnerGroup:
         def attempt() -> dict[str, float]:
             result = self._follow(self.ray.put(list(rows)), config, on_progress, reference)
             self.seen = unpack_seen(result["seen"], rows)
+            self._complete()
             return result["metrics"]
 
         return self._with_retry(attempt)
+
+    def _complete(self) -> None:
+        """Get the state after a step. Raise Ray's error if rank 0 is lost, which repeats the step."""
+        try:
+            self._fetch_state()
+        except self.ray.exceptions.RayError as error:
+            self._raise_failure(error)
 
     def sft_step(self, rows: Sequence[WeightedRow], rate: float, **options: int) -> dict[str, float]:
         """Take a supervised optimizer step on all ranks. Return its metrics.
@@ -349,7 +366,7 @@ class LearnerGroup:
         **options : int
             Options of `Learner.sft_step`.
         """
-        shared = self.ray.put(list(rows))
+        shared, self.is_current = self.ray.put(list(rows)), False
         calls = [actor.sft_step.remote(shared, rate, options) for actor in self.actors]
         try:
             return self.ray.get(calls)[0]
@@ -426,7 +443,7 @@ class LearnerGroup:
         """Return to the state before a canceled step, which some ranks may have completed."""
         try:
             if self._settle(timeout_s=600.0):
-                self._restore(None)
+                self.restore()
                 return
         except self.ray.exceptions.RayError:
             pass  # a rank is lost, too

@@ -200,9 +200,9 @@ class RayRuntime(ModelRuntime):
         step : int
             The step of the adapter.
         """
-        self.replicas.publish(self.key(step), self.group.weights())
+        self.group.keep_state()
+        self.replicas.publish(self.key(step), self.replicas.ray.put(self.group.adapter))
         self.step = step
-        self.group.keep_state(step)
         old = [key for key in self.replicas.loaded() if int(key.rpartition("@")[2]) <= step - KEEP_STEPS]
         self.unload(old)
 

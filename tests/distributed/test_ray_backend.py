@@ -92,6 +92,13 @@ def three_steps(step):
     return [step(some_rows(seed=seed)) for seed in range(3)]
 
 
+def go_back(runtime, state):
+    """Give the ranks a state that the group had before."""
+    group = runtime.learner
+    group.files, group.adapter = state
+    runtime.worker.call(group.restore)
+
+
 def largest_difference(one, other):
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
@@ -101,6 +108,7 @@ async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name)
     backend, model = registered
     runtime = backend.runtime(model)
     group, config = runtime.learner, StepConfig(learning_rate=1e-4, **CONFIGS[name])
+    state = group.files, group.adapter
     policy = load_policy(tiny_model_dir, device="cpu", dtype=runtime.policy.dtype)
     local = Learner(policy)
     try:
@@ -118,13 +126,14 @@ async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name)
             assert {key: one[key] for key in shared} == pytest.approx({key: other[key] for key in shared}, abs=1e-4)
         assert [len(row.tokens) for row, _ in group.seen] and len(group.seen) == len(local.seen)
     finally:
-        await asyncio.to_thread(runtime.worker.call, group.restore)
+        await asyncio.to_thread(go_back, runtime, state)
 
 
 async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
     backend, model = registered
     runtime = backend.runtime(model)
     group = runtime.learner
+    state = group.files, group.adapter
 
     def step(rows):
         return runtime.worker.call(group.step, rows, StepConfig(learning_rate=1e-3), lambda *_: None, None)
@@ -132,7 +141,7 @@ async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
     try:
         metrics = await asyncio.to_thread(step, some_rows(1))
         assert metrics["data/step_num_gradient_steps"] == 1
-        await asyncio.to_thread(runtime.worker.call, group.restore)
+        await asyncio.to_thread(go_back, runtime, state)
         before = backend._connection.ray.get(group.weights())
         broken = some_rows(4)
         broken[0].advantage = float("inf")
@@ -142,7 +151,7 @@ async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
         assert largest_difference(before, backend._connection.ray.get(group.weights())) == 0
         assert [facts["place"].pid for facts in group.facts] == pids  # the ranks go on
     finally:
-        await asyncio.to_thread(runtime.worker.call, group.restore)
+        await asyncio.to_thread(go_back, runtime, state)
 
 
 async def test_a_step_that_is_canceled_after_its_last_row_changes_no_weights(registered):
@@ -203,7 +212,7 @@ async def test_a_killed_rank_changes_no_result(registered):
     backend, model = registered
     ray, group = backend._connection.ray, backend.runtime(model).learner
     groups = await roll_out(model)
-    first, ends = dict(group.files), []
+    first, ends = (group.files, group.adapter), []
     for kill in (False, True):
         killed = []
 
@@ -217,10 +226,33 @@ async def test_a_killed_rank_changes_no_result(registered):
         unsubscribe()
         ends.append(ray.get(group.weights()))
         assert bool(killed) == kill
-        group.files = first
-        await asyncio.to_thread(backend.runtime(model).worker.call, group.restore)
+        await asyncio.to_thread(go_back, backend.runtime(model), first)
     assert group.losses == 1
     assert largest_difference(*ends) == 0
+
+
+async def test_a_rank_that_is_lost_after_a_step_loses_nothing(registered):
+    backend, model = registered
+    runtime = backend.runtime(model)
+    group, before, losses = runtime.learner, runtime.learner.adapter, runtime.learner.losses
+    step = await model.get_step()
+
+    def train(kill):
+        runtime.unsaved = group.step(some_rows(seed=step), StepConfig(learning_rate=1e-3), lambda *_: None, None)
+        trained = group.adapter
+        if kill:
+            os.kill(group.facts[0]["place"].pid, signal.SIGKILL)
+            group._lives(group.actors[0])
+        runtime.publish(runtime.step + 1)
+        runtime.save()
+        return trained
+
+    trained = await asyncio.to_thread(runtime.worker.call, train, True)
+    assert await model.get_step() == step + 1 and step + 1 in model.store.steps_saved()
+    assert largest_difference(trained, before) > 0 and group.losses == losses
+    await asyncio.to_thread(runtime.worker.call, train, False)
+    assert group.losses == losses + 1  # the next step finds the loss, and continues from this one
+    assert 0 < largest_difference(group.adapter, trained) < 0.1
 
 
 async def test_training_with_staleness_while_the_number_of_replicas_changes(registered):
