@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ import torch
 from ..backends.engines import SAMPLERS, choose_sampler, sampler_for_model
 from ..backends.loading import LoadSettings, fetch_weights
 from ..core.types import ServeError
-from .placement import actor_error, describe_loss, import_ray, this_place
+from art_nb.distributed.placement import (
+    actor_error,
+    actor_resources,
+    check_resources,
+    describe_loss,
+    import_ray,
+    this_place,
+)
 from .routing import ReplicaRecord, RoutingTable
 from ..policy.adapters import Adapter
 from ..policy.device import DeviceThread, dtype_name, use_device
@@ -242,16 +250,19 @@ class Replicas:
         """Run a coroutine on the event loop of the replicas and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-    def scale(self, size: int) -> None:
+    def scale(self, size: int, wait_s: float = 30.0) -> None:
         """Change the number of replicas. Removed ones finish their requests. Return when all others serve.
 
         Parameters
         ----------
         size : int
             The new number, at least 1.
+        wait_s : float
+            The time for which new replicas wait for free resources. Then the method raises `ServeError`.
         """
         if size < 1:
             raise ValueError(f"Invalid `samplers={size!r}`: expected a positive number.")
+        check_resources(self.ray, actor_resources(self.options, size - len(self._places)), wait_s)
         self._run(self._scale(size))
 
     async def _scale(self, size: int) -> None:
@@ -260,9 +271,17 @@ class Replicas:
         for number in range(size):
             if number not in self._places:
                 started.append(self.loop.create_future())
-                self._places[number] = self.loop.create_task(self._keep(number, started[-1]))
+                self._places[number] = place = self.loop.create_task(self._keep(number, started[-1]))
+                place.add_done_callback(partial(self._end_start, number, started[-1]))
         await asyncio.gather(*started)
         await asyncio.gather(*(self._leave(number) for number in [*self._places] if number >= size))
+
+    def _end_start(self, number: int, started: asyncio.Future, place: asyncio.Task) -> None:
+        """End the wait for a replica whose place was given up before it served."""
+        if not started.done():
+            error = None if place.cancelled() else place.exception()
+            message = f"Replica {number} of {self.spec.name} was removed before it served."
+            started.set_exception(error or ServeError(message, status=503))
 
     async def _leave(self, number: int) -> None:
         """Remove a replica after its requests have ended."""

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 
 import art_nb as art
 from art_nb.core.events import GradientStep, Warned
+from art_nb.distributed import learner_group
 from art_nb.learners.base import Learner, optimizer_steps
 from art_nb.learners.settings import StepConfig
 from art_nb.policy.adapters import copy_adapter
@@ -253,6 +254,28 @@ async def test_a_rank_that_is_lost_after_a_step_loses_nothing(registered):
     await asyncio.to_thread(runtime.worker.call, train, False)
     assert group.losses == losses + 1  # the next step finds the loss, and continues from this one
     assert 0 < largest_difference(group.adapter, trained) < 0.1
+
+
+async def test_a_rank_whose_node_is_gone_ends_the_step_and_training_continues_later(registered, monkeypatch):
+    backend, model = registered
+    runtime = backend.runtime(model)
+    group, before = runtime.learner, runtime.learner.adapter
+    monkeypatch.setattr(learner_group, "PROCESS_START_S", 0.0)
+    monkeypatch.setattr(group, "wait_s", 0.5)
+
+    def step():
+        return runtime.worker.call(group.step, some_rows(), StepConfig(learning_rate=1e-3), lambda *_: None, None)
+
+    with monkeypatch.context() as missing:
+        missing.setattr(group, "options", {"num_cpus": 100})
+        os.kill(group.facts[1]["place"].pid, signal.SIGKILL)
+        with pytest.raises(art.TrainError, match="2 of 2 ranks .*CPU: 200 needed"):
+            await asyncio.to_thread(step)
+        assert largest_difference(group.adapter, before) == 0
+    monkeypatch.undo()
+    await asyncio.to_thread(step)
+    assert largest_difference(group.adapter, before) > 0
+    await asyncio.to_thread(runtime.worker.call, runtime.publish, runtime.step + 1)
 
 
 async def test_training_with_staleness_while_the_number_of_replicas_changes(registered):
