@@ -996,6 +996,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                               'art_nb/distributed/learner_group.py'),
                                                   'art_nb.distributed.learner_group.LearnerGroup._raise_failure': ( '55_distributed/learner_group.html#learnergroup._raise_failure',
                                                                                                                     'art_nb/distributed/learner_group.py'),
+                                                  'art_nb.distributed.learner_group.LearnerGroup._raise_loss': ( '55_distributed/learner_group.html#learnergroup._raise_loss',
+                                                                                                                 'art_nb/distributed/learner_group.py'),
                                                   'art_nb.distributed.learner_group.LearnerGroup._restore': ( '55_distributed/learner_group.html#learnergroup._restore',
                                                                                                               'art_nb/distributed/learner_group.py'),
                                                   'art_nb.distributed.learner_group.LearnerGroup._settle': ( '55_distributed/learner_group.html#learnergroup._settle',

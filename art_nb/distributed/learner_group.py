@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch.distributed as dist
@@ -191,6 +191,7 @@ class Rank:
         options : dict
             Options of `Learner.sft_step`.
         """
+        self.learner.cancel.clear()  # an earlier step may have been canceled
         return self.worker.call(self._sft_step, rows, rate, options)
 
     def _sft_step(self, rows: Sequence[WeightedRow], rate: float, options: Mapping[str, int]) -> dict[str, float]:
@@ -289,7 +290,8 @@ class LearnerGroup:
             same_node = len({facts["place"].node for facts in self.facts}) == 1
             self._call("join", lambda i: (address, same_node))
         if self.files is not None:
-            self.restore()
+            self._restore(None)
+            self.is_current = bool(self.adapter)
 
     def _call(self, method: str, arguments: Callable[[int], tuple] = lambda i: ()) -> list[Any]:
         """Call a method of all ranks and return the results. Raise the error of the code, without Ray's wrapper."""
@@ -328,9 +330,13 @@ class LearnerGroup:
         try:
             self._fetch_state()
         except self.ray.exceptions.RayError as error:
-            reason = self._describe(error)
-            self.open()
-            raise TrainError(f"The step is lost: {reason}. The adapter is unchanged: train again.") from error
+            self._raise_loss(error)
+
+    def _raise_loss(self, error: Exception) -> NoReturn:
+        """Start the ranks again from the state after the latest step, and raise `TrainError`."""
+        reason = self._describe(error)
+        self.open()
+        raise TrainError(f"The step is lost: {reason}. The adapter is unchanged: train again.") from error
 
     def _fetch_state(self) -> None:
         rank = self.actors[0]
@@ -353,14 +359,20 @@ class LearnerGroup:
         """
 
     def reset_optimizer(self) -> None:
-        """Reset the optimizer's state on all ranks."""
+        """Reset the optimizer's state on all ranks. Raise `TrainError` if one is lost."""
         self._start_again()
         self.is_current = False
-        self._call("reset_optimizer")
+        try:
+            self._call("reset_optimizer")
+        except self.ray.exceptions.RayError as error:
+            self._raise_loss(error)
 
     def restore(self) -> None:
-        """Return to the state after the latest step."""
-        self._restore(None)
+        """Return to the state after the latest step. Start the ranks again if one is lost."""
+        try:
+            self._restore(None)
+        except self.ray.exceptions.RayError:
+            self.open()
         self.is_current = bool(self.adapter)
 
     def step(
@@ -493,13 +505,10 @@ class LearnerGroup:
 
     def _undo(self) -> None:
         """Return to the state before a canceled step, which some ranks may have completed."""
-        try:
-            if self._settle(timeout_s=600.0):
-                self.restore()
-                return
-        except self.ray.exceptions.RayError:
-            pass  # a rank is lost, too
-        self.open()
+        if self._settle(timeout_s=600.0):
+            self.restore()
+        else:
+            self.open()
 
     def _raise_failure(self, error: Exception) -> None:
         """Raise Ray's error if a rank is lost. Otherwise raise the error of the code, with working ranks."""

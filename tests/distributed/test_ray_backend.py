@@ -304,5 +304,11 @@ async def test_supervised_steps(registered):
     backend, model = registered
     step = await model.get_step()
     lines = [{"role": "user", "content": "A1"}, {"role": "assistant", "content": "<move>B2</move>"}]
-    await model.train_sft([art.Trajectory(messages_and_choices=lines, reward=0.0)] * 8)
+    data = [art.Trajectory(messages_and_choices=lines, reward=0.0)] * 8
+    await model.train_sft(data)
     assert await model.get_step() == step + 1
+    os.kill(backend.runtime(model).learner.facts[1]["place"].pid, signal.SIGKILL)
+    with pytest.raises(art.TrainError, match="The adapter is unchanged: train again"):
+        await model.train_sft(data)
+    await model.train_sft(data)
+    assert await model.get_step() == step + 2
