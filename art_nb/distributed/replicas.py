@@ -10,7 +10,7 @@ __all__ = ['MAX_LOSSES', 'LOSS_WINDOW_S', 'PROBE_TIMEOUT_S', 'LEAVE_TIMEOUT_S', 
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -232,6 +232,7 @@ class Replicas:
         self.table = RoutingTable(on_suspect=self._check_later)
         self.size, self.closed, self.latest = 0, False, None
         self.adapters: dict[str, Any] = {}  # ObjectRef of the arrays, by key
+        self._loading: Counter[str] = Counter()  # calls of `_load` that have not ended, by key
         self.actors: list[Any] = []  # all that were ever created
         self.facts: Mapping[str, Any] = {}  # of one replica
         self.stats_of: dict[int, dict[str, float]] = {}
@@ -314,6 +315,7 @@ class Replicas:
                     self.warn(f"replica {id(replica)}", f"Replica {number} of {self.spec.name} serves again.")
                 await replica.actor.live.remote()
             except self.ray.exceptions.RayError as error:
+                self.ray.kill(replica.actor)  # an actor whose code failed lives, and holds its GPU
                 if self.closed or number >= self.size:
                     return
                 replica.state = "lost"
@@ -414,8 +416,13 @@ class Replicas:
         self.adapters[key] = ref
         if latest:
             self.latest = key
-        calls = [_awaited(r.actor.load.remote(key, ref, latest)) for r in self._open_replicas()]
-        for error in await asyncio.gather(*calls, return_exceptions=True):
+        self._loading[key] += 1
+        try:
+            calls = [_awaited(r.actor.load.remote(key, ref, latest)) for r in self._open_replicas()]
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            self._loading[key] -= 1
+        for error in errors:
             if isinstance(error, Exception) and actor_error(error) is not error:
                 raise actor_error(error)  # an adapter that does not fit. A lost replica is replaced instead.
 
@@ -435,8 +442,8 @@ class Replicas:
                 replica.actor.unload.remote(key)
 
     def loaded(self) -> list[str]:
-        """Return the keys of all adapters."""
-        return [*self.adapters]
+        """Return the keys of the adapters that all replicas have."""
+        return [key for key in [*self.adapters] if not self._loading[key]]
 
     def stats(self) -> dict[str, float]:
         """Return the sums of the counters of all replicas, as they were at the last call."""

@@ -187,6 +187,9 @@ async def test_conversations_stay_and_other_clients_are_served(registered):
             assert reply.choices[0].message.content is not None
         with pytest.raises(Exception, match="Unknown model 'shared@7'"):
             await client.chat.completions.create(model="shared@7", **question)
+        runtime.sampler.unload("shared@0")
+        both = [client.chat.completions.create(model="shared@0", **question) for _ in range(4)]
+        assert all(reply.choices for reply in await asyncio.gather(*both))
 
 
 async def test_a_killed_replica_loses_no_rollout(registered):

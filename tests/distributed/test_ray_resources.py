@@ -43,6 +43,15 @@ def test_a_replica_that_is_removed_before_it_serves_ends_the_wait_for_it(make_re
         waiting.result(timeout=30)
 
 
+def test_a_replica_that_cannot_load_the_model_ends(cluster, make_replicas, tmp_path):
+    replicas = make_replicas(tmp_path, num_cpus=1)
+    with pytest.raises(art.ArtError):
+        replicas.scale(1)
+    (actor,) = replicas.actors
+    with pytest.raises(cluster.ray.exceptions.RayActorError):
+        cluster.ray.get(actor.__ray_ready__.remote(), timeout=30)
+
+
 def test_ranks_without_a_node_raise_an_error(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(learner_group, "PROCESS_START_S", 0.0)
     spec = ModelSpec(name="few", weights=str(tmp_path), base_model="tiny", settings=LoadSettings(device="cpu"))
