@@ -82,23 +82,30 @@ class Rank:
         adam.update(spec.adam)
         return learner
 
-    def rendezvous(self) -> str:
-        """Return an address on this node at which the ranks can meet."""
-        return f"tcp://{self.place.ip}:{free_ports(1)[0]}"
+    def rendezvous(self, same_node: bool) -> str:
+        """Return an address at which the ranks can meet: a file that only this user can read, or a port.
 
-    def join(self, address: str, same_node: bool) -> None:
+        Parameters
+        ----------
+        same_node : bool
+            Whether all ranks are on one node, which needs no network.
+        """
+        if not same_node:
+            return f"tcp://{self.place.ip}:{free_ports(1)[0]}"
+        logs = [Path(file).parent for file in self.place.files if Path(file).parent.name == "logs"]
+        session = logs[0].parent if logs else None  # Ray's directory on this node
+        return f"file://{tempfile.mkdtemp(prefix='art-nb-ranks-', dir=session)}/store"
+
+    def join(self, address: str) -> None:
         """Meet the other ranks.
 
         Parameters
         ----------
         address : str
             The result of `rendezvous` of rank 0.
-        same_node : bool
-            Whether all ranks are on one node, which needs no network card.
         """
-        if same_node and Path("/sys/class/net/lo").exists():
+        if address.startswith("file:") and Path("/sys/class/net/lo").exists():
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-            address = f"tcp://127.0.0.1:{address.rpartition(':')[2]}"
         names = "cpu:gloo,cuda:nccl" if self.learner.policy.device.type == "cuda" else "gloo"
         rank, size = self.learner.rank, self.learner.size
         dist.init_process_group(names, init_method=address, timeout=timedelta(minutes=30), rank=rank, world_size=size)
@@ -286,9 +293,9 @@ class LearnerGroup:
         """Load the model on all ranks, let them meet, and restore their state."""
         self.facts = self._call("open", lambda i: (self.spec, i, self.size))
         if self.size > 1:
-            address = self.ray.get(self.actors[0].rendezvous.remote())
             same_node = len({facts["place"].node for facts in self.facts}) == 1
-            self._call("join", lambda i: (address, same_node))
+            address = self.ray.get(self.actors[0].rendezvous.remote(same_node))
+            self._call("join", lambda i: (address,))
         if self.files is not None:
             self._restore(None)
             self.is_current = bool(self.adapter)
@@ -469,7 +476,7 @@ class LearnerGroup:
 
     def _lives(self, actor: Any) -> bool:
         try:
-            self.ray.get(actor.rendezvous.remote(), timeout=5)
+            self.ray.get(actor.__ray_ready__.remote(), timeout=5)
         except self.ray.exceptions.RayError:
             return False
         return True
