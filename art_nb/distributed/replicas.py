@@ -203,6 +203,13 @@ async def _awaited(ref: Any) -> Any:
     """Await a reference. `asyncio.gather` and `wait_for` need a coroutine."""
     return await ref
 
+
+def _end_start(name: str, started: asyncio.Future, place: asyncio.Task) -> None:
+    """End the wait for a replica whose place was given up before it served."""
+    if not started.done():
+        error = None if place.cancelled() else place.exception()
+        started.set_exception(error or ServeError(f"{name} was removed before it served.", status=503))
+
 # %% ../../nbs/55_distributed/20_replicas.ipynb #f34b8c0d
 MAX_LOSSES, LOSS_WINDOW_S = 3, 600.0
 PROBE_TIMEOUT_S = 30.0
@@ -273,16 +280,9 @@ class Replicas:
             if number not in self._places:
                 started.append(self.loop.create_future())
                 self._places[number] = place = self.loop.create_task(self._keep(number, started[-1]))
-                place.add_done_callback(partial(self._end_start, number, started[-1]))
+                place.add_done_callback(partial(_end_start, f"Replica {number} of {self.spec.name}", started[-1]))
         await asyncio.gather(*started)
         await asyncio.gather(*(self._leave(number) for number in [*self._places] if number >= size))
-
-    def _end_start(self, number: int, started: asyncio.Future, place: asyncio.Task) -> None:
-        """End the wait for a replica whose place was given up before it served."""
-        if not started.done():
-            error = None if place.cancelled() else place.exception()
-            message = f"Replica {number} of {self.spec.name} was removed before it served."
-            started.set_exception(error or ServeError(message, status=503))
 
     async def _leave(self, number: int) -> None:
         """Remove a replica after its requests have ended."""
@@ -417,11 +417,9 @@ class Replicas:
         if latest:
             self.latest = key
         self._loading[key] += 1
-        try:
-            calls = [_awaited(r.actor.load.remote(key, ref, latest)) for r in self._open_replicas()]
-            errors = await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            self._loading[key] -= 1
+        calls = [_awaited(r.actor.load.remote(key, ref, latest)) for r in self._open_replicas()]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        self._loading[key] -= 1
         for error in errors:
             if isinstance(error, Exception) and actor_error(error) is not error:
                 raise actor_error(error)  # an adapter that does not fit. A lost replica is replaced instead.
