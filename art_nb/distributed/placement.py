@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OLDEST_RAY', 'RAY_ENVIRONMENT', 'PORT_OPTIONS', 'START_TIMEOUT_S', 'CONNECTION', 'import_ray', 'free_ports',
            'start_command', 'set_token', 'LocalCluster', 'start_local', 'tail', 'ClusterConnection', 'connect_cluster',
-           'missing_resources', 'check_resources', 'ActorPlace', 'this_place', 'last_output', 'actor_error',
-           'describe_loss']
+           'missing_resources', 'actor_resources', 'check_resources', 'ActorPlace', 'this_place', 'last_output',
+           'actor_error', 'describe_loss']
 
 # %% ../../nbs/55_distributed/00_placement.ipynb #8ae30163
 import os
@@ -282,6 +282,12 @@ def missing_resources(needed: Mapping[str, float], free: Mapping[str, float]) ->
         for name, count in sorted(needed.items())
         if count > free.get(name, 0) + 1e-6
     )
+
+
+def actor_resources(options: Mapping[str, Any], count: int) -> dict[str, float]:
+    """Return the resources of `count` actors with the same options."""
+    each = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
+    return {name: amount * count for name, amount in each.items() if amount and count > 0}
 
 
 def check_resources(ray: Any, needed: Mapping[str, float], wait_s: float = 30.0) -> None:

@@ -200,9 +200,9 @@ class RayRuntime(ModelRuntime):
         step : int
             The step of the adapter.
         """
-        self.replicas.publish(self.key(step), self.group.weights())
+        self.group.keep_state()
+        self.replicas.publish(self.key(step), self.replicas.ray.put(self.group.adapter))
         self.step = step
-        self.group.keep_state(step)
         old = [key for key in self.replicas.loaded() if int(key.rpartition("@")[2]) <= step - KEEP_STEPS]
         self.unload(old)
 
@@ -276,6 +276,7 @@ def model_spec(model: Any, settings: LoadSettings, layout: Layout, bus: Bus, is_
 def load_ray_runtime(
     connection: ClusterConnection,
     layout: Layout,
+    wait_s: float,  # in which resources must be free
     model: Any,  # a TrainableModel
     worker: DeviceThread,
     weights: str | Path,
@@ -293,6 +294,7 @@ def load_ray_runtime(
         layout.learners,
         layout.actor_options(layout.gpus_per_learner, layout.learner_options, "DEFAULT"),
         bus.warn_once,
+        wait_s,
     )
     try:
         starting = asyncio.run_coroutine_threadsafe(replicas._scale(layout.samplers), replicas.loop)
@@ -398,7 +400,7 @@ class RayBackend(LocalBackend):
     sampler_options, learner_options : dict, optional
         Other options of Ray actors, such as `label_selector` or `runtime_env`.
     wait_for_nodes_s : float
-        The time for which `register` waits for free resources, for example until an autoscaler has added machines.
+        The time for which `register`, `scale` and the replacement of a lost rank wait for free resources.
     **options
         Options of `LocalBackend`: `sampler`, `engine_args`, `device`, `dtype`, `max_running`, `max_model_len`,
         `gpu_cost_per_hour_usd`, `bus` and `verbose`.
@@ -457,7 +459,7 @@ class RayBackend(LocalBackend):
             await asyncio.to_thread(retire_runtime, model.store.path)
             connection, layout = await asyncio.to_thread(self._connect)
             weights = await asyncio.to_thread(fetch_weights, model.base_model)
-            load = partial(load_ray_runtime, connection, layout)
+            load = partial(load_ray_runtime, connection, layout, self.wait_for_nodes_s)
             runtime = await open_runtime(model, weights, Engines(), self.settings, self.bus, load_model=load)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
@@ -473,16 +475,17 @@ class RayBackend(LocalBackend):
         return connection, layout
 
     async def scale(self, samplers: int) -> None:
-        """Change the number of replicas of all models, also during training.
+        """Change the number of replicas of all models, also during training. Raise `ServeError` without resources.
 
         Parameters
         ----------
         samplers : int
             The new number. Replicas that are removed finish their requests.
         """
+        check_ray_options(samplers, self.layout.learners, {})
         for runtime in [*self._runtimes.values()]:
             replicas: Any = runtime.sampler
-            await asyncio.to_thread(replicas.scale, samplers)
+            await asyncio.to_thread(replicas.scale, samplers, self.wait_for_nodes_s)
         self.layout = replace(self.layout, samplers=samplers)
 
     def workers(self, model: Any) -> list[dict[str, Any]]:

@@ -10,9 +10,10 @@ __all__ = ['MAX_LOSSES', 'LOSS_WINDOW_S', 'PROBE_TIMEOUT_S', 'LEAVE_TIMEOUT_S', 
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ import torch
 from ..backends.engines import SAMPLERS, choose_sampler, sampler_for_model
 from ..backends.loading import LoadSettings, fetch_weights
 from ..core.types import ServeError
-from .placement import actor_error, describe_loss, import_ray, this_place
+from art_nb.distributed.placement import (
+    actor_error,
+    actor_resources,
+    check_resources,
+    describe_loss,
+    import_ray,
+    this_place,
+)
 from .routing import ReplicaRecord, RoutingTable
 from ..policy.adapters import Adapter
 from ..policy.device import DeviceThread, dtype_name, use_device
@@ -195,6 +203,13 @@ async def _awaited(ref: Any) -> Any:
     """Await a reference. `asyncio.gather` and `wait_for` need a coroutine."""
     return await ref
 
+
+def _end_start(name: str, started: asyncio.Future, place: asyncio.Task) -> None:
+    """End the wait for a replica whose place was given up before it served."""
+    if not started.done():
+        error = None if place.cancelled() else place.exception()
+        started.set_exception(error or ServeError(f"{name} was removed before it served.", status=503))
+
 # %% ../../nbs/55_distributed/20_replicas.ipynb #f34b8c0d
 MAX_LOSSES, LOSS_WINDOW_S = 3, 600.0
 PROBE_TIMEOUT_S = 30.0
@@ -224,6 +239,7 @@ class Replicas:
         self.table = RoutingTable(on_suspect=self._check_later)
         self.size, self.closed, self.latest = 0, False, None
         self.adapters: dict[str, Any] = {}  # ObjectRef of the arrays, by key
+        self._loading: Counter[str] = Counter()  # calls of `_load` that have not ended, by key
         self.actors: list[Any] = []  # all that were ever created
         self.facts: Mapping[str, Any] = {}  # of one replica
         self.stats_of: dict[int, dict[str, float]] = {}
@@ -242,16 +258,19 @@ class Replicas:
         """Run a coroutine on the event loop of the replicas and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
-    def scale(self, size: int) -> None:
+    def scale(self, size: int, wait_s: float = 30.0) -> None:
         """Change the number of replicas. Removed ones finish their requests. Return when all others serve.
 
         Parameters
         ----------
         size : int
             The new number, at least 1.
+        wait_s : float
+            The time for which new replicas wait for free resources. Then the method raises `ServeError`.
         """
         if size < 1:
             raise ValueError(f"Invalid `samplers={size!r}`: expected a positive number.")
+        check_resources(self.ray, actor_resources(self.options, size - len(self._places)), wait_s)
         self._run(self._scale(size))
 
     async def _scale(self, size: int) -> None:
@@ -260,7 +279,8 @@ class Replicas:
         for number in range(size):
             if number not in self._places:
                 started.append(self.loop.create_future())
-                self._places[number] = self.loop.create_task(self._keep(number, started[-1]))
+                self._places[number] = place = self.loop.create_task(self._keep(number, started[-1]))
+                place.add_done_callback(partial(_end_start, f"Replica {number} of {self.spec.name}", started[-1]))
         await asyncio.gather(*started)
         await asyncio.gather(*(self._leave(number) for number in [*self._places] if number >= size))
 
@@ -295,6 +315,7 @@ class Replicas:
                     self.warn(f"replica {id(replica)}", f"Replica {number} of {self.spec.name} serves again.")
                 await replica.actor.live.remote()
             except self.ray.exceptions.RayError as error:
+                self.ray.kill(replica.actor)  # an actor whose code failed lives, and holds its GPU
                 if self.closed or number >= self.size:
                     return
                 replica.state = "lost"
@@ -395,8 +416,11 @@ class Replicas:
         self.adapters[key] = ref
         if latest:
             self.latest = key
+        self._loading[key] += 1
         calls = [_awaited(r.actor.load.remote(key, ref, latest)) for r in self._open_replicas()]
-        for error in await asyncio.gather(*calls, return_exceptions=True):
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        self._loading[key] -= 1
+        for error in errors:
             if isinstance(error, Exception) and actor_error(error) is not error:
                 raise actor_error(error)  # an adapter that does not fit. A lost replica is replaced instead.
 
@@ -416,8 +440,8 @@ class Replicas:
                 replica.actor.unload.remote(key)
 
     def loaded(self) -> list[str]:
-        """Return the keys of all adapters."""
-        return [*self.adapters]
+        """Return the keys of the adapters that all replicas have."""
+        return [key for key in [*self.adapters] if not self._loading[key]]
 
     def stats(self) -> dict[str, float]:
         """Return the sums of the counters of all replicas, as they were at the last call."""

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 
 import art_nb as art
 from art_nb.core.events import GradientStep, Warned
+from art_nb.distributed import learner_group
 from art_nb.learners.base import Learner, optimizer_steps
 from art_nb.learners.settings import StepConfig
 from art_nb.policy.adapters import copy_adapter
@@ -92,6 +93,13 @@ def three_steps(step):
     return [step(some_rows(seed=seed)) for seed in range(3)]
 
 
+def go_back(runtime, state):
+    """Give the ranks a state that the group had before."""
+    group = runtime.learner
+    group.files, group.adapter = state
+    runtime.worker.call(group.restore)
+
+
 def largest_difference(one, other):
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
@@ -101,6 +109,7 @@ async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name)
     backend, model = registered
     runtime = backend.runtime(model)
     group, config = runtime.learner, StepConfig(learning_rate=1e-4, **CONFIGS[name])
+    state = group.files, group.adapter
     policy = load_policy(tiny_model_dir, device="cpu", dtype=runtime.policy.dtype)
     local = Learner(policy)
     try:
@@ -118,13 +127,14 @@ async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name)
             assert {key: one[key] for key in shared} == pytest.approx({key: other[key] for key in shared}, abs=1e-4)
         assert [len(row.tokens) for row, _ in group.seen] and len(group.seen) == len(local.seen)
     finally:
-        await asyncio.to_thread(runtime.worker.call, group.restore)
+        await asyncio.to_thread(go_back, runtime, state)
 
 
 async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
     backend, model = registered
     runtime = backend.runtime(model)
     group = runtime.learner
+    state = group.files, group.adapter
 
     def step(rows):
         return runtime.worker.call(group.step, rows, StepConfig(learning_rate=1e-3), lambda *_: None, None)
@@ -132,7 +142,7 @@ async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
     try:
         metrics = await asyncio.to_thread(step, some_rows(1))
         assert metrics["data/step_num_gradient_steps"] == 1
-        await asyncio.to_thread(runtime.worker.call, group.restore)
+        await asyncio.to_thread(go_back, runtime, state)
         before = backend._connection.ray.get(group.weights())
         broken = some_rows(4)
         broken[0].advantage = float("inf")
@@ -142,7 +152,25 @@ async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
         assert largest_difference(before, backend._connection.ray.get(group.weights())) == 0
         assert [facts["place"].pid for facts in group.facts] == pids  # the ranks go on
     finally:
-        await asyncio.to_thread(runtime.worker.call, group.restore)
+        await asyncio.to_thread(go_back, runtime, state)
+
+
+async def test_a_step_that_is_canceled_after_its_last_row_changes_no_weights(registered):
+    backend, model = registered
+    runtime = backend.runtime(model)
+    group, ray = runtime.learner, backend._connection.ray
+    before = ray.get(group.weights())
+
+    def cancel(done, of, tokens):
+        if done == of:
+            group._settle(timeout_s=60)  # the ranks end the step before they know
+            raise art.TrainError("canceled")
+
+    with pytest.raises(art.TrainError, match="canceled"):
+        await asyncio.to_thread(
+            runtime.worker.call, group.step, some_rows(), StepConfig(learning_rate=1e-3), cancel, None
+        )
+    assert largest_difference(before, ray.get(group.weights())) == 0
 
 
 async def test_conversations_stay_and_other_clients_are_served(registered):
@@ -159,6 +187,9 @@ async def test_conversations_stay_and_other_clients_are_served(registered):
             assert reply.choices[0].message.content is not None
         with pytest.raises(Exception, match="Unknown model 'shared@7'"):
             await client.chat.completions.create(model="shared@7", **question)
+        runtime.sampler.unload("shared@0")
+        both = [client.chat.completions.create(model="shared@0", **question) for _ in range(4)]
+        assert all(reply.choices for reply in await asyncio.gather(*both))
 
 
 async def test_a_killed_replica_loses_no_rollout(registered):
@@ -185,7 +216,7 @@ async def test_a_killed_rank_changes_no_result(registered):
     backend, model = registered
     ray, group = backend._connection.ray, backend.runtime(model).learner
     groups = await roll_out(model)
-    first, ends = dict(group.files), []
+    first, ends = (group.files, group.adapter), []
     for kill in (False, True):
         killed = []
 
@@ -199,10 +230,55 @@ async def test_a_killed_rank_changes_no_result(registered):
         unsubscribe()
         ends.append(ray.get(group.weights()))
         assert bool(killed) == kill
-        group.files = first
-        await asyncio.to_thread(backend.runtime(model).worker.call, group.restore)
+        await asyncio.to_thread(go_back, backend.runtime(model), first)
     assert group.losses == 1
     assert largest_difference(*ends) == 0
+
+
+async def test_a_rank_that_is_lost_after_a_step_loses_nothing(registered):
+    backend, model = registered
+    runtime = backend.runtime(model)
+    group, before, losses = runtime.learner, runtime.learner.adapter, runtime.learner.losses
+    step = await model.get_step()
+
+    def train(kill):
+        runtime.unsaved = group.step(some_rows(seed=step), StepConfig(learning_rate=1e-3), lambda *_: None, None)
+        trained = group.adapter
+        if kill:
+            os.kill(group.facts[0]["place"].pid, signal.SIGKILL)
+            group._lives(group.actors[0])
+        runtime.publish(runtime.step + 1)
+        runtime.save()
+        return trained
+
+    trained = await asyncio.to_thread(runtime.worker.call, train, True)
+    assert await model.get_step() == step + 1 and step + 1 in model.store.steps_saved()
+    assert largest_difference(trained, before) > 0 and group.losses == losses
+    await asyncio.to_thread(runtime.worker.call, train, False)
+    assert group.losses == losses + 1  # the next step finds the loss, and continues from this one
+    assert 0 < largest_difference(group.adapter, trained) < 0.1
+
+
+async def test_a_rank_whose_node_is_gone_ends_the_step_and_training_continues_later(registered, monkeypatch):
+    backend, model = registered
+    runtime = backend.runtime(model)
+    group, before = runtime.learner, runtime.learner.adapter
+    monkeypatch.setattr(learner_group, "PROCESS_START_S", 0.0)
+    monkeypatch.setattr(group, "wait_s", 0.5)
+
+    def step():
+        return runtime.worker.call(group.step, some_rows(), StepConfig(learning_rate=1e-3), lambda *_: None, None)
+
+    with monkeypatch.context() as missing:
+        missing.setattr(group, "options", {"num_cpus": 100})
+        os.kill(group.facts[1]["place"].pid, signal.SIGKILL)
+        with pytest.raises(art.TrainError, match="2 of 2 ranks .*CPU: 200 needed"):
+            await asyncio.to_thread(step)
+        assert largest_difference(group.adapter, before) == 0
+    monkeypatch.undo()
+    await asyncio.to_thread(step)
+    assert largest_difference(group.adapter, before) > 0
+    await asyncio.to_thread(runtime.worker.call, runtime.publish, runtime.step + 1)
 
 
 async def test_training_with_staleness_while_the_number_of_replicas_changes(registered):
@@ -231,5 +307,11 @@ async def test_supervised_steps(registered):
     backend, model = registered
     step = await model.get_step()
     lines = [{"role": "user", "content": "A1"}, {"role": "assistant", "content": "<move>B2</move>"}]
-    await model.train_sft([art.Trajectory(messages_and_choices=lines, reward=0.0)] * 8)
+    data = [art.Trajectory(messages_and_choices=lines, reward=0.0)] * 8
+    await model.train_sft(data)
     assert await model.get_step() == step + 1
+    os.kill(backend.runtime(model).learner.facts[1]["place"].pid, signal.SIGKILL)
+    with pytest.raises(art.TrainError, match="The adapter is unchanged: train again"):
+        await model.train_sft(data)
+    await model.train_sft(data)
+    assert await model.get_step() == step + 2
