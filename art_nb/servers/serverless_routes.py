@@ -6,7 +6,8 @@
 __all__ = ['MAX_PARSING', 'GroupsT', 'SFT_ADVICE', 'SAMPLING_PATHS', 'SERVERLESS_ROUTES', 'MESSAGES_PATHS', 'parse_groups',
            'spool_body', 'received_groups', 'ServerlessApp', 'post_model', 'delete_model', 'post_log',
            'get_checkpoints', 'delete_checkpoints', 'post_job', 'post_sft_job', 'get_events', 'post_completion',
-           'forwarded', 'get_models', 'get_health', 'error_response', 'build_serverless_app', 'ServerlessServer']
+           'forwarded', 'get_models', 'get_health', 'serverless_error_response', 'build_serverless_app',
+           'ServerlessServer']
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603003
 import asyncio
@@ -266,7 +267,7 @@ SERVERLESS_ROUTES = [
 MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 
 
-def error_response(error: Exception) -> Response:
+def serverless_error_response(error: Exception) -> Response:
     """Return the response for an error: 4xx unless the server itself has failed."""
     if isinstance(error, ArtError) and not isinstance(error, (ServeError, WriteError)):
         error = RequestError(str(error))
@@ -277,7 +278,7 @@ def build_serverless_app(app: ServerlessApp, key: str) -> ASGIApp:
     """Return the ASGI app of the routes. Every request must have the key."""
     routes = [(path, partial(handler, app), method) for path, handler, method in SERVERLESS_ROUTES]
     messages = errors_to_responses(partial(post_completion, app), anthropic_error_response)
-    routed = json_app([*routes, *((path, messages, "POST") for path in MESSAGES_PATHS)], error_response)
+    routed = json_app([*routes, *((path, messages, "POST") for path in MESSAGES_PATHS)], serverless_error_response)
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if hmac.compare_digest(api_key_of(scope), key.encode()):
