@@ -83,6 +83,7 @@ class TrainedAdapter(Learner):
 
     def __init__(self, policy: Policy, rank: int, seed: int, *, train_attn: bool = True, train_mlp: bool = True):
         self.rank, self.train_attn, self.train_mlp = rank, train_attn, train_mlp
+        self.closed = False  # whether its session has ended
         self.weights = {name: torch.nn.Parameter(w) for name, w in new_adapter(policy, rank, seed).items()}
         for name, weight in self.weights.items():
             is_attention = name.split(".")[-3] in ATTENTION
@@ -364,7 +365,7 @@ class SharedModel:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a request in slices. Return the logprobs and the losses of each batch's targets, float32 [E] each.
 
-        If it fails, the gradients are those before the request.
+        If it fails, the gradients are those before the request. It stops after a slice if `adapter.closed` is set.
 
         Parameters
         ----------
@@ -391,6 +392,8 @@ class SharedModel:
         gradients: list[list[torch.Tensor | None]] = []  # before the request, from the first slice on
         try:
             while len(results) < len(batches):
+                if adapter.closed:
+                    raise ServeError("The session has ended.", status=410)
                 await self.run(one_slice, adapter)
         except BaseException:
             if gradients:
