@@ -107,7 +107,7 @@ class TrainedAdapter(Learner):
             Result of `copy_gradients`.
         """
         for parameter, gradient in zip(self.parameters(), gradients):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else gradient.clone()  # the copies can be restored again
 
     def target_logprobs(self, batch: LossBatch, trained_E: torch.Tensor) -> torch.Tensor:
         """Return the logprobs [E] of the targets. Only those of trained targets have a gradient.
@@ -383,11 +383,18 @@ class SharedModel:
         results: list[tuple[np.ndarray, np.ndarray]] = []
 
         def one_slice() -> None:
-            end = time.monotonic() + SLICE_S
-            if not forward_only and not gradients:
-                gradients.append(adapter.copy_gradients())
-            while len(results) < len(batches) and time.monotonic() < end:
-                results.append(adapter.accumulate(batches[len(results)], loss, options, forward_only))
+            end, finished = time.monotonic() + SLICE_S, len(results)
+            before = None if forward_only else adapter.copy_gradients()
+            if before is not None and not gradients:
+                gradients.append(before)
+            try:
+                while len(results) < len(batches) and time.monotonic() < end:
+                    results.append(adapter.accumulate(batches[len(results)], loss, options, forward_only))
+            except BaseException:  # if memory is full, the slice is repeated
+                del results[finished:]
+                if before is not None:
+                    adapter.restore_gradients(before)
+                raise
 
         gradients: list[list[torch.Tensor | None]] = []  # before the request, from the first slice on
         try:
