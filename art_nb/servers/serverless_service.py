@@ -354,6 +354,7 @@ class ServerlessService(ServedModels):
     def __init__(self, backend: LocalBackend):
         super().__init__(backend)
         self.jobs: dict[str, TrainingJob] = {}
+        self.coming = Counter()  # jobs that are being created, by model
         self.worker = JobWorker(JobQueue[TrainingJob](MAX_WAITING_JOBS), self.run_job)
 
     async def start(self) -> None:
@@ -409,15 +410,18 @@ class ServerlessService(ServedModels):
         same = next((job for job in jobs if job.digest == digest and not job.delivered), None)
         if same is not None:
             return same
-        self.worker.queue.check_room(served.record.id)
-        await self._delete_surplus(jobs)
+        self.worker.queue.check_room(served.record.id, self.coming[served.record.id])
         job = new_job(served.path, served.record.id, options, digest)
-        self.jobs[job.id] = job
+        self.jobs[job.id] = job  # before the first await, so that the same request finds it
+        self.coming[served.record.id] += 1
         try:
+            await self._delete_surplus(jobs)
             await asyncio.to_thread(job.create, groups)
         except BaseException:
-            del self.jobs[job.id]
+            self.jobs.pop(job.id, None)
             raise
+        finally:
+            self.coming -= Counter([served.record.id])
         if served.record.id in self.models:  # it was not deleted in the meantime
             self.worker.queue.put(served.record.id, job)
         return job

@@ -16,9 +16,9 @@ from support.serverless_parts import JOBS, QUESTION, ServerlessProcess, job_body
 import art_nb as art
 from art_nb.backends.options import checked_options
 from art_nb.core.events import Bus
-from art_nb.core.types import RequestError
+from art_nb.core.types import RequestError, StoreError
 from art_nb.runs.store import open_run
-from art_nb.servers.serverless_jobs import MAX_ATTEMPTS, new_job, read_jobs
+from art_nb.servers.serverless_jobs import MAX_ATTEMPTS, TrainingJob, new_job, read_jobs
 from art_nb.servers.serverless_protocol import (
     REFUSED_OPTIONS,
     ExperimentalConfig,
@@ -105,6 +105,30 @@ async def test_the_jobs_of_a_model_are_limited(tiny_model_dir, tmp_path):
     assert refused.value.status == 409
     await service.delete_model(served)
     assert len(service.worker.queue) == 0
+    await service.close()
+
+
+async def test_requests_at_the_same_time_create_one_job_and_respect_the_limit(tiny_model_dir, tmp_path, monkeypatch):
+    service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False))  # not started: all jobs wait
+    request = ModelRequest(project="ttt", name="agent", base_model=str(tiny_model_dir))
+    served = service.model((await service.create_model(request)).id)
+    line = checked_group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
+    same = await asyncio.gather(*(service.submit(served, {}, "same", BytesIO(line)) for _ in range(4)))
+    assert len({job.id for job in same}) == len(service.worker.queue) == len(service.jobs) == 1
+    sent = [service.submit(served, {}, str(n), BytesIO(line)) for n in range(MAX_WAITING_JOBS + 3)]
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    assert [isinstance(answer, RequestError) for answer in answers] == [False] * (MAX_WAITING_JOBS - 1) + [True] * 4
+    assert len(service.worker.queue) == len(service.jobs) == MAX_WAITING_JOBS
+    service.worker.queue.remove(served.record.id)
+
+    def fail(job, groups):
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(TrainingJob, "create", fail)
+    with pytest.raises(StoreError):
+        await service.submit(served, {}, "one more", BytesIO(line))
+    assert len(service.jobs) == MAX_WAITING_JOBS
+    assert not service.coming
     await service.close()
 
 
