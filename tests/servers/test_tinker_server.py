@@ -325,6 +325,26 @@ def test_many_models_are_refused(client, monkeypatch):
     assert client.http.post("/create_model", json=body).status_code == 429
 
 
+def test_many_samplers_end_the_oldest_one_of_a_checkpoint(client, monkeypatch):
+    """A loop that creates a sampling client of a checkpoint at each step does not end with 429."""
+    monkeypatch.setattr(tinker_sessions, "MAX_SAMPLERS", 3)
+    model = client.create_model()
+    path = client.retrieve(client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="step"))["path"]
+    body = {"session_id": client.session, "base_model": client.base_model}
+    base = client.post("create_sampling_session", **body, sampling_session_seq_id=0)["sampling_session_id"]
+    for number in range(1, 7):
+        fields = {"session_id": client.session, "sampling_session_seq_id": number, "model_path": path}
+        sampler = client.post("create_sampling_session", **fields)["sampling_session_id"]
+        assert client.post("create_sampling_session", **fields)["sampling_session_id"] == sampler  # a retry
+        assert len(sampled(client, sampler)) == 1
+    existing = {name: client.http.get(f"/samplers/{name}").status_code for name in (base, f"{sampler[:-1]}5", sampler)}
+    assert [*existing.values()] == [200] * 3
+    assert client.http.get(f"/samplers/{sampler[:-1]}4").status_code == 404
+    for number, code in ((7, 200), (8, 200), (9, 429)):
+        answer = client.http.post("/create_sampling_session", json={**body, "sampling_session_seq_id": number})
+        assert answer.status_code == code
+
+
 def test_unknown_values_name_the_choices(client):
     body = {"session_id": client.session, "model_seq_id": 0, "base_model": "other", "lora_config": {"rank": 2}}
     answer = client.http.post("/create_model", json=body)
