@@ -6983,6 +6983,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'art_nb/servers/tinker_records.py'),
                                                'art_nb.servers.tinker_records.TinkerRun.__init__': ( '60_servers/tinker_records.html#tinkerrun.__init__',
                                                                                                      'art_nb/servers/tinker_records.py'),
+                                               'art_nb.servers.tinker_records.TinkerRun._delete_unnamed': ( '60_servers/tinker_records.html#tinkerrun._delete_unnamed',
+                                                                                                            'art_nb/servers/tinker_records.py'),
                                                'art_nb.servers.tinker_records.TinkerRun._remove': ( '60_servers/tinker_records.html#tinkerrun._remove',
                                                                                                     'art_nb/servers/tinker_records.py'),
                                                'art_nb.servers.tinker_records.TinkerRun.add_checkpoint': ( '60_servers/tinker_records.html#tinkerrun.add_checkpoint',

@@ -497,7 +497,7 @@ class SharedModel:
             Name for the sampler.
         """
         if key not in self._loaded:
-            if (source := self._sources.get(key)) is None:
+            if (source := self._sources.get(key)) is None or not source.exists():
                 raise ServeError("The weights of this sampling session were removed.", status=410)
             weights = load_file(source) if source.is_file() else read_adapter(source)
             self.mounted = None
