@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -327,9 +326,13 @@ class SharedModel:
             mount(self.policy, adapter.weights)
             self.mounted = adapter
 
-    def _with_memory(self, who: str, job: Callable[[], JobResultT]) -> JobResultT:
-        with oom_as_error(TrainError, who, MEMORY_ADVICE):
-            return retry_after_oom(job, self.sampler.release)
+    def _run_job(self, who: str, job: Callable[[], JobResultT]) -> JobResultT:
+        start = time.monotonic()
+        try:
+            with oom_as_error(TrainError, who, MEMORY_ADVICE):
+                return retry_after_oom(job, self.sampler.release)
+        finally:
+            self.worker.run_idle_work(time.monotonic() - start)
         raise AssertionError("unreachable")
 
     async def run(self, job: Callable[..., JobResultT], adapter: TrainedAdapter, *args: Any) -> JobResultT:
@@ -345,15 +348,11 @@ class SharedModel:
             Arguments of the function.
         """
 
-        def run_job() -> JobResultT:
-            start = time.monotonic()
+        def job_of_adapter() -> JobResultT:
             self.activate(adapter)
-            try:
-                return self._with_memory("The learner", partial(job, *args))
-            finally:
-                self.worker.run_idle_work(time.monotonic() - start)
+            return job(*args)
 
-        return await self.worker.result(run_job)
+        return await self.worker.result(self._run_job, "The learner", job_of_adapter)
 
     async def forward_backward(
         self,
@@ -513,7 +512,7 @@ class SharedModel:
         self._loaded[key] = None
 
     def score_prompt(self, tokens: Sequence[int], key: str | None, question: PromptQuestion) -> PromptValues:
-        """Device thread: return the values of the tokens of a prompt.
+        """Device thread: return the values of the tokens of a prompt, and let the sampler work as long as that took.
 
         Parameters
         ----------
@@ -524,9 +523,12 @@ class SharedModel:
         question : PromptQuestion
             What is asked.
         """
-        part = (None if key is None else self.ensure_loaded(key), None)
-        score = partial(prompt_values, self.policy, tokens, part, question)
-        return self._with_memory("The sampler", score)
+
+        def score() -> PromptValues:
+            part = (None if key is None else self.ensure_loaded(key), None)
+            return prompt_values(self.policy, tokens, part, question)
+
+        return self._run_job("The sampler", score)
 
     def close(self) -> None:
         """End all requests, release the weights and delete the temporary files."""
