@@ -121,7 +121,7 @@ async def cancel_future(service: TinkerService, request: Request) -> dict[str, A
 
 # %% ../../nbs/60_servers/90_tinker_server.ipynb #6ecb2f67
 Handler = Callable[[TinkerService, Request], Awaitable[Any]]
-FORM_ROUTES: list[tuple[str, type, Callable[[TinkerService, Any], dict[str, Any]]]] = [
+FORM_ROUTES: list[tuple[str, type, Callable[[TinkerService, Any], Any]]] = [
     ("create_session", SessionForm, TinkerService.create_session),
     ("create_model", CreateModelForm, TinkerService.create_model),
     ("optim_step", OptimForm, TinkerService.optim_step),
