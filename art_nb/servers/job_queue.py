@@ -35,15 +35,17 @@ class JobQueue(Generic[JobT]):
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def check_room(self, owner: str) -> None:
+    def check_room(self, owner: str, coming: int = 0) -> None:
         """Raise `RequestError` 429 if an owner has too many waiting jobs.
 
         Parameters
         ----------
         owner : str
             The owner of the job that would be added.
+        coming : int
+            Number of its jobs that are being created and will be added.
         """
-        if len(self._waiting.get(owner, ())) >= self.max_waiting:
+        if len(self._waiting.get(owner, ())) + coming >= self.max_waiting:
             raise RequestError(
                 f"{self.max_waiting} jobs of this model are waiting. Submit the next one when one of them has ended.",
                 status=429,

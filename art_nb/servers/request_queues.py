@@ -197,7 +197,7 @@ class OrderedJobs:
     """
 
     def __init__(self, first: int = 1):
-        self.next, self._jobs, self._bytes = first, {}, 0
+        self.next, self._jobs, self._bytes, self.closed = first, {}, 0, False
         self._changed = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
 
@@ -229,7 +229,7 @@ class OrderedJobs:
         return number
 
     async def _run(self) -> None:
-        while True:
+        while not self.closed:  # a job that has finished on a thread ends normally, although it was canceled
             while self.next not in self._jobs:
                 self._changed.clear()
                 await self._changed.wait()
@@ -238,6 +238,7 @@ class OrderedJobs:
             await job()
 
     async def close(self) -> None:
-        """Cancel the running job and drop the others."""
+        """Cancel the running job, wait for its end, and drop the others."""
+        self.closed = True
         self._jobs.clear()
-        await cancel_and_wait([self._task])
+        await cancel_and_wait([self._task], grace_s=float("inf"))

@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -150,10 +150,14 @@ class TrainingJob:
         data : dict
             Its content, as JSON types.
         """
+        self._append_all([(kind, data)])
+
+    def _append_all(self, added: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         with self._lock:
-            event = {"id": f"{self.id}-{len(self.events)}", "type": kind, "data": finite(data)}
-            self.events.append(event)
-            append_lines(self.directory / "events.jsonl", event)
+            numbered = enumerate(added, len(self.events))
+            events = [{"id": f"{self.id}-{n}", "type": kind, "data": finite(data)} for n, (kind, data) in numbered]
+            self.events += events
+            append_lines(self.directory / "events.jsonl", *events)
 
     def start(self) -> None:
         """Append the first event unless the job has one. A job is one optimizer step."""
@@ -161,19 +165,20 @@ class TrainingJob:
             self.append("training_started", {"num_sequences": 1})
 
     def finish(self, metrics: Mapping[str, float]) -> None:
-        """Append the last events and delete the groups.
+        """Append the last events and delete the groups. The events are kept in memory even if this fails.
 
         Parameters
         ----------
         metrics : dict
             The metrics of the step.
         """
-        if not metrics.get("data/step_num_gradient_steps", 1) and not self.started:
-            self.append("training_started", {"num_sequences": 0})  # nothing could be learned
-        else:
-            self.start()
-            self.append("gradient_step", {name: float(value) for name, value in metrics.items()})
-        self.append("training_ended", {"step": self.step})
+        has_step = bool(metrics.get("data/step_num_gradient_steps", 1)) or self.started
+        events: list[tuple[str, Mapping[str, Any]]] = []
+        if not self.started:
+            events.append(("training_started", {"num_sequences": int(has_step)}))  # 0: nothing could be learned
+        if has_step:
+            events.append(("gradient_step", {name: float(value) for name, value in metrics.items()}))
+        self._append_all([*events, ("training_ended", {"step": self.step})])
         (self.directory / "groups.jsonl").unlink(missing_ok=True)
 
     def fail(self, message: str) -> None:

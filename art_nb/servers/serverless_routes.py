@@ -48,7 +48,7 @@ from art_nb.servers.serverless_protocol import (
     train_options,
     validated,
 )
-from .serverless_service import MAX_LIVE_REQUESTS, ServedModel, ServerlessService, group_errors
+from .serverless_service import LOG, MAX_LIVE_REQUESTS, ServedModel, ServerlessService, group_errors
 from ..runs.formats import read_jsonl
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603006
@@ -195,7 +195,10 @@ async def get_events(app: ServerlessApp, request: Request) -> dict[str, Any]:
     if query.order == "desc":
         events.reverse()
     page = list_page([event["id"] for event in events], lambda n: events[n], query)
-    await asyncio.to_thread(job.mark_polled, page["data"])
+    try:
+        await asyncio.to_thread(job.mark_polled, page["data"])
+    except WriteError as error:  # the client gets its events even if the disk is full
+        LOG.error("The delivery of the events of %s could not be written: %s", job.id, error)
     return page
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603013

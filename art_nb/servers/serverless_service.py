@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -354,6 +354,7 @@ class ServerlessService(ServedModels):
     def __init__(self, backend: LocalBackend):
         super().__init__(backend)
         self.jobs: dict[str, TrainingJob] = {}
+        self.coming = Counter()  # jobs that are being created, by model
         self.worker = JobWorker(JobQueue[TrainingJob](MAX_WAITING_JOBS), self.run_job)
 
     async def start(self) -> None:
@@ -409,15 +410,18 @@ class ServerlessService(ServedModels):
         same = next((job for job in jobs if job.digest == digest and not job.delivered), None)
         if same is not None:
             return same
-        self.worker.queue.check_room(served.record.id)
-        await self._delete_surplus(jobs)
+        self.worker.queue.check_room(served.record.id, self.coming[served.record.id])
         job = new_job(served.path, served.record.id, options, digest)
-        self.jobs[job.id] = job
+        self.jobs[job.id] = job  # before the first await, so that the same request finds it
+        self.coming[served.record.id] += 1
         try:
+            await self._delete_surplus(jobs)
             await asyncio.to_thread(job.create, groups)
         except BaseException:
-            del self.jobs[job.id]
+            self.jobs.pop(job.id, None)
             raise
+        finally:
+            self.coming -= Counter([served.record.id])
         if served.record.id in self.models:  # it was not deleted in the meantime
             self.worker.queue.put(served.record.id, job)
         return job
@@ -475,16 +479,21 @@ class ServerlessService(ServedModels):
         try:
             await asyncio.to_thread(job.begin)
             metrics = await self._train(self.models[job.model_id], job)
-            await asyncio.to_thread(job.finish, {k: v for k, v in metrics.items() if not k.startswith("profile/")})
         except Exception as error:
             message = str(error)
             if not isinstance(error, ArtError):
                 LOG.error("a training job failed", exc_info=error)
                 message = f"{type(error).__name__}: {error}"
-            try:
-                await asyncio.to_thread(job.fail, message)
-            except StoreError as store_error:
-                LOG.error("The end of the job %s could not be written: %s", job.id, store_error)
+            await self._end(job, job.fail, message)
+        else:  # the step is trained, so no error from here on is an error of the job
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("profile/")}
+            await self._end(job, job.finish, metrics)
+
+    async def _end(self, job: TrainingJob, append: Callable[[Any], None], content: Any) -> None:
+        try:
+            await asyncio.to_thread(append, content)
+        except (StoreError, OSError) as error:
+            LOG.error("The end of the job %s could not be written: %s", job.id, error)
 
     async def _train(self, served: ServedModel, job: TrainingJob) -> dict[str, float]:
         async with self.locked(served) as runtime:
@@ -501,7 +510,10 @@ class ServerlessService(ServedModels):
                 result = await self.backend.train(model, groups, **job.options)
             finally:
                 unsubscribe()
-            await asyncio.to_thread(model._log, groups, "train", result.metrics, result.step, False)
+            try:
+                await asyncio.to_thread(model._log, groups, "train", result.metrics, result.step, False)
+            except StoreError as error:  # the step itself succeeded
+                LOG.error("The metrics of step %d of the job %s were not recorded: %s", result.step, job.id, error)
             return result.metrics
 
 # %% ../../nbs/60_servers/25_serverless_service.ipynb #sv6025h2

@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,6 +82,7 @@ class TrainedAdapter(Learner):
 
     def __init__(self, policy: Policy, rank: int, seed: int, *, train_attn: bool = True, train_mlp: bool = True):
         self.rank, self.train_attn, self.train_mlp = rank, train_attn, train_mlp
+        self.closed = False  # whether its session has ended
         self.weights = {name: torch.nn.Parameter(w) for name, w in new_adapter(policy, rank, seed).items()}
         for name, weight in self.weights.items():
             is_attention = name.split(".")[-3] in ATTENTION
@@ -106,7 +106,7 @@ class TrainedAdapter(Learner):
             Result of `copy_gradients`.
         """
         for parameter, gradient in zip(self.parameters(), gradients):
-            parameter.grad = gradient
+            parameter.grad = None if gradient is None else gradient.clone()  # the copies can be restored again
 
     def target_logprobs(self, batch: LossBatch, trained_E: torch.Tensor) -> torch.Tensor:
         """Return the logprobs [E] of the targets. Only those of trained targets have a gradient.
@@ -326,9 +326,13 @@ class SharedModel:
             mount(self.policy, adapter.weights)
             self.mounted = adapter
 
-    def _with_memory(self, who: str, job: Callable[[], JobResultT]) -> JobResultT:
-        with oom_as_error(TrainError, who, MEMORY_ADVICE):
-            return retry_after_oom(job, self.sampler.release)
+    def _run_job(self, who: str, job: Callable[[], JobResultT]) -> JobResultT:
+        start = time.monotonic()
+        try:
+            with oom_as_error(TrainError, who, MEMORY_ADVICE):
+                return retry_after_oom(job, self.sampler.release)
+        finally:
+            self.worker.run_idle_work(time.monotonic() - start)
         raise AssertionError("unreachable")
 
     async def run(self, job: Callable[..., JobResultT], adapter: TrainedAdapter, *args: Any) -> JobResultT:
@@ -344,15 +348,11 @@ class SharedModel:
             Arguments of the function.
         """
 
-        def run_job() -> JobResultT:
-            start = time.monotonic()
+        def job_of_adapter() -> JobResultT:
             self.activate(adapter)
-            try:
-                return self._with_memory("The learner", partial(job, *args))
-            finally:
-                self.worker.run_idle_work(time.monotonic() - start)
+            return job(*args)
 
-        return await self.worker.result(run_job)
+        return await self.worker.result(self._run_job, "The learner", job_of_adapter)
 
     async def forward_backward(
         self,
@@ -364,7 +364,7 @@ class SharedModel:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a request in slices. Return the logprobs and the losses of each batch's targets, float32 [E] each.
 
-        If it fails, the gradients are those before the request.
+        If it fails, the gradients are those before the request. It stops after a slice if `adapter.closed` is set.
 
         Parameters
         ----------
@@ -382,15 +382,24 @@ class SharedModel:
         results: list[tuple[np.ndarray, np.ndarray]] = []
 
         def one_slice() -> None:
-            end = time.monotonic() + SLICE_S
-            if not forward_only and not gradients:
-                gradients.append(adapter.copy_gradients())
-            while len(results) < len(batches) and time.monotonic() < end:
-                results.append(adapter.accumulate(batches[len(results)], loss, options, forward_only))
+            end, finished = time.monotonic() + SLICE_S, len(results)
+            before = None if forward_only else adapter.copy_gradients()
+            if before is not None and not gradients:
+                gradients.append(before)
+            try:
+                while len(results) < len(batches) and time.monotonic() < end:
+                    results.append(adapter.accumulate(batches[len(results)], loss, options, forward_only))
+            except BaseException:  # if memory is full, the slice is repeated
+                del results[finished:]
+                if before is not None:
+                    adapter.restore_gradients(before)
+                raise
 
         gradients: list[list[torch.Tensor | None]] = []  # before the request, from the first slice on
         try:
             while len(results) < len(batches):
+                if adapter.closed:
+                    raise ServeError("The session has ended.", status=410)
                 await self.run(one_slice, adapter)
         except BaseException:
             if gradients:
@@ -487,7 +496,7 @@ class SharedModel:
             Name for the sampler.
         """
         if key not in self._loaded:
-            if (source := self._sources.get(key)) is None:
+            if (source := self._sources.get(key)) is None or not source.exists():
                 raise ServeError("The weights of this sampling session were removed.", status=410)
             weights = load_file(source) if source.is_file() else read_adapter(source)
             self.mounted = None
@@ -503,7 +512,7 @@ class SharedModel:
         self._loaded[key] = None
 
     def score_prompt(self, tokens: Sequence[int], key: str | None, question: PromptQuestion) -> PromptValues:
-        """Device thread: return the values of the tokens of a prompt.
+        """Device thread: return the values of the tokens of a prompt, and let the sampler work as long as that took.
 
         Parameters
         ----------
@@ -514,9 +523,12 @@ class SharedModel:
         question : PromptQuestion
             What is asked.
         """
-        part = (None if key is None else self.ensure_loaded(key), None)
-        score = partial(prompt_values, self.policy, tokens, part, question)
-        return self._with_memory("The sampler", score)
+
+        def score() -> PromptValues:
+            part = (None if key is None else self.ensure_loaded(key), None)
+            return prompt_values(self.policy, tokens, part, question)
+
+        return self._run_job("The sampler", score)
 
     def close(self) -> None:
         """End all requests, release the weights and delete the temporary files."""

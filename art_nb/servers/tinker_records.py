@@ -209,7 +209,7 @@ class TinkerRun:
         atomic_write(self.path / "tinker.json", json.dumps(self.facts, indent=1).encode())
 
     def add_checkpoint(self, kind: str, name: str, version: int, ttl_s: int | None, user_metadata: Any) -> str:
-        """Give a written checkpoint a name and return its path for the client.
+        """Give a written checkpoint a name and return its path for the client. A checkpoint that had the name loses it.
 
         Parameters
         ----------
@@ -228,8 +228,10 @@ class TinkerRun:
         size = sum(file.stat().st_size for file in self.store.checkpoint_dir(version).iterdir())
         expires = None if ttl_s is None else now + ttl_s
         entry = {"version": version, "time": now, "expires": expires, "size": size, "user_metadata": user_metadata}
+        replaced = self.facts["saved"].get(f"{kind}/{name}", entry)
         self.facts["saved"][f"{kind}/{name}"] = entry
         self.write()
+        self._delete_unnamed({replaced["version"]})
         return f"tinker://{self.facts['model_id']}/{kind}/{name}"
 
     def checkpoint(self, checkpoint_id: str) -> Path:
@@ -267,6 +269,9 @@ class TinkerRun:
         versions = {self.facts["saved"].pop(name)["version"] for name in names}
         if names:
             self.write()
+        self._delete_unnamed(versions)
+
+    def _delete_unnamed(self, versions: set[int]) -> None:
         for version in versions - {entry["version"] for entry in self.facts["saved"].values()}:
             shutil.rmtree(self.store.checkpoint_dir(version), ignore_errors=True)
 

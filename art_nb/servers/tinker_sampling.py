@@ -134,7 +134,8 @@ async def sample_replies(session: SamplingSession, form: SampleForm, slots: Fair
     if session.key is not None:
         await shared.worker.result(shared.ensure_loaded, session.key)
     if not question.is_empty:
-        values = await shared.worker.result(shared.score_prompt, prompt, session.key, question)
+        async with slots.slot(session.client):
+            values = await shared.worker.result(shared.score_prompt, prompt, session.key, question)
     params = [form.sampling_params.params(i, room, form.topk_sample_logprobs) for i in range(form.num_samples)]
     stops = form.sampling_params.stop_tokens()
     replies = await gather_or_cancel(sample_one(session, prompt, p, stops, slots) for p in params)

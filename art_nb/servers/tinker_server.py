@@ -17,6 +17,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ async def cancel_future(service: TinkerService, request: Request) -> dict[str, A
 
 # %% ../../nbs/60_servers/90_tinker_server.ipynb #6ecb2f67
 Handler = Callable[[TinkerService, Request], Awaitable[Any]]
-FORM_ROUTES: list[tuple[str, type, Callable[[TinkerService, Any], dict[str, Any]]]] = [
+FORM_ROUTES: list[tuple[str, type, Callable[[TinkerService, Any], Any]]] = [
     ("create_session", SessionForm, TinkerService.create_session),
     ("create_model", CreateModelForm, TinkerService.create_model),
     ("optim_step", OptimForm, TinkerService.optim_step),
@@ -140,11 +141,12 @@ def heartbeat(service: TinkerService, form: HeartbeatForm) -> dict[str, Any]:
     return {"type": "session_heartbeat"}
 
 # %% ../../nbs/60_servers/90_tinker_server.ipynb #d5c10e36
-def form_handler(form: type, method: Callable[[TinkerService, Any], dict[str, Any]]) -> Handler:
-    """Return the handler of a request that is a form."""
+def form_handler(form: type, method: Callable[[TinkerService, Any], Any]) -> Handler:
+    """Return the handler of a request that is a form. The method may be async."""
 
     async def handle(service: TinkerService, request: Request) -> dict[str, Any]:
-        return method(service, await form_of(request, form))
+        answer = method(service, await form_of(request, form))
+        return await answer if isawaitable(answer) else answer
 
     return handle
 

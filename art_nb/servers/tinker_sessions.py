@@ -403,21 +403,26 @@ class TinkerService(SessionRegistry):
         if form.kind == "inflight" or key not in model.shared.sources():
             await model.publish(key)
         expires = None if form.ttl_seconds is None else time.time() + form.ttl_seconds
-        sampler = self._new_sampler(session, number, model.shared, key, expires=expires)
+        sampler = await self._new_sampler(session, number, model.shared, key, expires=expires)
         unsaved = [s for s in session.samplers.values() if s.key and s.key.startswith(f"{model.id}:")]
         for old in unsaved[:-MAX_UNSAVED]:
             await self._drop_sampler(session, old)
         return {"type": "save_weights_for_sampler", "sampling_session_id": sampler.id}
 
-    def _new_sampler(
+    async def _new_sampler(
         self, session: ClientSession, number: int, shared: SharedModel, key: str | None, **options: Any
     ) -> SamplingSession:
-        if len(session.samplers) >= MAX_SAMPLERS:
-            raise RequestError(f"The session has {MAX_SAMPLERS} sampling sessions. Create a new client.", status=429)
         sampler_id = f"{session.id}:sample:{number}"
-        return session.samplers.setdefault(sampler_id, SamplingSession(sampler_id, session.id, shared, key, **options))
+        new = SamplingSession(sampler_id, session.id, shared, key, **options)
+        if (sampler := session.samplers.setdefault(sampler_id, new)) is new and len(session.samplers) > MAX_SAMPLERS:
+            saved = [other for other in session.samplers.values() if other.model_path is not None and other is not new]
+            await self._drop_sampler(session, saved[0] if saved else new)
+            if not saved:
+                message = f"The session has {MAX_SAMPLERS} sampling sessions. Create a new client."
+                raise RequestError(message, status=429)
+        return sampler
 
-    def create_sampling_session(self, form: SamplingSessionForm) -> dict[str, Any]:
+    async def create_sampling_session(self, form: SamplingSessionForm) -> dict[str, Any]:
         """Create a sampling session of a base model or of a checkpoint.
 
         Parameters
@@ -429,12 +434,12 @@ class TinkerService(SessionRegistry):
         if form.model_path is None:
             if form.base_model is None:
                 raise RequestError("create_sampling_session needs base_model or model_path.")
-            sampler = self._new_sampler(session, number, self.base(form.base_model), None)
+            sampler = await self._new_sampler(session, number, self.base(form.base_model), None)
         else:
             run, directory = self.saved(form.model_path)
             shared, key = self.base(run.facts["base_model"]), f"{form.model_path}@{directory.name}"
             shared.add_source(key, directory)
-            sampler = self._new_sampler(session, number, shared, key, model_path=form.model_path)
+            sampler = await self._new_sampler(session, number, shared, key, model_path=form.model_path)
         return {"type": "create_sampling_session", "sampling_session_id": sampler.id}
 
     def sample(self, form: SampleForm) -> dict[str, Any]:

@@ -239,6 +239,8 @@ class TinkerModel:
 
     async def close(self) -> None:
         """Stop the requests, drop the adapter and release the run directory. An empty directory is removed."""
+        if self._adapter is not None:
+            self._adapter.closed = True
         await self.jobs.close()
         run, self._run, self._adapter = self._run, None, None
         if run is not None:

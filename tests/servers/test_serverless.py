@@ -16,9 +16,10 @@ from support.serverless_parts import JOBS, QUESTION, ServerlessProcess, job_body
 import art_nb as art
 from art_nb.backends.options import checked_options
 from art_nb.core.events import Bus
-from art_nb.core.types import RequestError
+from art_nb.core.types import RequestError, StoreError
+from art_nb.models import clients
 from art_nb.runs.store import open_run
-from art_nb.servers.serverless_jobs import MAX_ATTEMPTS, new_job, read_jobs
+from art_nb.servers.serverless_jobs import MAX_ATTEMPTS, TrainingJob, new_job, read_jobs
 from art_nb.servers.serverless_protocol import (
     REFUSED_OPTIONS,
     ExperimentalConfig,
@@ -106,6 +107,70 @@ async def test_the_jobs_of_a_model_are_limited(tiny_model_dir, tmp_path):
     await service.delete_model(served)
     assert len(service.worker.queue) == 0
     await service.close()
+
+
+async def test_requests_at_the_same_time_create_one_job_and_respect_the_limit(tiny_model_dir, tmp_path, monkeypatch):
+    service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False))  # not started: all jobs wait
+    request = ModelRequest(project="ttt", name="agent", base_model=str(tiny_model_dir))
+    served = service.model((await service.create_model(request)).id)
+    line = checked_group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
+    same = await asyncio.gather(*(service.submit(served, {}, "same", BytesIO(line)) for _ in range(4)))
+    assert len({job.id for job in same}) == len(service.worker.queue) == len(service.jobs) == 1
+    sent = [service.submit(served, {}, str(n), BytesIO(line)) for n in range(MAX_WAITING_JOBS + 3)]
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    assert [isinstance(answer, RequestError) for answer in answers] == [False] * (MAX_WAITING_JOBS - 1) + [True] * 4
+    assert len(service.worker.queue) == len(service.jobs) == MAX_WAITING_JOBS
+    service.worker.queue.remove(served.record.id)
+
+    def fail(job, groups):
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(TrainingJob, "create", fail)
+    with pytest.raises(StoreError):
+        await service.submit(served, {}, "one more", BytesIO(line))
+    assert len(service.jobs) == MAX_WAITING_JOBS
+    assert not service.coming
+    await service.close()
+
+
+async def test_a_trained_step_ends_its_job_even_if_nothing_can_be_written(tiny_model_dir, tmp_path, caplog):
+    """Directories take the place of two files, so that writing fails after the step was trained."""
+    service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False))
+    request = ModelRequest(project="ttt", name="agent", base_model=str(tiny_model_dir))
+    served = service.model((await service.create_model(request)).id)
+    endpoint = (await service.load(served)).endpoint
+    body = {"model": "agent", "messages": [QUESTION], "max_tokens": 8, "n": 4}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    async with clients.httpx.AsyncClient(transport=endpoint.transport(), headers=headers) as http:
+        reply = await http.post("http://in-process/v1/chat/completions", json=body)
+    choices = reply.json()["choices"]
+    group = [{"messages_and_choices": [QUESTION, choice], "reward": float(n)} for n, choice in enumerate(choices)]
+    job = await service.submit(served, {}, "0", BytesIO(checked_group_line({"trajectories": group}, 0)))
+    (served.path / "history.jsonl").unlink(missing_ok=True)
+    for file in (served.path / "history.jsonl", job.directory / "events.jsonl"):
+        file.mkdir()
+    service.worker.start()
+    while not job.ended:
+        await asyncio.sleep(0.01)
+    assert kinds(job.events) == WHOLE
+    assert service.steps(served)[-1] == job.step == 1
+    await service.close()
+    assert "The metrics of step 1" in caplog.text
+    assert f"The end of the job {job.id} could not be written" in caplog.text
+
+
+def test_the_events_are_delivered_if_the_disk_is_full(served, tiny_model_dir):
+    """A directory takes the place of `job.json`."""
+    model_id = served.register(tiny_model_dir, "full")
+    job_id = served.submit(job_body(model_id, served.sample("full")))
+    directory = served.folder / "ttt" / "models" / "full" / "serverless" / "jobs" / job_id
+    events, end = directory / "events.jsonl", time.monotonic() + 60
+    while not (events.exists() and "training_ended" in events.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    (directory / "job.json").unlink()
+    (directory / "job.json").mkdir()
+    assert kinds(served.events(job_id)) == WHOLE
 
 
 async def test_a_job_that_ends_the_server_is_not_repeated_forever(tiny_model_dir, tmp_path):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from art_nb.servers import shared_model
 from art_nb.servers.shared_model import ALPHA, SharedModel, TrainedAdapter
 from art_nb.servers.tinker_data import loss_batches, loss_row
 from art_nb.servers.tinker_losses import TINKER_LOSSES, loss_settings
@@ -204,3 +205,34 @@ async def test_a_failed_request_leaves_the_gradients(shared, monkeypatch):
     with pytest.raises((IndexError, RuntimeError)):
         await shared.forward_backward(adapter, broken, loss, {})
     assert all(torch.equal(a, b) for a, b in zip(before, adapter.copy_gradients()))
+
+
+@pytest.mark.parametrize("failing", [2, 1], ids=["second micro-batch", "first micro-batch"])
+async def test_a_slice_that_is_repeated_counts_once(shared, monkeypatch, failing):
+    """Memory is full in the middle of a backward pass: the gradients equal those without the error."""
+    loss, data = TINKER_LOSSES["cross_entropy"], items(np.random.default_rng(2), "cross_entropy", 250)
+    rows = [loss_row(datum, i, loss.inputs, 290, 512) for i, datum in enumerate(data)]
+    adapter, batches = trained_adapter(shared), loss_batches(rows, 8)
+    assert len(batches) > 1
+    first = await shared.forward_backward(adapter, batches, loss, {})
+    once = adapter.copy_gradients()
+    expected = await shared.forward_backward(adapter, batches, loss, {}), adapter.copy_gradients()
+    adapter.restore_gradients(once)  # the request starts with the gradients of an earlier one
+    monkeypatch.setattr(shared_model, "SLICE_S", 60.0)  # one slice
+    backwards, parameters = [], adapter.parameters()
+
+    def fill_memory(gradient):
+        backwards.append(any(not torch.equal(p.grad, g) for p, g in zip(parameters, once)))
+        if len(backwards) == failing:
+            raise torch.OutOfMemoryError("simulated")
+
+    hook = parameters[len(parameters) // 2].register_hook(fill_memory)
+    try:
+        results = await shared.forward_backward(adapter, batches, loss, {})
+    finally:
+        hook.remove()
+    assert backwards[failing - 1]  # layers behind this one had their gradients already
+    assert len(backwards) == failing + len(batches)
+    assert len(results) == len(first)
+    assert all(np.array_equal(a, b) for pair in zip(results, expected[0]) for a, b in zip(*pair))
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(adapter.copy_gradients(), expected[1]))

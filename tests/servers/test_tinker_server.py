@@ -136,6 +136,24 @@ def test_an_expired_checkpoint_is_deleted(client, server):
     assert answer.status_code == 404
 
 
+def test_a_name_that_is_used_again_deletes_the_old_checkpoint(client, server):
+    model = client.create_model()
+    run = TinkerRun(server.path / "tinker" / "models" / model.replace(":train:", "-train-"))
+    path = client.retrieve(client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="latest"))["path"]
+    fields = {"session_id": client.session, "sampling_session_seq_id": 0, "model_path": path}
+    old = client.post("create_sampling_session", **fields)["sampling_session_id"]
+    for seq in (2, 4, 6):
+        client.optim_step(model, seq, learning_rate=0.02)
+        client.retrieve(client.post("save_weights_for_sampler", model_id=model, seq_id=seq + 1, path="latest"))
+    assert run.store.steps_saved() == [3]
+    client.retrieve(client.post("save_weights", model_id=model, seq_id=8, path="final"))
+    client.optim_step(model, 9, learning_rate=0.02)
+    client.retrieve(client.post("save_weights_for_sampler", model_id=model, seq_id=10, path="latest"))
+    assert run.store.steps_saved() == [3, 4]  # the former one has another name
+    body = {"sampling_session_id": old, "seq_id": 0, "prompt": prompt(5, 6), "sampling_params": {"max_tokens": 2}}
+    assert "were removed" in client.retrieve(client.post("asample", **body))["error"]
+
+
 def test_replies_follow_the_weights_and_the_options(client, tiny_model_dir):
     model = client.create_model()
     base = client.post(
@@ -323,6 +341,26 @@ def test_many_models_are_refused(client, monkeypatch):
         "lora_config": {"rank": 2},
     }
     assert client.http.post("/create_model", json=body).status_code == 429
+
+
+def test_many_samplers_end_the_oldest_one_of_a_checkpoint(client, monkeypatch):
+    """A loop that creates a sampling client of a checkpoint at each step does not end with 429."""
+    monkeypatch.setattr(tinker_sessions, "MAX_SAMPLERS", 3)
+    model = client.create_model()
+    path = client.retrieve(client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="step"))["path"]
+    body = {"session_id": client.session, "base_model": client.base_model}
+    base = client.post("create_sampling_session", **body, sampling_session_seq_id=0)["sampling_session_id"]
+    for number in range(1, 7):
+        fields = {"session_id": client.session, "sampling_session_seq_id": number, "model_path": path}
+        sampler = client.post("create_sampling_session", **fields)["sampling_session_id"]
+        assert client.post("create_sampling_session", **fields)["sampling_session_id"] == sampler  # a retry
+        assert len(sampled(client, sampler)) == 1
+    existing = {name: client.http.get(f"/samplers/{name}").status_code for name in (base, f"{sampler[:-1]}5", sampler)}
+    assert [*existing.values()] == [200] * 3
+    assert client.http.get(f"/samplers/{sampler[:-1]}4").status_code == 404
+    for number, code in ((7, 200), (8, 200), (9, 429)):
+        answer = client.http.post("/create_sampling_session", json={**body, "sampling_session_seq_id": number})
+        assert answer.status_code == code
 
 
 def test_unknown_values_name_the_choices(client):
