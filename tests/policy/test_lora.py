@@ -67,7 +67,10 @@ def gains(policy):
     return sums[1] / sums[0], sums[2] / sums[0]
 
 
-@pytest.mark.parametrize(("learning_rate", "steps"), [(5e-6, 1), (5e-6, 8), (1e-4, 1), (1e-4, 8)])
+LONG = [pytest.param(rate, 8, marks=pytest.mark.full) for rate in (5e-6, 1e-4)]
+
+
+@pytest.mark.parametrize(("learning_rate", "steps"), [(5e-6, 1), (1e-4, 1), *LONG])
 def test_an_update_counts_in_full(policy, learning_rate, steps):
     trained(policy, learning_rate, steps)
     whole, merged = gains(policy)

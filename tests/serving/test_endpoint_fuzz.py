@@ -7,6 +7,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.audit import FULL
 from support.server_parts import endpoint
 
 GOOD = {
@@ -151,10 +152,12 @@ def is_well(served):
 
 
 @pytest.mark.timeout(300)
-def test_4000_malformed_bodies(served):
+def test_malformed_bodies(served):
     seen = {}
 
-    @settings(max_examples=4000, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=4000 if FULL else 800, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(bodies())
     def fuzz(request):
         path, data = request
