@@ -254,22 +254,23 @@ def test_view(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_view_opens_the_viewer_in_a_notebook(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def test_view_opens_the_viewer_in_a_notebook(tmp_path):
     store = art.RunStore(tmp_path / ".art" / "games" / "models" / "one")
     store.write_groups("train", 1, [art.TrajectoryGroup([art.Trajectory(reward=0.25)])])
     line = [*command(), "view", str(store.path), "--notebook", "--no-browser"]
     with subprocess.Popen(
         line, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
+        logs = []
         for log in process.stderr:
+            logs.append(log)
             if "/lab/tree/view.ipynb?token=" in log:
                 break
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
         rest = process.communicate(timeout=60)[1]
     assert process.returncode == 0 and "Traceback" not in rest
-    [notebook] = tmp_path.glob("art-nb-view-*/view.ipynb")
-    cells = json.loads(notebook.read_text())["cells"]
+    [folder] = [Path(log.split(": ", 1)[1].strip()) for log in logs if "from local directory: " in log]
+    cells = json.loads((folder / "view.ipynb").read_text())["cells"]
     assert "".join(cells[1]["source"]) == f"import art_nb as art\n\nart.view({str(store.path)!r})"
 
 
