@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.aio import cancel_and_wait
 from ..core.types import RequestError
+from .job_queue import take_turn
 
 # %% ../../nbs/60_servers/80_request_queues.ipynb #c9a0acc0
 class FairSlots:
@@ -52,10 +53,7 @@ class FairSlots:
     def _give_slots(self) -> None:
         """Give the free slots to the next clients. A client that gets one moves to the end."""
         while client := next(filter(self._has_slot, self._waiting), None):
-            callers = self._waiting.pop(client)
-            caller = callers.popleft()
-            if callers:
-                self._waiting[client] = callers
+            caller = take_turn(self._waiting, client)
             if not caller.done():
                 self.running[client] += 1
                 caller.set_result(None)
