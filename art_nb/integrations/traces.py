@@ -2,7 +2,7 @@
 
 ## Guarantees
 
-- The groups of one step are in memory at a time.
+- Only the groups of one step are in memory at the same time.
 - A second export sends the same trace and span IDs.
 - A target that refuses a request still gets the other requests. A request that is too large (413) or invalid (422) is sent in parts. What is refused is counted.
 - The global tracer provider of OpenTelemetry is neither used nor changed."""
