@@ -205,7 +205,7 @@ async def _awaited(ref: Any) -> Any:
 
 
 def _end_start(name: str, started: asyncio.Future, place: asyncio.Task) -> None:
-    """End the wait for a replica whose place was given up before it served."""
+    """End the wait for a replica that is not started again and never served."""
     if not started.done():
         error = None if place.cancelled() else place.exception()
         started.set_exception(error or ServeError(f"{name} was removed before it served.", status=503))

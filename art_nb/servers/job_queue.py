@@ -129,7 +129,7 @@ class JobWorker(Generic[JobT]):
                 self._owner = self._job = None
 
     async def cancel(self, owner: str) -> list[JobT]:
-        """Remove the waiting jobs of an owner and return them. Cancel the running job if it belongs to the owner.
+        """Remove the waiting jobs of an owner and return them. Cancel the running job if it is the owner's.
 
         Parameters
         ----------

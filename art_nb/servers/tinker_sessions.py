@@ -75,7 +75,7 @@ SESSION_NOTE = (
 
 @dataclass(eq=False)
 class ClientSession:
-    """Everything that belongs to one client."""
+    """The models, sampling sessions and results of one client."""
 
     id: str
     facts: dict[str, Any]  # display name and metadata
@@ -318,7 +318,9 @@ class TinkerService(SessionRegistry):
         run, _ = self.saved(form.path)
         shared = self.base(run.facts["base_model"])
         if form.base_model not in (None, shared.name) or model_id in session.models:
-            raise RequestError(f"The checkpoint belongs to {shared.name}, or the model {model_id} exists already.")
+            raise RequestError(
+                f"The base model of the checkpoint is {shared.name}, or the model {model_id} exists already."
+            )
         model = self._new_model(session, form.model_seq_id or 0, shared)
         return session.submit(model, 0, partial(self._create_from, session, model, run, form))
 
