@@ -110,8 +110,8 @@ __version__ = _version("art_nb")
 _NAMES = {
     "core.types": (
         "ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
-        "MessagesAndChoices RolloutError ServeError StoreError TokenError Tools TrainConfig TrainError TrainResult "
-        "TrainSFTConfig"
+        "MessagesAndChoices NotRegisteredError RolloutError ServeError StoreError TokenError Tools TrainConfig "
+        "TrainError TrainResult TrainSFTConfig"
     ),
     "compat.dev": "LoRAConfig",
     "compat.unavailable": (

@@ -32,6 +32,7 @@ from .core.types import LocalTrainResult as LocalTrainResult
 from .core.types import Message as Message
 from .core.types import Messages as Messages
 from .core.types import MessagesAndChoices as MessagesAndChoices
+from .core.types import NotRegisteredError as NotRegisteredError
 from .core.types import RolloutError as RolloutError
 from .core.types import ServeError as ServeError
 from .core.types import StoreError as StoreError

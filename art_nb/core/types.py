@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'suggest_name', 'StrictModel', 'TrainConfig', 'TrainSFTConfig',
            'TrainResult', 'LocalTrainResult', 'ArtError', 'RolloutError', 'JudgeError', 'TokenError', 'TrainError',
-           'StoreError', 'BackendMissing', 'install_hint', 'ServeError', 'RequestError', 'LocalServingUnavailableError']
+           'StoreError', 'NotRegisteredError', 'BackendMissing', 'install_hint', 'ServeError', 'RequestError',
+           'LocalServingUnavailableError']
 
 # %% ../../nbs/00_core/20_types.ipynb #d1f44add
 import difflib
@@ -193,6 +194,10 @@ class StoreError(ArtError, OSError):
     """A run directory cannot be read or written."""
 
 
+class NotRegisteredError(ArtError, ValueError):
+    """A model has no backend or endpoint yet. The message contains the line that registers it."""
+
+
 class BackendMissing(ArtError, ImportError):
     """An optional package is not installed. The message names the extra to install."""
 
@@ -267,6 +272,7 @@ for _error in (
     TokenError,
     TrainError,
     StoreError,
+    NotRegisteredError,
     BackendMissing,
     ServeError,
     LocalServingUnavailableError,

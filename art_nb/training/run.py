@@ -22,6 +22,7 @@ __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'MAX_ROLLOUT_THREADS', 'active_runs',
 import asyncio
 import atexit
 import inspect
+import re
 import sys
 import threading
 import time
@@ -43,7 +44,7 @@ from ..core.types import StoreError, TrainError
 from ..models.provenance import record_session
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
-from .diagnostics import training_rows
+from .diagnostics import CLIENT_ADVICE, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
 from .progress import Progress, step_count
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
@@ -593,6 +594,9 @@ class Run(RunView):
         message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         trace = "".join(traceback.format_exception(error))
         self.bus.emit(Failed(where=f"step {self.step + 1}", message=message, traceback=trace))
+        pattern, advice = CLIENT_ADVICE
+        if re.search(pattern, message):
+            error.add_note(advice)  # displays that receive the event add it themselves
 
 # %% ../../nbs/65_training/60_run.ipynb #7dcaca2c
 def train(

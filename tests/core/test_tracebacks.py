@@ -13,6 +13,8 @@ async def rollout(model, scenario):
 def caller():
     return art.view("nowhere")
 
+model = art.TrainableModel(name="m", project="p", base_model="smollm2-135m")
+
 async def awaited():
     await art.evaluate(art.Model(name="m", project="p"), rollout, [], log=False)
 """
@@ -33,6 +35,7 @@ def shell():
     ("code", "error", "frames"),
     [
         ("caller()", "StoreError: There is no nowhere", ["caller()", "art.view("]),
+        ("art.train(model, rollout, [1])", "NotRegisteredError: m has no backend yet.", ["art.train("]),
         ("await awaited()", "RolloutError: No rollout of the evaluation succeeded", ["awaited()", "art.evaluate("]),
     ],
 )
