@@ -109,7 +109,7 @@ __version__ = _version("art_nb")
 # Every name of `art`, by the module that is loaded at its first use. `tools/stubs.py` writes `__init__.pyi` from this.
 _NAMES = {
     "core.types": (
-        "ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
+        "ArgumentError ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
         "MessagesAndChoices NotRegisteredError RolloutError ServeError StoreError TokenError Tools TrainConfig "
         "TrainError TrainResult TrainSFTConfig"
     ),

@@ -24,6 +24,7 @@ from . import environments as environments
 from . import langgraph as langgraph
 from . import trl as trl
 from .compat import dev as dev
+from .core.types import ArgumentError as ArgumentError
 from .core.types import ArtError as ArtError
 from .core.types import BackendMissing as BackendMissing
 from .core.types import JudgeError as JudgeError

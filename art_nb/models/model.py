@@ -27,6 +27,7 @@ from ..core.events import Bus
 from ..core.jsonable import finite
 from ..core.redaction import redact
 from art_nb.core.types import (
+    ArgumentError,
     NotRegisteredError,
     StoreError,
     StrictModel,
@@ -98,7 +99,7 @@ def _as_groups(items: Iterable[Any]) -> list[TrajectoryGroup]:
         return items
     if any(are_groups) or not all(isinstance(item, (Trajectory, BaseException)) for item in items):
         types = sorted({type(item).__name__ for item in items})
-        raise TypeError(
+        raise ArgumentError(
             f"Invalid `trajectories` of log ({', '.join(types)}): expected groups, or trajectories and exceptions. "
             "Put anything else into a TrajectoryGroup."
         )

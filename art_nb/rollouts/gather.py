@@ -30,7 +30,7 @@ from openai.types.chat.chat_completion import Choice
 
 from ..core.aio import gather_or_cancel, close_coroutines, in_order, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
-from ..core.types import RolloutError
+from ..core.types import ArgumentError, RolloutError, hide_library_frames
 from .entries import sampled_tokens
 from .tracers import TracedRollout, traced
 from art_nb.rollouts.trajectories import (
@@ -210,6 +210,7 @@ class GatherState:
         if self.failures > (self.max_exceptions * self.total if is_fraction else self.max_exceptions):
             error.add_note(f"failure {self.failures} of {self.total} rollouts; max_exceptions={self.max_exceptions}")
             self.limit_error = error
+            hide_library_frames(error)
             raise error
         return error
 
@@ -383,7 +384,7 @@ async def _run_group(gather: GatherState, item: Any, after_each: AfterEach | Non
         return []
     groups = result if isinstance(result, list) else [result]
     if not all(isinstance(entry, TrajectoryGroup) for entry in groups):
-        raise TypeError(f"after_each returned {type(result).__name__}. Return a group, a list of groups or None.")
+        raise ArgumentError(f"after_each returned {type(result).__name__}. Return a group, a list of groups or None.")
     return groups
 
 

@@ -35,7 +35,7 @@ from pydantic import (
 from ..core.aio import gather_or_cancel, close_coroutines
 from ..core.jsonable import compact, finite, plain
 from ..core.redaction import redact_text
-from ..core.types import Messages, MessagesAndChoices, RolloutError
+from ..core.types import ArgumentError, Messages, MessagesAndChoices, RolloutError
 from .entries import Entries, History, Number, ToolList, get_messages, is_choice, scalar
 from art_nb.rollouts.exchanges import (
     Conversation,
@@ -462,6 +462,9 @@ class PendingGroup:
     def __await__(self) -> Generator[Any, None, "TrajectoryGroup"]:
         return collecting.get()(self).__await__()
 
+    def __repr__(self) -> str:
+        return f"PendingGroup({self._num_trajectories} rollouts that have not started. Await it, or gather it.)"
+
 
 async def collect(
     pending: PendingGroup,
@@ -496,34 +499,34 @@ def listed(
     items: Any,  # the argument to check
     kind: str,  # what the list should contain, for the error message
 ) -> list:
-    """Return the items as a list. Raise `TypeError` for a single item and for a coroutine that was not awaited."""
+    """Return the items as a list. Raise `ArgumentError` for a single item and for a coroutine that was not awaited."""
     if inspect.iscoroutine(items):
         items.close()
-        raise TypeError(
+        raise ArgumentError(
             f"{function} received a coroutine instead of a list of {kind}. Write `await` before the call "
             "that created it."
         )
     if isinstance(items, (Trajectory, PendingGroup)) or not isinstance(items, Iterable):
         received = "TrajectoryGroup" if isinstance(items, PendingGroup) else type(items).__name__
         close_coroutines(items.items if isinstance(items, PendingGroup) else [items])
-        raise TypeError(f"{function} takes a list of {kind}; it received one {received}. Put it in a list: [...].")
+        raise ArgumentError(f"{function} takes a list of {kind}; it received one {received}. Put it in a list: [...].")
     return list(items)
 
 
 def check_groups(
     groups: Any,  # argument of a train call; one finished group counts as a list of one
 ) -> list["TrajectoryGroup"]:
-    """Return finished groups as a list. Raise `TypeError` for anything else."""
+    """Return finished groups as a list. Raise `ArgumentError` for anything else."""
     items = [groups] if isinstance(groups, TrajectoryGroup) else listed("train", groups, "groups")
     for i, item in enumerate(items):
         if isinstance(item, PendingGroup) or inspect.isawaitable(item):
             close_coroutines(item.items if isinstance(item, PendingGroup) else [item])
-            raise TypeError(
+            raise ArgumentError(
                 f"train received groups that are not finished (item {i}). Roll them out first: "
                 "`groups = await art.gather_trajectory_groups(groups)`."
             )
         if not isinstance(item, TrajectoryGroup):
-            raise TypeError(
+            raise ArgumentError(
                 f"train takes a list of TrajectoryGroup; item {i} is a {type(item).__name__}. Put the "
                 "trajectories of one scenario into a group: art.TrajectoryGroup(trajectories)."
             )
@@ -551,7 +554,7 @@ class _GroupType(type(BaseModel)):
             return PendingGroup(cast("type[TrajectoryGroup]", cls), items, fields)
         close_coroutines(awaitables)
         if awaitables or not all(isinstance(item, (Trajectory, BaseException, Mapping)) for item in items):
-            raise TypeError(_group_error(items))
+            raise ArgumentError(_group_error(items))
         return super().__call__(items, **fields)
 
 # %% ../../nbs/05_rollouts/30_trajectories.ipynb #b56d8cde
@@ -576,7 +579,7 @@ class TrajectoryGroup(BaseModel, metaclass=_GroupType):
 
     Raises
     ------
-    TypeError
+    ArgumentError
         If `trajectories` mixes awaitables with finished trajectories, or contains another type.
     """
 

@@ -354,11 +354,7 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         f"{_RAISE_THE_LIMIT}, ask for shorter answers, or train with truncated='mask': a truncated reply has no end "
         "to learn.",
     ),
-    (
-        mostly_truncated,
-        "Nearly all replies reach the token limit",
-        f"{_RAISE_THE_LIMIT}, or ask for shorter answers.",
-    ),
+    (mostly_truncated, "Nearly all replies reach the token limit", f"{_RAISE_THE_LIMIT}, or ask for shorter answers."),
     (flat_reward_stable_gradient, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
     (flat_reward_unstable_gradient, "The reward is flat", f"Try {_ANYTHING_ELSE}"),
     (

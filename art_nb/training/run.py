@@ -40,7 +40,7 @@ from ..backends.options import BackendOptions
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
 from ..core.machine import BEAT_S, interpreter_is_exiting
-from ..core.types import StoreError, TrainError
+from ..core.types import StoreError, TrainError, hide_library_frames
 from ..models.provenance import record_session
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
@@ -594,6 +594,7 @@ class Run(RunView):
         message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
         trace = "".join(traceback.format_exception(error))
         self.bus.emit(Failed(where=f"step {self.step + 1}", message=message, traceback=trace))
+        hide_library_frames(error)
         pattern, advice = CLIENT_ADVICE
         if re.search(pattern, message):
             error.add_note(advice)  # displays that receive the event add it themselves
