@@ -496,8 +496,8 @@ function build(root, wire, model) {
         group.flat
           ? h(
               "span.badge.is-warn",
-              { title: "All rewards are equal, so nothing is learned from this group" },
-              "no variance",
+              { title: "Nothing is learned from this group" },
+              "equal rewards",
             )
           : null,
         group.failed ? h("span.badge.is-bad", `${group.failed} failed`) : null,

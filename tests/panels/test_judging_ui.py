@@ -337,7 +337,7 @@ def test_blind_hides_everything_until_revealed(opened, tmp_path):
         t.reward = 0.111 * (i + 1)
     page = opened(judged(tmp_path, group, Says("the strict one"), blind=True))
     seen = page.inner_text(".art-host") + json.dumps(page.evaluate("model.state.tick ?? {}"))
-    for secret in ("the strict one", "strict of", "0.111", "0.9", "#0", "A +", "judge 0"):
+    for secret in ("the strict one", "strict of", "0.111", "0.9", "#0", "advantage", "judge 0"):
         assert secret not in seen, secret
     assert sorted(order(page)) == list("ABCDEF") and page.locator(".art-j-bar, .art-j-adv, .art-j-because").count() == 0
     assert page.get_by_role("button", name="Apply to the rewards").count() == 0

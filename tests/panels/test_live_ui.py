@@ -305,7 +305,7 @@ def test_badges_and_earlier_groups(page_with, cell):
     page = page_with(cell)
     page.wait_for_selector(".art-group")
     assert page.locator(".art-group").count() == 60
-    assert page.locator(".art-group >> text=no variance").count() > 0
+    assert page.locator(".art-group >> text=equal rewards").count() > 0
     assert page.locator(".art-group >> text=1 failed").count() > 0
     page.get_by_role("button", name="Earlier").click()
     page.wait_for_function("document.querySelectorAll('.art-group').length === 96")
