@@ -493,13 +493,7 @@ function build(root, wire, model) {
       h("span.num", num(group.mean), muted(` ± ${num(group.std, 2)}`)),
       h(
         "span.marks",
-        group.flat
-          ? h(
-              "span.badge.is-warn",
-              { title: "Nothing is learned from this group" },
-              "equal rewards",
-            )
-          : null,
+        group.flat ? h("span.badge.is-warn", { title: "Nothing is learned from this group" }, "equal rewards") : null,
         group.failed ? h("span.badge.is-bad", `${group.failed} failed`) : null,
         group.judge ? h("span.badge", marked(group.judge)) : null,
       ),
