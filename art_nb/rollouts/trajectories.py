@@ -373,6 +373,14 @@ class Trajectory(BaseModel):
 
     __repr__ = __str__
 
+# %% ../../nbs/05_rollouts/30_trajectories.ipynb #1111ad3a
+def _without_types(signature: inspect.Signature) -> inspect.Signature:
+    parameters = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    return inspect.Signature(parameters)
+
+
+Trajectory.__signature__ = _without_types(inspect.signature(Trajectory))  # pyright: ignore[reportAttributeAccessIssue]
+
 # %% ../../nbs/05_rollouts/30_trajectories.ipynb #4ebad8d7
 def _log_messages(entries: MessagesAndChoices) -> list[dict[str, Any]]:
     return [

@@ -16,7 +16,7 @@
 # %% auto #0
 __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'MAX_ROLLOUT_THREADS', 'active_runs', 'claim_directory', 'report_unfinished_runs',
            'record_status', 'record_call', 'send_heartbeats', 'follow_control_files', 'watch_control_files',
-           'TrainingLoop', 'run_with_threads', 'Run', 'train', 'AttachedRun']
+           'TrainingLoop', 'run_with_threads', 'Run', 'train', 'with_step_options', 'AttachedRun']
 
 # %% ../../nbs/65_training/60_run.ipynb #d115c6d3
 import asyncio
@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
@@ -41,6 +42,7 @@ from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
 from ..core.machine import BEAT_S, interpreter_is_exiting
 from ..core.types import StoreError, TrainError, hide_library_frames
+from ..learners.settings import StepConfig
 from ..models.provenance import record_session
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
@@ -698,6 +700,21 @@ def train(
         check_seed(train_options, model)
     run = Run(model, train_options, show)
     return run.start() if start else run
+
+# %% ../../nbs/65_training/60_run.ipynb #c2213e73
+def with_step_options(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature whose `**options` are preceded by the options of a training step."""
+    *parameters, options = signature.parameters.values()
+    defaults, known = StepConfig(), signature.parameters
+    parameters += [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, field.name))
+        for field in fields(StepConfig)
+        if field.name not in known
+    ]
+    return signature.replace(parameters=[*parameters, options])
+
+
+train.__signature__ = with_step_options(inspect.signature(train))  # pyright: ignore[reportFunctionMemberAccess]
 
 # %% ../../nbs/65_training/60_run.ipynb #91da266b
 class AttachedRun(RunView):
