@@ -190,7 +190,7 @@ function build(root, wire, model) {
     h(
       "div.groups-box",
       h(
-        "div.group.group-names",
+        "div.group-names",
         { "aria-hidden": "true" },
         ["Step", "Scenario", "Rewards", "Mean ± std"].map((name) => h("span", name)),
       ),

@@ -539,6 +539,28 @@ def test_axe_finds_no_serious_fault_blind_and_narrow(opened):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_rubric_is_hidden_if_only_rules_judge(opened, tmp_path):
+    page = opened(judged(tmp_path, by=lambda trajectory: SCORES[trajectory.metadata["number"]]))
+    assert not page.locator(".art-j-rubric").is_visible()
+    page = opened(judged(tmp_path / "other"))
+    assert page.locator(".art-j-rubric").is_visible()
+
+
+def test_advantages_and_rubrics_are_named(opened, tmp_path):
+    page = opened(judged(tmp_path, rubric="Short answers are better."))
+    assert "advantage +" in page.locator(".art-j-card").first.inner_text()
+    assert "· “Short answers are better…”" in page.locator("[label='Ranking in use'], .art-j-wide").first.inner_text()
+
+
+def test_the_panel_has_one_scroll_bar_beside_those_of_long_texts(opened):
+    page = opened()
+    scrolls = """() => [...document.querySelectorAll('.art-panel *')].filter((node) =>
+        getComputedStyle(node).overflowY === 'auto' && node.scrollHeight > node.clientHeight + 1
+        && !node.matches('.art-j-text, .art-j-because, textarea')).map((node) => node.className)"""
+    assert page.evaluate(scrolls) == ["art-j-columns"]
+    assert page.locator(".art-panel").bounding_box()["height"] <= 0.67 * 900
+
+
 def test_the_bundle_is_small(root):
     size = sum((root / "art_nb/static" / name).stat().st_size for name in ("judging.js", "judging.css"))
     assert size <= 60 * 1024
