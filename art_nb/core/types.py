@@ -184,7 +184,7 @@ def _caller_frames(frames: TracebackType | None) -> TracebackType | None:
     inner, package = _caller_frames(frames.tb_next), frames.tb_frame.f_globals.get("__name__", "").partition(".")[0]
     return inner if package == "art_nb" else TracebackType(inner, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
-
+# %% ../../nbs/00_core/20_types.ipynb #7c0a5e14
 class RolloutError(ArtError, RuntimeError):
     """A rollout returned no usable trajectory."""
 

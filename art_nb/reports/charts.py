@@ -52,18 +52,10 @@ CHARTS = (
         "loss/kl_policy_ref",
         alternative="offpolicy/kl_sampler",
     ),
-    Chart(
-        "entropy", "Entropy", "how much the replies vary, in nats per token; near 0, they hardly vary", "loss/entropy"
-    ),
+    Chart("entropy", "Entropy", "nats per token; near 0, the replies of a group hardly vary", "loss/entropy"),
     Chart("grad", "Gradient norm", "size of the gradient before clipping; a spike is a warning", "loss/grad_norm"),
     Chart("length", "Length", "sampled tokens per rollout", "train/completion_tokens"),
-    Chart(
-        "flat",
-        "Groups without variance",
-        "groups whose rewards are all equal: nothing is learned from them",
-        FLAT,
-        percent=True,
-    ),
+    Chart("flat", "Groups without variance", "their rewards are equal, so they teach nothing", FLAT, percent=True),
     Chart("truncated", "Truncated", "rollouts that reached the token limit", "train/truncated", percent=True),
 )
 MAX_TASK_CHARTS = 4

@@ -59,7 +59,7 @@ async def trajectory(coroutine: Coroutine) -> Trajectory:
 
     Raises
     ------
-    TypeError
+    ArgumentError
         If `coroutine` is not a coroutine, for example a task.
     Exception
         Any exception that the agent raises.

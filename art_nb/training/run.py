@@ -16,7 +16,7 @@
 # %% auto #0
 __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'MAX_ROLLOUT_THREADS', 'active_runs', 'claim_directory', 'report_unfinished_runs',
            'record_status', 'record_call', 'send_heartbeats', 'follow_control_files', 'watch_control_files',
-           'TrainingLoop', 'run_with_threads', 'Run', 'train', 'with_step_options', 'AttachedRun']
+           'TrainingLoop', 'run_with_threads', 'failed_event', 'Run', 'train', 'list_step_options', 'AttachedRun']
 
 # %% ../../nbs/65_training/60_run.ipynb #d115c6d3
 import asyncio
@@ -296,6 +296,17 @@ async def run_with_threads(loop: TrainingLoop) -> None:
     threads = ThreadPoolExecutor(MAX_ROLLOUT_THREADS, thread_name_prefix="art-nb-rollout")
     asyncio.get_running_loop().set_default_executor(threads)
     await loop.run_to_end()
+
+
+def failed_event(error: Exception, where: str) -> Failed:
+    """Return the event for the error of a run, and prepare the error for the user who waits for the run."""
+    message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    event = Failed(where=where, message=message, traceback="".join(traceback.format_exception(error)))
+    hide_library_frames(error)
+    pattern, advice = CLIENT_ADVICE
+    if re.search(pattern, message):
+        error.add_note(advice)  # displays that receive the event show the advice themselves
+    return event
 
 # %% ../../nbs/65_training/60_run.ipynb #29c5259a
 class Run(RunView):
@@ -593,13 +604,7 @@ class Run(RunView):
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self.error, self.status = error, "failed"
-        message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        trace = "".join(traceback.format_exception(error))
-        self.bus.emit(Failed(where=f"step {self.step + 1}", message=message, traceback=trace))
-        hide_library_frames(error)
-        pattern, advice = CLIENT_ADVICE
-        if re.search(pattern, message):
-            error.add_note(advice)  # displays that receive the event add it themselves
+        self.bus.emit(failed_event(error, f"step {self.step + 1}"))
 
 # %% ../../nbs/65_training/60_run.ipynb #7dcaca2c
 def train(
@@ -702,7 +707,7 @@ def train(
     return run.start() if start else run
 
 # %% ../../nbs/65_training/60_run.ipynb #c2213e73
-def with_step_options(signature: inspect.Signature) -> inspect.Signature:
+def list_step_options(signature: inspect.Signature) -> inspect.Signature:
     """Return a signature whose `**options` are preceded by the options of a training step."""
     *parameters, options = signature.parameters.values()
     defaults, known = StepConfig(), signature.parameters
@@ -714,7 +719,7 @@ def with_step_options(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=[*parameters, options])
 
 
-train.__signature__ = with_step_options(inspect.signature(train))  # pyright: ignore[reportFunctionMemberAccess]
+train.__signature__ = list_step_options(inspect.signature(train))  # pyright: ignore[reportFunctionMemberAccess]
 
 # %% ../../nbs/65_training/60_run.ipynb #91da266b
 class AttachedRun(RunView):
