@@ -211,6 +211,7 @@ async def test_a_rollout_that_is_not_async(place):
 async def test_groups_that_are_none(place):
     model, backend, group = place
     pending = art.TrajectoryGroup([play(model, 1), play(model, 2)])
+    assert repr(pending) == "PendingGroup(2 rollouts that have not started. Await it, or gather it.)"
     for groups, words in (
         (art.gather_trajectory_groups([]), ["coroutine", "await"]),
         ([pending], ["not finished", "gather"]),
@@ -363,6 +364,9 @@ def test_looking_at_what_is_not_there(tmp_path):
     with pytest.raises(StoreError, match="There is no .*nowhere"):
         art.view(tmp_path / "nowhere")
     with pytest.raises(StoreError, match="holds no rollouts. Pass a run directory"):
+        art.view(tmp_path)
+    (tmp_path / ".art").mkdir()
+    with pytest.raises(StoreError, match=r"holds no rollouts. The runs are in .*\.art\."):
         art.view(tmp_path)
 
 
