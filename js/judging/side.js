@@ -3,7 +3,7 @@ import { fill, h, marked, muted, num, plural, tableRow as line, visible } from "
 
 /** Return a short description of a ranking. @param {any} ranking @param {number} n */
 export const rankingLabel = (ranking, n) =>
-  `${n + 1} · ${visible(ranking.judge)}${ranking.rubric ? ` · “${visible(ranking.line.slice(0, 24))}…”` : ""}${ranking.source === "asked" ? "" : ` · ${ranking.source === "reward" ? "rollout reward" : ranking.source}`}`;
+  `${n + 1} · ${visible(ranking.judge)}${ranking.rubric ? ` · “${visible(ranking.line.replace(/^\W+/, "").slice(0, 24))}…”` : ""}${ranking.source === "asked" ? "" : ` · ${ranking.source === "reward" ? "rollout reward" : ranking.source}`}`;
 
 /** Describe the cost of a ranking. @param {any} ranking */
 export function costText(ranking) {

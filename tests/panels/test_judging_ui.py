@@ -117,7 +117,7 @@ def test_alt_arrows_move_a_rollout(opened):
 
 
 def test_a_rollout_is_dragged(opened):
-    page = opened()
+    page = opened(height=1200)
     grip = page.locator("[data-key='5'] .art-j-grip").first.bounding_box()
     first = page.locator("[data-key='0']").bounding_box()
     page.mouse.move(grip["x"] + 5, grip["y"] + 5)
@@ -251,7 +251,7 @@ def test_a_trained_group_says_so_and_keeps_its_rewards(opened, tmp_path):
 def test_repeats_show_steadiness_and_cost(opened):
     page = opened(by=Says(scores=(0.9, 0.7, 0.5, 0.1, 0.3, 0.6), lean=0.08), repeats=4)
     side = page.inner_text(".art-j-side")
-    assert "$0.00800 · 2,400 tokens · 4 calls" in side and "4 repeats in shuffled orders: τ" in side
+    assert "$0.00800 · 2,400 tokens · 4 calls" in side and "4 repeats in shuffled orders: agreement (Kendall's τ)" in side
     assert page.locator(".art-j-places i").count() == 6
     assert page.locator("[data-key='1'] .art-j-dot").count() == 4
 

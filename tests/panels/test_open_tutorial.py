@@ -36,7 +36,7 @@ def test_the_start_page_opens_a_tutorial(lab_server, browser):
     link = page.locator(".jp-RenderedMarkdown a", has_text="Yes, no, maybe")  # rendered, and not the source
     link.click(timeout=60_000)
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-    assert "yes-no-maybe.ipynb" in page.title()
+    assert page.url.endswith("/yes_no_maybe/yes-no-maybe.ipynb")
     page.close()
 
 
