@@ -251,7 +251,9 @@ def test_a_trained_group_says_so_and_keeps_its_rewards(opened, tmp_path):
 def test_repeats_show_steadiness_and_cost(opened):
     page = opened(by=Says(scores=(0.9, 0.7, 0.5, 0.1, 0.3, 0.6), lean=0.08), repeats=4)
     side = page.inner_text(".art-j-side")
-    assert "$0.00800 · 2,400 tokens · 4 calls" in side and "4 repeats in shuffled orders: agreement (Kendall's τ)" in side
+    assert (
+        "$0.00800 · 2,400 tokens · 4 calls" in side and "4 repeats in shuffled orders: agreement (Kendall's τ)" in side
+    )
     assert page.locator(".art-j-places i").count() == 6
     assert page.locator("[data-key='1'] .art-j-dot").count() == 4
 

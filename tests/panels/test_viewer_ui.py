@@ -198,7 +198,9 @@ def test_short_labels_of_the_list_are_explained(opened):
     assert re.search(r"step \d, group \d", row.inner_text()) and re.search(r"\d turns?$", row.inner_text())
     label = row.locator(".art-size")
     title = label.get_attribute("title")
-    assert re.fullmatch(r"\d turns?, \d+ tool calls?, \d+ tokens?", title) and label.get_attribute("aria-label") == title
+    assert (
+        re.fullmatch(r"\d turns?, \d+ tool calls?, \d+ tokens?", title) and label.get_attribute("aria-label") == title
+    )
     assert "1 turns" not in page.content()
 
 
