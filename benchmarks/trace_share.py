@@ -28,9 +28,12 @@ ENDPOINT = """
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections are kept, as by all targets
+
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
+        self.send_header("content-length", "0")
         self.end_headers()
 
     def log_message(self, *args):
