@@ -1,7 +1,7 @@
 """The share of a training run's CPU time that `report_traces` takes: `trace_share.py TASK [STEPS [GROUPS [ROLLOUTS]]]`.
 
-TASK is yes_no_maybe or tic_tac_toe. It runs with the embedded model, without and with traces. The endpoint is a process
-of its own.
+TASK is yes_no_maybe (one turn) or tic_tac_toe (several turns, after imitation of 64 games). It runs with the embedded
+model, without and with traces. The endpoint is a process of its own.
 """
 
 import asyncio
@@ -55,20 +55,23 @@ async def measure(task: str, name: str, sizes: list[int], folder: str, traces: l
     """Train a model, and return its CPU times and the median time of a step."""
     rollout, scenarios = TASKS[task]
     steps, groups, rollouts = sizes
-    options = {"steps": steps, "groups_per_step": groups, "rollouts_per_group": rollouts, "learning_rate": 1e-4}
+    options = {"groups_per_step": groups, "rollouts_per_group": rollouts, "learning_rate": 1e-4}
     model = art.TrainableModel(
         name=name, project="share", base_model="smollm2-135m", report_to="none", report_traces=traces
     )
     async with art.LocalBackend(path=folder, verbose=False) as backend:
         await model.register(backend)
+        if task == "tic_tac_toe":  # the untrained model ends most games with an illegal move
+            await model.train_sft(tic_tac_toe.won_games(64), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
+        first = await model.get_step()
         start_s = time.process_time()
-        run = await art.train(model, rollout, scenarios, show=False, **options)
+        run = await art.train(model, rollout, scenarios, steps=first + steps, show=False, **options)
         queues = model._reports.queues
         done = all(queue.drain(60) and queue.reporter.live.drain(60) for queue in queues)
         cpu_s, export_s = time.process_time() - start_s, thread_cpu_s("art-nb-traces") + thread_cpu_s("art-nb-report")
         n_spans = sum(queue.reporter.live.report.spans for queue in queues)
         await model.end_reports()
-    assert done and run.step == steps
+    assert done and run.step == first + steps
     return {
         "cpu_s": cpu_s,
         "export_s": export_s,
