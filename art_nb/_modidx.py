@@ -2104,6 +2104,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'art_nb/integrations/spans.py'),
                                            'art_nb.integrations.spans._limited': ( '88_integrations/spans.html#_limited',
                                                                                    'art_nb/integrations/spans.py'),
+                                           'art_nb.integrations.spans._redacted': ( '88_integrations/spans.html#_redacted',
+                                                                                    'art_nb/integrations/spans.py'),
                                            'art_nb.integrations.spans._tool_attributes': ( '88_integrations/spans.html#_tool_attributes',
                                                                                            'art_nb/integrations/spans.py'),
                                            'art_nb.integrations.spans._tool_results': ( '88_integrations/spans.html#_tool_results',
