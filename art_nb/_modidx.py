@@ -910,6 +910,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                              'art_nb/core/machine.py'),
                                      'art_nb.core.machine.process_runs': ('00_core/machine.html#process_runs', 'art_nb/core/machine.py'),
                                      'art_nb.core.machine.process_start': ('00_core/machine.html#process_start', 'art_nb/core/machine.py'),
+                                     'art_nb.core.machine.rare_garbage_collection': ( '00_core/machine.html#rare_garbage_collection',
+                                                                                      'art_nb/core/machine.py'),
                                      'art_nb.core.machine.temporary_path': ( '00_core/machine.html#temporary_path',
                                                                              'art_nb/core/machine.py'),
                                      'art_nb.core.machine.usable_cores': ('00_core/machine.html#usable_cores', 'art_nb/core/machine.py'),
