@@ -161,11 +161,13 @@ def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device
     """Load the model of a checkpoint with one file of weights."""
     try:
         tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, str(device)).items()}
-    except (OSError, SafetensorError) as error:
+        model = model_of_tensors(config, dtype, tensors)
+        if wrong := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+            raise StoreError(f"{wrong[0]} has another shape than in config.json")
+    except (OSError, SafetensorError, StoreError) as error:
         raise StoreError(
             f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
         ) from error
-    model = model_of_tensors(config, dtype, tensors)
     if (path / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(path)
     return model
@@ -236,7 +238,7 @@ def model_of_tensors(
         if tensor is not None and tensor.shape == parameter.shape:
             setattr(module, leaf, nn.Parameter(tensor.detach(), requires_grad=False))
         elif tensor is None or not isinstance(module, nn.Linear):
-            raise StoreError(f"The engine has no tensor {name} of the shape {tuple(parameter.shape)}.")
+            raise StoreError(f"There is no tensor {name} of the shape {tuple(parameter.shape)}.")
     model.tie_weights()
     device = model.get_input_embeddings().weight.device
     for module in model.modules():
