@@ -156,14 +156,14 @@ def load_model(
     check_complete(report, model, path)
     return model
 
-
+# %% ../../nbs/30_policy/90_loading.ipynb #c7e3fd51
 def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Load the model of a checkpoint with one file of weights."""
     try:
         tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, str(device)).items()}
         model = model_of_tensors(config, dtype, tensors)
-        if wrong := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
-            raise StoreError(f"{wrong[0]} has another shape than in config.json")
+        if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+            raise StoreError(f"{unfit[0]} has another shape than in config.json")
     except (OSError, SafetensorError, StoreError) as error:
         raise StoreError(
             f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
@@ -172,7 +172,7 @@ def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device
         model.generation_config = GenerationConfig.from_pretrained(path)
     return model
 
-
+# %% ../../nbs/30_policy/90_loading.ipynb #1bbaf672
 def needs_only_tokenizers(path: Path) -> bool:
     """Return whether transformers loads the tokenizer of a checkpoint with its base class."""
     if read_plain_config(path) is None or not (path / "tokenizer.json").exists():

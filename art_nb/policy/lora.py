@@ -251,7 +251,7 @@ def use_attend(model: nn.Module) -> None:
     ALL_ATTENTION_FUNCTIONS.register("art_nb", _attend)
     cast(Any, model).set_attn_implementation("art_nb")
 
-
+# %% ../../nbs/30_policy/60_lora.ipynb #7c6d7f47
 def patch_modules(model: nn.Module) -> None:
     """Replace the forward methods of known norms, attention layers and MLPs by those of this module."""
     for module in list(model.modules()):
