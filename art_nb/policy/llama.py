@@ -122,6 +122,8 @@ class LlamaRMSNorm(nn.Module):
 class LlamaRotaryEmbedding(nn.Module):
     """The angles by which queries and keys are rotated at each position."""
 
+    inv_freq: torch.Tensor
+
     def __init__(self, config: PlainConfig):
         super().__init__()
         powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim

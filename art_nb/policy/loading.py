@@ -161,7 +161,7 @@ def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device
     """Load the model of a checkpoint with one file of weights."""
     try:
         tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, str(device)).items()}
-        model = model_of_tensors(config, dtype, tensors)
+        model: Any = model_of_tensors(config, dtype, tensors)
         if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise StoreError(f"{unfit[0]} has another shape than in config.json")
     except (OSError, SafetensorError, StoreError) as error:
