@@ -374,8 +374,7 @@ def load_runtime(
     with ExitStack() as cleanup:
         with LOADING:
             parts = load_parts(model, worker, weights, engines, settings, bus, cleanup)
-        (adam,) = parts.learner.optimizer.param_groups
-        adam.update(adam_options(model, bus, adam["betas"]))
+        parts.learner.adam.update(adam_options(model, bus, parts.learner.adam["betas"]))
         chat = ChatFormat(parts.policy.tokenizer, warn=bus.warn_once, **chat_options(model))
         worker.clock.take()  # the profile of the first step begins here
         runtime = ModelRuntime(
