@@ -41,6 +41,7 @@ from ..learners.settings import StepConfig
 from ..models.clients import httpx, served_name
 from ..models.model import ModelBackend
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups
+from ..runs.mirror import open_storage
 from ..samplers.base import QueuedSampler
 
 # %% ../../nbs/50_backends/40_local.ipynb #c4137e55
@@ -140,7 +141,8 @@ class LocalBackend:
     Parameters
     ----------
     path : str or Path, optional
-        The directory of the runs. The default is `.art` in the working directory.
+        The directory of the runs. The default is `.art` in the working directory. With a URL of fsspec, such as
+        "s3://bucket/runs", the runs are in a cache directory of this machine and are copied to the URL.
     in_process : bool
         ART's argument. The backend always works in this process.
     enable_expert_replay : bool, optional
@@ -209,7 +211,7 @@ class LocalBackend:
         plan: bool = False,
         verbose: bool = True,
     ):
-        self.path = Path(path or ".art")
+        self.path, self.storage = open_storage(path)
         engines = {"sampler": sampler, "learner": learner, "engine_args": engine_args, "init_args": init_args}
         limits = {"dtype": dtype, "max_running": max_running, "max_model_len": max_model_len, "plan": plan}
         devices = {"sampler_device": sampler_device, "learner_device": learner_device}
@@ -238,7 +240,8 @@ class LocalBackend:
                 self.bus.warn_once(f"again {key}", REGISTERED_AGAIN.format(model.name))
             await self.unregister(model)  # writes the latest step to disk, before it is read from there
             await asyncio.to_thread(retire_runtime, model.store.path)  # another backend may have opened it
-            runtime = await open_runtime(model, weights, engines, settings, self.bus, release)
+            opened = open_runtime(model, weights, engines, settings, self.bus, release, storage=self.storage)
+            runtime = await opened
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:
@@ -432,6 +435,8 @@ class LocalBackend:
             no_s3("_experimental_fork_checkpoint")
         model.base_path = str(self.path)
         source = model.model_copy(update={"run_name": from_model, "project": from_project or model.project}).store
+        if self.storage is not None:
+            await asyncio.to_thread(self.storage.fetch, source.path, self.bus.warn_once)
         await asyncio.to_thread(fork_checkpoint, source, model.store, not_after_step, self.bus.warn_once)
 
     async def _experimental_pull_model_checkpoint(
