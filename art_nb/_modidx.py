@@ -167,6 +167,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'art_nb.backends.local.backend': ('50_backends/local.html#backend', 'art_nb/backends/local.py'),
                                        'art_nb.backends.local.batch_progress': ( '50_backends/local.html#batch_progress',
                                                                                  'art_nb/backends/local.py'),
+                                       'art_nb.backends.local.fork_run': ('50_backends/local.html#fork_run', 'art_nb/backends/local.py'),
                                        'art_nb.backends.local.warn_about_arguments': ( '50_backends/local.html#warn_about_arguments',
                                                                                        'art_nb/backends/local.py')},
             'art_nb.backends.options': { 'art_nb.backends.options.BackendOptions': ( '50_backends/options.html#backendoptions',

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OWNER_NAME', 'LOCAL_STATE', 'INTERVAL_S', 'PATIENCE_S', 'MARKER', 'LATE_FILES', 'EVENTS_FILE', 'NOT_COPIED', 'is_url',
-           'local_directory', 'RemoteFolder', 'is_safe_name', 'remote_folder', 'read_owner', 'wait_for_owner',
-           'relative_files', 'checkpoint_of', 'upload_order', 'MirrorLost', 'RunMirror', 'read_local_state',
+           'local_directory', 'is_safe_name', 'RemoteFolder', 'remote_folder', 'read_owner', 'wait_for_owner',
+           'relative_files', 'checkpoint_of', 'upload_order', 'MirrorLost', 'read_local_state', 'RunMirror',
            'complete_steps', 'first_step', 'restore_run', 'move_files', 'RunStorage', 'reading_url', 'open_storage']
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #2571f7d0
@@ -48,7 +48,19 @@ def local_directory(url: str, environ: Mapping[str, str] = os.environ) -> Path:
         Path(base).expanduser().absolute() / "runs" / parts.scheme / Path(*(name.replace(":", "_") for name in names))
     )
 
-# %% ../../nbs/10_runs/46_mirror.ipynb #012d32a6
+# %% ../../nbs/10_runs/46_mirror.ipynb #4deff09e
+def is_safe_name(name: str) -> bool:
+    """Return whether a name of a remote file stays inside a local directory."""
+    path = PurePosixPath(name)
+    return (
+        bool(path.parts)
+        and not path.is_absolute()
+        and not {"..", "~"} & {*path.parts}
+        and "\\" not in name
+        and ":" not in name
+    )
+
+# %% ../../nbs/10_runs/46_mirror.ipynb #94b557f0
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
     """The files at a URL, by names relative to it. All methods may raise errors of the file system."""
@@ -60,11 +72,11 @@ class RemoteFolder:
         """Return the size of each file in bytes. Files with unsafe names are left out."""
         self.fs.invalidate_cache()
         try:
-            found = self.fs.find(self.root, detail=True)
+            entries = self.fs.find(self.root, detail=True)
         except FileNotFoundError:
             return {}
         prefix = f"{self.root.rstrip('/')}/"
-        names = {name.removeprefix(prefix): int(facts["size"] or 0) for name, facts in found.items()}
+        names = {name.removeprefix(prefix): int(facts["size"] or 0) for name, facts in entries.items()}
         return {name: size for name, size in names.items() if is_safe_name(name)}
 
     def read(self, name: str) -> bytes:
@@ -93,18 +105,6 @@ class RemoteFolder:
         """Remove a file if it exists."""
         with suppress(FileNotFoundError):
             self.fs.rm_file(f"{self.root}/{name}")
-
-
-def is_safe_name(name: str) -> bool:
-    """Return whether a name of a remote file stays inside a local directory."""
-    path = PurePosixPath(name)
-    return (
-        bool(path.parts)
-        and not path.is_absolute()
-        and not {"..", "~"} & {*path.parts}
-        and "\\" not in name
-        and ":" not in name
-    )
 
 
 def remote_folder(url: str) -> RemoteFolder:
@@ -185,11 +185,20 @@ def upload_order(names: Iterable[str]) -> list[str]:
 
     return sorted(names, key=place)
 
-# %% ../../nbs/10_runs/46_mirror.ipynb #79f8dd28
+# %% ../../nbs/10_runs/46_mirror.ipynb #5c7238fe
 class MirrorLost(StoreError):
     """Another machine writes to the URL of this run."""
 
 
+def read_local_state(path: Path) -> dict[str, Any]:
+    """Return the state of the mirror of a run directory, or `{}` if there is none."""
+    try:
+        state = parse_json((path / LOCAL_STATE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+# %% ../../nbs/10_runs/46_mirror.ipynb #dd110aaf
 class RunMirror:
     """Copies a run directory to a URL in a thread.
 
@@ -390,15 +399,6 @@ class RunMirror:
                 f"are in {self.path}. Register the model again on this machine to copy them.",
             )
         return done and not self.lost
-
-
-def read_local_state(path: Path) -> dict[str, Any]:
-    """Return the state of the mirror of a run directory, or `{}` if there is none."""
-    try:
-        state = parse_json((path / LOCAL_STATE).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #3a112121
 def complete_steps(names: Iterable[str]) -> list[int]:

@@ -475,6 +475,7 @@ asyncio.run(train(sys.argv[1], sys.argv[2], 1000))
 """
 
 
+@pytest.mark.slow
 async def test_after_a_kill_another_machine_continues_from_a_finished_step(tmp_path, monkeypatch, tiny_model_dir):
     url = f"file://{tmp_path}/bucket"
     environment = os.environ | {"ART_NB_CACHE": str(tmp_path / "machine-1"), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
@@ -495,3 +496,17 @@ async def test_after_a_kill_another_machine_continues_from_a_finished_step(tmp_p
     assert (store.checkpoint_dir(newest) / "adapter_model.safetensors").read_bytes() == weights
     steps = [row["step"] for row in store.history() if "train/reward" in row]
     assert steps == [*range(1, newest + 2)]
+
+
+async def test_a_fork_of_a_run_at_the_url(tmp_path, monkeypatch, tiny_model_dir, remote):
+    monkeypatch.setenv("ART_NB_CACHE", str(tmp_path / "machine-1"))
+    _, first = await train("recording://bucket/runs", tiny_model_dir, 1)
+    weights = (first.checkpoint_dir(1) / "adapter_model.safetensors").read_bytes()
+    monkeypatch.setenv("ART_NB_CACHE", str(tmp_path / "machine-2"))
+    other = art.TrainableModel(name="fork", project="p", base_model=str(tiny_model_dir))
+    async with art.LocalBackend(path="recording://bucket/runs", verbose=False) as backend:
+        await backend._experimental_fork_checkpoint(other, from_model="run")
+        await other.register(backend)
+        assert await other.get_step() == 1
+    folder = remote_folder("recording://bucket/runs/p/models/fork")
+    assert folder.read("checkpoints/0001/adapter_model.safetensors") == weights

@@ -1,6 +1,7 @@
 """A run in S3: with a server of moto and the client s3fs, which are optional packages."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -133,9 +134,8 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_close_has_copied_everything(tmp_path, tiny_model_dir, s3):
-    import json
-
     environment = os.environ | {"ART_NB_CACHE": str(tmp_path / "machine-1"), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
     command = [sys.executable, "-c", PROGRAM, URL, str(tiny_model_dir), json.dumps(s3.options)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
@@ -144,9 +144,8 @@ def test_a_program_that_ends_without_close_has_copied_everything(tmp_path, tiny_
     assert json.loads(remote().read("mirror.json"))["closed"], done.stderr
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_newest_complete_checkpoint_is_there(tmp_path, monkeypatch, tiny_model_dir, s3):
-    import json
-
     environment = os.environ | {"ART_NB_CACHE": str(tmp_path / "machine-1"), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
     program = PROGRAM.replace("steps=2", "steps=1000")
     command = [sys.executable, "-c", program, URL, str(tiny_model_dir), json.dumps(s3.options)]
