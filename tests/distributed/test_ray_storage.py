@@ -2,6 +2,7 @@
 
 import shutil
 
+import pytest
 from support.registered import QUESTION
 
 import art_nb as art
@@ -16,6 +17,7 @@ async def rollout(model, scenario):
     return art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=choice.model_extra["token_ids"][0] % 5)
 
 
+@pytest.mark.slow
 async def test_another_machine_continues(make_backend, make_model, tmp_path, monkeypatch):
     url, weights = f"file://{tmp_path}/bucket", {}
     for machine, steps in ((1, 1), (2, 2)):
