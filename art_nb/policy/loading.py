@@ -164,12 +164,12 @@ def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device
         model: Any = model_of_tensors(config, dtype, tensors)
         if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise StoreError(f"{unfit[0]} has another shape than in config.json")
+        if (path / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(path)
     except (OSError, SafetensorError, StoreError) as error:
         raise StoreError(
             f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
         ) from error
-    if (path / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(path)
     return model
 
 # %% ../../nbs/30_policy/90_loading.ipynb #1bbaf672
