@@ -141,7 +141,9 @@ class TrainingJob:
         self.save()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Append an event. It is kept in memory even if it cannot be written. Raise `StoreError` in this case.
+        """Append an event unless the job has ended. It is kept in memory even if it cannot be written.
+
+        Raise `StoreError` in this case.
 
         Parameters
         ----------
@@ -154,6 +156,8 @@ class TrainingJob:
 
     def _append_all(self, added: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         with self._lock:
+            if self.ended:
+                return
             numbered = enumerate(added, len(self.events))
             events = [{"id": f"{self.id}-{n}", "type": kind, "data": finite(data)} for n, (kind, data) in numbered]
             self.events += events

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MAX_PARSING', 'GroupsT', 'SFT_ADVICE', 'SAMPLING_PATHS', 'SERVERLESS_ROUTES', 'MESSAGES_PATHS', 'parse_groups',
            'spool_body', 'received_groups', 'ServerlessApp', 'post_model', 'delete_model', 'post_log',
-           'get_checkpoints', 'delete_checkpoints', 'post_job', 'post_sft_job', 'get_events', 'post_completion',
-           'forwarded', 'get_models', 'get_health', 'serverless_error_response', 'build_serverless_app',
-           'ServerlessServer']
+           'get_checkpoints', 'delete_checkpoints', 'post_job', 'post_sft_job', 'get_events', 'delete_job',
+           'post_completion', 'forwarded', 'get_models', 'get_health', 'serverless_error_response',
+           'build_serverless_app', 'ServerlessServer']
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603003
 import asyncio
@@ -201,6 +201,12 @@ async def get_events(app: ServerlessApp, request: Request) -> dict[str, Any]:
         LOG.error("The delivery of the events of %s could not be written: %s", job.id, error)
     return page
 
+
+async def delete_job(app: ServerlessApp, request: Request) -> Response:
+    """Handle `DELETE /v1/preview/training-jobs/{job_id}`."""
+    await app.cancel(app.job(request.path_params["job_id"]))
+    return Response(status_code=204)
+
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603013
 async def post_completion(app: ServerlessApp, request: Request) -> ASGIApp:
     """Handle requests for completions."""
@@ -250,7 +256,7 @@ async def get_models(app: ServerlessApp, request: Request) -> dict[str, Any]:
 
 async def get_health(app: ServerlessApp, request: Request) -> dict[str, Any]:
     """Handle `GET /health`."""
-    return {"status": "ok", "waiting_jobs": len(app.worker.queue), "requests": app.live.total()}
+    return {"status": "ok", "waiting_jobs": len(app.queue), "requests": app.live.total()}
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603015
 SAMPLING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -263,6 +269,7 @@ SERVERLESS_ROUTES = [
     ("/v1/preview/training-jobs", post_job, "POST"),
     ("/v1/preview/sft-training-jobs", post_sft_job, "POST"),
     ("/v1/preview/training-jobs/{job_id}/events", get_events, "GET"),
+    ("/v1/preview/training-jobs/{job_id}", delete_job, "DELETE"),
     ("/v1/models", get_models, "GET"),
     ("/health", get_health, "GET"),
     *((path, post_completion, "POST") for path in SAMPLING_PATHS),

@@ -163,7 +163,7 @@ class SessionRegistry:
         self._ended[session_id] = None
         while len(self._ended) > 10_000:
             self._ended.popitem(last=False)
-        session.results.fail_all("The session has ended.")
+        await session.results.fail_all("The session has ended.")
         for model in session.models.values():
             await model.close()
         for sampler in [*session.samplers.values()]:
