@@ -149,8 +149,8 @@ class ResultTable:
             del self._results[result.request_id]
 
     def pending(self) -> int:
-        """Return the number of results that are not known yet."""
-        return sum(not result.finished.is_set() for result in self._results.values())
+        """Return the number of results that are being computed by a task, and are not known yet."""
+        return sum(result.task is not None and not result.finished.is_set() for result in self._results.values())
 
     async def fail_all(self, error: str) -> None:
         """Set an error for all results that are not known yet, cancel their tasks and wait for their end.

@@ -11,11 +11,12 @@ __all__ = ['MAX_PARSING', 'GroupsT', 'SAMPLING_PATHS', 'SERVERLESS_ROUTES', 'MES
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603003
 import asyncio
 import hashlib
-import hmac
 import json
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypeVar
 
@@ -24,14 +25,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..backends.remote_protocol import KEY_NAME, MAX_CALL_BYTES
-from ..backends.remote_server import WRONG_KEY, BackendServer
+from ..backends.remote_server import BackendServer
 from ..core.files import WriteError
 from ..core.types import ArtError, RequestError, ServeError
-from ..serving.asgi import api_key_of, errors_to_responses, json_app, openai_error_response, read_body
+from ..serving.asgi import errors_to_responses, json_app, openai_error_response, read_body
 from ..serving.endpoint import Endpoint
-from ..serving.http_server import mark_authenticated
 from ..serving.messages_api import anthropic_error_response
 from ..serving.openai_requests import read_object
+from .client_keys import Client, ClientKeys, current_client, open_keys
 from art_nb.servers.serverless_protocol import (
     LIST,
     BodyParser,
@@ -111,8 +112,8 @@ async def received_groups(
 class ServerlessApp(ServerlessService):
     """The service with the state of its routes."""
 
-    def __init__(self, backend: Any):
-        super().__init__(backend)
+    def __init__(self, backend: Any, keys: ClientKeys | None = None):
+        super().__init__(backend, keys)
         self.parsing = asyncio.Semaphore(MAX_PARSING)
 
     def requested(self, request: Request) -> ServedModel:
@@ -248,8 +249,11 @@ async def get_models(app: ServerlessApp, request: Request) -> dict[str, Any]:
 
 
 async def get_health(app: ServerlessApp, request: Request) -> dict[str, Any]:
-    """Handle `GET /health`."""
-    return {"status": "ok", "waiting_jobs": len(app.queue), "requests": app.live.total()}
+    """Handle `GET /health`: what the client uses. Its jobs have not ended, and its requests are for completions."""
+    own = {served.record.id for served in app.own()}
+    n_jobs = sum(job.model_id in own and not job.ended for job in app.jobs.values())
+    n_requests = sum(app.live[model_id] for model_id in own)
+    return {"status": "ok", "waiting_jobs": n_jobs, "requests": n_requests, "bytes": current_client().bytes}
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603015
 SAMPLING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -277,32 +281,42 @@ def serverless_error_response(error: Exception) -> Response:
     return openai_error_response(error)
 
 
-def build_serverless_app(app: ServerlessApp, key: str) -> ASGIApp:
-    """Return the ASGI app of the routes. Every request must have the key."""
+def build_serverless_app(app: ServerlessApp, keys: ClientKeys) -> ASGIApp:
+    """Return the ASGI app of the routes. Every request must have the key of a client."""
     routes = [(path, partial(handler, app), method) for path, handler, method in SERVERLESS_ROUTES]
     messages = errors_to_responses(partial(post_completion, app), anthropic_error_response)
     routed = json_app([*routes, *((path, messages, "POST") for path in MESSAGES_PATHS)], serverless_error_response)
-
-    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if hmac.compare_digest(api_key_of(scope), key.encode()):
-            mark_authenticated(scope)
-            return await routed(scope, receive, send)
-        advice = f"Pass the key that `art-nb run` prints, or set {KEY_NAME}."
-        refusal = openai_error_response(RequestError(f"{WRONG_KEY} {advice}", status=401))
-        await refusal(scope, receive, send)
-
-    return guard
+    advice = f"Pass the key that `art-nb run` prints, or set {KEY_NAME}."
+    return keys.guard(routed, openai_error_response, advice)
 
 
 class ServerlessServer(BackendServer):
-    """HTTP server for the `ServerlessBackend` of openpipe-art. It runs from `start` to `stop`."""
+    """HTTP server for the `ServerlessBackend` of openpipe-art and of art_nb. It runs from `start` to `stop`.
+
+    Parameters
+    ----------
+    backend : LocalBackend
+        The backend that samples and trains.
+    keys : str or Path, optional
+        A file with a key and quotas for each client (`read_keys`). By default, all clients share one key.
+    api_key : str, optional
+        The key that all clients share. The default is a random key.
+    **options
+        Further arguments of `BackendServer`: `host`, `port`, `certfile` and `keyfile`.
+    """
 
     client, url_path = "art.ServerlessBackend", "/v1"
 
+    def __init__(self, backend: Any, *, keys: str | Path | None = None, api_key: str | None = None, **options: Any):
+        clients = open_keys(keys, api_key)
+        unused = None if clients is None else secrets.token_urlsafe(24)  # the server accepts only the keys in the file
+        super().__init__(backend, api_key=unused or api_key, **options)
+        self.keys = clients or ClientKeys({self.api_key: Client()})
+
     def create_app(self) -> tuple[ASGIApp, AbstractAsyncContextManager]:
         """Return the app, and the context in which its jobs run."""
-        app = ServerlessApp(self.backend)
-        return build_serverless_app(app, self.api_key), _running(app)
+        app = ServerlessApp(self.backend, self.keys)
+        return build_serverless_app(app, self.keys), _running(app)
 
 
 @asynccontextmanager

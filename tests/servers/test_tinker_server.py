@@ -386,7 +386,7 @@ def test_two_servers_cannot_write_one_run(server, client, tiny_model_dir):
 async def test_results_are_kept_and_removed(monkeypatch):
     table = request_queues.ResultTable()
     monkeypatch.setattr(request_queues, "KEEP_RESULT_S", 0.05)
-    result = request_queues.PendingResult("r")
+    result = request_queues.PendingResult("r", task=asyncio.ensure_future(asyncio.sleep(0)))
     table.add(result)
     assert table.pending() == 1
     result.finish({})
@@ -430,7 +430,7 @@ async def test_the_sessions_of_a_client_share_its_turns():
 
 
 async def test_fail_all_waits_for_the_end_of_canceled_tasks():
-    """A task needs some turns of the event loop for its cleanup, such as the removal of its request from the sampler."""
+    """A task needs some turns of the event loop for its cleanup."""
     table, ended = request_queues.ResultTable(), []
 
     async def sample():

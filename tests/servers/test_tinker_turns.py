@@ -21,7 +21,7 @@ def shared(tiny_model_dir):
 async def test_values_of_a_prompt_wait_for_a_slot(shared, monkeypatch):
     score, scored = shared.score_prompt, []
     monkeypatch.setattr(shared, "score_prompt", lambda *args: scored.append(args) or score(*args))
-    session, slots = SamplingSession("s:sample:0", "s", shared, None), FairSlots(1)
+    session, slots = SamplingSession("s:sample:0", ("s",), shared, None), FairSlots(1)
     form = SampleForm(
         sampling_session_id=session.id,
         seq_id=0,
