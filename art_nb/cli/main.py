@@ -95,13 +95,7 @@ def wait_for_interrupt() -> None:
 
 # %% ../../nbs/95_cli/20_main.ipynb #c11e0002
 def run_tinker(
-    base_models: list[str],
-    host: str,
-    port: int,
-    path: str,
-    certfile: str | None,
-    keyfile: str | None,
-    keys: str | None,
+    base_models: list[str], host: str, port: int, path: str, certfile: str | None, keyfile: str | None, keys: str | None
 ) -> int:
     """Serve base models to the client of Tinker."""
     from art_nb.backends.remote_protocol import KEY_NAME
@@ -437,7 +431,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--keyfile", help="private key of the certificate (PEM file), if --certfile does not contain it"),
             option("--tinker", action="store_true", help="serve the client of Tinker instead of notebooks"),
             option("--base-model", action="append", metavar="NAME", help="with --tinker: base model; can be repeated"),
-            option("--keys", metavar="FILE", help="with --serverless or --tinker: a key and quotas for each client (TOML)"),
+            option("--keys", metavar="FILE", help="with --serverless or --tinker: keys and quotas of clients (TOML)"),
         ],
     ),
     "train": (

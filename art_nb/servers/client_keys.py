@@ -102,7 +102,7 @@ class Client:
             self.requests, self.bytes = self.requests - 1, self.bytes - held
             _client.reset(token)
 
-
+# %% ../../nbs/60_servers/05_client_keys.ipynb #sv60050b
 EVERYONE = Client()  # if a request has no key, as in tests
 _client: ContextVar[Client] = ContextVar("client")
 
@@ -116,7 +116,7 @@ def owner_of(
     client: str,  # its name
     name: str,  # of a model or a session
 ) -> tuple[str, ...]:
-    """Return the owner of a job or a slot: the client takes turns with other clients, and its models with each other."""
+    """Return the owner of a job: the client takes turns with other clients, and its models with each other."""
     return (client, name) if client else (name,)
 
 # %% ../../nbs/60_servers/05_client_keys.ipynb #sv600509
@@ -139,7 +139,7 @@ class KeyFile(BaseModel):
 
     clients: Annotated[dict[ClientName, ClientForm], Field(min_length=1)]
 
-
+# %% ../../nbs/60_servers/05_client_keys.ipynb #sv60050c
 class ClientKeys:
     """The clients of a server by their keys.
 
@@ -194,7 +194,7 @@ class ClientKeys:
 
         return guarded
 
-
+# %% ../../nbs/60_servers/05_client_keys.ipynb #sv60050d
 def read_keys(
     path: str | Path,  # a TOML file with a table for each client
     key_of: Callable[[str], str] = str,  # returns the key that a client sends

@@ -52,7 +52,9 @@ from ..tokens.rows import group_rows
 
 # %% ../../nbs/60_servers/35_serverless_client.ipynb #sv603505
 ART_NAMES = {name: art_name for art_name, name in RENAMED.items() if art_name in ExperimentalConfig.model_fields}
-COPY_ADVICE = "In ART's protocol, checkpoints are artifacts of W&B. Use art.Backend with `art-nb run`, or copy the directory."
+COPY_ADVICE = (
+    "In ART's protocol, checkpoints are W&B artifacts. Use art.Backend with `art-nb run`, or copy the directory."
+)
 ELSEWHERE = "Leave it out, or use art.Backend with `art-nb run`, which can send it."
 
 
@@ -71,7 +73,8 @@ def protocol_options(
     try:
         return train_options(sent)
     except RequestError as error:
-        raise TrainError(str(error).replace("experimental_config.", "").replace("experimental_config", "train()")) from error
+        message = str(error).replace("experimental_config.", "").replace("experimental_config", "train()")
+        raise TrainError(message) from error
 
 
 def check_model(model: Any) -> None:

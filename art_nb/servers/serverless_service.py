@@ -253,7 +253,7 @@ class ServedModels:
         others = [s for s in self.models.values() if s.client == served.client and s is not served and self.loaded(s)]
         if sum(self.registry.in_use(other.form.run) for other in others) >= self.max_in_use and served.client:
             raise RequestError(
-                f"{self.max_in_use} models of this key are in use. Send the request again when one of them is idle.",
+                f"This key can use {self.max_in_use} loaded models at a time. Send the request again when one is idle.",
                 status=429,
                 code="rate_limit_exceeded",
             )
@@ -307,7 +307,7 @@ class ServedModels:
         except Exception as error:
             if served.record.id not in self.models and served.created:
                 await asyncio.to_thread(shutil.rmtree, served.path, ignore_errors=True)
-            if isinstance(error, ServeError) and error.status == 503:
+            if isinstance(error, ServeError) and error.status in (429, 503):
                 raise
             if not isinstance(error, ArtError):
                 LOG.warning("a model could not be loaded", exc_info=error)

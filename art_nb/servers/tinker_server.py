@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..backends.remote_server import check_certificate, choose_key
 from ..core.types import RequestError, ServeError
-from .client_keys import Client, ClientKeys, current_client, open_keys
+from .client_keys import Client, ClientKeys, open_keys
 from .request_queues import PendingResult
 from .shared_model import SharedModel
 from art_nb.servers.tinker_forms import (
@@ -232,9 +232,8 @@ async def list_runs(service: TinkerService, request: Request) -> dict[str, Any]:
 def requested_run(service: TinkerService, request: Request) -> TinkerRun:
     """Return the run in the path of a request, with the state of the model that is being trained, if there is one."""
     model_id = request.path_params["model_id"]
-    session = service.sessions.get(model_id.partition(":")[0])
-    own = session is not None and session.client == current_client().name
-    model = session.models.get(model_id) if own else None
+    models = {name: model for session in service.own_sessions() for name, model in session.models.items()}
+    model = models.get(model_id)
     return service.stored_run(model_directory(service.root, model_id)) if model is None else model.run
 
 

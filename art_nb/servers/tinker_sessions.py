@@ -260,7 +260,12 @@ class TinkerService(SessionRegistry):
     """The requests of Tinker's clients. All methods run on the server's event loop."""
 
     def _submit(
-        self, session: ClientSession, model: TinkerModel, number: int | None, work: Callable[[], Awaitable], size: int = 0
+        self,
+        session: ClientSession,
+        model: TinkerModel,
+        number: int | None,
+        work: Callable[[], Awaitable],
+        size: int = 0,  # in bytes
     ) -> dict[str, Any]:
         """Queue a request of a model and return its first response. A repeated request is not run again."""
         if number is not None and (existing := session.results.get(f"{model.id}:{number}")):

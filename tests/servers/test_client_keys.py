@@ -19,8 +19,11 @@ from support.remote_parts import ROOT, Server, command
 from support.serverless_parts import JOBS, QUESTION, ServerlessProcess, job_body
 from support.tinker_parts import PROTOBUF, TinkerHttp, request_message, serving
 
+import art_nb as art
 from art_nb.core.types import RequestError, ServeError
 from art_nb.servers.client_keys import Client, ClientKeys, current_client, read_keys
+from art_nb.servers.serverless_protocol import ModelRequest
+from art_nb.servers.serverless_service import ServerlessService
 
 pytestmark = pytest.mark.timeout(300)
 KEYS = {name: f"{name}-0123456789-{name}" for name in ("ann", "bob")}
@@ -242,9 +245,7 @@ def test_jobs_above_the_quota_are_refused(clients, tiny_model_dir, project):
     ann, bob = clients
     models = [ann.register(tiny_model_dir, name, project) for name in ("a", "b")]
     choices = sampled(ann, "ann", project, "a", 48)
-    answers = [
-        ann.http.post(JOBS, content=job_body(models[n % 2], choices, epsilon=0.1 + n / 100)) for n in range(4)
-    ]
+    answers = [ann.http.post(JOBS, content=job_body(models[n % 2], choices, epsilon=0.1 + n / 100)) for n in range(4)]
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) in (1, 2), "all jobs have ended before the last one was sent"
     assert "2 training jobs" in refused[0].json()["error"]["message"]
@@ -370,6 +371,7 @@ def tinker(tiny_model_dir, tmp_path_factory):
 
 
 def both(server, tiny_model_dir):
+    """Ann and Bob, each with a new session. A test ends the sessions, because models and requests are limited."""
     return [TinkerHttp(As(server, name), str(tiny_model_dir)) for name in KEYS]
 
 
@@ -377,9 +379,9 @@ def test_tinker_clients_have_sessions_and_runs_of_their_own(tinker, tiny_model_d
     ann, bob = both(tinker, tiny_model_dir)
     models = [one.create_model() for one in (ann, bob)]
     path = ann.retrieve(ann.post("save_weights", model_id=models[0], seq_id=1, path="a"))["path"]
-    sampler = ann.post(
-        "create_sampling_session", session_id=ann.session, sampling_session_seq_id=0, model_path=path
-    )["sampling_session_id"]
+    sampler = ann.post("create_sampling_session", session_id=ann.session, sampling_session_seq_id=0, model_path=path)[
+        "sampling_session_id"
+    ]
     message = request_message(models[0], 2, "cross_entropy", DATA, {}).SerializeToString()
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [5]}]}
     for name, body, status in (
@@ -391,7 +393,7 @@ def test_tinker_clients_have_sessions_and_runs_of_their_own(tinker, tiny_model_d
         ("cancel_future", {"request_id": f"{models[0]}:0"}, 410),
         ("asample", {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt, "sampling_params": {}}, 410),
         ("create_sampling_session", {"session_id": bob.session, "sampling_session_seq_id": 0, "model_path": path}, 404),
-        ("load_weights", {"session_id": bob.session, "model_seq_id": 5, "path": path}, 404),
+        ("load_weights", {"session_id": bob.session, "model_seq_id": 5, "path": path, "optimizer": True}, 404),
         (f"sessions/{ann.session}/finish", {}, 410),
     ):
         answer = bob.http.post(f"/{name}", json=body)
@@ -410,9 +412,11 @@ def test_tinker_clients_have_sessions_and_runs_of_their_own(tinker, tiny_model_d
     ann.http.post(f"/sessions/{ann.session}/finish", json={})
     assert bob.http.request("DELETE", f"{run}/checkpoints/weights/a").status_code == 404  # its session has ended
     again = TinkerHttp(As(tinker, "ann"), str(tiny_model_dir))
-    loaded = again.post("load_weights", session_id=again.session, model_seq_id=0, path=path)
+    loaded = again.post("load_weights", session_id=again.session, model_seq_id=0, path=path, optimizer=True)
     assert "model_id" in again.retrieve(loaded)
     assert again.http.delete(f"{run}/checkpoints/weights/a").status_code == 200
+    for one in (again, bob):
+        one.http.post(f"/sessions/{one.session}/finish", json={})
 
 
 def test_the_quotas_of_tinker_clients(tinker, tiny_model_dir):
@@ -492,3 +496,30 @@ def test_keys_of_tinker_clients_are_not_written(tinker, tiny_model_dir, caplog, 
     written = caplog.text.encode() + "".join(capfd.readouterr()).encode()
     written += b"".join(path.read_bytes() for path in tinker.path.rglob("*") if path.is_file())
     assert not [key for key in KEYS.values() if key.encode() in written]
+
+
+async def test_one_client_cannot_use_all_models_that_are_loaded(tiny_model_dir, tmp_path):
+    """With eight clients, each one can use one of eight models at a time."""
+    clients = {str(n): Client(str(n)) for n in range(8)}
+    service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False), ClientKeys(clients))
+
+    async def create(client, name):
+        """Create a model as a client does. The service is called where the guard would call its app."""
+        records = []
+
+        async def app(scope, receive, send):
+            request = ModelRequest(project="ttt", name=name, base_model=str(tiny_model_dir))
+            records.append(await service.create_model(request))
+
+        await client.serve(app, {}, None, None)
+        return service.models[records[0].id]
+
+    first = await create(clients["0"], "a")
+    async with service.locked(first):  # as long as it is trained
+        with pytest.raises(RequestError, match="can use 1 loaded models") as refused:
+            await create(clients["0"], "b")
+        assert refused.value.status == 429
+        await create(clients["1"], "b")
+    await create(clients["0"], "b")
+    assert {served.client for served in service.models.values()} == {"0", "1"}
+    await service.close()

@@ -83,9 +83,7 @@ async def test_it_trains_what_a_local_backend_trains(named, far, tmp_path):
     async with art.LocalBackend(path=tmp_path / "local", verbose=False) as local:
         await here.register(local)
         options = {"learning_rate": 1e-2, "loss": "ppo", "epsilon": 0.2, "max_length": 512}
-        results = [
-            await backend.train(model, [group], **options) for backend, model in ((local, here), (far, there))
-        ]
+        results = [await backend.train(model, [group], **options) for backend, model in ((local, here), (far, there))]
         answers = [await ask(model, temperature=0) for model in (here, there)]
     for name in ("loss/train", "loss/grad_norm", "data/step_num_groups_trainable", "data/step_num_gradient_steps"):
         np.testing.assert_allclose(results[0].metrics[name], results[1].metrics[name], rtol=1e-4)
