@@ -42,7 +42,7 @@ def _entries(waiting: Waiting, owner: tuple[str, ...] = ()) -> Iterator[tuple[tu
         else:
             yield from _entries(jobs, (*owner, name))
 
-
+# %% ../../nbs/60_servers/00_job_queue.ipynb #sv60000a
 class JobQueue(Generic[JobT]):
     """Waiting jobs. Owners with waiting jobs take turns."""
 

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['ART_NAMES', 'COPY_ADVICE', 'ELSEWHERE', 'Send', 'JOBS', 'MAX_PAUSE_S', 'protocol_options', 'check_model',
-           'parse_answer', 'open_requests', 'encode_job', 'job_events', 'submit_job', 'cancel_job', 'job_result',
-           'ServerlessTrainResult', 'ServerlessModel', 'RegisteredTransport', 'ServerlessBackend']
+           'parse_answer', 'open_requests', 'encode_job', 'job_events', 'submit_job', 'cancel_job', 'run_job',
+           'job_result', 'progress_event', 'ServerlessTrainResult', 'ServerlessModel', 'RegisteredTransport',
+           'ServerlessBackend']
 
 # %% ../../nbs/60_servers/35_serverless_client.ipynb #sv603503
 import asyncio
@@ -46,6 +47,7 @@ from art_nb.servers.serverless_protocol import (
     group_to_json,
     served_artifact,
     train_options,
+    validated,
 )
 from ..tokens.advantages import signal_report
 from ..tokens.rows import group_rows
@@ -154,16 +156,41 @@ async def submit_job(send: Send, body: bytes) -> str:
     return (await send("POST", JOBS, content=body, headers={"Content-Type": "application/json"}))["id"]
 
 
-async def cancel_job(connection: Connection, body: bytes) -> list[dict[str, Any]]:
+async def cancel_job(connection: Connection, body: bytes, job_id: str | None) -> list[dict[str, Any]]:
     """Cancel a job and return its events, or an empty list if the server cannot cancel it."""
     with suppress(ServeError):
         async with open_requests(connection) as send:
-            job_id = await submit_job(send, body)  # the response to the first request may be lost
+            job_id = job_id or await submit_job(send, body)  # the response to the first request may be lost
             await send("DELETE", f"{JOBS}/{job_id}")
             return [event async for event in job_events(send, job_id)]
     return []
 
 
+async def run_job(connection: Connection, body: bytes, progress: Callable[[list[dict[str, Any]]], None]) -> list[dict]:
+    """Submit a job and return its events. Pass the events so far to `progress` before it ends.
+
+    If the caller is canceled, cancel the job. If the job has finished already, its events are returned.
+    """
+    events: list[dict[str, Any]] = []
+    job_id: str | None = None
+    try:
+        async with open_requests(connection) as send:
+            job_id = await submit_job(send, body)
+            async for event in job_events(send, job_id):
+                events.append(event)
+                if event["type"] not in FINAL_EVENTS:
+                    progress(events)
+    except asyncio.CancelledError:
+        if not events or events[-1]["type"] not in FINAL_EVENTS:
+            events = await cancel_job(connection, body, job_id)
+        if not events or events[-1]["type"] == "training_failed":
+            raise
+        task = asyncio.current_task()
+        assert task is not None  # a canceled coroutine runs in a task
+        task.uncancel()
+    return events
+
+# %% ../../nbs/60_servers/35_serverless_client.ipynb #sv60351b
 def job_result(events: Sequence[Mapping[str, Any]]) -> tuple[int | None, dict[str, float]]:
     """Return the step and the metrics of a job that has ended. Raise `TrainError` if it has failed."""
     last = events[-1]
@@ -174,6 +201,14 @@ def job_result(events: Sequence[Mapping[str, Any]]) -> tuple[int | None, dict[st
     names = dict.fromkeys(name for data in updates for name in data)
     metrics = {name: fmean(float(data[name]) for data in updates if name in data) for name in names}
     return last["data"].get("step"), {"data/step_num_gradient_steps": float(len(updates)), **metrics}
+
+
+def progress_event(step: int, events: Sequence[Mapping[str, Any]]) -> GradientStep:
+    """Return the progress of a job that trains a step, for the live cell."""
+    total = next((event["data"].get("num_sequences", 0) for event in events), 0)
+    done = sum(event["type"] == "gradient_step" for event in events)
+    tokens = int(events[-1]["data"].get("data/step_trainer_tokens", 0))
+    return GradientStep(step=step, micro_batch=done, micro_batches=max(done, total), tokens=tokens)
 
 # %% ../../nbs/60_servers/35_serverless_client.ipynb #sv603513
 @dataclass
@@ -197,7 +232,6 @@ class ServerlessModel:
 
     record: ModelRecord
     stop_recording: Callable[[], None]  # ends the recording of events
-    shared_store: None = None
 
 
 class RegisteredTransport(ShardedTransport):
@@ -270,7 +304,7 @@ class ServerlessBackend(Backend):
             return
         check_model(model)
         names = {"entity": model.entity, "project": model.project, "name": model.run_name}
-        request = ModelRequest(**names, base_model=model.base_model, return_existing=True)
+        request = validated(ModelRequest, {**names, "base_model": model.base_model, "return_existing": True})
         record = ModelRecord.model_validate(await self._send("POST", "/preview/models", json=request.model_dump()))
         if (previous := self._registered.pop(runtime_key(model), None)) is not None:
             previous.stop_recording()
@@ -341,7 +375,8 @@ class ServerlessBackend(Backend):
         trainable = await self._report_signal(model, groups, step, checked)
         body = await asyncio.to_thread(encode_job, record.id, groups, checked)
         check_size(body)
-        trained, metrics = job_result(await self._run_job(model, step, body))
+        events = await run_job(self._connection, body, lambda events: self._emit(model, progress_event(step, events)))
+        trained, metrics = job_result(events)
         step = step if trained is None else trained
         self._emit(model, AdapterServed(step=step, name=served_name(model.name, step)))
         for group in groups:
@@ -363,32 +398,6 @@ class ServerlessBackend(Backend):
             self._emit(model, Warned(key=f"no signal at step {step}", message=message, is_repeated=is_repeated))
             self._reasons.add(report.reason)
         return report.trainable_groups
-
-    async def _run_job(self, model: Any, step: int, body: bytes) -> list[dict[str, Any]]:
-        """Submit a job, emit its progress and return its events. If the caller is canceled, cancel the job."""
-        events: list[dict[str, Any]] = []
-        try:
-            async with open_requests(self._connection) as send:
-                job_id = await submit_job(send, body)
-                async for event in job_events(send, job_id):
-                    events.append(event)
-                    self._emit_progress(model, step, events)
-        except asyncio.CancelledError:
-            events = await cancel_job(self._connection, body)
-            if not events or events[-1]["type"] == "training_failed":
-                raise
-            task = asyncio.current_task()
-            assert task is not None  # a canceled coroutine runs in a task
-            task.uncancel()  # the job had finished already
-        return events
-
-    def _emit_progress(self, model: Any, step: int, events: Sequence[Mapping[str, Any]]) -> None:
-        if events[-1]["type"] in FINAL_EVENTS:
-            return
-        total = next((event["data"].get("num_sequences", 0) for event in events), 0)
-        done = sum(event["type"] == "gradient_step" for event in events)
-        tokens = int(events[-1]["data"].get("data/step_trainer_tokens", 0))
-        self._emit(model, GradientStep(step=step, micro_batch=done, micro_batches=max(done, total), tokens=tokens))
 
     async def _train_sft(self, model: Any, trajectories: Iterable, config: Any, *_: Any) -> NoReturn:
         raise TrainError(f"ServerlessBackend does not support supervised fine-tuning. {SFT_ADVICE}")

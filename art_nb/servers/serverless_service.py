@@ -89,7 +89,7 @@ class ServedModel:
             os.replace(directory, temporary)
             shutil.rmtree(temporary, ignore_errors=True)
 
-
+# %% ../../nbs/60_servers/25_serverless_service.ipynb #sv60250a
 def read_models(
     root: Path,  # of the run directories
 ) -> Iterable[ServedModel]:

@@ -220,6 +220,8 @@ async def test_what_the_protocol_does_not_have(named, far):
     for settings in ({"lora_config": {"rank": 4}}, {"_internal_config": {"a": 1}}):
         with pytest.raises(TrainError, match=next(iter(settings))):
             await named("other", **settings).register(far)
+    with pytest.raises(ServeError, match="project"):  # the server does not accept it as the name of a directory
+        await named("other", project="a/b").register(far)
     with pytest.raises(TrainError, match="server_args"):
         await named("other").register(far, _openai_client_config={"server_args": {"tool_call_parser": "hermes"}})
     model = named()
