@@ -86,7 +86,7 @@ def run(
         print("Closing. A training step in progress is canceled.", flush=True)
     return 0
 
-
+# %% ../../nbs/95_cli/20_main.ipynb #c11e0003
 def wait_for_interrupt() -> None:
     """Wait until Ctrl-C. The waits are short, because a signal that reaches another thread does not end a long one."""
     with contextlib.suppress(KeyboardInterrupt):

@@ -180,7 +180,7 @@ class ClientKeys:
             What a client without a valid key should do.
         """
 
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        async def authenticated(scope: Scope, receive: Receive, send: Send) -> None:
             client = self._clients.get(key_digest(api_key_of(scope)))
             if client is None:
                 error = RequestError(f"{WRONG_KEY} {advice}", status=401)
@@ -192,7 +192,7 @@ class ClientKeys:
                 return await refusal(error)(scope, receive, send)
             await client.serve(app, scope, receive, send)
 
-        return guarded
+        return authenticated
 
 # %% ../../nbs/60_servers/05_client_keys.ipynb #sv60050d
 def read_keys(

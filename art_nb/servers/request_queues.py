@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.aio import cancel_and_wait
 from ..core.types import RequestError
-from .job_queue import JobWorker, Waiting, add_waiting, take_turn
+from .job_queue import JobWorker, WaitingJobs, add_waiting, take_turn
 
 # %% ../../nbs/60_servers/80_request_queues.ipynb #c9a0acc0
 class FairSlots:
@@ -34,7 +34,7 @@ class FairSlots:
     def __init__(self, limit: int, reserve: int = 0):
         self.limit, self.reserve = limit, reserve
         self.running: Counter[str] = Counter()  # slots of each client
-        self._waiting: Waiting = {}  # futures by client, the next one first
+        self._waiting: WaitingJobs = {}  # futures by client, the next one first
 
     def _has_slot(self, client: str) -> bool:
         limit = self.limit if self.running[client] else self.limit + self.reserve

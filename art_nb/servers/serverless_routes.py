@@ -250,9 +250,9 @@ async def get_models(app: ServerlessApp, request: Request) -> dict[str, Any]:
 
 async def get_health(app: ServerlessApp, request: Request) -> dict[str, Any]:
     """Handle `GET /health`: what the client uses. Its jobs have not ended, and its requests are for completions."""
-    own = {served.record.id for served in app.own()}
-    n_jobs = sum(job.model_id in own and not job.ended for job in app.jobs.values())
-    n_requests = sum(app.live[model_id] for model_id in own)
+    model_ids = {served.record.id for served in app.client_models()}
+    n_jobs = sum(job.model_id in model_ids and not job.ended for job in app.jobs.values())
+    n_requests = sum(app.live[model_id] for model_id in model_ids)
     return {"status": "ok", "waiting_jobs": n_jobs, "requests": n_requests, "bytes": current_client().bytes}
 
 # %% ../../nbs/60_servers/30_serverless_routes.ipynb #sv603015

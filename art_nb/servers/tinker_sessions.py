@@ -278,7 +278,7 @@ class TinkerService(SessionRegistry):
 
     def _check_queues(self, size: int = 0) -> None:
         """Raise `RequestError` if the client has no room for another request of `size` bytes."""
-        queues = [model.jobs for own in self.own_sessions() for model in own.models.values()]
+        queues = [model.jobs for session in self.own_sessions() for model in session.models.values()]
         current_client().check("max_jobs", sum(map(len, queues)) + 1)
         current_client().check("max_bytes", sum(jobs.bytes for jobs in queues) + size)
 
@@ -300,7 +300,7 @@ class TinkerService(SessionRegistry):
         return {"type": "create_session", "session_id": session_id, "info_message": SESSION_NOTE}
 
     def _new_model(self, session: ClientSession, number: int, shared: SharedModel) -> TinkerModel:
-        if sum(len(own.models) for own in self.own_sessions()) >= self.share(MAX_TRAINED_MODELS):
+        if sum(len(session.models) for session in self.own_sessions()) >= self.share(MAX_TRAINED_MODELS):
             message = f"You have {self.share(MAX_TRAINED_MODELS)} models. Close the client of one of them."
             raise RequestError(message, status=429)
         self._check_queues()
@@ -488,7 +488,7 @@ class TinkerService(SessionRegistry):
             return first_response(existing)
         if session.results.pending() >= MAX_SAMPLES_PENDING:
             raise RequestError("Too many requests of this session have no result yet. Try again later.", status=429)
-        current_client().check("max_requests", sum(own.results.pending() for own in self.own_sessions()) + 1)
+        current_client().check("max_requests", sum(session.results.pending() for session in self.own_sessions()) + 1)
         ids = [f"{request_id}:{i}" for i in range(form.num_samples)]
         result = PendingResult(request_id, {"sample_sequence_ids": ids})
         work = partial(sample_replies, sampler, form, self.slots[sampler.shared.name])
