@@ -242,7 +242,7 @@ class RegisteredTransport(ShardedTransport):
         self.is_registered = is_registered
 
     async def handle_async_request(self, request: endpoint_httpx.Request) -> endpoint_httpx.Response:
-        """SendRequest a request and return when the response headers have arrived."""
+        """Send a request and return when the response headers have arrived."""
         if not self.is_registered():
             raise endpoint_httpx.ConnectError("The backend was closed.")
         return await super().handle_async_request(request)
