@@ -8,7 +8,7 @@ Modules:
 - `art_nb.backends.remote_calls`: The calls of a remote training server: validation, execution and stored results
 - `art_nb.backends.remote_client`: The client for models that are sampled and trained on another machine
 - `art_nb.backends.steps`: One training step: optimizer steps, publishing the adapter and saving its checkpoint
-- `art_nb.cli.live_page`: A read-only web page that follows a run, for `art-nb view --live`
+- `art_nb.cli.live_page`: A read-only web page of a run that updates itself, for `art-nb view --live`
 - `art_nb.compat.import_paths`: The import paths of ART and of art_nb 0.1, and the modules that define their names
 - `art_nb.core.aio`: Running many awaitables: cancellation, timeouts, retries and concurrency limits
 - `art_nb.core.events`: Event records, and the bus that delivers them to subscribers
@@ -39,7 +39,7 @@ Modules:
 - `art_nb.reports.profile`: Where the seconds of a training step go, by phase and core
 - `art_nb.reports.report`: One self-contained HTML file of a run or of selected rollouts
 - `art_nb.reports.reproduce`: A notebook that trains a run again and compares the rewards
-- `art_nb.reports.run_summary`: The sections of a report in words and numbers: summary, results with intervals, setup, findings and warnings
+- `art_nb.reports.run_summary`: The text sections of a report: summary, results with intervals, setup, findings and warnings
 - `art_nb.reports.static_html`: Rollouts, groups and runs as static HTML for saved notebooks, without a kernel or scripts
 - `art_nb.rewards.journal`: An append-only journal of judgments, with human overrides, agreement statistics and preference pairs
 - `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers
@@ -52,7 +52,7 @@ Modules:
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data
 - `art_nb.runs.locks`: The lock of a run directory, which allows one writer
 - `art_nb.runs.readers`: Rollouts and conversations in the formats of other tools
-- `art_nb.runs.report_queue`: The queue of each reporter, with a thread of its own, and the reporters of a model
+- `art_nb.runs.report_queue`: The queue and the thread of each reporter, and the reporters of a model
 - `art_nb.runs.reporters`: The `Reporter` protocol, and the reporters that a model requests: by name, as an object or as a function
 - `art_nb.runs.row_files`: Rows of Parquet, Arrow, JSON and JSON Lines files, with their places
 - `art_nb.runs.run_reports`: Reports of runs that have ended: `art.report_run` sends a run directory to Trackio, W&B, MLflow or TensorBoard

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -39,6 +40,7 @@ print(json.dumps([sorted(names), "torch" in sys.modules]))
 """
 
 
+@cache
 def fresh(source, *arguments):
     """What a program prints in a process of its own."""
     done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""A read-only web page that follows a run, for `art-nb view --live`
+"""A read-only web page of a run that updates itself, for `art-nb view --live`
 
 ## Guarantees
 

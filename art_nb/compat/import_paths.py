@@ -100,11 +100,7 @@ ART_PATHS: dict[str, dict[str, str]] = {
         "integrations.trl_rows": "to_trl trl_dpo_rows trl_kto_rows trl_sft_rows",
         "integrations.trl_rollouts": "RolloutFunc reward_func rollout_func",
     },
-    "types": {
-        "core.types": "*",
-        "servers.serverless_client": "ServerlessTrainResult",
-        "compat.dev": "LoRAConfig",
-    },
+    "types": {"core.types": "*", "servers.serverless_client": "ServerlessTrainResult", "compat.dev": "LoRAConfig"},
     "utils": UTILS,
     "utils.benchmarking": _BENCHMARKING,
     "utils.benchmarking.load_trajectories": _FRAMES,

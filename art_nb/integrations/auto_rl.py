@@ -101,7 +101,7 @@ class StageFiles:
 
     @property
     def path(self) -> Path:
-        """The directory of the files. Raise `StoreError` if it belongs to another task."""
+        """The directory of the files. Raise `StoreError` if it contains the files of another task."""
         path = self.model.store.path / "auto"
         file = path / "task.txt"
         if not file.exists():

@@ -51,7 +51,7 @@ def init_chat_model(
     Returns
     -------
     ChatOpenAI
-        A chat model that belongs to the running event loop.
+        A chat model for the running event loop.
 
     Raises
     ------

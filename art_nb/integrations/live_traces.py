@@ -2,7 +2,7 @@
 
 ## Guarantees
 
-- Training never waits for a target. A target that fails, is slow or does not exist gives one warning, and so does a target that refuses data.
+- Training never waits for a target. If a target fails, is slow, does not exist or refuses data, there is one warning.
 - The queue contains only the numbers of the steps to send. Everything else is read from the run directory.
 - A step that a target refuses, or that cannot be read or converted, does not block later steps. What is not sent is counted.
 - A later score of a rollout is sent alone: only the new lines of the journal are read."""

@@ -76,7 +76,7 @@ async def _server_episode(url: str, client_class: Any, scenario: Mapping[str, An
         await _request(url, client.connect)
         yield TextEpisode(reset, step, **texts)
     finally:
-        with suppress(OSError, RuntimeError):  # a server that has died cannot be told that the episode is over
+        with suppress(OSError, RuntimeError):  # a server that has died cannot end the episode
             await client.close()
 
 # %% ../../nbs/88_integrations/74_openenv_sessions.ipynb #816114f2

@@ -67,7 +67,7 @@ _Job = tuple[Callable[[], Record | None], int, Collection[str]]  # makes the rec
 
 
 class RecordWriter:
-    """Appends records to a file on a thread of its own.
+    """Appends records to a file on a separate thread.
 
     Parameters
     ----------

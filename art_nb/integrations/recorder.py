@@ -102,8 +102,8 @@ class Recorder:
         Parameters
         ----------
         name : str, optional
-            The name of the conversation or of its user. Blocks with the same name belong to the same session. By
-            default, a random one.
+            The name of the conversation or of its user. Blocks with the same name form one session. By default, a
+            random name.
         tags : dict, optional
             Values that are stored with each request.
 

@@ -202,7 +202,7 @@ def sent_feedback(feedback: Feedback, options: SpanOptions) -> Feedback:
 
 @dataclass(slots=True)
 class RolloutFeedback:
-    """The scores of one rollout and the span that they belong to."""
+    """The scores of one rollout and its span."""
 
     trace_id: int
     span_id: int

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/88_integrations/10_sessions.ipynb #c3d985e5
 class Session:
-    """A base URL and an API key. Requests with the key become turns of one rollout, whichever program sends them.
+    """A base URL and an API key. All requests with the key become turns of one rollout.
 
     Use it with `async with`. The key is valid until the end of the block. Requests that are still running then are
     canceled.

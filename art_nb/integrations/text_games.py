@@ -295,8 +295,8 @@ def textarena(
     env_id : str
         The game, for example "TicTacToe-v0".
     opponent : {"random", "self"}, callable or art.Model
-        Who plays the other sides: random valid moves, the policy itself, a function of everything that the player has
-        seen (it may be async), or a fixed model.
+        Who plays the other sides: random valid moves, the policy itself, a function or a fixed model. A function gets
+        everything that the player has seen. It can be async.
     size : int
         Number of scenarios.
     seed : int

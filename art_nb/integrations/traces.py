@@ -2,7 +2,7 @@
 
 ## Guarantees
 
-- The groups of one step are in memory at a time.
+- Only the groups of one step are in memory at the same time.
 - A second export sends the same trace and span IDs.
 - A target that refuses a request still gets the other requests. A request that is too large (413) or invalid (422) is sent in parts. What is refused is counted.
 - The global tracer provider of OpenTelemetry is neither used nor changed."""
@@ -113,7 +113,7 @@ def _captured_log() -> Iterator[list[str]]:
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #976a06fd
 def _emptied_headers() -> dict[str, str]:
-    """Return the headers of the environment without their values, which belong to the endpoint of the environment."""
+    """Return the headers of the environment without their values, which are for the endpoint of the environment."""
     texts = [os.environ.get(f"OTEL_EXPORTER_OTLP_{name}HEADERS", "") for name in ("", "TRACES_")]
     names = [unquote(pair.partition("=")[0]).strip().lower() for text in texts for pair in text.split(",")]
     return {name: "" for name in names if name}  # the exporter adds those that it is not given

@@ -64,7 +64,7 @@ def log_evaluation(name: str, model: str, step: int, rollouts: Sequence[ScoredRo
     names = sorted({score.name for rollout in rollouts for score in rollout.scores})
     options: dict[str, Any] = {"scorers": names, "eval_attributes": {"art": {"model": model, "step": step}}}
     if "trace_scores" in inspect.signature(EvaluationLogger.__init__).parameters:
-        options["trace_scores"] = False  # otherwise, each score is a call of its own
+        options["trace_scores"] = False  # otherwise, each score is a separate call
     with without_system_info():
         evaluation = EvaluationLogger(name=name, model={"name": model, "step": step}, dataset=name, **options)
         for i, rollout in enumerate(rollouts):

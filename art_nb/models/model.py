@@ -199,8 +199,8 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         Root of the run directories. `register` replaces it with the backend's path.
     report_to : str, callable, Reporter or list, optional
         Tools to which the run is reported: "trackio", "wandb", "mlflow", "tensorboard" or the name of another
-        installed reporter, an `art.Reporter`, or a function that gets each row of metrics. "all" stands for every
-        installed tool, "none" for nothing.
+        installed reporter. An item can also be an `art.Reporter`, or a function that gets each row of metrics. "all"
+        selects every installed tool, and "none" selects none.
     report_metrics : list of str, optional
         ART's name of `report_to`, for names only. `report_to` has priority. Without both, metrics are reported to W&B
         if the environment variable `WANDB_API_KEY` is set.

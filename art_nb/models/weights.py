@@ -356,7 +356,7 @@ def unknown_model_error(name: str) -> StoreError:
 def fetch(
     base_model: str | os.PathLike, cache_dir: str | os.PathLike | None = None, say: Callable[[str], None] = print
 ) -> Path | str:
-    """Return a base model as an argument for `from_pretrained`; download and convert it if necessary.
+    """Return a base model as an argument for `from_pretrained`. Download and convert it if necessary.
 
     Parameters
     ----------

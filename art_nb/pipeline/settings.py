@@ -89,7 +89,7 @@ def make_group_rollout_fn(single_rollout_fn: Callable[[Any, Any, Any], Awaitable
     single_rollout_fn : callable
         `async (model, scenario, config) -> Trajectory`.
     n : int, default 4
-        Number of rollouts in a group. Training needs at least two, because a group is compared with itself.
+        Number of rollouts in a group. Training needs at least two, because the rollouts are compared with each other.
 
     Returns
     -------

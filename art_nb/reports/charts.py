@@ -243,7 +243,7 @@ def chart_cards(
     rows: Iterable[Mapping[str, Any]],  # of the history of a run
 ) -> Html:
     """Return the curves of a run. Charts without values are left out."""
-    by_step: dict[int, dict[str, Any]] = {}  # an evaluation has a row of its own
+    by_step: dict[int, dict[str, Any]] = {}  # an evaluation has a separate row
     for row in rows:
         if "step" in row:
             by_step.setdefault(row["step"], {}).update(row)

@@ -160,8 +160,8 @@ def report(
 ) -> Path:
     """Write one self-contained HTML file of a run that a colleague can understand without help.
 
-    The page has the goal, a summary, the results with 95 % intervals, the setup, findings and warnings, curves, the
-    best and the worst rollouts of the newest step, and groups of rollouts.
+    The page has the goal, a summary, the results with 95 % intervals, the setup, findings, warnings and curves. It also
+    has the best and the worst rollouts of the newest step, and groups of rollouts.
 
     Parameters
     ----------

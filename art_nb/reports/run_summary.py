@@ -1,4 +1,4 @@
-"""The sections of a report in words and numbers: summary, results with intervals, setup, findings and warnings
+"""The text sections of a report: summary, results with intervals, setup, findings and warnings
 
 ## Guarantees
 

@@ -49,7 +49,7 @@ _process_scope: Scope | None = None
 def innermost_scope() -> Scope | None:
     """Return the innermost open scope of this context. If it has none, return the scope of the process, or `None`.
 
-    A task that outlives a scope belongs to the scope around it.
+    A task that outlives a scope uses the scope around it.
     """
     for scope in reversed(_scopes.get()):
         if scope is _no_scope:

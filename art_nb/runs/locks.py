@@ -220,6 +220,7 @@ def _file_state(path: Path) -> tuple | None:
     except OSError:
         return None
 
+
 def holds_lock(directory: str | Path) -> bool:
     """Return whether this process holds the lock of a run directory."""
     with _locks_guard:

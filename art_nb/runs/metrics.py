@@ -221,7 +221,7 @@ class MetricsBuilder:
         Raises
         ------
         ValueError
-            If the key has no section or is cumulative, or if it and another key are a sum and a part of this sum.
+            If the key has no section or is cumulative. Also if it and another key are a sum and a part of this sum.
         """
         if "/" not in key or is_cumulative(key):
             raise ValueError(f"Invalid metric {key!r}: the name needs a section, as in 'data/tools', and no 'cum'.")

@@ -390,8 +390,8 @@ def read_conversations(path: str | Path, format: str | None = None, split: str =
     """Read the conversations of files that another tool wrote, for example to pass them to `model.train_sft`.
 
     Replies of imported conversations are message dicts, so reinforcement learning never trains them. Numeric scores
-    are in `metrics`, and all scores with their sources are in `metadata["scores"]`. If there are scores of exactly one
-    name, that score is the reward. Without it, the reward is NaN.
+    are in `metrics`, and all scores with their sources are in `metadata["scores"]`. If all scores have the same name,
+    this score is the reward. Otherwise, the reward is NaN.
 
     Parameters
     ----------

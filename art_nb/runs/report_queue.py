@@ -1,9 +1,9 @@
-"""The queue of each reporter, with a thread of its own, and the reporters of a model
+"""The queue and the thread of each reporter, and the reporters of a model
 
 ## Guarantees
 
 - The history on disk is written first and is complete.
-- Training never waits for a reporter. A reporter that raises an error is stopped with one warning, or only its rollouts, warnings or checkpoints are if one of these failed. The other reporters and training continue.
+- Training never waits for a reporter. A reporter that raises an error is stopped with one warning. If only its rollouts, warnings or checkpoints fail, only these are stopped. The other reporters and training continue.
 - A slow reporter gets all rows. If more than `MAX_WAITING` entries are waiting, the oldest rollouts are not sent, with one warning.
 - A run that is continued reports the rows that an earlier process could not report.
 - At the end of the process, reporters have `REPORT_TIMEOUT_S` seconds together to finish."""

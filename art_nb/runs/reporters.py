@@ -325,7 +325,7 @@ def create_reporter(
     value = _load(item, source) if isinstance(item, str) else item
     if inspect.isclass(value) or (isinstance(item, str) and not _is_reporter(value)):
         value = value()
-    if _is_reporter(value):  # models may share a built-in reporter, but each one reports a run of its own
+    if _is_reporter(value):  # models may share a built-in reporter, but each one reports a separate run
         return copy(value) if isinstance(value, ToolReporter) else value  # pyright: ignore[reportReturnType]
     if callable(value) and not inspect.iscoroutinefunction(value):
         return FunctionReporter(value)

@@ -132,7 +132,7 @@ def _langfuse_parts(row: FileRow, field: str) -> list[FileRow]:
 
 
 def _langfuse_place(score: Mapping[str, Any], traces: Mapping[str, str], sessions: Mapping[str, str]) -> str:
-    """Return the session that a score belongs to."""
+    """Return the session of a score."""
     subject = score.get("subject") if isinstance(score.get("subject"), Mapping) else {}
     named = value_of(score, "sessionId") or (subject.get("id") if subject.get("kind") == "session" else None)  # pyright: ignore[reportOptionalMemberAccess]
     if named:

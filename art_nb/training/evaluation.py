@@ -216,7 +216,7 @@ async def evaluate(
     timeout_s : float, optional
         The time limit of one rollout, in seconds.
     max_exceptions : int or float
-        The number of rollouts that may fail; below 1, a share of them.
+        The number of rollouts that may fail. A value below 1 is a share of the rollouts.
     log : bool
         Write the trajectories to the run's `val` split.
     show_progress : bool, optional

@@ -643,11 +643,11 @@ def train(
     seed : int, optional
         The seed of the scenarios' order and of the requests.
     max_exceptions : int or float
-        The number of rollouts that may fail in a step; below 1, a share of them.
+        The number of rollouts that may fail in a step. A value below 1 is a share of the rollouts.
     timeout_s : float, optional
         The time limit of one rollout, in seconds.
     max_staleness : int
-        The number of steps by which a rollout may start before its own step.
+        A rollout may start up to this many steps before the step that trains on it.
     after_each : callable, optional
         Called with each finished group, for example a judge. It returns the group to train on.
     on_step : callable, optional

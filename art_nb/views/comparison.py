@@ -226,8 +226,8 @@ def shared_scenarios(index: MergedIndex) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        "scenario", "split", "spread" (largest minus smallest mean reward), and "groups": for each run the "group", its
-        "step", "mean" reward and number of finished "rollouts", or None if the run does not have the scenario.
+        "scenario", "split", "spread" (largest minus smallest mean reward), and "groups". For each run, "groups" has the
+        "group", its "step", "mean" reward and number of finished "rollouts", or None if the run lacks the scenario.
     """
     runs, latest = [*index.stores], {}
     for part in index.parts:

@@ -403,8 +403,9 @@ class Selectable:
     def split(self, validation: float = 0.2, seed: int = 0) -> "tuple[Selection, Selection]":
         """Return a training and a validation part. Near-duplicates are in the same part.
 
-        The side of a conversation depends on the seed and on the first of its near-duplicates in the log, which is the
-        conversation itself if it has none. The share of a small selection can therefore differ from `validation`.
+        The side of a conversation depends on the seed and on the first of its near-duplicates in the log. Without
+        near-duplicates, this is the conversation itself. The share of a small selection can therefore differ
+        from `validation`.
 
         Parameters
         ----------
