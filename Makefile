@@ -102,9 +102,9 @@ tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to 
 		case $$notebook in */mcp/*) bin=.venv-agents/bin;; */reasoning_gym/*) bin=.venv-environments/bin;; *) bin=$(BIN);; esac; \
 		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
-lab: weights  ## open JupyterLab on the examples (options:  make lab LAB=--no-browser)
+lab: weights  ## open JupyterLab on the list of the tutorials (options:  make lab LAB=--no-browser)
 	JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
-		--LabApp.default_url=/lab/tree/tic_tac_toe/tic-tac-toe.ipynb $(LAB)
+		--LabApp.default_url=/lab/tree/README.md $(LAB)
 
 wheel: $(STAMP)  ## build a wheel and an sdist in dist/
 	rm -rf dist

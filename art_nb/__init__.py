@@ -109,9 +109,9 @@ __version__ = _version("art_nb")
 # Every name of `art`, by the module that is loaded at its first use. `tools/stubs.py` writes `__init__.pyi` from this.
 _NAMES = {
     "core.types": (
-        "ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
-        "MessagesAndChoices RolloutError ServeError StoreError TokenError Tools TrainConfig TrainError TrainResult "
-        "TrainSFTConfig"
+        "ArgumentError ArtError BackendMissing JudgeError LocalServingUnavailableError LocalTrainResult Message Messages "
+        "MessagesAndChoices NotRegisteredError RolloutError ServeError StoreError TokenError Tools TrainConfig "
+        "TrainError TrainResult TrainSFTConfig"
     ),
     "compat.dev": "LoRAConfig",
     "compat.unavailable": (

@@ -24,6 +24,7 @@ from . import environments as environments
 from . import langgraph as langgraph
 from . import trl as trl
 from .compat import dev as dev
+from .core.types import ArgumentError as ArgumentError
 from .core.types import ArtError as ArtError
 from .core.types import BackendMissing as BackendMissing
 from .core.types import JudgeError as JudgeError
@@ -32,6 +33,7 @@ from .core.types import LocalTrainResult as LocalTrainResult
 from .core.types import Message as Message
 from .core.types import Messages as Messages
 from .core.types import MessagesAndChoices as MessagesAndChoices
+from .core.types import NotRegisteredError as NotRegisteredError
 from .core.types import RolloutError as RolloutError
 from .core.types import ServeError as ServeError
 from .core.types import StoreError as StoreError

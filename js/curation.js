@@ -29,7 +29,7 @@ const HELP = [
   ["?", "this help"],
 ];
 const FILTERS =
-  "Filters: mark=good tag~refund author~ana marked edited disputed duplicates repeated personal validation, reward turns " +
+  "Filters: mark=good tag~refund session~visit author~ana marked edited disputed duplicates repeated personal validation, reward turns " +
   "tools tokens step split scenario, any metric, < <= > >= = != ~, and or not.";
 let panelCount = 0;
 

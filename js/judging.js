@@ -1,5 +1,5 @@
 // The judging panel: a ranked group, the judge's reasons, human scores, and their effect on the advantages.
-import { announcer, fill, h, initialize, keys, marked, mount, muted, num, plural } from "./panel.js";
+import { announcer, fill, freezeButton, h, initialize, keys, marked, mount, muted, num, plural } from "./panel.js";
 import { conversation, createCards, formatSigned } from "./judging/cards.js";
 import { createSide } from "./judging/side.js";
 import { foldAll, highlight, reveal } from "./viewer/thread.js";
@@ -81,9 +81,7 @@ function build(root, wire, model) {
     matchCount,
     blindButton,
     exportButton,
-    button("Make static", "Replace this panel with static HTML in the notebook", () =>
-      wire.request("freeze").catch(() => {}),
-    ),
+    freezeButton(wire),
     button("?", "Keys", () => showHelp(), { label: "Keys" }),
   );
   const notes = h("div.j-notes", { role: "status" }),
@@ -317,9 +315,7 @@ function build(root, wire, model) {
         pane.firstChild,
         h("b", `${row.rank}. ${row.label}`),
         row.score == null ? null : h("span", { title: "score" }, num(row.score)),
-        row.after == null || app.state.person
-          ? null
-          : h("span.muted", { title: "advantage" }, `A ${formatSigned(row.after)}`),
+        row.after == null || app.state.person ? null : muted(`advantage ${formatSigned(row.after)}`),
         h("span.grow"),
         row.rank < other.rank
           ? muted("ranked above")

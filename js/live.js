@@ -170,7 +170,7 @@ function build(root, wire, model) {
     { hidden: true, title: "Close the open group (x)", onclick: () => close() },
     "Close the open group",
   );
-  const chartsPlace = h("div");
+  const chartsPlace = h("div.charts");
   root.append(
     head,
     bar,
@@ -187,7 +187,16 @@ function build(root, wire, model) {
     facts,
     chartsPlace,
     h("div.groups-head", h("strong", "Groups"), count, h("span.gap"), closeButton, earlierButton),
-    h("div.groups-box", list, newestButton),
+    h(
+      "div.groups-box",
+      h(
+        "div.group-names",
+        { "aria-hidden": "true" },
+        ["Step", "Scenario", "Rewards", "Mean ± std"].map((name) => h("span", name)),
+      ),
+      list,
+      newestButton,
+    ),
   );
 
   // requests to the kernel ------------------------------------------------------------------------------------------------------
@@ -369,17 +378,7 @@ function build(root, wire, model) {
         ]),
       );
     }
-    if (machine.device)
-      items.push(
-        h(
-          "span.badge",
-          {
-            class: `art-badge${machine.device === "CPU" ? " art-is-warn" : ""}`,
-            title: machine.device === "CPU" ? "not using a GPU" : "training device",
-          },
-          machine.device,
-        ),
-      );
+    if (machine.device) items.push(h("span.badge", { title: "The device that trains" }, machine.device));
     if (judge) items.push(fact("judge", `${judge.groups} groups${judge.cost ? `, $${num(judge.cost)}` : ""}`));
     fill(facts, items);
   }
@@ -494,7 +493,7 @@ function build(root, wire, model) {
       h("span.num", num(group.mean), muted(` ± ${num(group.std, 2)}`)),
       h(
         "span.marks",
-        group.flat ? h("span.badge.is-warn", { title: "all rewards are equal: no gradient" }, "no variance") : null,
+        group.flat ? h("span.badge.is-warn", { title: "Nothing is learned from this group" }, "equal rewards") : null,
         group.failed ? h("span.badge.is-bad", `${group.failed} failed`) : null,
         group.judge ? h("span.badge", marked(group.judge)) : null,
       ),

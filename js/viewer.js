@@ -1,8 +1,8 @@
 // The rollout viewer: rollout list, conversation, comparison, tokens, rewards, boards.
-import { announcer, coalesce, fill, h, initialize, keys, marked, mount, iconButton } from "./panel.js";
+import { announcer, coalesce, fill, freezeButton, h, iconButton, initialize, keys, marked, mount } from "./panel.js";
 import { createCompare, createSteps } from "./viewer/compare.js";
 import { createFacts } from "./viewer/facts.js";
-import { createFinding } from "./viewer/finding.js";
+import { createFinding, FILTERS } from "./viewer/finding.js";
 import { createIndex } from "./viewer/index.js";
 import { createList } from "./viewer/list.js";
 import { createObjective } from "./viewer/objective.js";
@@ -31,9 +31,6 @@ const HELP = [
   ["?", "this help"],
   ["Esc", "back"],
 ];
-const FILTERS =
-  "Filters: reward advantage ruler turns tools tokens step split scenario group index id, any metric, " +
-  "< <= > >= = != ~, and or not, truncated failed judged overridden injection exception zero_variance.";
 const LOSSES = ["", "cispo", "ppo", "dapo", "dr_grpo", "gspo"];
 const INITIAL_UI = {
   id: 0,
@@ -271,9 +268,7 @@ function build(root, wire, model) {
     colors.losses,
     comparison.face,
     button("Export", "Save the selected rollouts (or this one) as HTML", exportPicked),
-    button("Make static", "Replace this panel with static HTML in the notebook", () =>
-      wire.request("freeze").catch(() => {}),
-    ),
+    freezeButton(wire),
   );
   const main = h(
     "div.main",

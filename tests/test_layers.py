@@ -80,7 +80,7 @@ ALLOWED = {
     "samplers": "core tokens policy",
     "serving": "core rollouts models tokens samplers",
     "backends": "core rollouts runs models tokens policy learners samplers serving",
-    "distributed": "core rollouts models tokens policy learners samplers serving backends",
+    "distributed": "core rollouts runs models tokens policy learners samplers serving backends",
     "servers": "core rollouts runs models tokens policy learners samplers serving backends",
     "training": "core rollouts runs models tokens backends learners",
     "pipeline": "core rollouts runs models training backends",

@@ -1,5 +1,6 @@
 """Common mistakes: each is an error or a warning that says what happened, where, and what to do."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -210,6 +211,7 @@ async def test_a_rollout_that_is_not_async(place):
 async def test_groups_that_are_none(place):
     model, backend, group = place
     pending = art.TrajectoryGroup([play(model, 1), play(model, 2)])
+    assert repr(pending) == "PendingGroup(2 rollouts that have not started. Await it, or gather it.)"
     for groups, words in (
         (art.gather_trajectory_groups([]), ["coroutine", "await"]),
         ([pending], ["not finished", "gather"]),
@@ -277,12 +279,17 @@ async def test_a_hub_that_cannot_be_reached_is_asked_once(fresh, monkeypatch):
 
 
 async def test_a_model_that_is_not_registered(fresh):
-    with pytest.raises(ValueError, match=r"no backend yet\. Call `await model\.register\(backend\)` first"):
+    line = r"Call `await model\.register\(art\.LocalBackend\(\)\)` first"
+    with pytest.raises(art.NotRegisteredError, match=rf"fresh has no backend yet\. {line}"):
         begin(fresh[0])
     forgotten = fresh[0].register(fresh[1])
     forgotten.close()
-    with pytest.raises(ValueError, match="await model.register"):
+    with pytest.raises(ValueError, match=f"no backend yet. {line}"):  # the class of earlier versions
         begin(fresh[0])
+    with pytest.raises(art.NotRegisteredError, match=rf"fresh has no endpoint yet\. {line}"):
+        fresh[0].openai_client()
+    with pytest.raises(art.NotRegisteredError, match="Give it inference_base_url and inference_api_key"):
+        art.Model(name="judge", project="tests").openai_client()
     with pytest.raises(TrainError, match="takes a backend such as art.LocalBackend"):
         await fresh[0].register(art.LocalBackend)
 
@@ -357,6 +364,9 @@ def test_looking_at_what_is_not_there(tmp_path):
     with pytest.raises(StoreError, match="There is no .*nowhere"):
         art.view(tmp_path / "nowhere")
     with pytest.raises(StoreError, match="holds no rollouts. Pass a run directory"):
+        art.view(tmp_path)
+    (tmp_path / ".art").mkdir()
+    with pytest.raises(StoreError, match=r"holds no rollouts. The runs are in .*\.art\."):
         art.view(tmp_path)
 
 
@@ -472,6 +482,28 @@ async def test_a_wrong_request_names_its_field(place, request_, words):
             .chat.completions.create(**{"model": model.get_inference_name(), "messages": QUESTION} | request_)
         )
     assert_words(caught.value, words)
+
+
+def test_a_client_of_the_whole_program_works_on_every_event_loop(place):
+    model = place[0]
+    client = openai.AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key, max_retries=0)
+
+    async def requests():
+        create = client.chat.completions.create
+        replies = (create(model=model.get_inference_name(), messages=QUESTION, max_tokens=2) for _ in range(4))
+        stream = await create(model=model.get_inference_name(), messages=QUESTION, max_tokens=2, stream=True)
+        return [len(reply.choices) for reply in await asyncio.gather(*replies)], len([chunk async for chunk in stream])
+
+    assert [asyncio.run(requests())[0] for _ in range(3)] == [[1] * 4] * 3
+
+
+async def test_a_client_of_another_server_and_of_another_event_loop(place):
+    async def rollout(model, scenario):
+        raise RuntimeError("Event loop is closed")
+
+    with pytest.raises(RuntimeError, match="Event loop is closed") as caught:
+        await begin(place[0], rollout)
+    assert "Create it inside the rollout" in caught.value.__notes__[-1]
 
 
 # judges

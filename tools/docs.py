@@ -25,7 +25,7 @@ TUTORIALS = (
 ).split()
 HOW_TO = (
     "agent frameworks mcp environments auto reward warm-up judge loss base-model debug resume trackers traces record "
-    "import curate export remote ray serverless-server tinker-server client-keys profile"
+    "import curate export remote ray clusters serverless-server tinker-server client-keys profile"
 ).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents
@@ -51,7 +51,7 @@ SECTIONS = {  # of the table of contents
 def copy_pages() -> None:
     """Copy the pages, notebooks and images of the repository to the source directory."""
     shutil.rmtree(SOURCE, ignore_errors=True)
-    ignored = shutil.ignore_patterns(".art", ".ipynb_checkpoints", "__pycache__", "site")
+    ignored = shutil.ignore_patterns(".art", ".ipynb_checkpoints", "__pycache__", "site", "README.md")
     for folder in ("docs", "examples", "nbs"):
         shutil.copytree(ROOT / folder, SOURCE / folder, ignore=ignored)
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):

@@ -53,18 +53,18 @@ class ForbiddenBucketCreationError(BackendMissing):
 def no_s3(name: str) -> NoReturn:
     """Raise `BackendMissing` for a function of ART that uses S3."""
     raise BackendMissing(
-        f"{name}: art_nb does not copy to or from S3. A run is the directory .art/(project)/models/(name). Copy it "
-        "with `aws s3 sync`, then register the model."
+        f'{name} is not supported. LocalBackend(path="s3://bucket/runs") copies its runs to S3 and restores them. '
+        "For a run in .art, copy .art/(project)/models/(name) with `aws s3 sync`, then register the model."
     )
 
 
 async def push_to_s3(backend: Any, model: Any, **options: Any) -> NoReturn:
-    """Raise `BackendMissing`: art_nb does not copy to S3."""
+    """Raise `BackendMissing`, which names the alternative."""
     no_s3("_experimental_push_to_s3")
 
 
 async def pull_from_s3(backend: Any, model: Any, **options: Any) -> NoReturn:
-    """Raise `BackendMissing`: art_nb does not copy from S3."""
+    """Raise `BackendMissing`, which names the alternative."""
     no_s3("_experimental_pull_from_s3")
 
 

@@ -49,6 +49,7 @@ from ..policy.loading import chosen_dtype, load_policy, pick_device
 from ..policy.memory_plan import MemoryPlan
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.migrate import move_checkpoints
+from ..runs.mirror import RunStorage
 from ..runs.store import RunStore, record_events
 from ..samplers.base import Sampler
 from ..samplers.vllm import known_args
@@ -374,8 +375,7 @@ def load_runtime(
     with ExitStack() as cleanup:
         with LOADING:
             parts = load_parts(model, worker, weights, engines, settings, bus, cleanup)
-        (adam,) = parts.learner.optimizer.param_groups
-        adam.update(adam_options(model, bus, adam["betas"]))
+        parts.learner.adam.update(adam_options(model, bus, parts.learner.adam["betas"]))
         chat = ChatFormat(parts.policy.tokenizer, warn=bus.warn_once, **chat_options(model))
         worker.clock.take()  # the profile of the first step begins here
         runtime = ModelRuntime(
@@ -416,6 +416,7 @@ async def open_runtime(
     bus: Bus,
     release: Callable[[], None] = lambda: None,  # frees the caches of other models if memory is full
     load_model: Callable[..., ModelRuntime] = load_runtime,  # has the same arguments
+    storage: RunStorage | None = None,  # the URL to which the run is copied
 ) -> ModelRuntime:
     """Lock the run directory of a model, clean it up, load the model and record its events.
 
@@ -423,7 +424,10 @@ async def open_runtime(
     """
     store: RunStore = model.store
     lock = await _acquire_lock(store, bus)
+    mirror = None
     try:
+        if storage is not None:
+            mirror = await asyncio.to_thread(storage.open, store.path, bus.warn_once)
         await asyncio.to_thread(checkpoints.remove_leftovers, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = DeviceThread(f"art-nb-{model.name}")
@@ -436,10 +440,15 @@ async def open_runtime(
             await asyncio.to_thread(close_when_open, opened, worker)
             raise
     except BaseException:
+        if mirror is not None:
+            await asyncio.to_thread(mirror.attempt, closed=True)
         lock.release()
         raise
     runtime.lock = lock
     runtime.stop_recording = record_events(store, bus, runtime.run)
+    if mirror is not None:
+        mirror.start(bus, runtime.run)
+        runtime.mirror = mirror
     OPEN_RUNTIMES[str(store.path.resolve())] = runtime
     return runtime
 

@@ -34,6 +34,7 @@ from ..policy.lora import Policy
 from ..policy.memory_plan import MemoryPlan
 from ..policy.packing import WeightedRow
 from ..runs.locks import RunLock, acquire_lock
+from ..runs.mirror import RunMirror
 from ..runs.store import RunStore
 from ..samplers.base import LOWER_LIMITS_ADVICE, Sampler, eos_ids
 from ..serving.endpoint import Endpoint
@@ -120,6 +121,7 @@ class ModelRuntime:
     stop_recording: Callable[[], None] = lambda: None  # stops writing events to the run directory
     last_step_end: float = field(default_factory=time.perf_counter)
     lock: RunLock | None = None  # of the run directory, set by `open_runtime`
+    mirror: RunMirror | None = None  # copies the run directory to a URL, set by `open_runtime`
     unsaved: dict[str, float] | None = None  # metrics of the latest step, if it could not be saved
     steps_without_signal: Counter = field(default_factory=Counter)  # by reason
 
@@ -269,6 +271,8 @@ class ModelRuntime:
             if self.sampler_device is not None:
                 self.sampler_device.worker.close()
             self.stop_recording()
+            if self.mirror is not None:
+                self.mirror.close()
             if not self.closed:
                 self.closed = True
                 del self.policy, self.learner  # clients may still refer to the endpoint, which refers to this runtime

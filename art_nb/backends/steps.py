@@ -159,7 +159,7 @@ def memory_advice(rows: Sequence[WeightedRow], config: StepConfig) -> str:
     return (
         f"The adapter is unchanged. The longest row has {longest:,} tokens. A row is not split, so a smaller "
         f"tokens_per_batch (now {limit}) does not help. Pass max_length={max(1, longest // 2)} or another limit, which "
-        "leaves longer rows out, or limit max_tokens of the replies."
+        "leaves longer rows out, or lower the token limit of the requests (max_completion_tokens or max_tokens)."
     )
 
 # %% ../../nbs/50_backends/15_steps.ipynb #41a4e498

@@ -99,15 +99,15 @@ def get_megatron_runtime_config(*args: Any, **options: Any) -> NoReturn:
 
 
 async def pull_model_from_s3(*args: Any, **options: Any) -> NoReturn:
-    """Raise `BackendMissing`: art_nb does not use S3."""
+    """Raise `BackendMissing`, which names the alternative."""
     no_s3("pull_model_from_s3")
 
 
 async def push_model_to_s3(*args: Any, **options: Any) -> NoReturn:
-    """Raise `BackendMissing`: art_nb does not use S3."""
+    """Raise `BackendMissing`, which names the alternative."""
     no_s3("push_model_to_s3")
 
 
 async def pull_model_trajectories(*args: Any, **options: Any) -> NoReturn:
-    """Raise `BackendMissing`: art_nb does not use S3."""
+    """Raise `BackendMissing`, which names the alternative."""
     no_s3("pull_model_trajectories")

@@ -12,10 +12,12 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "types": [
+            "ArgumentError",
             "ArtError",
             "BackendMissing",
             "JudgeError",
             "LocalServingUnavailableError",
+            "NotRegisteredError",
             "RolloutError",
             "ServeError",
             "StoreError",

@@ -1,4 +1,5 @@
 # Written by tools/stubs.py. Do not edit.
+from .types import ArgumentError as ArgumentError
 from .types import ArtError as ArtError
 from .types import BackendMissing as BackendMissing
 from .types import JudgeError as JudgeError
@@ -7,6 +8,7 @@ from .types import LocalTrainResult as LocalTrainResult
 from .types import Message as Message
 from .types import Messages as Messages
 from .types import MessagesAndChoices as MessagesAndChoices
+from .types import NotRegisteredError as NotRegisteredError
 from .types import RolloutError as RolloutError
 from .types import ServeError as ServeError
 from .types import StoreError as StoreError

@@ -46,15 +46,23 @@ async def cancel_and_wait(
         raise cancellation
 
 
-async def gather_or_cancel(awaitables: Iterable[Awaitable]) -> list[Any]:  # their results, in order
+async def gather_or_cancel(
+    awaitables: Iterable[Awaitable],
+    at_once: int | None = None,  # number of awaitables that start in one pass of the event loop; None: all
+) -> list[Any]:  # their results, in order
     """Run awaitables concurrently. If one fails or the caller is canceled, cancel the others and raise."""
-    tasks = [_start(awaitable) for awaitable in awaitables]
+    source, tasks = iter(awaitables), []
     try:
+        for number, awaitable in enumerate(source, 1):
+            tasks.append(_start(awaitable))
+            if at_once is not None and number % at_once == 0:
+                await asyncio.sleep(0)
         done = (await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION))[0] if tasks else ()
         for task in done:
             task.result()
         return [task.result() for task in tasks]
     finally:
+        close_coroutines(source)
         await cancel_and_wait(tasks)
 
 

@@ -126,7 +126,8 @@ def redact_text(text: Any, secrets: Iterable[str] = ()) -> str:
         text = text.replace(form, REDACTED)
     if "://" in text:
         text = _URL.sub(lambda match: redact_url(match[0]), text)
-    text = _PAIR.sub(lambda match: match[1] + REDACTED if is_secret(match[2]) else match[0], text)
+    if '"' in text or "'" in text:
+        text = _PAIR.sub(lambda match: match[1] + REDACTED if is_secret(match[2]) else match[0], text)
     text = _SCHEME.sub(rf"\1 {REDACTED}", text)
     return _PREFIXED.sub(lambda match: REDACTED if _DIGIT.search(match[0]) else match[0], text)
 

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['Message', 'Messages', 'MessagesAndChoices', 'Tools', 'suggest_name', 'StrictModel', 'TrainConfig', 'TrainSFTConfig',
-           'TrainResult', 'LocalTrainResult', 'ArtError', 'RolloutError', 'JudgeError', 'TokenError', 'TrainError',
-           'StoreError', 'BackendMissing', 'install_hint', 'ServeError', 'RequestError', 'LocalServingUnavailableError']
+           'TrainResult', 'LocalTrainResult', 'ArtError', 'hide_library_frames', 'RolloutError', 'JudgeError',
+           'TokenError', 'TrainError', 'StoreError', 'ArgumentError', 'NotRegisteredError', 'BackendMissing',
+           'install_hint', 'ServeError', 'RequestError', 'LocalServingUnavailableError']
 
 # %% ../../nbs/00_core/20_types.ipynb #d1f44add
 import difflib
 from collections.abc import Awaitable, Iterable
 from dataclasses import field
+from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -159,10 +161,20 @@ class ArtError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines of the traceback that IPython prints, without the frames of art_nb."""
-        from IPython.core.getipython import get_ipython
+        return _render_traceback(self)
 
-        frames = _caller_frames(self.__traceback__) or self.__traceback__
-        return get_ipython().InteractiveTB.structured_traceback(type(self), self, frames)  # pyright: ignore[reportOptionalMemberAccess]
+
+def _render_traceback(error: BaseException) -> list[str]:
+    from IPython.core.getipython import get_ipython
+
+    frames = _caller_frames(error.__traceback__) or error.__traceback__
+    return get_ipython().InteractiveTB.structured_traceback(type(error), error, frames)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def hide_library_frames(error: BaseException) -> None:
+    """Let IPython print the traceback of an error without the frames of art_nb, for example one of a rollout."""
+    if not isinstance(error, ArtError):
+        error.__dict__["_render_traceback_"] = partial(_render_traceback, error)
 
 
 def _caller_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -172,7 +184,7 @@ def _caller_frames(frames: TracebackType | None) -> TracebackType | None:
     inner, package = _caller_frames(frames.tb_next), frames.tb_frame.f_globals.get("__name__", "").partition(".")[0]
     return inner if package == "art_nb" else TracebackType(inner, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
-
+# %% ../../nbs/00_core/20_types.ipynb #7c0a5e14
 class RolloutError(ArtError, RuntimeError):
     """A rollout returned no usable trajectory."""
 
@@ -191,6 +203,14 @@ class TrainError(ArtError, RuntimeError):
 
 class StoreError(ArtError, OSError):
     """A run directory cannot be read or written."""
+
+
+class ArgumentError(ArtError, TypeError):
+    """An argument has a wrong type. The message says what to pass."""
+
+
+class NotRegisteredError(ArtError, ValueError):
+    """A model has no backend or endpoint yet. The message contains the line that registers it."""
 
 
 class BackendMissing(ArtError, ImportError):
@@ -267,6 +287,8 @@ for _error in (
     TokenError,
     TrainError,
     StoreError,
+    ArgumentError,
+    NotRegisteredError,
     BackendMissing,
     ServeError,
     LocalServingUnavailableError,

@@ -11,7 +11,9 @@ from importlib import import_module
 import lazy_loader
 
 ART_NAMES = frozenset("ArtRuntime ClusterSpec DistributedRolloutExecutor GpuPlacement HostSpec ReplicaManager".split())
-_attached, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={"ray_backend": ["RayBackend"]})
+_attached, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"capacity": ["CapacityPlan", "plan_capacity"], "ray_backend": ["RayBackend"]}
+)
 
 
 def __getattr__(name: str):

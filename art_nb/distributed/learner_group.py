@@ -78,8 +78,7 @@ class Rank:
     def _load(self, spec: ModelSpec, rank: int, size: int) -> ShardedLearner:
         _, device = spec.settings.devices()
         learner = ShardedLearner(load_actor_policy(spec, device), rank, size)
-        (adam,) = learner.optimizer.param_groups
-        adam.update(spec.adam)
+        learner.adam.update(spec.adam)
         return learner
 
     def rendezvous(self, same_node: bool) -> str:

@@ -392,7 +392,7 @@ class RayBackend(LocalBackend):
         The address of a cluster as "host:port", "auto" for one that runs on this machine, or "local" for a new one.
         The default is the one in the environment variable `RAY_ADDRESS`, or else a new one.
     path : str or Path, optional
-        The directory of the runs. The default is `.art` in the working directory.
+        The directory or the URL of the runs, as in `LocalBackend`.
     gpus_per_sampler, gpus_per_learner : float, optional
         GPUs of each replica and rank. The default is 1 if the cluster has GPUs, otherwise 0.
     cpus_per_actor : float, optional
@@ -460,7 +460,8 @@ class RayBackend(LocalBackend):
             connection, layout = await asyncio.to_thread(self._connect)
             weights = await asyncio.to_thread(fetch_weights, model.base_model)
             load = partial(load_ray_runtime, connection, layout, self.wait_for_nodes_s)
-            runtime = await open_runtime(model, weights, Engines(), self.settings, self.bus, load_model=load)
+            options = {"load_model": load, "storage": self.storage}
+            runtime = await open_runtime(model, weights, Engines(), self.settings, self.bus, **options)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
         self._runtimes[key] = runtime
         if self.verbose:

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ..core.jsonable import plain, text_digest, utf8_text
@@ -128,8 +129,11 @@ def _content_parts(message: Mapping[str, Any], secrets: Sequence[str]) -> Iterat
             yield {"type": "uri", "modality": "image", "uri": note} if is_link else {"type": "text", "content": note}
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #e7b82075
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def _attribute(value: Any) -> str:
-    return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return utf8_text(_to_json(value))
 
 
 def _limited(value: Any, secrets: Sequence[str]) -> Any:
@@ -208,6 +212,12 @@ class RolloutTimes:
     is_recorded: bool = True  # False: derived, because the run does not contain the times
 
 
+@lru_cache(16)
+def _redacted(definitions: str, secrets: tuple[str, ...]) -> str:
+    """Return the definitions of tools, which most rollouts share, without secrets."""
+    return _attribute(redact(json.loads(definitions), secrets))
+
+
 def _definitions(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
     functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, Mapping)]
     return [
@@ -271,7 +281,7 @@ class MessageTexts:
         """
         if id(tools) not in self._texts:
             definitions = _definitions(tools)
-            self._texts[id(tools)] = _attribute(redact(definitions, self._secrets)) if definitions else ""
+            self._texts[id(tools)] = _redacted(_to_json(definitions), tuple(self._secrets)) if definitions else ""
         return self._texts[id(tools)]
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #eb259e8c

@@ -45,6 +45,7 @@ def check_opentelemetry() -> None:
     try:
         import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
         import_module("opentelemetry.sdk.trace")
+        import_module("requests")  # now, and not during training: the exporter imports it when it is created
     except ImportError as error:
         raise BackendMissing(f"Traces need OpenTelemetry. {install_hint('otel')}") from error
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":

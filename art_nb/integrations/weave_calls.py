@@ -271,8 +271,9 @@ _wrapped: dict[tuple[type, str], Any] = {}
 
 def _methods() -> Iterator[tuple[type, str]]:
     yield from product((AsyncCompletions, Completions, AsyncResponses, Responses), ("create", "parse"))
-    if (messages := sys.modules.get("anthropic.resources.messages")) is not None:
-        yield from product((messages.AsyncMessages, messages.Messages), ["create"])
+    for name in ("anthropic.resources.messages", "anthropic.resources.beta.messages"):
+        if (messages := sys.modules.get(name)) is not None:
+            yield from product((messages.AsyncMessages, messages.Messages), ("create", "parse", "stream"))
 
 
 def _server(url: Any) -> str:  # Anthropic's client adds /v1 itself
@@ -319,7 +320,8 @@ def wrap_requests() -> None:
         for owner, name in _methods():
             method = getattr(owner, name, None)
             if method is not None and _wrapped.get((owner, name)) is not method:
-                _wrapped[owner, name] = _wrap(method, owner.__name__.startswith("Async"))
+                is_async = owner.__name__.startswith("Async") and name != "stream"  # which returns a context manager
+                _wrapped[owner, name] = _wrap(method, is_async)
                 setattr(owner, name, _wrapped[owner, name])
 
 # %% ../../nbs/88_integrations/79_weave_calls.ipynb #8889f354

@@ -12,11 +12,13 @@ __all__ = ['LOGGED_NAMES', 'ProgressFn', 'ValueT', 'MAX_OVERFLOWS', 'step_rows',
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from ..core.machine import without_garbage_collection
 from ..core.types import TrainError
 from ..policy.phases import phase
 from art_nb.learners.losses import (
@@ -287,7 +289,13 @@ class Learner:
         self.loss_factor, self.loss_scale, self.overflows = 1, 1.0, 0  # change in float16 only
         self.seen: list[tuple[WeightedRow, TokenTensors]] = []
         self.adapters: list[AdapterPart] | None = None  # set by `reference_model`
-        self.optimizer = torch.optim.AdamW(self.parameters(), lr=0.0, betas=betas, weight_decay=0.0)
+        self.adam: dict[str, Any] = {"lr": 0.0, "betas": betas, "weight_decay": 0.0}
+
+    @cached_property
+    def optimizer(self) -> torch.optim.AdamW:
+        """The optimizer. It is created at its first use, because torch then imports a part of its compiler."""
+        with without_garbage_collection():
+            return torch.optim.AdamW(self.parameters(), **self.adam)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the parameters of the optimizer, in fp32."""
@@ -609,11 +617,12 @@ class Learner:
 
     def reset_optimizer(self) -> None:
         """Reset the optimizer's state, for example between supervised and reinforcement training."""
-        self.optimizer.state.clear()
+        if "optimizer" in vars(self):
+            self.optimizer.state.clear()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the state of the optimizer and of the random generator, as tensors."""
-        state = optimizer_tensors(self.optimizer)
+        state = optimizer_tensors(self.optimizer) if "optimizer" in vars(self) else {}
         if self.policy.dtype == torch.float16:
             state["loss_scale"] = torch.tensor(self.loss_scale)
         return state | {"rng": torch.get_rng_state(), "steps": torch.tensor(self.steps)}
@@ -626,7 +635,8 @@ class Learner:
         tensors : dict of Tensor
             Result of `state`.
         """
-        load_optimizer_tensors(self.optimizer, tensors)
+        if "optimizer" in vars(self) or any("." in name for name in tensors):
+            load_optimizer_tensors(self.optimizer, tensors)
         torch.set_rng_state(tensors["rng"])
         self.steps = int(tensors["steps"])
         self.loss_scale = float(tensors.get("loss_scale", 1.0))

@@ -24,13 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from safetensors.torch import save as serialize
 
 from ..core.files import WriteError, commit_directory, write_error
 from ..core.machine import owner_runs, parse_temporary, temporary_path
 from ..core.types import StoreError
 from .base import Learner
-from ..policy.adapter_files import peft_files, read_matching_adapter, read_training_json, report_damage
+from art_nb.policy.adapter_files import (
+    peft_files,
+    read_matching_adapter,
+    read_training_json,
+    report_damage,
+    tensor_file,
+)
 from ..policy.adapters import copy_adapter, fingerprint, load_adapter
 from ..runs.store import RunStore
 
@@ -67,9 +72,8 @@ def checkpoint_files(
         "created": time.time(),
         "metrics": metrics or {},
     }
-    state = {name: t.cpu().contiguous() for name, t in learner.state().items()}
     return peft_files(learner.policy, weights, base_model) | {
-        "optimizer.safetensors": serialize(state),
+        "optimizer.safetensors": tensor_file(learner.state()),
         "training.json": json.dumps(training, indent=1).encode(),
     }
 

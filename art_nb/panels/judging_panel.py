@@ -33,7 +33,7 @@ from art_nb.panels.judging_session import (
 from .rankings import JudgingContext, Ranking, failed_ranking, find_context, ranking_of_judgment
 from .viewer import write_new
 from ..rewards.journal import Journal, Pick, every_pair, preference_pairs, write_pairs
-from ..rewards.judges import Person, as_judge
+from ..rewards.judges import Person, PythonRule, as_judge
 from ..rewards.llm_judges import Judge
 from ..rewards.rubrics import DEFAULT_RUBRIC, JudgeQuestion
 from ..rewards.ruler import CACHE, score_group
@@ -253,7 +253,8 @@ class JudgingPanel(Panel):
             title = "No question waits"
             return common | {"rows": [], "opinions": [], "blind": False, "person": True, "title": title}
         judges = [] if self.current_session.blind else [judge.name for judge in self.judges]
-        return common | state_reply(self.current_session) | {"judges": judges}
+        reads_rubric = not self.judges or not all(isinstance(judge, PythonRule) for judge in self.judges)
+        return common | state_reply(self.current_session) | {"judges": judges, "reads_rubric": reads_rubric}
 
     @command
     def turn_to(self, at: int) -> dict:
@@ -365,7 +366,7 @@ def questions_panel(person: Person) -> JudgingPanel:
             if panel.comm is None or key in received:
                 return
             received.add(key)
-        panel.sessions.append(_session_of(person, key, question))
+        panel.sessions.append(_session_of(person, key, question, len(received)))
         panel.notify_views()
 
     person.listeners.append(receive)
@@ -374,11 +375,11 @@ def questions_panel(person: Person) -> JudgingPanel:
     return panel
 
 
-def _session_of(person: Person, key: str, question: JudgeQuestion) -> JudgingSession:
+def _session_of(person: Person, key: str, question: JudgeQuestion, number: int) -> JudgingSession:
     def deliver(scores: list[float | None], reasons: list[str]) -> None:
         person.answer(key, scores, reasons)
 
-    group = TrajectoryGroup(question.trajectories, metadata={"scenario_id": f"question {key}"})
+    group = TrajectoryGroup(question.trajectories, metadata={"scenario_id": f"question {number}"})
     return JudgingSession(group, JudgingContext(Journal(Path(".art"))), question.rubric, blind=True, deliver=deliver)
 
 # %% ../../nbs/85_panels/60_judging_panel.ipynb #a9d60001

@@ -57,7 +57,8 @@ def fingerprint(weights: Adapter) -> str:
     """Return twelve hex digits that identify the contents of the weights."""
     h = hashlib.sha256()
     for name in sorted(weights):
-        h.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
+        h.update(name.encode())
+        h.update(weights[name].detach().cpu().contiguous().numpy())
     return h.hexdigest()[:12]
 
 # %% ../../nbs/30_policy/70_adapters.ipynb #15a0a008

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedConfig
 
 from ..core.types import StoreError, TrainError
+from . import llama
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #fa54b358
 SUPPORTED_MODELS_ADVICE = (
@@ -32,6 +32,10 @@ def error_line(error: Exception) -> str:
 
 def read_config(path: str | Path) -> PreTrainedConfig:  # a directory of weights, or a name on the Hugging Face Hub
     """Read a model's config.json. Raise `StoreError` or `TrainError` if this fails."""
+    if (config := llama.read_plain_config(path)) is not None:
+        return config
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
     except OSError as error:
@@ -107,7 +111,7 @@ def check_config(config: PreTrainedConfig, path: str | Path) -> None:
             f"{path} is a {name}: only the text models inside {', '.join(WRAPPERS)} checkpoints can be "
             f"loaded, and this one is inside {config.model_type}. {SUPPORTED_MODELS_ADVICE}"
         )
-    if text.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not isinstance(config, llama.PlainConfig) and text.model_type not in _causal_model_names():
         raise TrainError(
             f"{path} is a {name}, and transformers has no causal language model for the model type "
             f"{text.model_type!r}. {SUPPORTED_MODELS_ADVICE}"
@@ -121,6 +125,13 @@ def check_config(config: PreTrainedConfig, path: str | Path) -> None:
         raise TrainError(
             f"{path} is a {name}. It has {feature}, which art_nb does not compute. {SUPPORTED_MODELS_ADVICE}"
         )
+
+
+def _causal_model_names() -> dict[str, str]:
+    """Return the names of the causal language models of transformers by model type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # takes as long as torch
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def quantization_method(quantized) -> str:
@@ -178,7 +189,9 @@ def context_length(config: PreTrainedConfig) -> int:
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #f2491bb4
 def model_class(config: PreTrainedConfig) -> type:  # of the text model
-    """Return the causal language model class of a config from a private copy of its module."""
+    """Return the causal language model class of a config, of this package or from a private copy of its module."""
+    if isinstance(config, llama.PlainConfig):
+        return llama.LlamaForCausalLM
     package, _, file = type(config).__module__.rpartition(".")
     name = f"{package}.{file.replace('configuration_', 'modeling_')}"
     private = f"{name}_art_nb"
@@ -193,7 +206,7 @@ def model_class(config: PreTrainedConfig) -> type:  # of the text model
         except BaseException:
             del sys.modules[private]
             raise
-    return getattr(sys.modules[private], MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type])
+    return getattr(sys.modules[private], _causal_model_names()[config.model_type])
 
 
 def architecture_name(config: PreTrainedConfig) -> str:  # of the whole checkpoint

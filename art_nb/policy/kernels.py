@@ -24,11 +24,6 @@ from torch.nn import functional as F
 from .native_library import has_panels, multiplies_in_fp32, pack_panels, panel_product, transposed_linear
 from .native_operations import ACTIVATIONS, NativeGate, NativeHeads, NativeNorm, is_native
 
-try:
-    from torch.nn.attention import varlen
-except ImportError:  # before PyTorch 2.10
-    varlen = None
-
 # %% ../../nbs/30_policy/05_kernels.ipynb #88be8082
 _PRECISIONS: list[str] = []  # settings before each active context; the last context to exit restores the first one
 _SWITCHING = Lock()
@@ -458,15 +453,27 @@ def has_varlen(q: torch.Tensor) -> bool:
 
 
 @lru_cache(maxsize=1)
+def _varlen_attn() -> Callable | None:
+    """Return PyTorch's function, or None before PyTorch 2.10. Its module imports a part of the compiler."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+@lru_cache(maxsize=1)
 def _knows_windows() -> bool:
     """Return whether PyTorch's function has windows, which its first version lacks."""
-    return varlen is not None and "window_size" in signature(varlen.varlen_attn).parameters
+    function = _varlen_attn()
+    return function is not None and "window_size" in signature(function).parameters
 
 
 @lru_cache(maxsize=1)
 def _group_options() -> dict[str, Any]:
     """Return the option for groups of query heads. Before PyTorch 2.12, groups need no option."""
-    known = varlen is not None and "enable_gqa" in signature(varlen.varlen_attn).parameters
+    function = _varlen_attn()
+    known = function is not None and "enable_gqa" in signature(function).parameters
     return {"enable_gqa": True} if known else {}
 
 
@@ -480,10 +487,11 @@ def varlen_attention(
     window: int | None,  # number of keys that a query sees, with its own
 ) -> torch.Tensor:
     """Return causal attention inside each segment, in the shape of q (Dao 2023)."""
-    assert varlen is not None  # see `has_varlen`
+    function = _varlen_attn()
+    assert function is not None  # see `has_varlen`
     left = window - 1 if window else -1
     # Without `return_aux`, the result is one tensor.
-    out = varlen.varlen_attn(q, k, v, *ends, *longest, scale=scale, window_size=(left, 0), **_group_options())
+    out = function(q, k, v, *ends, *longest, scale=scale, window_size=(left, 0), **_group_options())
     return cast(torch.Tensor, out)
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #739dd55e

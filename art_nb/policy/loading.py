@@ -5,10 +5,12 @@
 # %% auto #0
 __all__ = ['SMALL_WEIGHTS_BYTES', 'PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLERANCE', 'cpu_dtype', 'cuda_dtype',
            'default_dtype', 'missing_device', 'pick_device', 'chosen_dtype', 'without_progress_bar_if_small',
-           'load_model', 'load_tokenizer', 'replace_parameters', 'model_of_tensors', 'probe_rows', 'short_windows',
-           'unpatched_logprobs', 'packed_logprobs', 'cached_logprobs', 'checked_policy', 'load_policy']
+           'load_model', 'load_plain_model', 'needs_only_tokenizers', 'load_tokenizer', 'replace_parameters',
+           'model_of_tensors', 'probe_rows', 'short_windows', 'unpatched_logprobs', 'packed_logprobs',
+           'cached_logprobs', 'checked_policy', 'load_policy']
 
 # %% ../../nbs/30_policy/90_loading.ipynb #23f97a73
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,9 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoTokenizer, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
 from ..core.types import BackendMissing, StoreError, TrainError
@@ -39,6 +44,7 @@ from art_nb.policy.architectures import (
     usable_dtype,
 )
 from .device import is_out_of_memory
+from .llama import WEIGHTS, PlainConfig, read_plain_config
 from .lora import TARGETS, Policy, modules_only
 from .kv_cache import KVSlots
 from .packing import WeightedRow, micro_batches, tree_attention
@@ -127,6 +133,8 @@ def load_model(
     device: torch.device,
 ) -> nn.Module:
     """Load the causal language model of a checkpoint. Raise `StoreError` if weights are missing or cannot be read."""
+    if isinstance(config, PlainConfig):
+        return load_plain_model(Path(path), config, dtype, device)
     text, options = config.get_text_config(), {}
     kind = model_class(text)
     if is_wrapped(config):  # only the config of the whole checkpoint has this option
@@ -148,10 +156,43 @@ def load_model(
     check_complete(report, model, path)
     return model
 
+# %% ../../nbs/30_policy/90_loading.ipynb #c7e3fd51
+def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Load the model of a checkpoint with one file of weights."""
+    try:
+        tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, str(device)).items()}
+        model: Any = model_of_tensors(config, dtype, tensors)
+        if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+            raise StoreError(f"{unfit[0]} has another shape than in config.json")
+        if (path / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(path)
+    except (OSError, SafetensorError, StoreError) as error:
+        raise StoreError(
+            f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
+        ) from error
+    return model
+
+# %% ../../nbs/30_policy/90_loading.ipynb #1bbaf672
+def needs_only_tokenizers(path: Path) -> bool:
+    """Return whether transformers loads the tokenizer of a checkpoint with its base class."""
+    if read_plain_config(path) is None or not (path / "tokenizer.json").exists():
+        return False
+    try:
+        fields = json.loads((path / "tokenizer_config.json").read_text())
+    except (OSError, ValueError):
+        return False  # `AutoTokenizer` reads it again, and its error is reported
+    return (
+        isinstance(fields, dict) and fields.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in fields
+    )
+
 
 def load_tokenizer(path: str | Path):
     """Load the tokenizer of a checkpoint. Raise `StoreError` if this fails."""
     try:
+        if needs_only_tokenizers(Path(path)):
+            return TokenizersBackend.from_pretrained(path)
+        from transformers import AutoTokenizer
+
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises errors of many types
         raise StoreError(
@@ -197,7 +238,7 @@ def model_of_tensors(
         if tensor is not None and tensor.shape == parameter.shape:
             setattr(module, leaf, nn.Parameter(tensor.detach(), requires_grad=False))
         elif tensor is None or not isinstance(module, nn.Linear):
-            raise StoreError(f"The engine has no tensor {name} of the shape {tuple(parameter.shape)}.")
+            raise StoreError(f"There is no tensor {name} of the shape {tuple(parameter.shape)}.")
     model.tie_weights()
     device = model.get_input_embeddings().weight.device
     for module in model.modules():

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WorkingAdapter', 'AdapterPart', 'NORMS', 'FUSED_LAYERS', 'TARGETS', 'DECODERS', 'SANDWICH', 'AdapterParts',
-           'view_of_parts', 'LoRALinear', 'FusedLinear', 'patch_modules', 'add_checkpointing', 'build_decoder',
-           'count_coverage', 'Policy', 'modules_only', 'sequence_logprobs', 'coverage_note']
+           'view_of_parts', 'LoRALinear', 'FusedLinear', 'use_attend', 'patch_modules', 'add_checkpointing',
+           'build_decoder', 'count_coverage', 'Policy', 'modules_only', 'sequence_logprobs', 'coverage_note']
 
 # %% ../../nbs/30_policy/60_lora.ipynb #6834780f
 import math
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MethodType
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..core.types import TrainError
+from . import llama
 from .architectures import SUPPORTED_MODELS_ADVICE, activation_name, logit_scale
 from .decoder import AttentionWeights, Decoder, DecoderLayer, MLPWeights, Norm, Product
 from art_nb.policy.kernels import (
@@ -239,10 +239,19 @@ FUSED_LAYERS = {
         "MLP": (("gate_proj", "up_proj"), _mlp),
     }.items()
 }
-ALL_ATTENTION_FUNCTIONS.register("art_nb", _attend)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+def use_attend(model: nn.Module) -> None:
+    """Let the attention layers of a model call the function `attend` that is passed to their forward methods."""
+    if isinstance(model, llama.LlamaForCausalLM):
+        return  # its layers do this
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register("art_nb", _attend)
+    cast(Any, model).set_attn_implementation("art_nb")
+
+# %% ../../nbs/30_policy/60_lora.ipynb #7c6d7f47
 def patch_modules(model: nn.Module) -> None:
     """Replace the forward methods of known norms, attention layers and MLPs by those of this module."""
     for module in list(model.modules()):
@@ -269,10 +278,15 @@ def _checkpointed_forward(module, *args, **options):
     return checkpoint(module.layer_forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
+def _is_decoder_layer(module: nn.Module) -> bool:
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return isinstance(module, llama.LlamaDecoderLayer) or "GradientCheckpointingLayer" in names
+
+
 def add_checkpointing(model: nn.Module, parts: AdapterParts) -> None:
     """Replace the forward methods of decoder layers by one that uses `parts.checkpointing`."""
     for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
+        if _is_decoder_layer(module):
             vars(module).update(parts=parts, layer_forward=module.forward)
             module.forward = MethodType(_checkpointed_forward, module)
 
@@ -319,7 +333,7 @@ def _read_layer(layer, family: str) -> DecoderLayer:
 def build_decoder(model: nn.Module) -> Decoder | None:
     """Return the decoder of a patched model without its head, or None if the modules must compute it."""
     family = DECODERS.get(type(model).__name__)
-    if family is None or not type(model).__module__.startswith("transformers."):
+    if family is None or not type(model).__module__.startswith(("transformers.", llama.__name__)):
         return None
     layers = [*model.get_submodule("layers").children()]
 
@@ -419,7 +433,7 @@ class Policy:
                 f"This model has no linear layer named {', '.join(targets)}, so it cannot have an adapter. "
                 "Pass the names of its projections as target_modules."
             )
-        model.set_attn_implementation("art_nb")
+        use_attend(model)
         patch_modules(model)
         add_checkpointing(model, self._parts)
         self._decoder = build_decoder(model.model)

@@ -39,7 +39,7 @@ CHARTS = (
     Chart(
         "reward",
         "Reward",
-        "mean of the step; band: standard deviation within groups",
+        "mean of the step; band: standard deviation of the rewards of a group",
         "train/reward",
         spread="train/reward_std_dev",
         zero=False,
@@ -48,14 +48,14 @@ CHARTS = (
     Chart(
         "kl",
         "KL",
-        "KL of the policy to its reference, or to the sampler if there is no reference",
+        "how far the policy is from its reference model (KL divergence); without one, how far from the sampler",
         "loss/kl_policy_ref",
         alternative="offpolicy/kl_sampler",
     ),
-    Chart("entropy", "Entropy", "nats per token", "loss/entropy"),
-    Chart("grad", "Gradient norm", "before clipping", "loss/grad_norm"),
+    Chart("entropy", "Entropy", "nats per token; near 0, the replies of a group hardly vary", "loss/entropy"),
+    Chart("grad", "Gradient norm", "size of the gradient before clipping; a spike is a warning", "loss/grad_norm"),
     Chart("length", "Length", "sampled tokens per rollout", "train/completion_tokens"),
-    Chart("flat", "Groups without variance", "all rewards are equal: no gradient", FLAT, percent=True),
+    Chart("flat", "Groups without variance", "their rewards are equal, so they teach nothing", FLAT, percent=True),
     Chart("truncated", "Truncated", "rollouts that reached the token limit", "train/truncated", percent=True),
 )
 MAX_TASK_CHARTS = 4

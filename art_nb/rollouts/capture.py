@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from ..core.aio import gather_or_cancel, close_coroutines
+from ..core.types import ArgumentError
 from .http_capture import innermost_scope, no_capture
 from .trajectories import PydanticException, Trajectory, TrajectoryGroup, check_trajectory
 
@@ -58,13 +59,13 @@ async def trajectory(coroutine: Coroutine) -> Trajectory:
 
     Raises
     ------
-    TypeError
+    ArgumentError
         If `coroutine` is not a coroutine, for example a task.
     Exception
         Any exception that the agent raises.
     """
     if not inspect.iscoroutine(coroutine):
-        raise TypeError(
+        raise ArgumentError(
             f"art.trajectory takes a coroutine that has not started, not {type(coroutine).__name__}. "
             "Pass rollout(...) directly, without create_task."
         )

@@ -120,7 +120,9 @@ def scalar(value: Any) -> Any:
     """Convert a numpy or torch scalar to a Python number. Other values are returned unchanged."""
     if isinstance(value, np.generic):
         return value.item()
-    return float(value) if isinstance(value, SupportsFloat) and not isinstance(value, (bool, int)) else value
+    if isinstance(value, (int, float)):  # before the check of a protocol, which is slow
+        return value
+    return float(value) if isinstance(value, SupportsFloat) else value
 
 
 def _verbatim(convert: Callable[[Any], Any]) -> GetPydanticSchema:

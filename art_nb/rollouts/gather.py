@@ -30,7 +30,8 @@ from openai.types.chat.chat_completion import Choice
 
 from ..core.aio import gather_or_cancel, close_coroutines, in_order, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
-from ..core.types import RolloutError
+from ..core.machine import rare_garbage_collection
+from ..core.types import ArgumentError, RolloutError, hide_library_frames
 from .entries import sampled_tokens
 from .tracers import TracedRollout, traced
 from art_nb.rollouts.trajectories import (
@@ -40,6 +41,7 @@ from art_nb.rollouts.trajectories import (
     TrajectoryGroup,
     check_trajectory,
     choices,
+    AT_ONCE,
     collect,
     collecting,
     listed,
@@ -210,6 +212,7 @@ class GatherState:
         if self.failures > (self.max_exceptions * self.total if is_fraction else self.max_exceptions):
             error.add_note(f"failure {self.failures} of {self.total} rollouts; max_exceptions={self.max_exceptions}")
             self.limit_error = error
+            hide_library_frames(error)
             raise error
         return error
 
@@ -322,8 +325,12 @@ async def gather_trajectories(
     items = listed("gather_trajectories", trajectories, "rollouts")
     gather = GatherState(len(items), max_exceptions, timeout_s, bus, step)
     try:
-        with _show_progress(gather, pbar_desc, None, pbar_total_completion_tokens, pbar_metrics):
-            return await gather_or_cancel([gather.run_rollout(item, parse=_check_results) for item in items])
+        with (
+            rare_garbage_collection(),
+            _show_progress(gather, pbar_desc, None, pbar_total_completion_tokens, pbar_metrics),
+        ):
+            rollouts = (gather.run_rollout(item, parse=_check_results) for item in items)
+            return await gather_or_cancel(rollouts, AT_ONCE)
     finally:
         close_coroutines(items)
 
@@ -383,7 +390,7 @@ async def _run_group(gather: GatherState, item: Any, after_each: AfterEach | Non
         return []
     groups = result if isinstance(result, list) else [result]
     if not all(isinstance(entry, TrajectoryGroup) for entry in groups):
-        raise TypeError(f"after_each returned {type(result).__name__}. Return a group, a list of groups or None.")
+        raise ArgumentError(f"after_each returned {type(result).__name__}. Return a group, a list of groups or None.")
     return groups
 
 
@@ -447,8 +454,9 @@ async def gather_trajectory_groups(
     items = listed("gather_trajectory_groups", groups, "groups")
     gather = GatherState(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
     try:
-        with _show_progress(gather, pbar_desc, max_metrics, pbar_total_completion_tokens):
-            lists = await gather_or_cancel([_run_group(gather, item, after_each) for item in items])
+        with rare_garbage_collection(), _show_progress(gather, pbar_desc, max_metrics, pbar_total_completion_tokens):
+            running = (_run_group(gather, item, after_each) for item in items)
+            lists = await gather_or_cancel(running, max(1, AT_ONCE * len(items) // max(gather.total, 1)))
     finally:
         _discard_groups(items)
     return [group for finished in lists for group in finished]

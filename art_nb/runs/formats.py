@@ -415,7 +415,7 @@ def _read_history(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _numeric(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {key: value for key, value in (metrics or {}).items() if isinstance(value, SupportsFloat)}
+    return {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float, SupportsFloat))}
 
 
 def _read_exchanges(data: dict[str, Any]) -> dict[str, Any]:

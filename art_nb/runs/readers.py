@@ -365,7 +365,9 @@ def read_groups(path: str | Path, split: str = "train", format: str | None = Non
     if not path.exists():
         raise StoreError(f"There is no {path}. Pass a run directory, for example .art/project/models/name.")
     if not files:
-        raise StoreError(f"{path} holds no rollouts. Pass a run directory, or .parquet, .jsonl, .json or .arrow files.")
+        inside = f" The runs are in {path / '.art'}." if (path / ".art").is_dir() else ""
+        kinds = "a run directory, or .parquet, .jsonl, .json or .arrow files"
+        raise StoreError(f"{path} holds no rollouts.{inside} Pass {kinds}.")
     steps: Steps = {}
     for file in files:
         for step, groups in _read_file(file, format).items():

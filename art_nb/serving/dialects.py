@@ -93,12 +93,16 @@ class ChatDialect:
         """Return the event for an error in a stream, from its body in OpenAI's format."""
         raise NotImplementedError
 
+    def api_name(self, chat_name: str) -> str:
+        """Return the API's name of a field of the chat request."""
+        chat_names = self.fields | self.converted
+        return next((name for name in chat_names if chat_names[name] == chat_name), chat_name)
+
     def with_api_name(self, error: RequestError) -> RequestError:
         """Return an error of the chat request with the API's name of the field."""
         if not error.param:
             return error
-        chat_names = self.fields | self.converted
-        name = next((name for name in chat_names if chat_names[name] == error.param), error.param)
+        name = self.api_name(error.param)
         message = str(error).replace(f"{error.param}:", f"{name}:")
         return RequestError(message, status=error.status, param=name, code=error.code)
 

@@ -37,11 +37,13 @@ from art_nb.serving.asgi import (
     json_response,
     call_inline,
     cancel_on_disconnect,
+    end_in_process,
     error_body,
     errors_to_responses,
     json_app,
     read_body,
     require_api_key,
+    serve_in_process,
 )
 from .dialects import ChatDialect
 from .http_server import HttpServer, bind_socket
@@ -78,6 +80,7 @@ class CompletionJob:
     adapter: str | None
     replies: list[ChoiceInProgress]
     run: Callable  # `asyncio.to_thread` for work that is slow for a long conversation, or `call_inline`
+    limit_field: str = ""  # field of the API that limits the tokens of a reply
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -139,6 +142,7 @@ class CompletionService:
         self.live: set[asyncio.Future] = set()  # tasks of the running requests
         self.stored = StoredConversations()
         self.statuses, self.tokens = Counter(), Counter(prompt=0, completion=0)
+        self.limit_field: str | None = None  # of the latest truncated reply; "" if its request set no limit
 
     async def chat_completions(self, request: Request):
         """Handle `POST /v1/chat/completions`."""
@@ -213,7 +217,8 @@ class CompletionService:
             )
         version, exact = policy_version(adapter), self.sampler.exact_guides
         replies = replies_for(prompts, completion, limit, formatter.prompt_param, version, exact)
-        job = CompletionJob(completion, formatter, adapter, replies, run)
+        field = completion.limit_field()
+        job = CompletionJob(completion, formatter, adapter, replies, run, dialect.api_name(field) if dialect else field)
         if completion.stream:
             return self._streamed(job, dialect)
         whole = await cancel_on_disconnect(request.receive, self._whole(job), self.live)
@@ -236,6 +241,8 @@ class CompletionService:
                     await on_token(reply)
         if not reply.sampled or not reply.finish:
             raise ServeError("The sampler ended a reply early: send the request again.", status=500)
+        if reply.finish == "length":
+            self.limit_field = job.limit_field
 
     async def _whole(self, job: CompletionJob) -> dict:
         await gather_or_cancel(self._sample(job, reply) for reply in job.replies)
@@ -369,11 +376,13 @@ class Endpoint:
         port = server.listener.getsockname()[1]
         self._thread, self._server = server.start_thread("endpoint"), server
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        serve_in_process(self.base_url, self.transport())
 
     def stop(self) -> None:
         """End open requests with status 503, join the thread and close the socket."""
         if not self._server or not self._thread:
             return
+        end_in_process(self.base_url)
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._end_connections(self._server), self._server.loop)
         self._thread.join()

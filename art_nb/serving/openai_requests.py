@@ -129,6 +129,10 @@ class CompletionRequest(StrictRequest):
         request._grammar = field, grammar
         return request
 
+    def limit_field(self) -> str:
+        """Return the name of the field that limits the tokens of a reply, or "" if the request sets no limit."""
+        return "max_tokens" if self.max_tokens else ""
+
     def stops(self) -> tuple[str, ...]:
         """Return the stop strings."""
         return tuple(s for s in ([self.stop] if isinstance(self.stop, str) else self.stop) if s)
@@ -272,6 +276,10 @@ class ChatRequest(CompletionRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
+
+    def limit_field(self) -> str:
+        """Return the name of the field that limits the tokens of a reply, or "" if the request sets no limit."""
+        return "max_completion_tokens" if self.max_completion_tokens else super().limit_field()
 
     def must_call(self) -> bool:
         """Return whether the reply must be a tool call. Raise `RequestError` if this is impossible."""

@@ -506,7 +506,7 @@ def signal_checks(
         (
             lambda case: case.keeps_rows,
             "all truncated: {n} trajectories reached the token limit, and truncated rows are not trained. "
-            "Increase max_tokens, or set truncated='keep'",
+            "Raise the token limit of the requests (max_completion_tokens or max_tokens), or set truncated='keep'",
         ),
         (lambda case: case.advantage != 0, equal),
         (

@@ -276,6 +276,7 @@ def failures(rows: HistoryRows) -> str | None:
     return f"{values[-1]:.0%} of the rollouts of the last step failed." if is_frequent else None
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #414fa825
+_RAISE_THE_LIMIT = "Raise max_completion_tokens (or max_tokens) in the rollout's request"
 _ANYTHING_ELSE = (
     "more rollouts per group. Look at a group with different rewards: did the better rollout earn its reward by what "
     "the model wrote?"
@@ -350,14 +351,10 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         truncation,
         "Replies reach the token limit",
-        "Raise max_completion_tokens in the rollout's request, ask for shorter answers, or train with "
-        "truncated='mask': a truncated reply has no end to learn.",
+        f"{_RAISE_THE_LIMIT}, ask for shorter answers, or train with truncated='mask': a truncated reply has no end "
+        "to learn.",
     ),
-    (
-        mostly_truncated,
-        "Nearly all replies reach the token limit",
-        "Raise max_completion_tokens in the rollout's request, or ask for shorter answers.",
-    ),
+    (mostly_truncated, "Nearly all replies reach the token limit", f"{_RAISE_THE_LIMIT}, or ask for shorter answers."),
     (flat_reward_stable_gradient, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
     (flat_reward_unstable_gradient, "The reward is flat", f"Try {_ANYTHING_ELSE}"),
     (

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PROMPTED_CHECKS', 'TRAINABLE_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe', 'check_registration',
            'failure_cause', 'check_rollouts', 'check_rewards', 'check_variance', 'check_success', 'check_choices',
-           'check_tools', 'check_tokens', 'check_rows', 'check_truncated', 'context_limit', 'check_context',
-           'first_messages', 'check_shared', 'check_cost', 'doctor']
+           'check_tools', 'check_tokens', 'check_rows', 'check_truncated', 'local_runtime', 'limit_advice',
+           'check_context', 'first_messages', 'check_shared', 'check_cost', 'doctor']
 
 # %% ../../nbs/65_training/80_doctor.ipynb #abfd9bbc
 import inspect
@@ -346,26 +346,36 @@ def check_truncated(probe: Probe) -> Check | None:
     truncated = sum(choice.finish_reason == "length" for choice in probe.choices)
     finding = f"{_share(truncated, len(probe.choices))} replies reached the token limit."
     if truncated > 0.1 * len(probe.choices):
-        advice = "Raise max_completion_tokens in the request, or ask for shorter replies."
-        return Check("length", "warn", finding, advice)
+        return Check("length", "warn", finding, limit_advice(probe.model))
     return Check("length", "ok", finding if truncated else "No reply reached the token limit.")
 
 
-def context_limit(model: Model) -> int | None:
-    """Return the maximum number of tokens of a conversation, or `None` if the backend does not report it."""
+def local_runtime(model: Model) -> Any:
+    """Return the runtime of a model in this process, or `None` if it runs elsewhere."""
+    if not model.trainable or model._backend is None:
+        return None
     from art_nb.backends.local import LocalBackend  # imports torch, which is not needed for a prompted model
 
-    backend = model.backend()
-    return backend.runtime(model).sampler.max_model_len if isinstance(backend, LocalBackend) else None
+    return model._backend.runtime(model) if isinstance(model._backend, LocalBackend) else None
+
+
+def limit_advice(model: Model) -> str:
+    """Return how to avoid truncated replies, with the name of the field that limited them."""
+    runtime = local_runtime(model)
+    field = runtime and runtime.endpoint.service.limit_field
+    if field == "":
+        return "The request sets no limit, so the reply filled the context. Ask for shorter replies."
+    return f"Raise {field or 'max_completion_tokens (or max_tokens)'} in the request, or ask for shorter replies."
 
 
 def check_context(probe: Probe) -> Check | None:
     """Check whether the conversations are clearly shorter than the context."""
     if not probe.turns:
         return None
-    limit, longest = context_limit(probe.model), max(len(turn.prompt) + len(turn.tokens) for turn in probe.turns)
-    if limit is None:
+    runtime, longest = local_runtime(probe.model), max(len(turn.prompt) + len(turn.tokens) for turn in probe.turns)
+    if runtime is None:
         return Check("context", "ok", f"The longest conversation has {longest:,} tokens. The limit is unknown.")
+    limit = runtime.sampler.max_model_len
     finding = f"The longest conversation has {longest:,} tokens of {limit:,} that fit."
     if longest > 0.8 * limit:
         return Check("context", "warn", finding, "Shorten the prompts, or give the backend a larger max_model_len.")

@@ -16,12 +16,13 @@
 # %% auto #0
 __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'MAX_ROLLOUT_THREADS', 'active_runs', 'claim_directory', 'report_unfinished_runs',
            'record_status', 'record_call', 'send_heartbeats', 'follow_control_files', 'watch_control_files',
-           'TrainingLoop', 'run_with_threads', 'Run', 'train', 'AttachedRun']
+           'TrainingLoop', 'run_with_threads', 'failed_event', 'Run', 'train', 'list_step_options', 'AttachedRun']
 
 # %% ../../nbs/65_training/60_run.ipynb #d115c6d3
 import asyncio
 import atexit
 import inspect
+import re
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
@@ -39,11 +41,12 @@ from ..backends.options import BackendOptions
 from ..core.events import Bus, Failed, StepDone, Warned, from_json
 from ..core.files import JsonLinesTail, WriteError
 from ..core.machine import BEAT_S, interpreter_is_exiting
-from ..core.types import StoreError, TrainError
+from ..core.types import StoreError, TrainError, hide_library_frames
+from ..learners.settings import StepConfig
 from ..models.provenance import record_session
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
-from .diagnostics import training_rows
+from .diagnostics import CLIENT_ADVICE, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
 from .progress import Progress, step_count
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
@@ -293,6 +296,17 @@ async def run_with_threads(loop: TrainingLoop) -> None:
     threads = ThreadPoolExecutor(MAX_ROLLOUT_THREADS, thread_name_prefix="art-nb-rollout")
     asyncio.get_running_loop().set_default_executor(threads)
     await loop.run_to_end()
+
+
+def failed_event(error: Exception, where: str) -> Failed:
+    """Return the event for the error of a run, and prepare the error for the user who waits for the run."""
+    message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    event = Failed(where=where, message=message, traceback="".join(traceback.format_exception(error)))
+    hide_library_frames(error)
+    pattern, advice = CLIENT_ADVICE
+    if re.search(pattern, message):
+        error.add_note(advice)  # displays that receive the event show the advice themselves
+    return event
 
 # %% ../../nbs/65_training/60_run.ipynb #29c5259a
 class Run(RunView):
@@ -590,9 +604,7 @@ class Run(RunView):
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self.error, self.status = error, "failed"
-        message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        trace = "".join(traceback.format_exception(error))
-        self.bus.emit(Failed(where=f"step {self.step + 1}", message=message, traceback=trace))
+        self.bus.emit(failed_event(error, f"step {self.step + 1}"))
 
 # %% ../../nbs/65_training/60_run.ipynb #7dcaca2c
 def train(
@@ -693,6 +705,21 @@ def train(
         check_seed(train_options, model)
     run = Run(model, train_options, show)
     return run.start() if start else run
+
+# %% ../../nbs/65_training/60_run.ipynb #c2213e73
+def list_step_options(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature whose `**options` are preceded by the options of a training step."""
+    *parameters, options = signature.parameters.values()
+    defaults, known = StepConfig(), signature.parameters
+    parameters += [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, field.name))
+        for field in fields(StepConfig)
+        if field.name not in known
+    ]
+    return signature.replace(parameters=[*parameters, options])
+
+
+train.__signature__ = list_step_options(inspect.signature(train))  # pyright: ignore[reportFunctionMemberAccess]
 
 # %% ../../nbs/65_training/60_run.ipynb #91da266b
 class AttachedRun(RunView):

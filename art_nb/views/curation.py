@@ -56,6 +56,7 @@ from .query import FIELDS, order_of, rows_where
 CURATION_FIELDS = {
     "mark": "good, bad, fix or disputed",
     "tag": "tags, and the values of the tags of a recording, separated by commas",
+    "session": "name of the session in a recording or a trace",
     "author": "authors of marks, separated by commas",
     "marked": "there is a mark or a correction",
     "edited": "number of corrected replies",
@@ -78,6 +79,7 @@ class ScannedConversation:
     opening: str  # the beginning of the first user message
     personal: Counter[str]  # findings by kind
     recorded_tags: tuple[str, ...] = ()  # the values of the tags of the recording
+    session: str = ""  # its name in the recording or trace
 
 
 def message_texts(trajectory: Trajectory) -> Iterator[str]:
@@ -185,7 +187,8 @@ class Curation:
         row, key = place[-1], conversation_key(trajectory)
         personal = counts_of(message_texts(trajectory))
         opening, recorded = opening_of(trajectory), recorded_tags_of(trajectory)
-        self.scanned[row] = ScannedConversation(row, place, key, opening, personal, recorded)
+        session = utf8_text(trajectory.metadata.get("session") or "", 200)
+        self.scanned[row] = ScannedConversation(row, place, key, opening, personal, recorded, session)
         self.rows_by_key.setdefault(key, []).append(row)
         self.duplicates.add(row, compared_text(trajectory))
 
@@ -309,6 +312,10 @@ def curation_column(curation: Curation, name: str) -> np.ndarray:
     if name in _SCANNED_COLUMNS:
         values = np.full(count, np.nan)
         values[rows] = _SCANNED_COLUMNS[name](curation, rows)
+        return values
+    if name == "session":
+        values = np.full(count, "", object)
+        values[rows] = [curation.scanned[row].session for row in rows]
         return values
     merged, empty, read = curation.journal.merged(), ConversationMarks(), _COLUMNS[name]
     result = [read(merged.get(curation.scanned[row].key, empty)) for row in rows]

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..core.files import DAMAGED, describe_damage, file_stamp
-from ..core.types import ArtError, StoreError
+from ..core.types import ArgumentError, ArtError, StoreError
 from ..models.model import Model
 from ..rewards.journal import Journal, current
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
@@ -345,7 +345,7 @@ def _of_list(items: Sequence[Any]) -> RolloutIndex:
     groups = [item for item in items if isinstance(item, TrajectoryGroup)]
     if len(loose) + len(groups) < len(items):
         unknown = sorted({type(item).__name__ for item in items} - {"Trajectory", "TrajectoryGroup"})
-        raise TypeError(
+        raise ArgumentError(
             f"{', '.join(unknown)} is neither a trajectory nor a group. Pass a list of trajectories or of groups."
         )
     groups += [TrajectoryGroup(loose)] if loose else []
@@ -391,7 +391,7 @@ def open_rollouts(x: Any) -> RolloutIndex:
     if make is not None:
         return make(x)
     if not isinstance(x, Iterable):
-        raise TypeError(f"{type(x).__name__} contains no rollouts. Pass a trajectory, groups, a run or a path.")
+        raise ArgumentError(f"{type(x).__name__} contains no rollouts. Pass a trajectory, groups, a run or a path.")
     return _of_list(list(x))
 
 

@@ -122,7 +122,7 @@ def breakdown(store: RunStore | None, ref: RolloutRef, trajectory: Trajectory) -
         "parts": parts,
         "advantage": finite_or_none(float(ref.values["advantage"])),
         "sums": abs(total - trajectory.reward) < 1e-6 if parts else None,
-        "why": "" if parts else "parts: no metric is called reward/…",
+        "why": "" if parts else "Metrics whose names begin with reward/ are shown here as parts of the reward.",
         "ruler": finite_or_none(float(ref.values["ruler"])),
         "explanation": utf8_text(trajectory.metadata.get("ruler_explanation") or "", 4000),
     } | _journal_scores(store, ref)

@@ -244,8 +244,8 @@ export function createCards(app) {
             "div.j-line",
             h(
               "span.j-adv",
-              { title: "advantage used in training: with the judge's scores → with your changes" },
-              "A ",
+              { title: "How much better than its group. With the judge's scores → with your changes" },
+              "advantage ",
               row.by_hand || isChanged(row)
                 ? [muted(formatSigned(row.before)), " → ", h("b", formatSigned(row.after))]
                 : h("b", formatSigned(row.after)),

@@ -3,7 +3,7 @@ import { fill, h, marked, muted, num, plural, tableRow as line, visible } from "
 
 /** Return a short description of a ranking. @param {any} ranking @param {number} n */
 export const rankingLabel = (ranking, n) =>
-  `${n + 1} · ${visible(ranking.judge)}${ranking.rubric ? ` · ${ranking.rubric.slice(0, 6)}` : ""}${ranking.source === "asked" ? "" : ` · ${ranking.source === "reward" ? "rollout reward" : ranking.source}`}`;
+  `${n + 1} · ${visible(ranking.judge)}${ranking.rubric ? ` · “${visible(ranking.line.replace(/^\W+/, "").slice(0, 24))}…”` : ""}${ranking.source === "asked" ? "" : ` · ${ranking.source === "reward" ? "rollout reward" : ranking.source}`}`;
 
 /** Describe the cost of a ranking. @param {any} ranking */
 export function costText(ranking) {
@@ -79,7 +79,7 @@ export function createSide(app) {
         ? null
         : h(
             "p.j-fact",
-            `${ranking.repeats} repeats in shuffled orders: τ ${num(ranking.tau, 2)}, spread ±${num(ranking.spread, 2)}`,
+            `${ranking.repeats} repeats in shuffled orders: agreement (Kendall's τ) ${num(ranking.tau, 2)}, spread ±${num(ranking.spread, 2)}`,
           ),
       ranking.bias?.mean_rank.length
         ? h(
@@ -142,7 +142,8 @@ export function createSide(app) {
     loadSession();
   }
 
-  function drawRubric({ rubric: rubricText, judges = [], blind, person, opinions }) {
+  function drawRubric({ rubric: rubricText, judges = [], blind, person, opinions, reads_rubric: isRead = true }) {
+    rubric.hidden = !isRead;
     if (!isEdited && document.activeElement !== text) text.value = rubricText ?? "";
     const selected = judgeSelect.value,
       names = JSON.stringify(judges);

@@ -11,8 +11,11 @@ test("advantages have a sign", () => {
 test("a ranking has a number, its judge, its rubric and its source", () => {
   assert.equal(rankingLabel({ judge: "strict", source: "asked" }, 0), "1 · strict");
   assert.equal(
-    rankingLabel({ judge: "a\u202eb", rubric: "0123456789", source: "journal" }, 1),
-    "2 · a\\u202eb · 012345 · journal",
+    rankingLabel(
+      { judge: "a\u202eb", rubric: "0123456789", line: "Prefer answers\u202e that are short.", source: "journal" },
+      1,
+    ),
+    "2 · a\\u202eb · “Prefer answers\\u202e that are…” · journal",
   );
   assert.equal(rankingLabel({ judge: "rewards", source: "reward" }, 2), "3 · rewards · rollout reward");
 });

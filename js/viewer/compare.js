@@ -66,14 +66,11 @@ export function createCompare(app) {
         app.index.stepped && muted(`step ${step}`),
         items.some((other) => other.split !== split) && muted(marked(split)),
         h("span.grow"),
-        h("span", { title: "reward" }, num(reward)),
+        h("span", `reward ${num(reward)}`),
         h(
           "span",
-          {
-            class: advantage > 0 ? "art-up" : advantage < 0 ? "art-down" : "art-muted",
-            title: "advantage in its group",
-          },
-          advantage == null ? "" : `A ${num(advantage, 2)}`,
+          { class: advantage > 0 ? "art-up" : advantage < 0 ? "art-down" : "art-muted" },
+          advantage == null ? "" : `advantage ${num(advantage, 2)}`,
         ),
         iconButton("⤢", `Show only rollout ${number}`, () => app.showOne(id)),
         ids.length > 2

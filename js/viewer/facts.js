@@ -45,7 +45,7 @@ export function createFacts(app) {
         h("span", status === "failed" ? "failed" : num(value)),
         muted("reward"),
         h("span.grow"),
-        h("button.button.plain", { title: "Set your own score (o)", onclick: () => override(id) }, "Override"),
+        h("button.button", { title: "Set your own score (o)", onclick: () => override(id) }, "Set score"),
       ),
       h("div.override"),
       parts.length
@@ -73,7 +73,7 @@ export function createFacts(app) {
           breakdown.override,
           breakdown.judge_reward != null ? `judge: ${num(breakdown.judge_reward)}` : "",
         ),
-        line("advantage", breakdown.advantage, "in its group"),
+        line("advantage", breakdown.advantage, "compared with its group"),
       ),
       [breakdown.explanation, breakdown.reason].map((text) => text && h("p.note", marked(text))),
       breakdown.why ? h("p.note", marked(breakdown.why)) : null,

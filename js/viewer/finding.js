@@ -17,8 +17,11 @@ const PRESETS = [
   ["", "All"],
   ["best", "Best"],
   ["worst", "Worst"],
-  ["varied", "Varied"],
+  ["varied", "Varied", "Groups whose rewards differ most"],
 ];
+export const FILTERS =
+  "Filters: reward advantage ruler turns tools tokens step split scenario group index id, any metric, " +
+  "< <= > >= = != ~, and or not, truncated failed judged overridden injection exception zero_variance.";
 
 const SEARCH = "Search all texts";
 
@@ -30,8 +33,9 @@ export function createFinding(app) {
     errorNode = h("div.wrong", { role: "alert", hidden: true });
   const where = h("input.input.mono.where-input", {
     type: "text",
-    placeholder: "reward < 0.2 and tools > 3",
+    placeholder: "Filter: reward < 0.2",
     label: "Filter",
+    title: FILTERS,
     value: ui.where,
     spellcheck: false,
   });
@@ -46,8 +50,8 @@ export function createFinding(app) {
     { label: "Sort", onchange: () => choose({ sort: sort.value, preset: "" }) },
     SORTS.map(([value, label]) => h("option", { value, selected: value === ui.sort }, label)),
   );
-  const presets = PRESETS.map(([value, label]) =>
-    h("button.button", { value, onclick: () => choose({ preset: value, sort: "" }, true) }, label),
+  const presets = PRESETS.map(([value, label, title]) =>
+    h("button.button", { value, title, onclick: () => choose({ preset: value, sort: "" }, true) }, label),
   );
 
   /** Show the number of rollouts and how many pass the filter. */

@@ -155,7 +155,7 @@ export function createList(app) {
     return [
       caret(GROUP, g),
       h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      isConstant ? warning("no gradient", "All rewards are equal") : null,
+      isConstant ? warning("equal rewards", "Nothing is learned from it") : null,
       rewardBars(group),
       h("span.num.mean", { title: "Mean ± standard deviation" }, num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
@@ -199,13 +199,7 @@ export function createList(app) {
       ),
       h("span.num.reward", failed ? "failed" : num(reward[id])),
       flat
-        ? explained(
-            "span.muted.where",
-            `${group.split} step ${group.step}, group ${group.place}`,
-            group.step,
-            "·",
-            group.place,
-          )
+        ? h("span.muted", `${group.split === "train" ? "" : `${group.split} `}step ${group.step}, group ${group.place}`)
         : null,
       h("span.grow.preview", preview ? marked(preview.preview) : "…"),
       marks.map(([, label, hint]) => warning(label, hint)),
@@ -213,8 +207,7 @@ export function createList(app) {
         "span.muted.size",
         `${plural(turns[id], "turn")}, ${plural(tools[id], "tool call")}, ${plural(tokens[id], "token")}` +
           (Number.isNaN(ruler[id]) ? "" : `, judged ${num(ruler[id])}`),
-        turns[id],
-        "t",
+        plural(turns[id], "turn"),
       ),
     ];
   }

@@ -95,9 +95,9 @@ export function createReader(app) {
       index.stepped && h("span", `step ${step}`, split === "train" ? "" : ` ${split}`, muted(" › ")),
       h("span.name", { title: visible(group?.name) }, marked(group?.name || `group ${place}`)),
       muted(" › "),
-      h("strong", `rollout ${number}`),
+      h("strong", { title: "Counted from 0" }, `rollout ${number}`),
       muted(` of ${group?.size ?? 1}`),
-      h("button.button.plain", { title: `Copy the link (y): ${visible(link)}`, onclick: copyLink }, "link"),
+      h("button.button", { title: `(y) ${visible(link)}`, onclick: copyLink }, "Copy link"),
     );
     crumbs.dataset.link = link;
   }

@@ -5,12 +5,12 @@ import { h, num } from "../panel.js";
 /** The values that tokens can be colored by: [key, label, description]. */
 export const CHANNELS = [
   ["", "plain", ""],
-  ["logprob", "logprob", "log probability of the token under the sampler"],
-  ["entropy", "entropy", "entropy of the next-token distribution in nats"],
+  ["logprob", "logprob", "log probability with which the token was sampled"],
+  ["entropy", "entropy", "uncertainty about this token (entropy in nats)"],
   ["advantage", "advantage", "reward above the group mean, in standard deviations"],
   ["ratio", "ratio", "importance ratio: learner probability / sampler probability"],
   ["mask", "trained", "whether the token is trained"],
-  ["gradient", "gradient", "−∂loss/∂logprob: which tokens the next update reinforces or suppresses"],
+  ["gradient", "gradient", "which tokens the update makes more or less likely (−∂loss/∂logprob)"],
 ];
 const RANGES = {
   logprob: [-5, 0],
@@ -56,7 +56,8 @@ export function legend(channel, range = RANGES[channel]) {
   const description = CHANNELS.find(([key]) => key === channel)?.[2] ?? "";
   return h(
     "span.legend",
-    { role: "img", label: `${description}; from ${ends[0]} to ${ends[1]}`, title: description },
+    { role: "img", label: `${description}; from ${ends[0]} to ${ends[1]}` },
+    h("span", `${description}: `),
     h("span", ends[0]),
     steps.map((step) =>
       h("span", { class: `art-tk art-tk-${step}` }, step === "z" && channel !== "gradient" ? num(middle) : "ab"),

@@ -7,7 +7,7 @@ import pytest
 from art_nb.integrations import weave_calls
 
 anthropic = pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
-from anthropic.resources.messages import AsyncMessages, Messages  # noqa: E402
+from anthropic.resources import beta, messages  # noqa: E402
 
 EXACT = {"messages": [], "tools": None, "choice": {"token_ids": [1, 2, 3], "logprobs": {"content": []}}}
 REPLY = {
@@ -40,5 +40,7 @@ def test_requests_of_the_messages_api_are_wrapped(monkeypatch):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(weave_calls, "_wrapped", {})
     weave_calls.wrap_requests()
-    for owner in (Messages, AsyncMessages):
-        assert weave_calls._wrapped[owner, "create"] is owner.create
+    for module in (messages, beta.messages):
+        for owner in (module.Messages, module.AsyncMessages):
+            for name in ("create", "parse", "stream"):
+                assert weave_calls._wrapped[owner, name] is getattr(owner, name)

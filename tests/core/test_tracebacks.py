@@ -13,6 +13,11 @@ async def rollout(model, scenario):
 def caller():
     return art.view("nowhere")
 
+model = art.TrainableModel(name="m", project="p", base_model="smollm2-135m")
+
+async def fails(model, scenario):
+    return 1 / 0
+
 async def awaited():
     await art.evaluate(art.Model(name="m", project="p"), rollout, [], log=False)
 """
@@ -33,6 +38,13 @@ def shell():
     ("code", "error", "frames"),
     [
         ("caller()", "StoreError: There is no nowhere", ["caller()", "art.view("]),
+        ("art.train(model, rollout, [1])", "NotRegisteredError: m has no backend yet.", ["art.train("]),
+        ("art.gather_trajectory_groups(3).send(None)", "ArgumentError: gather_trajectory_groups takes a list", ["(3)"]),
+        (
+            "await art.gather_trajectories([fails(model, 1)], pbar_desc=None)",
+            "ZeroDivisionError: division by zero",
+            ["art.gather_trajectories(", "return 1 / 0"],
+        ),
         ("await awaited()", "RolloutError: No rollout of the evaluation succeeded", ["awaited()", "art.evaluate("]),
     ],
 )

@@ -1,10 +1,10 @@
-"""One Ray cluster for all tests of this folder, which need Ray (`make test-ray`)."""
+"""One Ray cluster for all tests of this folder that need Ray (`make test-ray`)."""
 
 from importlib.util import find_spec
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("ray") else ["test_*.py"]
+collect_ignore_glob = [] if find_spec("ray") else ["test_ray_*.py"]
 
 
 @pytest.fixture(scope="session")

@@ -96,8 +96,10 @@ def command_of(name, out):
             return writer("sdks", name, f"{out}/otlp_langfuse.jsonl", f"{out}/langfuse.jsonl")
         case "litellm" | "weave":
             return writer("sdks", name, f"{out}/{name}.jsonl")
-        case "mlflow" | "phoenix":
+        case "mlflow":
             return writer(name, name, f"{out}/{name}.jsonl")
+        case "phoenix":
+            return writer(name, name, f"{out}/{name}.jsonl", f"{out}/openai_chat.jsonl")
         case "trl":
             return writer("trl", "trl", str(out))
         case "openpipe":

@@ -117,7 +117,7 @@ def test_alt_arrows_move_a_rollout(opened):
 
 
 def test_a_rollout_is_dragged(opened):
-    page = opened()
+    page = opened(height=1200)
     grip = page.locator("[data-key='5'] .art-j-grip").first.bounding_box()
     first = page.locator("[data-key='0']").bounding_box()
     page.mouse.move(grip["x"] + 5, grip["y"] + 5)
@@ -251,7 +251,9 @@ def test_a_trained_group_says_so_and_keeps_its_rewards(opened, tmp_path):
 def test_repeats_show_steadiness_and_cost(opened):
     page = opened(by=Says(scores=(0.9, 0.7, 0.5, 0.1, 0.3, 0.6), lean=0.08), repeats=4)
     side = page.inner_text(".art-j-side")
-    assert "$0.00800 · 2,400 tokens · 4 calls" in side and "4 repeats in shuffled orders: τ" in side
+    assert (
+        "$0.00800 · 2,400 tokens · 4 calls" in side and "4 repeats in shuffled orders: agreement (Kendall's τ)" in side
+    )
     assert page.locator(".art-j-places i").count() == 6
     assert page.locator("[data-key='1'] .art-j-dot").count() == 4
 
@@ -337,7 +339,7 @@ def test_blind_hides_everything_until_revealed(opened, tmp_path):
         t.reward = 0.111 * (i + 1)
     page = opened(judged(tmp_path, group, Says("the strict one"), blind=True))
     seen = page.inner_text(".art-host") + json.dumps(page.evaluate("model.state.tick ?? {}"))
-    for secret in ("the strict one", "strict of", "0.111", "0.9", "#0", "A +", "judge 0"):
+    for secret in ("the strict one", "strict of", "0.111", "0.9", "#0", "advantage", "judge 0"):
         assert secret not in seen, secret
     assert sorted(order(page)) == list("ABCDEF") and page.locator(".art-j-bar, .art-j-adv, .art-j-because").count() == 0
     assert page.get_by_role("button", name="Apply to the rewards").count() == 0
@@ -537,6 +539,28 @@ def test_axe_finds_no_serious_fault_blind_and_narrow(opened):
     page = opened(blind=True, width=520)
     assert not axe_faults(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_rubric_is_hidden_if_only_rules_judge(opened, tmp_path):
+    page = opened(judged(tmp_path, by=lambda trajectory: SCORES[trajectory.metadata["number"]]))
+    assert not page.locator(".art-j-rubric").is_visible()
+    page = opened(judged(tmp_path / "other"))
+    assert page.locator(".art-j-rubric").is_visible()
+
+
+def test_advantages_and_rubrics_are_named(opened, tmp_path):
+    page = opened(judged(tmp_path, rubric="Short answers are better."))
+    assert "advantage +" in page.locator(".art-j-card").first.inner_text()
+    assert "· “Short answers are better…”" in page.locator("[label='Ranking in use'], .art-j-wide").first.inner_text()
+
+
+def test_the_panel_has_one_scroll_bar_beside_those_of_long_texts(opened):
+    page = opened()
+    scrolls = """() => [...document.querySelectorAll('.art-panel *')].filter((node) =>
+        getComputedStyle(node).overflowY === 'auto' && node.scrollHeight > node.clientHeight + 1
+        && !node.matches('.art-j-text, .art-j-because, textarea')).map((node) => node.className)"""
+    assert page.evaluate(scrolls) == ["art-j-columns"]
+    assert page.locator(".art-panel").bounding_box()["height"] <= 0.67 * 900
 
 
 def test_the_bundle_is_small(root):

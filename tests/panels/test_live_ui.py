@@ -305,11 +305,38 @@ def test_badges_and_earlier_groups(page_with, cell):
     page = page_with(cell)
     page.wait_for_selector(".art-group")
     assert page.locator(".art-group").count() == 60
-    assert page.locator(".art-group >> text=no variance").count() > 0
+    assert page.locator(".art-group >> text=equal rewards").count() > 0
     assert page.locator(".art-group >> text=1 failed").count() > 0
     page.get_by_role("button", name="Earlier").click()
     page.wait_for_function("document.querySelectorAll('.art-group').length === 96")
     assert not page.get_by_role("button", name="Earlier").is_visible()
+
+
+@pytest.mark.parametrize("width", [560, 760, 870, 1080, 1440])
+def test_titles_and_means_have_room_in_narrow_windows(page_with, cell, width):
+    page = page_with(cell, width=width)
+    page.wait_for_selector(".art-curve canvas")
+    state = cell.state()
+    state["groups"][-1] |= {"mean": -0.0625, "std": 0.39}
+    cell.send_update(state)
+    wait_for(page, "−0.0625 ± 0.39")
+    names = page.locator(".art-group-names > span")
+    assert names.all_inner_texts()[:4] == ["Step", "Scenario", "Rewards", "Mean ± std"]
+    cut = """(selector) => [...document.querySelectorAll(selector)].filter(
+        (node) => node.scrollWidth > node.clientWidth || node.offsetHeight > 24).map((node) => node.textContent)"""
+    assert page.evaluate(cut, ".art-curve figcaption .art-muted") == []
+    assert page.evaluate(cut, ".art-group > .art-num") == []
+    lefts = "(nodes) => nodes.map((node) => Math.round(node.getBoundingClientRect().left))"
+    assert names.evaluate_all(lefts)[:3] == page.locator(".art-group").first.locator("> span").evaluate_all(lefts)[:3]
+
+
+def test_the_device_is_no_warning(page_with, cell):
+    page = page_with(cell)
+    page.wait_for_selector(".art-curve canvas")
+    cell.send_update(cell.state() | {"machine": {"device": "CPU"}})
+    badge = page.locator(".art-live-facts .art-badge", has_text="CPU")
+    badge.wait_for()
+    assert "warn" not in badge.get_attribute("class")
 
 
 def test_a_group_that_is_not_there_is_said(page_with, cell):

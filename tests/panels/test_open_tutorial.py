@@ -1,7 +1,9 @@
-"""A notebook that is opened and saved in the JupyterLab of `make lab`, without running it, does not change."""
+"""The JupyterLab of `make lab`: its start page, and notebooks that are opened and saved without changes."""
 
 import copy
 import json
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tools/jupyter/jupyter_server_config.py"
+START = ROOT / "examples/README.md"
 SPEC = {"display_name": "python3", "language": "python", "name": "python3"}
 LAB_METADATA = {"kernelspec": SPEC | {"display_name": "Python 3 (ipykernel)"}, "language_info": {"name": "python"}}
 
@@ -23,9 +26,29 @@ def test_opening_a_tutorial_changes_nothing(lab):
     assert saved == path.read_text(encoding="utf-8")
 
 
-def test_make_lab_uses_the_settings():
+def test_the_start_page_opens_a_tutorial(lab_server, browser):
+    shutil.copyfile(START, lab_server.folder / "notebooks" / "README.md")
+    folder = lab_server.folder / "notebooks" / "yes_no_maybe"
+    folder.mkdir()
+    shutil.copyfile(ROOT / "examples/yes_no_maybe/yes-no-maybe.ipynb", folder / "yes-no-maybe.ipynb")
+    page = browser.new_page()
+    page.goto(f"{lab_server.url}/lab/workspaces/start/tree/README.md?token={lab_server.token}")
+    link = page.locator(".jp-RenderedMarkdown a", has_text="Yes, no, maybe")  # rendered, and not the source
+    link.click(timeout=60_000)
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    assert page.url.endswith("/yes_no_maybe/yes-no-maybe.ipynb")
+    page.close()
+
+
+def test_the_start_page_lists_all_tutorials():
+    linked = set(re.findall(r"\]\(([\w/-]+\.ipynb)\)", START.read_text(encoding="utf-8")))
+    assert linked == {path.relative_to(START.parent).as_posix() for path in START.parent.glob("*/*.ipynb")}
+
+
+def test_make_lab_uses_the_settings_and_opens_the_start_page():
     target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nlab:")[1].split("\n\n")[0]
     assert "JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter " in target
+    assert "--notebook-dir=examples" in target and "default_url=/lab/tree/README.md " in target
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_weights_go_directly_to_the_device(tmp_path, monkeypatch):
         "from_pretrained",
         classmethod(lambda cls, *args, **options: seen.update(options) or theirs(cls, *args, **options)),
     )
-    load(saved(tmp_path, copy.deepcopy(plain("llama"))))
+    load(saved(tmp_path, copy.deepcopy(plain("qwen3_window"))))
     assert seen["device_map"] == {"": torch.device("cpu")}
 
 

@@ -661,3 +661,47 @@ async def test_limit_concurrency_applies_to_each_key_and_releases_on_failure():
     await asyncio.gather(*(call(k, fail=i % 2 == 0) for i in range(6) for k in "ab"), return_exceptions=True)
     assert peak == {"a": 2, "b": 2}
     assert running == {"a": 0, "b": 0}
+
+
+async def test_rollouts_start_in_several_passes_of_the_event_loop(monkeypatch):
+    monkeypatch.setattr("art_nb.rollouts.gather.AT_ONCE", 4)
+    passes, running = [], 0
+
+    async def one(number: int):
+        nonlocal running
+        running += 1
+        passes.append(running)
+        await asyncio.sleep(0)
+        running -= 1
+        return Trajectory(reward=float(number))
+
+    trajectories = await gather_trajectories([one(number) for number in range(40)], **QUIET)
+    assert [trajectory.reward for trajectory in trajectories] == [*range(40)]
+    assert max(passes) < 20  # the first ones went on before the last ones started
+
+
+async def test_a_gather_that_is_canceled_while_it_starts_leaves_no_coroutine(monkeypatch):
+    monkeypatch.setattr("art_nb.rollouts.gather.AT_ONCE", 1)
+    started = []
+
+    async def one():
+        started.append(asyncio.current_task())
+        if len(started) == 5:
+            gathering.cancel()
+        await hang()
+
+    gathering = asyncio.ensure_future(gather_trajectories([one() for _ in range(1000)], **QUIET))
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert len(started) < 1000 and all(task.done() for task in started)
+    gc.collect()  # a coroutine that never ran would warn here
+
+
+async def test_garbage_is_collected_rarely_only_while_rollouts_run():
+    before = gc.get_threshold()
+
+    async def one():
+        return Trajectory(reward=float(gc.get_threshold()[0]))
+
+    (trajectory,) = await gather_trajectories([one()], **QUIET)
+    assert trajectory.reward > before[0] and gc.get_threshold() == before

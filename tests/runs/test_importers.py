@@ -169,13 +169,19 @@ def test_datasets_of_trl():
         art.read_conversations(DATA / "trl_saved", split="validation")
 
 
-def test_datasets_of_openai_and_openpipe():
-    chat = art.read_conversations(DATA / "openai_chat.jsonl")
-    assert [[m["role"] for m in talk.messages()] for talk in chat] == [
-        ["system", "user", "assistant"],
-        ["user", "assistant", "user", "assistant"],
-    ]
-    assert chat[1].messages()[1]["weight"] == 0  # `train_sft` does not train this message
+def test_datasets_of_openai_and_openpipe(tmp_path):
+    talks = [texts(talk.messages()) for talk in art.read_conversations(DATA / "openai_chat.jsonl")]
+    ask, reply = [("system", "You are a guide.", []), ("user", QUESTION, [])], ("assistant", "It is sunny.", [])
+    assert [*ask, ("assistant", "", ["weather"])] in talks  # a line for each call of the agent
+    assert [*ask, ("assistant", "", ["weather"]), ("tool", "sunny in Rome 1", []), reply] in talks
+    (call,) = art.read_conversations(DATA / "openai_chat.jsonl")[0].messages()[2]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}  # Phoenix writes an object
+    unweighted = {
+        "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "5", "weight": 0}]
+    }
+    (tmp_path / "chat.jsonl").write_text(json.dumps(unweighted))
+    (talk,) = art.read_conversations(tmp_path / "chat.jsonl")
+    assert talk.messages()[1]["weight"] == 0  # `train_sft` does not train this message
     ((pair,),) = art.read_groups(DATA / "openai_preferences.jsonl").values()
     assert [(t.reward, t.messages()[-1]["content"], len(t.messages())) for t in pair] == [(1.0, "4", 3), (0.0, "5", 3)]
     ((pair, calling),) = art.read_groups(DATA / "openpipe.jsonl").values()

@@ -55,6 +55,9 @@ def player(reward=lambda n: n % 2, text=lambda s, n: f"free: {s}", turns=1, keep
     return rollout
 
 
+QUESTION = [{"role": "user", "content": "free: A1 B1"}]
+
+
 async def examine(model, rollout, **options):
     return await art.doctor(model, rollout, range(8), **{"groups": 2, "show_progress": False} | options)
 
@@ -90,6 +93,22 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
     assert re.search("4 x 2 rollouts would sample about (1[6-9]|2[0-4]) tokens in at most", found["cost"].finding)
     assert "of 128 that fit" in found["context"].finding
     assert (await home.get_step(), files(home), events) == (0, before, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"max_tokens": 1}, "Raise max_tokens in the request"),
+        ({"max_completion_tokens": 1, "max_tokens": None}, "Raise max_completion_tokens in the request"),
+        ({"max_tokens": None}, "The request sets no limit, so the reply filled the context"),
+    ],
+)
+async def test_the_advice_names_the_limit_that_the_request_used(home, options, advice):
+    async def rollout(model, scenario):
+        choice = await ask(model, QUESTION, extra_body={"ignore_eos": True}, **options)
+        return art.Trajectory(messages_and_choices=[*QUESTION, choice])
+
+    assert advice in (await examine(home, rollout))["length"].advice
 
 
 async def test_a_client_of_another_event_loop(home):

@@ -717,6 +717,17 @@ async def test_the_display_ends_with_the_run(home, capsys):
     assert issubclass(RolloutError, art.ArtError)
 
 
+def test_a_notebook_completes_the_options_of_a_step():
+    from IPython.core.completer import provisionalcompleter
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    shell.user_ns["art"] = art
+    with provisionalcompleter():
+        texts = {found.text for found in shell.Completer.completions("art.train(model, rollout, scenarios, kl_", 40)}
+    assert {"kl_coef=", "kl_reference="} <= texts
+
+
 def test_the_default_learning_rate_is_one_value():
     command_line = parser().parse_args(["train", "script.py"]).learning_rate
     default = inspect.signature(art.train).parameters["learning_rate"].default

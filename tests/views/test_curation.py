@@ -414,6 +414,14 @@ def test_tags_of_a_recording_and_of_a_curation():
     assert panel.to_sft()[0].metadata["tags"] == recorded[0].metadata["tags"]
 
 
+def test_the_session_of_a_recording_is_a_field():
+    panel = art.curate(
+        [talk("One?", metadata={"session": "visit-7"}), talk("Two?", metadata={"session": "visit-8"}), talk("A")]
+    )
+    assert panel.where("session=visit-8").rows == (1,) and panel.where("session~visit").rows == (0, 1)
+    assert panel.where("session=''").rows == (2,)
+
+
 # near-duplicates and splits
 
 

@@ -1,7 +1,7 @@
-"""Entries that OpenPipe's client sends, and files in OpenAI's formats: `python datasets_writer.py FOLDER`.
+"""Entries that OpenPipe's client sends, and preferences in OpenAI's format: `python datasets_writer.py FOLDER`.
 
-OpenAI's services read these formats and write none. `check_file` of the package `together` implements their
-specification, and the script ends with an error if it rejects a file.
+OpenAI's services read preferences and write none. `check_file` of the package `together` implements their
+specification, and the script ends with an error if it rejects the file.
 """
 
 import json
@@ -59,6 +59,5 @@ rows = [
 client.create_dataset_entries("tests", entries=[CreateDatasetEntriesRequestEntriesItem.parse_obj(row) for row in rows])
 server.shutdown()
 write("openpipe.jsonl", entries, checked=False)
-write("openai_chat.jsonl", [{"messages": [SYSTEM, ASK, RIGHT]}, {"messages": [ASK, WRONG | {"weight": 0}, ASK, RIGHT]}])
 pair = {"preferred_output": [RIGHT], "non_preferred_output": [WRONG]}
 write("openai_preferences.jsonl", [{"input": {"messages": [SYSTEM, ASK]}, **pair}])

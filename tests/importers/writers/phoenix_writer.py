@@ -1,4 +1,4 @@
-"""Spans and annotations of a Phoenix server: `python phoenix_writer.py FILE`."""
+"""Spans and annotations of a Phoenix server, and its dataset for fine-tuning: `python phoenix_writer.py FILE CHATS`."""
 
 import json
 import os
@@ -25,12 +25,23 @@ def free_port():
         return str(listener.getsockname()[1])
 
 
-def get(path, body=None):
-    """Return the reply of the server to a request."""
+def read(path, body=None):
+    """Return the content of the server's reply to a request."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.loads(reply.read() or b"null")
+        return reply.read()
+
+
+def get(path, body=None):
+    """Return the reply of the server to a request."""
+    return json.loads(read(path, body) or b"null")
+
+
+def mutate(name, payload):
+    """Change a dataset as Phoenix's pages do. Return its ID."""
+    query = f"mutation ($input: {name[0].upper()}{name[1:]}Input!) {{ {name}(input: $input) {{ dataset {{ id }} }} }}"
+    return get("/graphql", {"query": query, "variables": {"input": payload}})["data"][name]["dataset"]["id"]
 
 
 port, folder = free_port(), tempfile.mkdtemp()
@@ -73,6 +84,9 @@ try:
     notes = get(f"/v1/projects/default/span_annotations?{ids}&limit=100")["data"]
     notes.sort(key=lambda note: note["identifier"])
     Path(sys.argv[1]).write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in [*spans, *notes]))
+    dataset = mutate("createDataset", {"name": "chats"})
+    mutate("addSpansToDataset", {"datasetId": dataset, "spanIds": [span["id"] for span in chats]})
+    Path(sys.argv[2]).write_bytes(read(f"/v1/datasets/{dataset}/jsonl/openai_ft"))
 finally:
     server.terminate()
     server.wait(30)
