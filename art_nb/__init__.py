@@ -115,8 +115,8 @@ _NAMES = {
     ),
     "compat.dev": "LoRAConfig",
     "compat.unavailable": (
-        "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig ServerlessBackend ServerlessTrainResult "
-        "get_megatron_runtime_config init_megatron_runtime_config"
+        "MegatronBackend MegatronRuntimeConfig MegatronTopologyConfig get_megatron_runtime_config "
+        "init_megatron_runtime_config"
     ),
     "rollouts.trajectories": "History Trajectory TrajectoryGroup",
     "rollouts.capture": "capture_yielded_trajectory current_trajectory trajectory trajectory_group yield_trajectory",
@@ -141,6 +141,7 @@ _NAMES = {
     "backends.local": "LocalBackend backend",
     "distributed.ray_backend": "RayBackend",
     "backends.remote_client": "Backend",
+    "servers.serverless_client": "ServerlessBackend ServerlessTrainResult",
     "backends.contract": "check_backend",
     "training.run": "Run train",
     "integrations.recorder": "record",

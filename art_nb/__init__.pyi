@@ -47,8 +47,6 @@ from .compat.dev import LoRAConfig as LoRAConfig
 from .compat.unavailable import MegatronBackend as MegatronBackend
 from .compat.unavailable import MegatronRuntimeConfig as MegatronRuntimeConfig
 from .compat.unavailable import MegatronTopologyConfig as MegatronTopologyConfig
-from .compat.unavailable import ServerlessBackend as ServerlessBackend
-from .compat.unavailable import ServerlessTrainResult as ServerlessTrainResult
 from .compat.unavailable import get_megatron_runtime_config as get_megatron_runtime_config
 from .compat.unavailable import init_megatron_runtime_config as init_megatron_runtime_config
 from .rollouts.trajectories import History as History
@@ -94,6 +92,8 @@ from .backends.local import LocalBackend as LocalBackend
 from .backends.local import backend as backend
 from .distributed.ray_backend import RayBackend as RayBackend
 from .backends.remote_client import Backend as Backend
+from .servers.serverless_client import ServerlessBackend as ServerlessBackend
+from .servers.serverless_client import ServerlessTrainResult as ServerlessTrainResult
 from .backends.contract import check_backend as check_backend
 from .training.run import Run as Run
 from .training.run import train as train

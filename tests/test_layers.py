@@ -81,7 +81,7 @@ ALLOWED = {
     "serving": "core rollouts models tokens samplers",
     "backends": "core rollouts runs models tokens policy learners samplers serving",
     "distributed": "core rollouts runs models tokens policy learners samplers serving backends",
-    "servers": "core rollouts runs tokens policy learners samplers serving backends",
+    "servers": "core rollouts runs models tokens policy learners samplers serving backends",
     "training": "core rollouts runs models tokens backends learners",
     "pipeline": "core rollouts runs models training backends",
     "views": "core rollouts runs models rewards tokens training learners",

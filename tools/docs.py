@@ -25,7 +25,7 @@ TUTORIALS = (
 ).split()
 HOW_TO = (
     "agent frameworks mcp environments auto reward warm-up judge loss base-model debug resume trackers traces record "
-    "import curate export remote ray clusters serverless-server tinker-server profile"
+    "import curate export remote ray clusters serverless-server tinker-server client-keys profile"
 ).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents

@@ -58,6 +58,7 @@ BACKENDS = {
     "local": "art_nb.backends.local:LocalBackend",
     "remote": "art_nb.backends.remote_client:Backend",
     "ray": "art_nb.distributed.ray_backend:RayBackend",
+    "serverless": "art_nb.servers.serverless_client:ServerlessBackend",
 }
 
 
@@ -67,7 +68,7 @@ def backend(name: str, **options: Any) -> Backend:
     Parameters
     ----------
     name : str
-        A key of `BACKENDS`: "local", "remote" or "ray".
+        A key of `BACKENDS`: "local", "remote", "ray" or "serverless".
     **options
         The arguments of the class, for example those of `LocalBackend`.
 

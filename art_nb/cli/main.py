@@ -47,18 +47,20 @@ def run(
     serverless: bool = False,
     tinker: bool = False,
     base_model: list[str] | None = None,
+    keys: str | None = None,
 ) -> int:
     """Serve the models of this machine to notebooks on other machines, or to the client of another service."""
-    if (serverless and tinker) or (base_model and not tinker):
+    problems = {
+        "Pass --serverless or --tinker, not both.": serverless and tinker,
+        "--base-model needs --tinker: other clients name the base model themselves.": base_model and not tinker,
+        "--keys needs --serverless or --tinker.": keys and not (serverless or tinker),
+    }
+    for problem in (problem for problem, exists in problems.items() if exists):
         from art_nb.core.types import ServeError
 
-        raise ServeError(
-            "Pass --serverless or --tinker, not both."
-            if serverless and tinker
-            else "--base-model needs --tinker: other clients name the base model themselves."
-        )
+        raise ServeError(problem)
     if tinker:
-        return run_tinker(base_model or ["smollm2-135m"], host, port, path or ".art", certfile, keyfile)
+        return run_tinker(base_model or ["smollm2-135m"], host, port, path or ".art", certfile, keyfile, keys)
     from art_nb.backends.local import LocalBackend
     from art_nb.backends.remote_protocol import KEY_NAME
     from art_nb.serving.http_server import raise_file_limit
@@ -71,6 +73,7 @@ def run(
         api_key=os.environ.get(KEY_NAME),
         certfile=certfile,
         keyfile=keyfile,
+        **({"keys": keys} if serverless else {}),
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:
@@ -83,7 +86,7 @@ def run(
         print("Closing. A training step in progress is canceled.", flush=True)
     return 0
 
-
+# %% ../../nbs/95_cli/20_main.ipynb #c11e0003
 def wait_for_interrupt() -> None:
     """Wait until Ctrl-C. The waits are short, because a signal that reaches another thread does not end a long one."""
     with contextlib.suppress(KeyboardInterrupt):
@@ -92,7 +95,7 @@ def wait_for_interrupt() -> None:
 
 # %% ../../nbs/95_cli/20_main.ipynb #c11e0002
 def run_tinker(
-    base_models: list[str], host: str, port: int, path: str, certfile: str | None, keyfile: str | None
+    base_models: list[str], host: str, port: int, path: str, certfile: str | None, keyfile: str | None, keys: str | None
 ) -> int:
     """Serve base models to the client of Tinker."""
     from art_nb.backends.remote_protocol import KEY_NAME
@@ -100,9 +103,9 @@ def run_tinker(
     from art_nb.serving.http_server import raise_file_limit
 
     raise_file_limit()
-    key, tls = os.environ.get(KEY_NAME), {"certfile": certfile, "keyfile": keyfile}
+    key, options = os.environ.get(KEY_NAME), {"certfile": certfile, "keyfile": keyfile, "keys": keys}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with TinkerServer(base_models, path=path, host=host, port=port, api_key=key, **tls) as server:
+    with TinkerServer(base_models, path=path, host=host, port=port, api_key=key, **options) as server:
         settings = "".join(f"    export {name}={value}\n" for name, value in server.settings.items())
         print(
             f"Serving {', '.join(base_models)} to Tinker's client until Ctrl-C. In the shell of your program:\n\n"
@@ -444,6 +447,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--keyfile", help="private key of the certificate (PEM file), if --certfile does not contain it"),
             option("--tinker", action="store_true", help="serve the client of Tinker instead of notebooks"),
             option("--base-model", action="append", metavar="NAME", help="with --tinker: base model; can be repeated"),
+            option("--keys", metavar="FILE", help="with --serverless or --tinker: keys and quotas of clients (TOML)"),
         ],
     ),
     "train": (

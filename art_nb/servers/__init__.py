@@ -9,5 +9,10 @@ __all__ = []
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, submod_attrs={"serverless_routes": ["ServerlessServer"], "tinker_server": ["TinkerServer"]}
+    __name__,
+    submod_attrs={
+        "serverless_client": ["ServerlessBackend", "ServerlessTrainResult"],
+        "serverless_routes": ["ServerlessServer"],
+        "tinker_server": ["TinkerServer"],
+    },
 )

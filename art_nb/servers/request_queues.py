@@ -9,7 +9,7 @@ __all__ = ['MAX_RESULT_BYTES', 'KEEP_RESULT_S', 'MAX_PENDING', 'MAX_PENDING_BYTE
 # %% ../../nbs/60_servers/80_request_queues.ipynb #5bb5d0c6
 import asyncio
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.aio import cancel_and_wait
 from ..core.types import RequestError
-from .job_queue import take_turn
+from .job_queue import JobWorker, WaitingJobs, add_waiting, take_turn
 
 # %% ../../nbs/60_servers/80_request_queues.ipynb #c9a0acc0
 class FairSlots:
@@ -34,17 +34,7 @@ class FairSlots:
     def __init__(self, limit: int, reserve: int = 0):
         self.limit, self.reserve = limit, reserve
         self.running: Counter[str] = Counter()  # slots of each client
-        self._waiting: OrderedDict[str, deque[asyncio.Future]] = OrderedDict()  # by client, the next one first
-
-    def waiting(self, client: str) -> int:
-        """Return how many callers of a client wait for a slot.
-
-        Parameters
-        ----------
-        client : str
-            Name of the client.
-        """
-        return sum(not caller.done() for caller in self._waiting.get(client, ()))
+        self._waiting: WaitingJobs = {}  # futures by client, the next one first
 
     def _has_slot(self, client: str) -> bool:
         limit = self.limit if self.running[client] else self.limit + self.reserve
@@ -59,23 +49,23 @@ class FairSlots:
                 caller.set_result(None)
 
     @asynccontextmanager
-    async def slot(self, client: str) -> AsyncIterator[None]:
+    async def slot(self, *owner: str) -> AsyncIterator[None]:
         """Hold a slot inside the context.
 
         Parameters
         ----------
-        client : str
-            Name of the client.
+        *owner : str
+            Name of the client, then of its session.
         """
         caller = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(caller)
+        add_waiting(self._waiting, owner, caller)
         self._give_slots()
         try:
             await caller
             yield
         finally:
             if caller.done() and not caller.cancelled():
-                self.running -= Counter([client])
+                self.running -= Counter(owner[:1])
             self._give_slots()
 
 # %% ../../nbs/60_servers/80_request_queues.ipynb #df089c65
@@ -159,22 +149,21 @@ class ResultTable:
             del self._results[result.request_id]
 
     def pending(self) -> int:
-        """Return the number of results that are not known yet."""
-        return sum(not result.finished.is_set() for result in self._results.values())
+        """Return the number of results that are being computed by a task, and are not known yet."""
+        return sum(result.task is not None and not result.finished.is_set() for result in self._results.values())
 
-    def fail_all(self, error: str) -> None:
-        """Set an error for all results that are not known yet, and cancel their tasks.
+    async def fail_all(self, error: str) -> None:
+        """Set an error for all results that are not known yet, cancel their tasks and wait for their end.
 
         Parameters
         ----------
         error : str
             The message.
         """
-        for result in self._results.values():
-            if not result.finished.is_set():
-                if result.task is not None:
-                    result.task.cancel()
-                result.fail(error, True)
+        pending = [result for result in self._results.values() if not result.finished.is_set()]
+        for result in pending:
+            result.fail(error, True)
+        await cancel_and_wait([result.task for result in pending if result.task is not None], grace_s=float("inf"))
 
 
 def _size(result: PendingResult) -> int:
@@ -195,9 +184,14 @@ class OrderedJobs:
     """
 
     def __init__(self, first: int = 1):
-        self.next, self._jobs, self._bytes, self.closed = first, {}, 0, False
+        self.next, self.bytes = first, 0  # number of the next job, and memory of the waiting ones
+        self._jobs: dict[int, tuple[Callable[[], Awaitable[None]], int]] = {}
         self._changed = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
+        self._worker = JobWorker(self._next_job, lambda job: job())
+        self._worker.start()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def add(self, number: int | None, job: Callable[[], Awaitable[None]], size: int = 0) -> int:
         """Add a job and return its number. Raise `RequestError` if the number was used, or if too much is waiting.
@@ -218,25 +212,21 @@ class OrderedJobs:
             )
         if number >= self.next + MAX_PENDING:
             raise RequestError(f"The sequence number {number} is far ahead of the next one, {self.next}.")
-        if self._bytes + size > MAX_PENDING_BYTES:
-            raise RequestError(
-                f"{len(self._jobs)} requests of this model are waiting. Send it again later.", status=429
-            )
-        self._jobs[number], self._bytes = (job, size), self._bytes + size
+        if self.bytes + size > MAX_PENDING_BYTES:
+            raise RequestError(f"{len(self)} requests of this model are waiting. Send it again later.", status=429)
+        self._jobs[number], self.bytes = (job, size), self.bytes + size
         self._changed.set()
         return number
 
-    async def _run(self) -> None:
-        while not self.closed:  # a job that has finished on a thread ends normally, although it was canceled
-            while self.next not in self._jobs:
-                self._changed.clear()
-                await self._changed.wait()
-            job, size = self._jobs.pop(self.next)
-            self.next, self._bytes = self.next + 1, self._bytes - size
-            await job()
+    async def _next_job(self) -> Callable[[], Awaitable[None]]:
+        while self.next not in self._jobs:
+            self._changed.clear()
+            await self._changed.wait()
+        job, size = self._jobs.pop(self.next)
+        self.next, self.bytes = self.next + 1, self.bytes - size
+        return job
 
     async def close(self) -> None:
         """Cancel the running job, wait for its end, and drop the others."""
-        self.closed = True
         self._jobs.clear()
-        await cancel_and_wait([self._task], grace_s=float("inf"))
+        await self._worker.close()

@@ -12,6 +12,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -361,6 +362,7 @@ class SharedModel:
         loss: TinkerLoss,
         options: Mapping[str, float],
         forward_only: bool = False,
+        turn: Callable[[], AbstractAsyncContextManager] = nullcontext,
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a request in slices. Return the logprobs and the losses of each batch's targets, float32 [E] each.
 
@@ -378,6 +380,8 @@ class SharedModel:
             Options of the loss.
         forward_only : bool
             Whether to compute no gradients.
+        turn : callable
+            Returns a context in which a slice is computed. It waits for the turn of the client.
         """
         results: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -400,7 +404,8 @@ class SharedModel:
             while len(results) < len(batches):
                 if adapter.closed:
                     raise ServeError("The session has ended.", status=410)
-                await self.run(one_slice, adapter)
+                async with turn():
+                    await self.run(one_slice, adapter)
         except BaseException:
             if gradients:
                 await asyncio.shield(self.run(adapter.restore_gradients, adapter, gradients[0]))

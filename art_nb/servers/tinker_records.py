@@ -10,8 +10,10 @@ __all__ = ['MAX_RECORDED', 'MODEL_ID', 'TINKER_PATH', 'TrainedDatum', 'trained_t
 import json
 import re
 import shutil
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +27,7 @@ from ..core.types import RequestError, StoreError
 from ..learners.base import config_to_json
 from ..learners.settings import StepConfig
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
-from ..runs.locks import RunLock, acquire_lock
+from ..runs.locks import RunLock, acquire_lock, holds_lock
 from ..runs.store import RunStore
 from .tinker_data import LossRow
 from .tinker_losses import TINKER_LOSSES
@@ -148,6 +150,9 @@ def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 # %% ../../nbs/60_servers/75_tinker_records.ipynb #46f68564
+_changing = threading.Lock()  # held while names of checkpoints are changed
+
+
 class TinkerRun:
     """The run directory of a model.
 
@@ -228,10 +233,8 @@ class TinkerRun:
         size = sum(file.stat().st_size for file in self.store.checkpoint_dir(version).iterdir())
         expires = None if ttl_s is None else now + ttl_s
         entry = {"version": version, "time": now, "expires": expires, "size": size, "user_metadata": user_metadata}
-        replaced = self.facts["saved"].get(f"{kind}/{name}", entry)
-        self.facts["saved"][f"{kind}/{name}"] = entry
-        self.write()
-        self._delete_unnamed({replaced["version"]})
+        with self._changed_names() as saved:
+            saved[f"{kind}/{name}"] = entry
         return f"tinker://{self.facts['model_id']}/{kind}/{name}"
 
     def checkpoint(self, checkpoint_id: str) -> Path:
@@ -255,25 +258,43 @@ class TinkerRun:
         checkpoint_id : str
             For example "weights/step-3".
         """
-        self.checkpoint(checkpoint_id)
-        self._remove([checkpoint_id])
+        with self._changed_names() as saved:
+            self.checkpoint(checkpoint_id)
+            del saved[checkpoint_id]
 
     def delete_expired(self) -> list[str]:
         """Delete the checkpoints that have expired, and return their names."""
         now = time.time()
-        expired = [name for name, entry in self.facts["saved"].items() if (entry["expires"] or np.inf) < now]
-        self._remove(expired)
+        with self._changed_names() as saved:
+            expired = [name for name, entry in saved.items() if (entry["expires"] or np.inf) < now]
+            for name in expired:
+                del saved[name]
         return expired
 
-    def _remove(self, names: Sequence[str]) -> None:
-        versions = {self.facts["saved"].pop(name)["version"] for name in names}
-        if names:
-            self.write()
-        self._delete_unnamed(versions)
+    @contextmanager
+    def _changed_names(self) -> Iterator[dict[str, Any]]:
+        """Yield the checkpoints by name. Write what was changed, and delete the directories that have no name any more.
 
-    def _delete_unnamed(self, versions: set[int]) -> None:
-        for version in versions - {entry["version"] for entry in self.facts["saved"].values()}:
-            shutil.rmtree(self.store.checkpoint_dir(version), ignore_errors=True)
+        The names are read again before, because another object may have changed them. Raise `RequestError` 409 if
+        another process uses the run.
+        """
+        with _changing:
+            try:
+                lock = None if holds_lock(self.path) else acquire_lock(self.path, lambda key, message: None)
+            except StoreError as error:
+                raise RequestError(str(error), status=409) from error
+            try:
+                self.facts["saved"] = saved = read_json(self.path / "tinker.json")["saved"]
+                before = {**saved}
+                yield saved
+                if saved != before:
+                    self.write()
+                versions = [{entry["version"] for entry in names.values()} for names in (before, saved)]
+                for version in versions[0] - versions[1]:
+                    shutil.rmtree(self.store.checkpoint_dir(version), ignore_errors=True)
+            finally:
+                if lock is not None:
+                    lock.release()
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Return the checkpoints as the client reads them, the oldest first."""

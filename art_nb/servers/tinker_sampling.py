@@ -73,7 +73,7 @@ class SamplingSession:
     """An adapter that a client samples from."""
 
     id: str
-    client: str  # session of the client
+    owner: tuple[str, ...]  # the client and its session
     shared: SharedModel
     key: str | None  # of the adapter; None: the base model
     model_path: str | None = None
@@ -110,7 +110,7 @@ async def sample_one(
 ) -> ReplyTokens:
     """Wait for a slot and sample one reply. Load the adapter again if other requests displaced it."""
     shared, key = session.shared, session.key
-    async with slots.slot(session.client):
+    async with slots.slot(*session.owner):
         for _ in range(RELOADS):
             if key is not None and key not in shared.sampler.loaded():
                 await shared.worker.result(shared.ensure_loaded, key)
@@ -134,7 +134,7 @@ async def sample_replies(session: SamplingSession, form: SampleForm, slots: Fair
     if session.key is not None:
         await shared.worker.result(shared.ensure_loaded, session.key)
     if not question.is_empty:
-        async with slots.slot(session.client):
+        async with slots.slot(*session.owner):
             values = await shared.worker.result(shared.score_prompt, prompt, session.key, question)
     params = [form.sampling_params.params(i, room, form.topk_sample_logprobs) for i in range(form.num_samples)]
     stops = form.sampling_params.stop_tokens()

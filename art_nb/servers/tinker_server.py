@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['MAX_BODY', 'LARGE_BODY', 'CLIENT_CONFIG', 'DYNAMIC_CONFIG', 'MAX_POLL_S', 'PROTOBUF', 'Handler', 'FORM_ROUTES',
-           'MAX_PAGE', 'OTHER_ROUTES', 'tinker_error', 'form_of', 'result_response', 'retrieve_future', 'cancel_future',
-           'heartbeat', 'form_handler', 'fixed_handler', 'forward_backward', 'finish_session', 'capabilities',
-           'run_facts', 'page_of', 'list_runs', 'requested_run', 'show_run', 'list_checkpoints', 'list_all_checkpoints',
-           'delete_checkpoint', 'weights_info', 'show_sampler', 'list_sessions', 'show_session', 'tinker_routes',
-           'tinker_app', 'require_tinker_key', 'tinker_key', 'TinkerServer']
+           'MAX_PAGE', 'OTHER_ROUTES', 'KEY_ADVICE', 'tinker_error', 'form_of', 'result_response', 'retrieve_future',
+           'cancel_future', 'heartbeat', 'form_handler', 'fixed_handler', 'forward_backward', 'finish_session',
+           'capabilities', 'run_facts', 'page_of', 'list_runs', 'requested_run', 'show_run', 'list_checkpoints',
+           'list_all_checkpoints', 'delete_checkpoint', 'weights_info', 'show_sampler', 'list_sessions', 'show_session',
+           'tinker_routes', 'tinker_app', 'tinker_key', 'TinkerServer']
 
 # %% ../../nbs/60_servers/90_tinker_server.ipynb #09969b4f
 import asyncio
-import hmac
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,8 +25,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..backends.remote_server import WRONG_KEY, check_certificate, choose_key
+from ..backends.remote_server import check_certificate, choose_key
 from ..core.types import RequestError, ServeError
+from .client_keys import Client, ClientKeys, open_keys
 from .request_queues import PendingResult
 from .shared_model import SharedModel
 from art_nb.servers.tinker_forms import (
@@ -50,8 +50,8 @@ from art_nb.servers.tinker_forms import (
 from .tinker_messages import message_classes, parse_message
 from .tinker_records import TinkerRun, iso_time, model_directory
 from .tinker_sessions import LOG, TinkerService
-from ..serving.asgi import api_key_of, json_app, json_response, read_body
-from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
+from ..serving.asgi import json_app, json_response, read_body
+from ..serving.http_server import HttpServer, bind_socket
 
 # %% ../../nbs/60_servers/90_tinker_server.ipynb #5edcf906
 MAX_BODY = 16 << 20
@@ -232,9 +232,9 @@ async def list_runs(service: TinkerService, request: Request) -> dict[str, Any]:
 def requested_run(service: TinkerService, request: Request) -> TinkerRun:
     """Return the run in the path of a request, with the state of the model that is being trained, if there is one."""
     model_id = request.path_params["model_id"]
-    session = service.sessions.get(model_id.partition(":")[0])
-    model = session.models.get(model_id) if session is not None else None
-    return TinkerRun.read(model_directory(service.root, model_id)) if model is None else model.run
+    models = {name: model for session in service.own_sessions() for name, model in session.models.items()}
+    model = models.get(model_id)
+    return service.stored_run(model_directory(service.root, model_id)) if model is None else model.run
 
 
 async def show_run(service: TinkerService, request: Request) -> dict[str, Any]:
@@ -276,7 +276,7 @@ async def show_sampler(service: TinkerService, request: Request) -> dict[str, An
 
 async def list_sessions(service: TinkerService, request: Request) -> dict[str, Any]:
     """Handle `sessions`."""
-    sessions, _ = page_of(request, [*service.sessions])
+    sessions, _ = page_of(request, [session.id for session in service.own_sessions()])
     return {"sessions": sessions}
 
 
@@ -322,17 +322,7 @@ def tinker_app(service: TinkerService) -> Starlette:
     return json_app(routes, tinker_error)
 
 
-def require_tinker_key(app: ASGIApp, key: str) -> ASGIApp:
-    """Return an ASGI app that requires a key for every request."""
-
-    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
-        if hmac.compare_digest(api_key_of(scope), key.encode()):
-            mark_authenticated(scope)
-            return await app(scope, receive, send)
-        advice = "Set TINKER_API_KEY to the key that `art-nb run --tinker` prints."
-        await tinker_error(ServeError(f"{WRONG_KEY} {advice}", status=401))(scope, receive, send)
-
-    return guard
+KEY_ADVICE = "Set TINKER_API_KEY to the key that `art-nb run --tinker` prints."
 
 
 def tinker_key(key: str) -> str:
@@ -353,8 +343,10 @@ class TinkerServer:
         Address to serve on.
     port : int
         Port. 0 selects a free one.
+    keys : str or Path, optional
+        A file with a key and quotas for each client (`read_keys`). By default, all clients share one key.
     api_key : str, optional
-        The key of all clients. The default is a random key.
+        The key that all clients share. The default is a random key.
     certfile, keyfile : str or Path, optional
         TLS certificate and its private key. Without them, the server uses plain HTTP.
     **options
@@ -365,7 +357,7 @@ class TinkerServer:
     BackendMissing
         If protobuf is not installed.
     ServeError
-        If the key or the certificate is invalid.
+        If a key or the certificate is invalid.
     """
 
     def __init__(
@@ -375,6 +367,7 @@ class TinkerServer:
         path: str | Path = ".art",
         host: str = "127.0.0.1",
         port: int = 8000,
+        keys: str | Path | None = None,
         api_key: str | None = None,
         certfile: str | Path | None = None,
         keyfile: str | Path | None = None,
@@ -382,7 +375,10 @@ class TinkerServer:
     ):
         message_classes()
         self.base_models, self.path, self.host, self.port = [*base_models], Path(path), host, port
-        self.api_key, self.has_random_key = tinker_key(choose_key(host, api_key)), not api_key
+        clients = open_keys(keys, api_key, tinker_key)
+        self.api_key = tinker_key(choose_key(host, api_key)) if clients is None else ""
+        self.has_random_key = clients is None and not api_key
+        self.keys = clients or ClientKeys({self.api_key: Client()})
         check_certificate(certfile, keyfile)
         self.certfile, self.keyfile, self.options = certfile, keyfile, options
         self._models: list[SharedModel] = []
@@ -426,8 +422,8 @@ class TinkerServer:
         return app
 
     async def _serve(self, server: HttpServer) -> None:
-        service = TinkerService(self._models, self.path)
-        self._guarded = require_tinker_key(tinker_app(service), self.api_key)
+        service = TinkerService(self._models, self.path, self.keys)
+        self._guarded = self.keys.guard(tinker_app(service), tinker_error, KEY_ADVICE)
         serving = asyncio.ensure_future(server.serve())
         stopping = asyncio.ensure_future(self._stop_requested.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..core.aio import cancel_and_wait
 from ..core.types import ArtError, RequestError
+from .client_keys import ClientKeys, current_client, owner_of
 from .request_queues import MAX_PENDING, FairSlots, PendingResult, ResultTable
 from .shared_model import RESERVED, SharedModel
 from art_nb.servers.tinker_forms import (
@@ -78,32 +79,12 @@ class ClientSession:
     """The models, sampling sessions and results of one client."""
 
     id: str
+    client: str  # its name, or "" if all clients share one key
     facts: dict[str, Any]  # display name and metadata
     seen: float = field(default_factory=time.monotonic)  # time of the last request
     models: dict[str, TinkerModel] = field(default_factory=dict)
     samplers: dict[str, SamplingSession] = field(default_factory=dict)
     results: ResultTable = field(default_factory=ResultTable)
-
-    def submit(self, model: TinkerModel, number: int | None, work: Callable[[], Awaitable], size: int = 0) -> dict:
-        """Queue a request of a model and return its first response. A repeated request is not run again.
-
-        Parameters
-        ----------
-        model : TinkerModel
-            The model.
-        number : int, optional
-            Number of the request. None is the next one.
-        work : callable
-            Function whose result is awaited.
-        size : int
-            Memory of the request in bytes.
-        """
-        if number is not None and (existing := self.results.get(f"{model.id}:{number}")):
-            return first_response(existing)
-        result = PendingResult("", {"model_id": model.id})
-        result.request_id = f"{model.id}:{model.jobs.add(number, partial(finish_with, result, work), size)}"
-        self.results.add(result)
-        return first_response(result)
 
 # %% ../../nbs/60_servers/88_tinker_sessions.ipynb #b317958a
 class SessionRegistry:
@@ -115,11 +96,15 @@ class SessionRegistry:
         The base models.
     root : str or Path
         The directory of the runs.
+    keys : ClientKeys, optional
+        The clients, if each has a key of its own.
     """
 
-    def __init__(self, models: Sequence[SharedModel], root: str | Path):
+    def __init__(self, models: Sequence[SharedModel], root: str | Path, keys: ClientKeys | None = None):
+        self.share = int if keys is None else keys.share  # what one client can use of a number
         self.shared, self.root = {model.name: model for model in models}, Path(root)
         self.slots = {model.name: FairSlots(model.max_running, RESERVED) for model in models}
+        self.turns = {model.name: FairSlots(1) for model in models}  # of training
         self.sessions: dict[str, ClientSession] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()  # IDs of ended sessions
         self._watch = asyncio.ensure_future(self._end_dead_sessions())
@@ -163,7 +148,7 @@ class SessionRegistry:
         self._ended[session_id] = None
         while len(self._ended) > 10_000:
             self._ended.popitem(last=False)
-        session.results.fail_all("The session has ended.")
+        await session.results.fail_all("The session has ended.")
         for model in session.models.values():
             await model.close()
         for sampler in [*session.samplers.values()]:
@@ -183,7 +168,8 @@ class SessionRegistry:
         session_id : str
             ID of the session.
         """
-        if (session := self.sessions.get(session_id)) is None:
+        session = self.sessions.get(session_id)
+        if session is None or session.client != current_client().name:
             reason = "has ended" if session_id in self._ended else "is not known: the server may have been restarted"
             raise RequestError(f"The session {session_id[:80]!r} {reason}. Create a new client.", status=410)
         session.seen = time.monotonic()
@@ -240,21 +226,61 @@ class SessionRegistry:
         """
         if (match := TINKER_PATH.fullmatch(path)) is None:
             raise RequestError(f"Invalid path {path[:150]!r}: expected tinker://MODEL_ID/weights/NAME.")
-        run = TinkerRun.read(model_directory(self.root, match[1]))
+        run = self.stored_run(model_directory(self.root, match[1]))
         return run, run.checkpoint(f"{match[2]}/{match[3]}")
 
+    def stored_run(self, path: Path) -> TinkerRun:
+        """Return the run in a directory. Raise `RequestError` 404 if it does not exist or belongs to another client.
+
+        Parameters
+        ----------
+        path : Path
+            The run directory.
+        """
+        run = TinkerRun.read(path)
+        if run.facts.get("client", "") != current_client().name:
+            raise RequestError(f"There is no run {path.name!r}.", status=404)
+        return run
+
+    def own_sessions(self) -> list[ClientSession]:
+        """Return the sessions of the client whose request is being served."""
+        return [session for session in self.sessions.values() if session.client == current_client().name]
+
     def runs(self) -> list[TinkerRun]:
-        """Return all runs of Tinker's clients, the newest first."""
+        """Return all runs of the client, the newest first."""
         paths = sorted((self.root / "tinker" / "models").glob("*/tinker.json"), reverse=True)
         known_runs = []
         for path in paths:
-            with suppress(RequestError):  # a damaged file
-                known_runs.append(TinkerRun.read(path.parent))
+            with suppress(RequestError):  # a damaged file, or a run of another client
+                known_runs.append(self.stored_run(path.parent))
         return known_runs
 
 # %% ../../nbs/60_servers/88_tinker_sessions.ipynb #9b5294c0
 class TinkerService(SessionRegistry):
     """The requests of Tinker's clients. All methods run on the server's event loop."""
+
+    def _submit(
+        self,
+        session: ClientSession,
+        model: TinkerModel,
+        number: int | None,
+        work: Callable[[], Awaitable],
+        size: int = 0,  # in bytes
+    ) -> dict[str, Any]:
+        """Queue a request of a model and return its first response. A repeated request is not run again."""
+        if number is not None and (existing := session.results.get(f"{model.id}:{number}")):
+            return first_response(existing)
+        self._check_queues(size)
+        result = PendingResult("", {"model_id": model.id})
+        result.request_id = f"{model.id}:{model.jobs.add(number, partial(finish_with, result, work), size)}"
+        session.results.add(result)
+        return first_response(result)
+
+    def _check_queues(self, size: int = 0) -> None:
+        """Raise `RequestError` if the client has no room for another request of `size` bytes."""
+        queues = [model.jobs for session in self.own_sessions() for model in session.models.values()]
+        current_client().check("max_jobs", sum(map(len, queues)) + 1)
+        current_client().check("max_bytes", sum(jobs.bytes for jobs in queues) + size)
 
     def create_session(self, form: SessionForm) -> dict[str, Any]:
         """Create a session.
@@ -264,19 +290,23 @@ class TinkerService(SessionRegistry):
         form : SessionForm
             The request.
         """
-        if len(self.sessions) >= MAX_SESSIONS:
-            raise RequestError(f"The server has {MAX_SESSIONS} sessions. Close one, or try again later.", status=429)
+        client = current_client().name
+        if len(self.own_sessions()) >= self.share(MAX_SESSIONS):
+            message = f"You have {self.share(MAX_SESSIONS)} sessions. Close one, or try again later."
+            raise RequestError(message, status=429)
         session_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         facts = {"display_name": form.display_name, "session_metadata": form.user_metadata}
-        self.sessions[session_id] = ClientSession(session_id, facts)
+        self.sessions[session_id] = ClientSession(session_id, client, facts)
         return {"type": "create_session", "session_id": session_id, "info_message": SESSION_NOTE}
 
     def _new_model(self, session: ClientSession, number: int, shared: SharedModel) -> TinkerModel:
-        if sum(len(s.models) for s in self.sessions.values()) >= MAX_TRAINED_MODELS:
-            raise RequestError(
-                f"The server has {MAX_TRAINED_MODELS} models. Close the client of one of them.", status=429
-            )
-        model = session.models[model_id] = TinkerModel((model_id := f"{session.id}:train:{number}"), shared)
+        if sum(len(session.models) for session in self.own_sessions()) >= self.share(MAX_TRAINED_MODELS):
+            message = f"You have {self.share(MAX_TRAINED_MODELS)} models. Close the client of one of them."
+            raise RequestError(message, status=429)
+        self._check_queues()
+        model_id, owner = f"{session.id}:train:{number}", owner_of(session.client, session.id)
+        model = TinkerModel(model_id, shared, turn=partial(self.turns[shared.name].slot, *owner))
+        session.models[model_id] = model
         return model
 
     def create_model(self, form: CreateModelForm) -> dict[str, Any]:
@@ -295,9 +325,10 @@ class TinkerService(SessionRegistry):
         if model_id in session.models:
             raise RequestError(f"The model {model_id} exists already.")
         model = self._new_model(session, form.model_seq_id, self.base(form.base_model))
-        facts = {**session.facts, "session_id": session.id, "user_metadata": form.user_metadata}
+        names = {"session_id": session.id, "client": session.client}
+        facts = {**session.facts, **names, "user_metadata": form.user_metadata}
         path = model_directory(self.root, model.id)
-        return session.submit(model, 0, partial(model.create, form.lora_config, path, facts))
+        return self._submit(session, model, 0, partial(model.create, form.lora_config, path, facts))
 
     def load_weights(self, form: LoadForm) -> dict[str, Any]:
         """Load a checkpoint into a model, or create a model from it.
@@ -311,7 +342,7 @@ class TinkerService(SessionRegistry):
             raise RequestError("load_weights needs either model_id, or session_id and model_seq_id.")
         if form.model_id is not None:
             session, model = self.model(form.model_id)
-            return session.submit(model, form.seq_id, partial(self._load, model, form))
+            return self._submit(session, model, form.seq_id, partial(self._load, model, form))
         session, model_id = self.session(form.session_id or ""), f"{form.session_id}:train:{form.model_seq_id}"
         if existing := session.results.get(f"{model_id}:0"):
             return first_response(existing)
@@ -322,14 +353,15 @@ class TinkerService(SessionRegistry):
                 f"The base model of the checkpoint is {shared.name}, or the model {model_id} exists already."
             )
         model = self._new_model(session, form.model_seq_id or 0, shared)
-        return session.submit(model, 0, partial(self._create_from, session, model, run, form))
+        return self._submit(session, model, 0, partial(self._create_from, session, model, run, form))
 
     async def _create_from(
         self, session: ClientSession, model: TinkerModel, run: TinkerRun, form: LoadForm
     ) -> dict[str, Any]:
         layers = {name: run.facts[name] for name in ("train_attn", "train_mlp")}
         lora = LoraForm(rank=run.facts["lora_rank"], **layers)
-        facts = {**session.facts, "session_id": session.id, "user_metadata": form.user_metadata, "parent": form.path}
+        names = {"session_id": session.id, "client": session.client, "parent": form.path}
+        facts = {**session.facts, **names, "user_metadata": form.user_metadata}
         await model.create(lora, model_directory(self.root, model.id), facts)
         return await self._load(model, form)
 
@@ -351,7 +383,7 @@ class TinkerService(SessionRegistry):
         session, model = self.model(message.model_id)
         if message.seq_id < 1:
             raise RequestError(f"Invalid seq_id {message.seq_id}: expected 1 or more.")
-        return session.submit(model, message.seq_id, partial(model.forward_backward, message), size)
+        return self._submit(session, model, message.seq_id, partial(model.forward_backward, message), size)
 
     def optim_step(self, form: OptimForm) -> dict[str, Any]:
         """Queue an optimizer step.
@@ -362,7 +394,7 @@ class TinkerService(SessionRegistry):
             The request.
         """
         session, model = self.model(form.model_id)
-        return session.submit(model, form.seq_id, partial(model.optim_step, form))
+        return self._submit(session, model, form.seq_id, partial(model.optim_step, form))
 
     def save_weights(self, form: SaveForm) -> dict[str, Any]:
         """Queue the writing of a checkpoint.
@@ -378,7 +410,7 @@ class TinkerService(SessionRegistry):
             path = await model.save("weights", form.path, form.ttl_seconds, form.user_metadata, form.overwrite)
             return {"type": "save_weights", "path": path}
 
-        return session.submit(model, form.seq_id, work)
+        return self._submit(session, model, form.seq_id, work)
 
     def save_for_sampler(self, form: SaveForSamplerForm) -> dict[str, Any]:
         """Queue the creation of a sampling session, or of a checkpoint for one.
@@ -389,7 +421,7 @@ class TinkerService(SessionRegistry):
             The request.
         """
         session, model = self.model(form.model_id)
-        return session.submit(model, form.seq_id, partial(self._save_for_sampler, session, model, form))
+        return self._submit(session, model, form.seq_id, partial(self._save_for_sampler, session, model, form))
 
     async def _save_for_sampler(
         self, session: ClientSession, model: TinkerModel, form: SaveForSamplerForm
@@ -415,7 +447,7 @@ class TinkerService(SessionRegistry):
         self, session: ClientSession, number: int, shared: SharedModel, key: str | None, **options: Any
     ) -> SamplingSession:
         sampler_id = f"{session.id}:sample:{number}"
-        new = SamplingSession(sampler_id, session.id, shared, key, **options)
+        new = SamplingSession(sampler_id, owner_of(session.client, session.id), shared, key, **options)
         if (sampler := session.samplers.setdefault(sampler_id, new)) is new and len(session.samplers) > MAX_SAMPLERS:
             saved = [other for other in session.samplers.values() if other.model_path is not None and other is not new]
             await self._drop_sampler(session, saved[0] if saved else new)
@@ -458,6 +490,7 @@ class TinkerService(SessionRegistry):
             return first_response(existing)
         if session.results.pending() >= MAX_SAMPLES_PENDING:
             raise RequestError("Too many requests of this session have no result yet. Try again later.", status=429)
+        current_client().check("max_requests", sum(session.results.pending() for session in self.own_sessions()) + 1)
         ids = [f"{request_id}:{i}" for i in range(form.num_samples)]
         result = PendingResult(request_id, {"sample_sequence_ids": ids})
         work = partial(sample_replies, sampler, form, self.slots[sampler.shared.name])

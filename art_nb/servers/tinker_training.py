@@ -10,7 +10,8 @@ import asyncio
 import logging
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,18 @@ class TinkerModel:
         The base model.
     first : int
         Number of the first request: 0 if it creates the model.
+    turn : callable
+        Returns a context that waits for the turn of the client. It is held for a slice of a request.
     """
 
-    def __init__(self, model_id: str, shared: SharedModel, first: int = 0):
-        self.id, self.shared, self.jobs, self.version = model_id, shared, OrderedJobs(first), 0
+    def __init__(
+        self,
+        model_id: str,
+        shared: SharedModel,
+        first: int = 0,
+        turn: Callable[[], AbstractAsyncContextManager] = nullcontext,
+    ):
+        self.id, self.shared, self.jobs, self.version, self.turn = model_id, shared, OrderedJobs(first), 0, turn
         self._adapter: TrainedAdapter | None = None
         self._run: TinkerRun | None = None
         self._data: list[TrainedDatum] = []
@@ -140,10 +149,11 @@ class TinkerModel:
         """
         adapter, name = self.adapter, message.loss_fn
         loss, settings, rows, batches = await asyncio.to_thread(prepare_request, message, self.shared)
-        results = await self.shared.forward_backward(adapter, batches, loss, settings, message.forward_only)
+        only = message.forward_only
+        results = await self.shared.forward_backward(adapter, batches, loss, settings, only, self.turn)
         outputs = outputs_of_rows(rows, batches, results)
         total = float(sum(losses.sum(dtype=np.float64) for _, losses in outputs))
-        if not message.forward_only:
+        if not only:
             self._count(name, loss, rows, [logprobs for logprobs, _ in outputs], total)
         arrays = [{"logprobs": logprobs.reshape(row.shape)} for row, (logprobs, _) in zip(rows, outputs)]
         if name == "cross_entropy":

@@ -70,7 +70,8 @@ async def likely_reply(model, name):
     completion = await model.openai_client().chat.completions.create(
         model=name, messages=[{"role": "user", "content": PROMPTS[0]}], max_tokens=4, temperature=0, logprobs=True
     )
-    return [entry.logprob for entry in completion.choices[0].logprobs.content]
+    (choice,) = completion.choices
+    return choice.policy_version, [entry.logprob for entry in choice.logprobs.content]
 
 
 async def fail(backend, model):

@@ -199,7 +199,6 @@ def test_a_module_that_has_moved_is_the_same_under_its_old_path(old):
     "name",
     [
         "ServerlessBackend",
-        "ServerlessTrainResult",
         "MegatronBackend",
         "MegatronRuntimeConfig",
         "MegatronTopologyConfig",

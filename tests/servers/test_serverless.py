@@ -105,7 +105,7 @@ async def test_the_jobs_of_a_model_are_limited(tiny_model_dir, tmp_path):
         await service.create_model(request)
     assert refused.value.status == 409
     await service.delete_model(served)
-    assert len(service.worker.queue) == 0
+    assert len(service.queue) == 0
     await service.close()
 
 
@@ -115,12 +115,13 @@ async def test_requests_at_the_same_time_create_one_job_and_respect_the_limit(ti
     served = service.model((await service.create_model(request)).id)
     line = checked_group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
     same = await asyncio.gather(*(service.submit(served, {}, "same", BytesIO(line)) for _ in range(4)))
-    assert len({job.id for job in same}) == len(service.worker.queue) == len(service.jobs) == 1
+    assert len({job.id for job in same}) == len(service.queue) == len(service.jobs) == 1
     sent = [service.submit(served, {}, str(n), BytesIO(line)) for n in range(MAX_WAITING_JOBS + 3)]
     answers = await asyncio.gather(*sent, return_exceptions=True)
     assert [isinstance(answer, RequestError) for answer in answers] == [False] * (MAX_WAITING_JOBS - 1) + [True] * 4
-    assert len(service.worker.queue) == len(service.jobs) == MAX_WAITING_JOBS
-    service.worker.queue.remove(served.record.id)
+    assert len(service.queue) == len(service.jobs) == MAX_WAITING_JOBS
+    service.queue.remove(lambda job: True)
+    service.jobs.clear()
 
     def fail(job, groups):
         raise StoreError("The disk is full.")
@@ -128,8 +129,65 @@ async def test_requests_at_the_same_time_create_one_job_and_respect_the_limit(ti
     monkeypatch.setattr(TrainingJob, "create", fail)
     with pytest.raises(StoreError):
         await service.submit(served, {}, "one more", BytesIO(line))
-    assert len(service.jobs) == MAX_WAITING_JOBS
-    assert not service.coming
+    assert not service.jobs
+    await service.close()
+
+
+class Unreadable(BytesIO):
+    """A body whose temporary file cannot be read."""
+
+    def seek(self, *_):
+        raise OSError("The disk does not respond.")
+
+
+async def test_a_request_that_waits_for_a_job_that_cannot_be_created_creates_it(tiny_model_dir, tmp_path):
+    """A client sends its request again while the first one is being written. The first one fails."""
+    service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False))  # not started: the job waits
+    request = ModelRequest(project="ttt", name="agent", base_model=str(tiny_model_dir))
+    served = service.model((await service.create_model(request)).id)
+    line = checked_group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
+    bodies = (Unreadable(line), BytesIO(line), BytesIO(line))
+    failed, *jobs = await asyncio.gather(
+        *(service.submit(served, {}, "same", body) for body in bodies), return_exceptions=True
+    )
+    assert isinstance(failed, OSError)
+    assert jobs[0] is jobs[1] is service.job(jobs[0].id)
+    assert [job.id for job in read_jobs(served.path, print)] == [jobs[0].id]
+    await service.close()
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.3], ids=["waiting", "running"])
+def test_a_canceled_job_changes_nothing(served, tiny_model_dir, pause_s):
+    model_id = served.register(tiny_model_dir, f"canceled-{pause_s}")
+    job_id = served.submit(job_body(model_id, served.sample(f"canceled-{pause_s}", n=64, max_tokens=64)))
+    time.sleep(pause_s)
+    assert served.http.delete(f"{JOBS}/{job_id}").status_code == 204
+    events = served.events(job_id)
+    if events[-1]["type"] == "training_ended":  # it was faster
+        assert served.steps(model_id) == [1, 0]
+    else:
+        assert "was canceled" in events[-1]["data"]["error_message"]
+        assert served.steps(model_id) == [0]
+    assert served.http.delete(f"{JOBS}/{job_id}").status_code == 204  # nothing more to do
+    assert served.events(job_id) == events
+    assert kinds(served.wait(served.submit(job_body(model_id, served.sample(f"canceled-{pause_s}"))))) == WHOLE
+
+
+async def test_a_job_that_is_canceled_after_its_step_ends_as_usual(tiny_model_dir, tmp_path):
+    service = ServerlessService(art.LocalBackend(path=tmp_path, verbose=False))  # not started: the job waits
+    request = ModelRequest(project="ttt", name="agent", base_model=str(tiny_model_dir))
+    served = service.model((await service.create_model(request)).id)
+    line = checked_group_line({"trajectories": [{"messages_and_choices": [QUESTION]}]}, 0)
+    job = await service.submit(served, {}, "digest", BytesIO(line))
+    job.set_step(0)  # as if step 0 were its result
+    await service.cancel(job)
+    assert not job.ended
+    assert len(service.queue) == 1
+    service.worker.start()
+    while not job.ended:
+        await asyncio.sleep(0.01)
+    assert job.events[-1]["type"] == "training_ended"
+    await service.cancel(job)
     await service.close()
 
 

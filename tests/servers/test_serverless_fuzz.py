@@ -36,6 +36,7 @@ def templates(model_id, base, choices, job_id):
         ("POST", JOBS, job),
         ("POST", JOBS, job),
         ("GET", f"{JOBS}/{job_id}/events?after={job_id}-0&limit=10", None),
+        ("DELETE", f"{JOBS}/{job_id}", None),
         ("POST", "/v1/preview/sft-training-jobs",
          {"model_id": model_id, "training_data_url": "wandb-artifact:///e/p/d:v0", "config": {"batch_size": 2}}),
         ("POST", "/v1/chat/completions", {**ask, "n": 2, "logprobs": True}),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -129,6 +130,7 @@ def test_an_expired_checkpoint_is_deleted(client, server):
     directory = server.path / "tinker" / "models" / model.replace(":train:", "-train-")
     run = TinkerRun.read(directory)
     run.facts["saved"]["weights/a"]["expires"] = time.time() - 1
+    run.write()
     assert run.store.steps_saved() == [0]
     assert run.delete_expired() == ["weights/a"]
     assert run.store.steps_saved() == []
@@ -384,7 +386,7 @@ def test_two_servers_cannot_write_one_run(server, client, tiny_model_dir):
 async def test_results_are_kept_and_removed(monkeypatch):
     table = request_queues.ResultTable()
     monkeypatch.setattr(request_queues, "KEEP_RESULT_S", 0.05)
-    result = request_queues.PendingResult("r")
+    result = request_queues.PendingResult("r", task=asyncio.ensure_future(asyncio.sleep(0)))
     table.add(result)
     assert table.pending() == 1
     result.finish({})
@@ -406,10 +408,77 @@ async def test_slots_are_returned_if_a_caller_is_canceled():
     tasks[0].cancel()
     tasks[1].cancel()
     await asyncio.sleep(0.01)
-    assert slots.running == {"b": 1} and slots.waiting("b") == 1
+    assert slots.running == {"b": 1} and not tasks[3].done()
     release.set()
     await asyncio.wait(tasks)
-    assert not slots.running and not any(map(slots.waiting, "ab"))
+    assert not slots.running
+
+
+async def test_the_sessions_of_a_client_share_its_turns():
+    """Ann has three sessions and Bob one: every second turn is Bob's."""
+    slots, order = request_queues.FairSlots(1), []
+
+    async def work(*owner):
+        async with slots.slot(*owner):
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    owners = [("ann", session) for session in "xyz" for _ in range(2)] + [("bob", "x")] * 3
+    await asyncio.gather(*(work(*owner) for owner in owners))
+    assert [owner[0] for owner in order] == ["ann", "ann", "bob", "ann", "bob", "ann", "bob", "ann", "ann"]
+    assert [owner[1] for owner in order if owner[0] == "ann"] == ["x", "x", "y", "z", "y", "z"]
+
+
+async def test_fail_all_waits_for_the_end_of_canceled_tasks():
+    """A task needs some turns of the event loop for its cleanup."""
+    table, ended = request_queues.ResultTable(), []
+
+    async def sample():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            ended.append(True)
+
+    result = request_queues.PendingResult("r", task=asyncio.ensure_future(sample()))
+    table.add(result)
+    await asyncio.sleep(0)
+    failing = asyncio.ensure_future(table.fail_all("The session has ended."))
+    await asyncio.sleep(0)
+    assert result.error == "The session has ended." and not ended  # a client that waits gets the error at once
+    await failing
+    assert ended and result.task.cancelled()
+
+
+def test_names_are_deleted_at_the_same_time(client, server):
+    """Each request about a run whose session has ended reads the names. None of them is lost."""
+    model = client.create_model()
+    names = [f"name-{n}" for n in range(8)]
+    for seq, name in enumerate([*names, "last"], 1):
+        client.retrieve(client.post("save_weights", model_id=model, seq_id=seq, path=name))
+    client.http.post(f"/sessions/{client.session}/finish", json={})
+    path = f"/training_runs/{model}/checkpoints"
+    with ThreadPoolExecutor(8) as pool:
+        answers = [*pool.map(lambda name: client.http.delete(f"{path}/weights/{name}"), names)]
+    assert [answer.status_code for answer in answers] == [200] * 8
+    listed = client.http.get(path).json()["checkpoints"]
+    assert [checkpoint["checkpoint_id"] for checkpoint in listed] == ["weights/last"]
+    directory = server.path / "tinker" / "models" / model.replace(":train:", "-train-")
+    assert not (directory / LOCK_NAME).exists()
+
+
+def test_a_copy_of_a_run_does_not_undo_the_changes_of_another_one(client, server):
+    """The names that the living model writes are those that a request has left, and the other way round."""
+    model = client.create_model()
+    directory = server.path / "tinker" / "models" / model.replace(":train:", "-train-")
+    for seq, name in enumerate("ab", 1):
+        client.retrieve(client.post("save_weights", model_id=model, seq_id=seq, path=name))
+    copy = TinkerRun.read(directory)
+    client.retrieve(client.post("save_weights", model_id=model, seq_id=3, path="c"))
+    copy.delete_checkpoint("weights/a")
+    client.retrieve(client.post("save_weights", model_id=model, seq_id=4, path="d"))
+    assert [*TinkerRun.read(directory).facts["saved"]] == ["weights/b", "weights/c", "weights/d"]
+    assert read_lock(directory / LOCK_NAME)  # the model still has its lock
 
 
 def test_the_server_ends_its_threads(tiny_model_dir, tmp_path):
