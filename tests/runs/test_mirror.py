@@ -23,7 +23,7 @@ from art_nb.runs.mirror import (
     RemoteFolder,
     RunStorage,
     complete_steps,
-    is_url,
+    is_storage_url,
     local_directory,
     remote_folder,
     restore_run,
@@ -131,8 +131,8 @@ def wait_until(condition, seconds=20):
 
 
 def test_urls():
-    assert is_url("s3://bucket/runs")
-    assert not any(map(is_url, (".art", "/runs", r"C:\runs", "C:/runs", None, Path("s3://bucket"))))
+    assert is_storage_url("s3://bucket/runs")
+    assert not any(map(is_storage_url, (".art", "/runs", r"C:\runs", "C:/runs", None, Path("s3://bucket"))))
     environment = {"ART_NB_CACHE": "/cache"}
     assert local_directory("s3://b/x", environment) != local_directory("gs://b/x", environment)
     assert local_directory("s3://key:secret@b/x", environment) == local_directory("s3://b/x", environment)
