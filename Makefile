@@ -103,8 +103,8 @@ tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to 
 		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## open JupyterLab on the list of the tutorials (options:  make lab LAB=--no-browser)
-	JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=examples \
-		--LabApp.default_url=/lab/tree/README.md $(LAB)
+	JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. \
+		--LabApp.default_url=/lab/tree/examples/README.md $(LAB)
 
 wheel: $(STAMP)  ## build a wheel and an sdist in dist/
 	rm -rf dist

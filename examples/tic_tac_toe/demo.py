@@ -36,7 +36,9 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
         before = await art.evaluate(model, rollout, unseen, metric="win")
         print(f"before: {before}", flush=True)
         start = time.time()
-        print(f"Training: imitation of {warm_up} games, then {steps} steps of {groups * 8} games.", flush=True)
+        print(
+            f"Training: step 1 imitates {warm_up} games. Then {steps} steps of {groups * 8} games follow.", flush=True
+        )
         if await model.get_step() == 0:
             await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
         run = art.train(
@@ -79,9 +81,9 @@ if __name__ == "__main__":
     parser.add_argument("--path", help="directory of the run; by default a temporary directory")
     arguments = parser.parse_args()
     try:
-        with tempfile.TemporaryDirectory() as temporary:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
             asyncio.run(
                 main(arguments.steps, arguments.groups, arguments.games, arguments.warm_up, arguments.path or temporary)
             )
     except KeyboardInterrupt:
-        sys.exit("The demo was stopped with Ctrl-C.")
+        sys.exit("The demo was stopped with Ctrl-C. Without --path, its run is deleted.")

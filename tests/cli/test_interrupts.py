@@ -85,9 +85,11 @@ def test_a_question(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo(tmp_path, smollm2_dir):
-    options = ["--steps", "1", "--groups", "1", "--games", "64", "--warm-up", "8"]
+@pytest.mark.parametrize("phase", ["The untrained model plays", "Training: step 1"])
+def test_the_demo(tmp_path, smollm2_dir, phase):
+    options = ["--steps", "1", "--groups", "1", "--games", "16", "--warm-up", "64"]
     process = start(tmp_path, str(ROOT / "examples" / "tic_tac_toe" / "demo.py"), *options)
-    said = interrupt(process, process.stdout, "The untrained model plays")
-    assert said.splitlines()[-1] == "The demo was stopped with Ctrl-C."
+    said = interrupt(process, process.stdout, phase)
+    assert said.splitlines()[-1] == "The demo was stopped with Ctrl-C. Without --path, its run is deleted."
+    assert "Traceback" not in said
     assert process.returncode == 1

@@ -27,17 +27,25 @@ def test_opening_a_tutorial_changes_nothing(lab):
 
 
 def test_the_start_page_opens_a_tutorial(lab_server, browser):
-    shutil.copyfile(START, lab_server.folder / "notebooks" / "README.md")
-    folder = lab_server.folder / "notebooks" / "yes_no_maybe"
-    folder.mkdir()
-    shutil.copyfile(ROOT / "examples/yes_no_maybe/yes-no-maybe.ipynb", folder / "yes-no-maybe.ipynb")
+    for path in ("examples/README.md", "examples/yes_no_maybe/yes-no-maybe.ipynb", "docs/start/first-task.md"):
+        (lab_server.folder / "notebooks" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, lab_server.folder / "notebooks" / path)
     page = browser.new_page()
-    page.goto(f"{lab_server.url}/lab/workspaces/start/tree/README.md?token={lab_server.token}")
+    start = f"{lab_server.url}/lab/workspaces/start/tree/examples/README.md?token={lab_server.token}"
+    page.goto(start)
     link = page.locator(".jp-RenderedMarkdown a", has_text="Yes, no, maybe")  # rendered, and not the source
     link.click(timeout=60_000)
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-    assert page.url.endswith("/yes_no_maybe/yes-no-maybe.ipynb")
+    assert page.url.endswith("/examples/yes_no_maybe/yes-no-maybe.ipynb")
+    page.goto(start)
+    page.locator(".jp-RenderedMarkdown a", has_text="Your first task in fifteen minutes").click(timeout=60_000)
+    page.locator(".jp-RenderedMarkdown h1", has_text="first task").wait_for(timeout=60_000)
     page.close()
+
+
+def test_the_links_of_the_start_page_exist():
+    links = re.findall(r"\]\(([^)#:]+)\)", START.read_text(encoding="utf-8"))
+    assert links and not [link for link in links if not (START.parent / link).exists()]
 
 
 def test_the_start_page_lists_all_tutorials():
@@ -48,7 +56,7 @@ def test_the_start_page_lists_all_tutorials():
 def test_make_lab_uses_the_settings_and_opens_the_start_page():
     target = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nlab:")[1].split("\n\n")[0]
     assert "JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter " in target
-    assert "--notebook-dir=examples" in target and "default_url=/lab/tree/README.md " in target
+    assert "--notebook-dir=. " in target and "default_url=/lab/tree/examples/README.md " in target
 
 
 @pytest.mark.parametrize(
