@@ -7742,6 +7742,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'art_nb/serving/endpoint.py'),
                                          'art_nb.serving.endpoint.Endpoint._end_connections': ( '45_serving/endpoint.html#endpoint._end_connections',
                                                                                                 'art_nb/serving/endpoint.py'),
+                                         'art_nb.serving.endpoint.Endpoint.limit_field': ( '45_serving/endpoint.html#endpoint.limit_field',
+                                                                                           'art_nb/serving/endpoint.py'),
                                          'art_nb.serving.endpoint.Endpoint.start': ( '45_serving/endpoint.html#endpoint.start',
                                                                                      'art_nb/serving/endpoint.py'),
                                          'art_nb.serving.endpoint.Endpoint.stop': ( '45_serving/endpoint.html#endpoint.stop',

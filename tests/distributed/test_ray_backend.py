@@ -196,7 +196,7 @@ async def test_the_doctor_examines_rollouts_of_a_cluster(registered):
     _, model = registered
     found = await art.doctor(model, conversation, [0, 1], groups=1, show_progress=False)
     assert "max_completion_tokens (or max_tokens)" in found["length"].advice
-    assert "of 128 that fit" in found["context"].finding
+    assert "of 512 that fit" in found["context"].finding
 
 
 async def test_a_killed_replica_loses_no_rollout(registered):
