@@ -37,7 +37,7 @@ from .recovery import restore_newest_checkpoint, repair_history
 from .runtime import OPEN_RUNTIMES, ModelRuntime, SamplerDevice, close_when_open
 from ..core.events import Bus, print_warnings
 from ..core.machine import without_garbage_collection
-from ..core.types import ServeError, StoreError, TrainError
+from ..core.types import ArtError, ServeError, TrainError
 from ..learners import checkpoints
 from ..learners.base import Learner
 from ..models.gguf import LOADING
@@ -49,7 +49,7 @@ from ..policy.loading import chosen_dtype, load_policy, pick_device
 from ..policy.memory_plan import MemoryPlan
 from ..runs.locks import RunLock, acquire_lock
 from ..runs.migrate import move_checkpoints
-from ..runs.mirror import RunStorage
+from ..runs.mirror import RunMirror, RunStorage
 from ..runs.store import RunStore, record_events
 from ..samplers.base import Sampler
 from ..samplers.vllm import known_args
@@ -420,14 +420,15 @@ async def open_runtime(
 ) -> ModelRuntime:
     """Lock the run directory of a model, clean it up, load the model and record its events.
 
-    Raise `StoreError` if another process writes to the run directory, and `ServeError` if memory is full.
+    Raise `StoreError` if another process or machine writes to the run or its URL cannot be read, and `ServeError` if
+    memory is full.
     """
     store: RunStore = model.store
-    lock = await _acquire_lock(store, bus)
-    mirror = None
+    lock: RunLock = await _open_in_thread(acquire_lock, RunLock.release, store, bus)
+    mirror: RunMirror | None = None
     try:
         if storage is not None:
-            mirror = await asyncio.to_thread(storage.open, store.path, bus.warn_once)
+            mirror = await _open_in_thread(storage.open, partial(RunMirror.attempt, closed=True), store, bus)
         await asyncio.to_thread(checkpoints.remove_leftovers, store.path)
         await asyncio.to_thread(move_checkpoints, store.path)
         worker = DeviceThread(f"art-nb-{model.name}")
@@ -463,13 +464,14 @@ def _load_with_retry(load: Callable[[], ModelRuntime], release: Callable[[], Non
             raise
 
 
-async def _acquire_lock(store: RunStore, bus: Bus) -> RunLock:
-    locking = asyncio.ensure_future(asyncio.to_thread(acquire_lock, store.path, bus.warn_once))
+async def _open_in_thread(opener: Callable, close: Callable, store: RunStore, bus: Bus) -> Any:
+    """Open something of a run directory. If the caller is canceled, close it, because the thread continues."""
+    opening = asyncio.ensure_future(asyncio.to_thread(opener, store.path, bus.warn_once))
     try:
-        return await asyncio.shield(locking)
-    except asyncio.CancelledError:  # the thread continues and acquires the lock
-        with suppress(StoreError):
-            (await locking).release()
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(ArtError):
+            await asyncio.to_thread(close, await opening)
         raise
 
 # %% ../../nbs/50_backends/25_loading.ipynb #dee039fe

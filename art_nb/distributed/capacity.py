@@ -103,9 +103,8 @@ def run_figures(path: str | Path) -> dict[str, Figure]:
     rows = [row for row in store.history() if row.get("data/step_rollout_tokens")]
     if not rows:
         raise StoreError(f"{store.path} has no training step with sampled tokens. Train at least one step, or omit it.")
-    values = {**_history_figures(rows), **_last_step_figures(store)}
-    environment_s = values.get("environment_s", 0.0)
-    values |= _duration_figures(store, rows, environment_s)
+    values = _history_figures(rows) | _last_step_figures(store)
+    values |= _duration_figures(store, rows, values.get("environment_s", 0.0))
     figures = {name: Figure(value, f"measured: run {store.path.name}") for name, value in values.items()}
     return {"environment_s": Figure(0.0, "estimated: the run has no track_duration")} | figures
 
@@ -144,8 +143,8 @@ def _duration_figures(store: RunStore, rows: list[dict[str, Any]], environment_s
     if len(seconds) < 8:
         return {}
     values = {"spread": pstdev(map(math.log, seconds)), "longest": max(2.0, max(seconds) / fmean(seconds))}
-    profiled = [row for row in rows if "profile/decode_s" in row or "profile/sampler_decode_s" in row]
-    prefix = "profile/sampler_" if any("profile/sampler_decode_s" in row for row in profiled) else "profile/"
+    prefix = "profile/sampler_" if any("profile/sampler_decode_s" in row for row in rows) else "profile/"
+    profiled = [row for row in rows if f"{prefix}decode_s" in row]
     busy_s = sum(row.get(f"{prefix}{phase}_s", 0.0) for row in profiled for phase in SAMPLER_PHASES)
     if busy_s:
         rollouts = sum(row.get("data/step_num_trajectories", 0.0) for row in profiled)
@@ -156,8 +155,7 @@ def _duration_figures(store: RunStore, rows: list[dict[str, Any]], environment_s
 # %% ../../nbs/55_distributed/04_capacity.ipynb #edf6598e
 def engine_rates(shape: RolloutShape, figures: Mapping[str, Figure]) -> EngineRates:
     """Return the rates of the engines. The figure `sampler_rate` overrides the estimate of the sampler."""
-    names = ("decode_s", "request_s", "prefill_rate", "train_rate", "train_share", "update_s")
-    rates = EngineRates(**{name: figures[name].value for name in names})
+    rates = EngineRates(**{name: figures[name].value for name in EngineRates.__dataclass_fields__})
     if "sampler_rate" not in figures:
         return rates
     requests = figures["sampler_requests"].value
@@ -172,8 +170,7 @@ def engine_rates(shape: RolloutShape, figures: Mapping[str, Figure]) -> EngineRa
 
 def rollout_shape(figures: Mapping[str, Figure]) -> RolloutShape:
     """Return what a rollout needs."""
-    names = ("tokens", "prompt_tokens", "turns", "environment_s", "spread", "longest")
-    return RolloutShape(**{name: figures[name].value for name in names})
+    return RolloutShape(**{name: figures[name].value for name in RolloutShape.__dataclass_fields__})
 
 # %% ../../nbs/55_distributed/04_capacity.ipynb #114fce0c
 ROLLOUTS_PER_SAMPLER = 32
@@ -183,21 +180,15 @@ def candidate_setups(
     gpus: int, samplers: int | None, learners: int | None, groups: int | None, **options: Any
 ) -> Iterator[TrainingSetup]:
     """Yield the setups that use all GPUs, or the numbers that are given."""
-    if samplers is not None and learners is not None:
-        splits = [(samplers, learners)]
-    elif samplers is not None:
-        splits = [(samplers, gpus - samplers)]
-    elif learners is not None:
-        splits = [(gpus - learners, learners)]
-    else:
-        splits = [(gpus - n, n) for n in range(1, gpus)]
-    for n_samplers, n_learners in splits:
+    left = range(1, gpus) if samplers is None else [gpus - samplers]
+    for n_learners in left if learners is None else [learners]:
+        n_samplers = gpus - n_learners if samplers is None else samplers
         default = max(1, round(ROLLOUTS_PER_SAMPLER * n_samplers / options["rollouts_per_group"]))
         yield TrainingSetup(n_samplers, n_learners, default if groups is None else groups, **options)
 
 
 def best_setup(shape: RolloutShape, rates: EngineRates, candidates: Iterator[TrainingSetup]) -> Throughput:
-    """Return the speed of the fastest setup."""
+    """Return the speed of the fastest setup. Raise `ValueError` if there is no setup, or one is invalid."""
     speeds = [throughput(shape, rates, setup) for setup in candidates]
     if not speeds:
         raise ValueError("Invalid `gpus`: expected at least 2, one for a sampler and one for a learner.")
@@ -430,9 +421,13 @@ def plan_capacity(
     """
     if gpu not in GPUS:
         raise ValueError(f"Invalid `gpu={gpu!r}`: expected one of {', '.join(GPUS)}.")
-    for name, value in figures.items():
-        if name not in _UNITS or not (math.isfinite(value) and value >= (0 if name == "environment_s" else 1e-9)):
-            raise ValueError(f"Invalid `{name}={value!r}`: expected a positive number for one of {', '.join(_UNITS)}.")
+    if unknown := figures.keys() - _UNITS.keys():
+        raise ValueError(f"Invalid figures {', '.join(sorted(unknown))}: expected some of {', '.join(_UNITS)}.")
+    numbers = {"rollouts_per_group": rollouts_per_group, "steps": steps, "weights": weights, **figures}
+    for name, value in numbers.items():
+        is_valid = value is None or (math.isfinite(value) and value >= (0 if name == "environment_s" else 1e-9))
+        if not is_valid:
+            raise ValueError(f"Invalid `{name}={value!r}`: expected a positive number.")
     size = named_weights(model) if weights is None else weights
     known = ASSUMED_FIGURES | estimated_figures(size, gpu) | (run_figures(run) if run is not None else {})
     known |= {name: Figure(value, "given") for name, value in figures.items()}

@@ -259,6 +259,8 @@ class RouterEndpoint:
         Random API key that every request must send.
     """
 
+    limit_field = None  # as in `Endpoint`; the replicas do not report it
+
     def __init__(self, table: RoutingTable):
         self.table, self.base_url, self.api_key = table, IN_PROCESS_URL, secrets.token_urlsafe(24)
         self.live: set[asyncio.Future] = set()  # tasks of the running requests

@@ -129,7 +129,7 @@ def check_config(config: PreTrainedConfig, path: str | Path) -> None:
 
 def _causal_model_names() -> dict[str, str]:
     """Return the names of the causal language models of transformers by model type."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # takes as long as torch
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # slow to import
 
     return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

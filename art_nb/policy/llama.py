@@ -70,10 +70,10 @@ def read_plain_config(path: str | Path) -> PlainConfig | None:
         fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
         config = PlainConfig.from_dict(PLAIN_VALUES | fields)
         with safe_open(directory / WEIGHTS, "pt") as file:
-            names = set(file.keys())
-    except (OSError, ValueError, TypeError, SafetensorError):
+            is_complete = {*file.keys()} == _tensor_names(config)
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, SafetensorError):
         return None  # transformers reads the file again, and its errors are reported
-    return config if names == _tensor_names(config) else None
+    return config if is_complete else None
 
 
 def _rope_theta(fields: dict[str, Any]) -> float:

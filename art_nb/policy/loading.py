@@ -158,7 +158,7 @@ def load_model(
 
 # %% ../../nbs/30_policy/90_loading.ipynb #c7e3fd51
 def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Load the model of a checkpoint with one file of weights."""
+    """Load the model of a checkpoint that `llama` covers. Raise `StoreError` if its files cannot be loaded."""
     try:
         tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, str(device)).items()}
         model: Any = model_of_tensors(config, dtype, tensors)

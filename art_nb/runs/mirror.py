@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['OWNER_NAME', 'LOCAL_STATE', 'INTERVAL_S', 'WRITER_TIMEOUT_S', 'MARKER', 'LATE_FILES', 'EVENTS_FILE', 'NOT_COPIED',
            'is_storage_url', 'local_directory', 'is_safe_name', 'RemoteFolder', 'remote_folder', 'read_owner',
-           'wait_for_owner', 'relative_files', 'checkpoint_step', 'upload_order', 'MirrorLost', 'read_local_state',
-           'RunMirror', 'complete_steps', 'first_step', 'restore_run', 'move_files', 'RunStorage', 'reading_url',
-           'open_storage']
+           'writer_name', 'wait_for_owner', 'relative_files', 'checkpoint_step', 'upload_order', 'MirrorLost',
+           'read_local_state', 'RunMirror', 'complete_steps', 'first_step', 'restore_run', 'move_files', 'RunStorage',
+           'reading_url', 'open_storage']
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #2571f7d0
 import atexit
@@ -135,11 +135,16 @@ def read_owner(folder: RemoteFolder) -> dict[str, Any]:
     return owner if isinstance(owner, dict) else {}
 
 
+def writer_name(owner: Mapping[str, Any]) -> str:
+    """Return the process and the machine of a writer, for messages."""
+    return f"process {owner.get('pid')} on {owner.get('host')}"
+
+
 def wait_for_owner(folder: RemoteFolder, owner: Mapping[str, Any], patience_s: float, warn: Callable) -> None:
     """Wait until another writer counts as dead. Raise `StoreError` if it still writes."""
     if not owner or owner.get("closed"):
         return
-    name = f"process {owner.get('pid')} on {owner.get('host')}"
+    name = writer_name(owner)
     warn(
         f"mirror {folder.root}",
         f"{folder.root} was last written by {name}, which did not close it. Waiting up to {patience_s:.0f} s for "
@@ -188,7 +193,7 @@ def upload_order(names: Iterable[str]) -> list[str]:
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #5c7238fe
 class MirrorLost(StoreError):
-    """Another machine writes to the URL of this run."""
+    """This machine is no longer the writer of the run at the URL."""
 
 
 def read_local_state(path: Path) -> dict[str, Any]:
@@ -250,7 +255,7 @@ class RunMirror:
         atexit.register(self.close)
 
     def copy(self, closed: bool = False) -> None:
-        """Copy what has changed since the last pass. Raise `MirrorLost` if another machine has replaced this one.
+        """Copy what has changed since the last pass. Raise `MirrorLost` if this machine is no longer the writer.
 
         Parameters
         ----------
@@ -260,11 +265,9 @@ class RunMirror:
         self.claim()
         late = {name: self._snapshot(name) for name in LATE_FILES if (self.path / name).is_file()}
         names = relative_files(self.path, self.path / "checkpoints")
-        listed = {*names}
-        names += [name for name in relative_files(self.path, self.path) if name not in listed and name not in late]
-        stamps = {name: list(file_stamp(self.path / name)) for name in names}
+        names += [name for name in relative_files(self.path, self.path) if checkpoint_step(name) is None]
+        stamps = {name: list(file_stamp(self.path / name)) for name in names if name not in LATE_FILES}
         names = [name for name, stamp in stamps.items() if any(stamp)]  # a file may be gone by now
-        names = [name for name in names if name in listed or checkpoint_step(name) is None]
         if not closed and time.monotonic() - self._events_copied < self.interval_s:
             names = [name for name in names if name != EVENTS_FILE]
         self._copy_files(upload_order(names), stamps)
@@ -303,7 +306,7 @@ class RunMirror:
             return  # somebody has deleted the directory, which must not delete the copy
         newest = max(RunStore(self.path).steps_saved(), default=-1)
         names = [name for name in self.known if not (self.path / name).exists()]
-        names = [name for name in names if (checkpoint_step(name) or 0) <= newest or checkpoint_step(name) is None]
+        names = [name for name in names if (step := checkpoint_step(name)) is None or step <= newest]
         for name in sorted(names, key=lambda name: not name.endswith(f"/{MARKER}")):
             self._remove(name)
 
@@ -325,9 +328,9 @@ class RunMirror:
             return
         owner = read_owner(self.folder)
         if self._claimed and owner.get("token") != self.token:
+            reason = f"is now written by {writer_name(owner)}" if owner else f"has no valid {OWNER_NAME} any more"
             raise MirrorLost(
-                f"{self.folder.root} is now written by process {owner.get('pid')} on {owner.get('host')}. This machine "
-                f"no longer copies to it. Its files are in {self.path}."
+                f"{self.folder.root} {reason}. This machine no longer copies to it. Its files are in {self.path}."
             )
         self.beat += 1
         facts = {"token": self.token, "host": platform.node(), "pid": os.getpid(), "beat": self.beat, "closed": closed}
@@ -367,17 +370,19 @@ class RunMirror:
 
     def _run(self) -> None:
         while not self.lost and not self._closing.is_set():
-            retry_s = min(self.interval_s, 0.5 * 2 ** min(self.failures, 10))
             if self.failures:
-                self._closing.wait(retry_s)
+                self._closing.wait(self._retry_s())
             else:
                 self._wake.wait(self.interval_s)
                 self._wake.clear()
             if not self._closing.is_set():
                 self.attempt()
         while not self.lost and not self._abandoned and not self.attempt(closed=True):  # `close` limits the time
-            time.sleep(min(self.interval_s, 0.5 * 2 ** min(self.failures, 5)))
+            time.sleep(self._retry_s())
         self._copied.set()
+
+    def _retry_s(self) -> float:
+        return min(self.interval_s, 0.5 * 2 ** min(self.failures, 10))
 
     def close(self, timeout_s: float = 60.0) -> bool:
         """Copy the last changes and stop. Return whether everything was copied; otherwise, print a warning.
@@ -409,7 +414,7 @@ def complete_steps(names: Iterable[str]) -> list[int]:
 
 
 def first_step(folder: RemoteFolder, steps: Iterable[int]) -> int | None:
-    """Return the step from which reinforcement learning started, or None if it is the base model."""
+    """Return the step from which reinforcement learning started, or None if it started from the base model."""
     start = None
     for step in steps:
         training = parse_json(folder.read(f"checkpoints/{step:04d}/{MARKER}"))
@@ -460,12 +465,11 @@ def _download_step(folder: RemoteFolder, names: list[str], step: int, target: Pa
     return False
 
 
-def move_files(source: Path, target: Path, keep: Iterable[str] = ()) -> None:
-    """Move the files of a directory into another directory. Existing files are replaced, those in `keep` stay."""
+def move_files(source: Path, target: Path) -> None:
+    """Move the files of a run directory into another directory. Existing files are replaced."""
     for name in relative_files(source, source):
-        if name not in keep:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(source / name, target / name)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, target / name)
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #2554fd50
 @dataclass(frozen=True, slots=True)
@@ -518,6 +522,8 @@ class RunStorage:
     def fetch(self, path: Path, warn: Callable[[str, str], object]) -> None:
         """Download a run that this machine does not have, for example to fork it. Raise `StoreError` on failure.
 
+        If this machine has an older state of the run, it stays, and there is a warning.
+
         Parameters
         ----------
         path : Path
@@ -525,9 +531,18 @@ class RunStorage:
         warn : callable
             Called with a key and a message.
         """
-        if not is_run(path):
-            with reading_url(self.url):
-                restore_run(path, self.folder(path), warn)
+        with reading_url(self.url):
+            folder = self.folder(path)
+            if not is_run(path):
+                restore_run(path, folder, warn)
+                return
+            newest = max(complete_steps(folder.sizes()), default=-1)
+            if newest > max(RunStore(path).steps_saved(), default=-1):
+                warn(
+                    f"older {path}",
+                    f"{folder.root} has a newer state of this run, with step {newest}. The files of this machine are "
+                    f"used. Register the run to download the newer ones, or delete {path}.",
+                )
 
     def _restore(self, path: Path, folder: RemoteFolder, warn: Callable[[str, str], object]) -> None:
         if is_run(path):

@@ -358,6 +358,11 @@ class Endpoint:
         ]
         self.app = require_api_key(json_app(routes), self.api_key, service.statuses, error_of_path)
 
+    @property
+    def limit_field(self) -> str | None:
+        """The field that limited the latest truncated reply. "" if its request set no limit, None at first."""
+        return self.service.limit_field
+
     def transport(self) -> httpx.AsyncBaseTransport:
         """Return an httpx transport that calls the endpoint on the caller's event loop, without a socket."""
         return InProcess(self.app)

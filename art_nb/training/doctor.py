@@ -360,9 +360,9 @@ def local_runtime(model: Model) -> Any:
 
 
 def limit_advice(model: Model) -> str:
-    """Return how to avoid truncated replies, with the name of the field that limited them."""
+    """Return how to avoid truncated replies, with the name of the field that limited them if it is known."""
     runtime = local_runtime(model)
-    field = runtime and runtime.endpoint.service.limit_field
+    field = runtime and runtime.endpoint.limit_field
     if field == "":
         return "The request sets no limit, so the reply filled the context. Ask for shorter replies."
     return f"Raise {field or 'max_completion_tokens (or max_tokens)'} in the request, or ask for shorter replies."

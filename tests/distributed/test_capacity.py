@@ -12,7 +12,15 @@ from art_nb.cli.main import main
 from art_nb.core.events import RolloutDone
 from art_nb.core.types import StoreError
 from art_nb.distributed import plan_capacity
-from art_nb.distributed.capacity import GPUS, MEASURED_LEARNERS, TRAIN_SHARE, Figure, estimated_figures, run_figures
+from art_nb.distributed.capacity import (
+    GPUS,
+    MEASURED_LEARNERS,
+    TRAIN_SHARE,
+    Figure,
+    candidate_setups,
+    estimated_figures,
+    run_figures,
+)
 from art_nb.distributed.throughput import EngineRates, RolloutShape, TrainingSetup, run_seconds, throughput
 from art_nb.runs.store import RunStore
 
@@ -136,12 +144,32 @@ def test_the_plan_divides_the_gpus_best():
     assert plan_capacity("Qwen/Qwen3-8B", 8, samplers=4, learners=2).gpus == 6
 
 
-@pytest.mark.parametrize(
-    "options", [{"gpus": 1}, {"gpu": "H300"}, {"tokens": -1}, {"price": math.nan}, {"unknown": 1.0}, {"samplers": 9}]
-)
+INVALID = [
+    {"gpus": 1},
+    {"gpu": "H300"},
+    {"tokens": -1},
+    {"price": math.nan},
+    {"unknown": 1.0},
+    {"samplers": 9},
+    {"rollouts_per_group": 0},
+    {"weights": 0.0},
+    {"weights": math.inf},
+    {"steps": 0},
+]
+
+
+@pytest.mark.parametrize("options", INVALID, ids=str)
 def test_invalid_options(options):
     with pytest.raises(ValueError, match="Invalid"):
         plan_capacity("Qwen/Qwen3-8B", **options)
+
+
+@pytest.mark.parametrize(("samplers", "learners"), [(None, None), (6, None), (None, 3), (6, 3)])
+def test_all_gpus_are_used_unless_both_numbers_are_given(samplers, learners):
+    setups = [*candidate_setups(8, samplers, learners, 4, rollouts_per_group=8)]
+    sizes = {(setup.samplers, setup.learners) for setup in setups}
+    expected = {(s, n) for s in range(1, 10) for n in range(1, 10) if samplers in (None, s) and learners in (None, n)}
+    assert sizes == {(s, n) for s, n in expected if s + n == 8 or None not in (samplers, learners)}
 
 
 @pytest.fixture

@@ -192,6 +192,13 @@ async def test_conversations_stay_and_other_clients_are_served(registered):
         assert all(reply.choices for reply in await asyncio.gather(*both))
 
 
+async def test_the_doctor_examines_rollouts_of_a_cluster(registered):
+    _, model = registered
+    found = await art.doctor(model, conversation, [0, 1], groups=1, show_progress=False)
+    assert "max_completion_tokens (or max_tokens)" in found["length"].advice
+    assert "of 512 that fit" in found["context"].finding
+
+
 async def test_a_killed_replica_loses_no_rollout(registered):
     backend, model = registered
     table, warnings = backend.runtime(model).sampler.table, []

@@ -99,6 +99,10 @@ CHANGES = {
     "quantized": {"quantization_config": {"quant_method": "gptq"}},
     "other model": {"model_type": "mistral"},
     "other class": {"architectures": ["LlamaForSequenceClassification"]},
+    "no heads": {"num_attention_heads": 0, "head_dim": None},
+    "a text as a number": {"num_hidden_layers": "2"},
+    "unknown dtype": {"dtype": "float99"},
+    "a list as positions": {"rope_parameters": [1.0]},
     "missing layer": {"num_hidden_layers": 3},
     "additional layer": {"num_hidden_layers": 1},
 }

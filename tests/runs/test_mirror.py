@@ -1,5 +1,6 @@
 """A run at a URL: what is copied, in which order, through outages, and what another machine restores."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -20,7 +21,9 @@ from art_nb.core.events import Bus, CheckpointSaved, Warned
 from art_nb.core.files import atomic_write
 from art_nb.core.types import BackendMissing, StoreError
 from art_nb.runs.mirror import (
+    MirrorLost,
     RemoteFolder,
+    RunMirror,
     RunStorage,
     complete_steps,
     is_storage_url,
@@ -160,6 +163,21 @@ def test_order_of_a_pass(tmp_path, store, remote):
         assert files[-1].endswith("training.json")
         assert written.index(f"trajectories/train/{step:04d}.parquet") < written.index(files[0])
     assert written[-3:] == ["state.json", "history.jsonl", "mirror.json"]
+
+
+def test_a_state_that_is_written_during_a_pass_is_left_to_the_next_one(tmp_path, store, remote):
+    class StepDuringPass(RunMirror):
+        def _snapshot(self, name):
+            save_step(store, 1)
+            return super()._snapshot(name)
+
+    store.append_history({"step": 0})
+    mirror = StepDuringPass(store.path, remote_folder("recording://bucket/run"), print)
+    mirror.copy()
+    assert "checkpoints/0001/training.json" in mirror.folder.sizes()
+    assert "state.json" not in mirror.folder.sizes()
+    mirror.copy()
+    assert "state.json" in mirror.folder.sizes()
 
 
 def test_only_changes_are_copied(tmp_path, store, remote):
@@ -343,6 +361,15 @@ def test_a_writer_that_was_replaced_stops(tmp_path, store, remote):
     assert json.loads(mirror.folder.read("mirror.json"))["token"] == "other"
 
 
+def test_a_missing_owner_ends_the_copies(tmp_path, store, remote):
+    save_step(store, 0)
+    mirror, _ = opened(tmp_path, store)
+    mirror.copy()
+    mirror.folder.remove("mirror.json")
+    with pytest.raises(MirrorLost, match=r"has no valid mirror.json any more"):
+        mirror.claim(now=True)
+
+
 def test_two_writers(tmp_path, store, remote):
     save_step(store, 0)
     mirror, _ = opened(tmp_path, store)
@@ -510,3 +537,41 @@ async def test_a_fork_of_a_run_at_the_url(tmp_path, monkeypatch, tiny_model_dir,
         assert await other.get_step() == 1
     folder = remote_folder("recording://bucket/runs/p/models/fork")
     assert folder.read("checkpoints/0001/adapter_model.safetensors") == weights
+
+
+def test_an_older_state_of_a_run_that_is_forked(tmp_path, store, remote):
+    save_step(store, 0)
+    opened(tmp_path, store)[0].copy(closed=True)
+    second, _ = opened(tmp_path, store, machine=2)
+    save_step(RunStore(second.path), 1)
+    second.copy(closed=True)
+    warnings = []
+    warn = lambda key, message: warnings.append(message)
+    storage(tmp_path, 2).fetch(second.path, warn)
+    assert not warnings
+    storage(tmp_path).fetch(store.path, warn)
+    assert "newer state of this run, with step 1" in warnings[0]
+    assert store.steps_saved() == [0]
+
+
+async def test_a_registration_that_is_canceled_while_it_waits_for_another_writer(
+    tmp_path, monkeypatch, tiny_model_dir, remote
+):
+    monkeypatch.setenv("ART_NB_CACHE", str(tmp_path / "machine-1"))
+    folder = remote_folder("recording://bucket/runs/p/models/run")
+    folder.write("mirror.json", json.dumps({"token": "other", "closed": False}).encode())
+    model = art.TrainableModel(name="run", project="p", base_model=str(tiny_model_dir))
+    async with art.LocalBackend(path="recording://bucket/runs", verbose=False) as backend:
+        waiting = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        backend.bus.subscribe(lambda event: loop.call_soon_threadsafe(waiting.set), Warned)
+        backend.storage = RunStorage("recording://bucket/runs", backend.path, patience_s=1.0)
+        registration = asyncio.create_task(model.register(backend))
+        await asyncio.wait_for(waiting.wait(), 20)
+        registration.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await registration
+    owner = json.loads(folder.read("mirror.json"))
+    assert owner["token"] != "other"
+    assert owner["closed"]
+    assert not (model.store.path / "run.lock").exists()
