@@ -138,7 +138,10 @@ function build(root, wire, model) {
           "span.num",
           h("strong", kind.kind === "no_signal" ? plural(kind.groups, "group") : plural(kind.rollouts, "rollout")),
         ),
-        h("span.num.muted", percent(kind.rollouts, kind.of)),
+        h(
+          "span.num.muted",
+          kind.kind === "no_signal" ? percent(kind.groups, kind.of_groups) : percent(kind.rollouts, kind.of),
+        ),
         kind.rollouts ? stepBars(kind, kind.of_steps, labels) : h("span.f-steps"),
       ),
       kind.failures.length

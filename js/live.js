@@ -407,6 +407,9 @@ function build(root, wire, model) {
     drawnWarnings = shown;
     fill(
       warningList,
+      runState.notes
+        .filter((text) => !runState.failure?.message.startsWith(text.slice(0, 60)))
+        .map((text) => h("div.live-note", marked(text))),
       runState.warnings.map(({ key, title, finding, advice }) =>
         h(
           "div.live-note.is-warn",
@@ -418,9 +421,6 @@ function build(root, wire, model) {
       runState.warnings.length
         ? h("div.live-note", muted("Explained in "), pageReference(runState.warnings_page))
         : null,
-      runState.notes
-        .filter((text) => !runState.failure?.message.startsWith(text.slice(0, 60)))
-        .map((text) => h("div.live-note", marked(text))),
     );
     const error = runState.failure;
     failure.hidden = !error;

@@ -57,6 +57,11 @@ def sdist(dist):
         return {name.partition("/")[2] for name in archive.getnames()}
 
 
+def test_make_install_ends_with_the_next_step():
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ninstall: weights")[1].split("\n\n")[0]
+    assert recipe.splitlines()[-1] == '\t@echo "Done. Next: make demo, or make lab"'
+
+
 def metadata(wheel, name):
     return next(content for path, content in wheel.items() if path.endswith(f".dist-info/{name}")).decode()
 

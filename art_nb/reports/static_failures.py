@@ -38,8 +38,8 @@ def _example(scan: FailureScan, failure: dict[str, Any], level: DetailLevel) -> 
 
 
 def _kind(scan: FailureScan, kind: dict[str, Any], labels: list[str], level: DetailLevel) -> Html:
-    total = f"{kind['groups']} groups" if kind["kind"] == "no_signal" else f"{kind['rollouts']} rollouts"
-    heading = tag("div", tag("b", kind["title"]), f" · {total} ({share_text(kind['rollouts'], kind['of'])})")
+    unit, of = ("groups", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollouts", kind["of"])
+    heading = tag("div", tag("b", kind["title"]), f" · {kind[unit]} {unit} ({share_text(kind[unit], of)})")
     if not kind["rollouts"]:
         return tag("div", tag("b", kind["title"]), " · none")
     shown = kind["failures"][: level.lines]

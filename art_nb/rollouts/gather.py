@@ -210,7 +210,9 @@ class GatherState:
         self.show(self, ended)
         is_fraction = 0 < self.max_exceptions < 1
         if self.failures > (self.max_exceptions * self.total if is_fraction else self.max_exceptions):
-            error.add_note(f"failure {self.failures} of {self.total} rollouts; max_exceptions={self.max_exceptions}")
+            limit = f"failure {self.failures} of {self.total} rollouts; max_exceptions={self.max_exceptions}"
+            all_failed = "; no rollout has succeeded so far" if self.failures > 1 and not self.seen else ""
+            error.add_note(f"\n{limit}{all_failed}")  # with an empty line after the message of the error
             self.limit_error = error
             hide_library_frames(error)
             raise error

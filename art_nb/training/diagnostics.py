@@ -285,14 +285,15 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         failures,
         "Rollouts raise exceptions",
-        "Open a group to see its exceptions and their tracebacks. A group compares only those that did not fail.",
+        "`art.failures(run)` lists the errors, the most frequent one first. Open a group to see the tracebacks. A "
+        "group compares only the rollouts that did not fail.",
     ),
     (
         constant_reward,
         "The reward is constant",
-        "Run one rollout by hand, `(await rollout(model, scenarios[0])).reward`, with a reply that deserves a reward. "
-        "If the reward is computed correctly, the task is too hard: give partial credit or use easier scenarios. "
-        "`await art.doctor(model, rollout, scenarios)` checks both.",
+        "Call your reward function with a reply that you write yourself and that deserves a reward. If the reward is "
+        "computed correctly, the task is too hard: give partial credit or use easier scenarios. "
+        "`await art.doctor(model, rollout, scenarios)` shows the rewards of a few groups.",
     ),
     (
         ruined,
@@ -402,6 +403,7 @@ ADVICE_BY_MESSAGE = [
     (r"[Cc]onnection|[Tt]imeout", "An endpoint did not answer: check the address of the judge or the tool."),
     CLIENT_ADVICE,
     # after the causes, because the error of a rollout also names the limit
+    (r"no rollout has succeeded", "Run one rollout by hand: `await rollout(model, scenarios[0])`."),
     (r"max_exceptions", "Run one rollout by hand: `await rollout(model, scenarios[0])`. Or raise max_exceptions."),
     (r"registered|closed", "Register the model with a backend again: `await model.register(art.LocalBackend())`."),
 ]

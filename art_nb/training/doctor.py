@@ -241,8 +241,8 @@ def check_success(probe: Probe) -> Check:
     rewards = [t.reward for t in probe.trajectories]
     better = sum(reward > min(rewards) + TIE for reward in rewards)
     advice = (
-        "Put the instruction into the user message, show an example, give partial credit, or warm up with "
-        "model.train_sft(…)."
+        "Put the instruction into the user message, show several examples (the model may copy a single one, so give "
+        "no reward for its words), give partial credit, or warm up with model.train_sft(…)."
     )
     if not better:
         finding = "No reward is above the lowest one, so all replies look equally good."

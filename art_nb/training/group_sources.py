@@ -13,8 +13,10 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from ..core.aio import cancel_and_wait
+from ..core.events import Warned
+from ..core.types import TrainError
 from ..models.provenance import changed_values
-from ..rollouts.trajectories import TrajectoryGroup
+from ..rollouts.trajectories import TrajectoryGroup, choices
 from .steps import TrainOptions, identical_share, roll_out_step, staleness_metrics, truncated_share
 
 # %% ../../nbs/65_training/55_group_sources.ipynb #c8b42481
@@ -57,6 +59,7 @@ class StepSource:
 
     def __init__(self, options: TrainOptions):
         self.options = options
+        self._steps, self._can_learn = 0, False  # since `open`
         self._rollouts: dict[int, asyncio.Future] = {}  # by the number of finished steps before them
 
     def session(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -70,13 +73,17 @@ class StepSource:
         return "art.train", options | self.options.backend_options, objects
 
     async def open(self, run: Any) -> None:
-        """Start work for `run`. Print a message if its number of steps is already reached."""
+        """Start work for `run`. Print and display a message if its number of steps is already reached."""
         self.run, self._recent = run, run.recent
+        self._steps, self._can_learn = 0, False
         if not self.has_more():
-            print(
-                f"{run.model.name} has {run.step} steps already, so `steps={self.options.steps}` is reached. "
-                "It is the total number of steps. Raise it to continue, or give the model another name."
+            message = (
+                f"{run.model.name} has {run.step} steps already, so `steps={self.options.steps}` is reached. It is the "
+                "total number of steps. Raise it to continue, or give the model another name. All curves and other "
+                "warnings are those of the earlier run."
             )
+            run.progress(Warned(key="steps reached", message=message))  # not an event of the run directory
+            print(message)
 
     def has_more(self) -> bool:
         """Return whether the run has another step."""
@@ -109,7 +116,16 @@ class StepSource:
         return truncated_share(groups) | identical_share(groups) | ages
 
     async def after_step(self) -> None:
-        """Do nothing."""
+        """Raise `TrainError` if the first two steps trained nothing and their trajectories contain no `Choice`."""
+        trajectories = [trajectory for group in self.run.groups for trajectory in group]
+        is_trained = self.run.history[-1].get("data/step_num_gradient_steps", 1) > 0
+        has_only_text = bool(trajectories) and not any(map(choices, trajectories))
+        self._steps, self._can_learn = self._steps + 1, self._can_learn or is_trained or not has_only_text
+        if self._steps == 2 and not self._can_learn:
+            raise TrainError(
+                "Nothing was learned in two steps: no trajectory contains a Choice. Append response.choices[0] instead "
+                "of its text, or record an agent with art.trajectory(…)."
+            )
 
     async def finish(self) -> None:
         """Do nothing."""

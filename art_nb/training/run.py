@@ -300,7 +300,8 @@ async def run_with_threads(loop: TrainingLoop) -> None:
 
 def failed_event(error: Exception, where: str) -> Failed:
     """Return the event for the error of a run, and prepare the error for the user who waits for the run."""
-    message = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    notes = [note.strip() for note in getattr(error, "__notes__", ())]
+    message = "; ".join([f"{type(error).__name__}: {error}", *notes])
     event = Failed(where=where, message=message, traceback="".join(traceback.format_exception(error)))
     hide_library_frames(error)
     pattern, advice = CLIENT_ADVICE

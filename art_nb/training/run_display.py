@@ -99,7 +99,7 @@ def as_html(p: Progress, rows: int = 6) -> str:
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
     warnings = [f"{warning.title}. {warning.finding} {warning.advice}" for warning in diagnose(p.rows)]
     advice = [advice_for(p.failure.message)] if p.failure is not None else []
-    notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*warnings, *p.notes.values(), *advice))
+    notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*p.notes.values(), *warnings, *advice))
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]
     bar = f'<progress value="{p.step}" max="{p.steps}"></progress>'
     state = ", ".join(filter(None, [step_line(p), phase_line(p), format_eta(p, time.time())]))

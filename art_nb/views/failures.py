@@ -308,6 +308,7 @@ def _kind_reply(
         "title": kind.title,
         "meaning": kind.meaning,
         "of": int(base.sum()),
+        "of_groups": len(np.unique(table["group"][base])),
         "of_steps": np.bincount(bins[0][base], minlength=bins[1]).tolist(),
         "more": len(all_numbers) - len(numbers),
         **_counts(table, *bins, [row for n in all_numbers for row in scan.failures[n].rows]),

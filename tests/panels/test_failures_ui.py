@@ -9,6 +9,7 @@ from support.view_parts import CALLS, Talk, crowd, games
 
 import art_nb as art
 from art_nb.panels.failures_panel import FailuresPanel
+from art_nb.reports.static_failures import static_failures
 from art_nb.views.failures import MAX_LISTED
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"required": ["query"]}}}]
@@ -62,6 +63,14 @@ def test_counts_shares_and_steps(opened, tmp_path):
         assert row(page, "the reply reached the token limit").inner_text().split("\n")[1] == "2 rollouts"
         advice = row(page, "no choice").inner_text()
         assert "Append response.choices[0]" in advice
+        head = page.locator(".art-f-kind", has_text="Groups without signal").locator(".art-f-head")
+        assert head.inner_text().split("\n")[-2:] == ["1 group", "25 %"]
+
+
+def test_the_share_of_groups_without_signal_is_one_of_groups():
+    """Failed rollouts have no reward, and are not counted in it."""
+    flat = art.TrajectoryGroup([art.Trajectory(reward=0.0), art.Trajectory(reward=0.0), ValueError("x")])
+    assert "2 groups (100 %)" in static_failures([flat, flat])
 
 
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):

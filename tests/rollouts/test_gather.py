@@ -18,6 +18,7 @@ from art_nb.core.aio import limit_concurrency, retry
 from art_nb.core.events import Bus, GroupDone, RolloutDone, RolloutStarted
 from art_nb.core.types import RolloutError
 from art_nb.rollouts.gather import (
+    GatherState,
     Means,
     current_rollout,
     gather_trajectories,
@@ -111,7 +112,7 @@ async def test_max_exceptions_is_a_count_or_a_share(limit, crashes, of, passes):
         return
     with pytest.raises(ValueError, match="boom") as caught:
         await gather_trajectories(rollouts(), max_exceptions=limit, **QUIET)
-    assert "max_exceptions" in caught.value.__notes__[0]
+    assert caught.value.__notes__[0].startswith("\nfailure ") and "max_exceptions" in caught.value.__notes__[0]
     with pytest.raises(ValueError, match="boom"):
         await gather_trajectory_groups([TrajectoryGroup(rollouts())], max_exceptions=limit, **QUIET)
 
@@ -287,6 +288,18 @@ async def test_groups_may_be_finished_pending_or_coroutines():
     assert gathered[2].metadata == {"s": 1}
     assert await gather_trajectory_groups([], **QUIET) == []
     assert await gather_trajectories([], **QUIET) == []
+
+
+@pytest.mark.parametrize(("succeeded", "failed", "said"), [(0, 3, True), (1, 3, False), (0, 1, False)])
+async def test_the_limit_says_that_no_rollout_has_succeeded(succeeded, failed, said):
+    gather = GatherState(total=8, max_exceptions=failed - 1)
+    for _ in range(succeeded):
+        await gather.run_rollout(make())
+    for _ in range(failed - 1):
+        await gather.run_rollout(crash())
+    with pytest.raises(ValueError, match="boom") as caught:
+        await gather.run_rollout(crash())
+    assert ("no rollout has succeeded" in caught.value.__notes__[0]) is said
 
 
 async def test_a_nested_failure_beyond_the_limit_is_counted_once():

@@ -189,6 +189,7 @@ async def test_a_sick_rollout_is_told(home, name, verdict, said, options):
     assert (found[name].verdict, said in found[name].finding) == (verdict, True), str(found)
     assert found.ok == all(check.verdict != "fail" for check in found.checks)
     assert found[name].advice or name == "tokens"
+    assert name != "success" or "the model may copy a single one" in found[name].advice
     assert said[:20] in " ".join(str(found).split())
 
 

@@ -30,6 +30,7 @@ from art_nb.policy.lora import sequence_logprobs
 from art_nb.rollouts.scenarios import scenarios_of_step
 from art_nb.training.heartbeat import read_run_record
 from art_nb.training.run import AttachedRun, Run, record_status
+from art_nb.training.run_display import as_html
 
 SCENARIOS = list(range(12))
 
@@ -627,6 +628,41 @@ async def test_a_silent_model_is_said_too(home, capsys):
     home[1].runtime(home[0]).verbose = True
     await train(home[0], dicts, steps=1)
     assert "no choice" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 2), (1, 4)])
+async def test_two_first_steps_of_texts_alone_end_the_run(home, first, last):
+    """With a Choice in the first step (`first`), the run goes on: later texts may be an accident."""
+
+    async def talk(model, scenario):
+        if await model.get_step() < first:
+            return await say(model, scenario)
+        return art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "x"}], reward=scenario)
+
+    run = train(home[0], talk, steps=4)
+    if first:
+        assert (await run).step == last
+        return
+    with pytest.raises(TrainError, match=r"no trajectory contains a Choice. Append response.choices\[0\]"):
+        await run
+    assert (run.status, run.step, len(run.history)) == ("failed", last, last)
+    assert (await train(home[0], steps=3)).step == 3  # after the rollout is corrected
+
+
+async def test_a_run_that_has_all_steps_says_so_before_its_old_warnings(home, capsys):
+    async def constant(model, scenario):
+        trajectory = await say(model, scenario)
+        trajectory.reward = 0.0
+        return trajectory
+
+    await train(home[0], constant)
+    capsys.readouterr()
+    events = heard(home[1], Warned)
+    run = await train(home[0], constant)
+    assert "has 2 steps already" in capsys.readouterr().out
+    html = as_html(run.progress)
+    assert html.index("has 2 steps already") < html.index("those of the earlier run") < html.index("reward is constant")
+    assert not events  # a note of this run only, not of its directory
 
 
 # resume
