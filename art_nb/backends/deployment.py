@@ -53,8 +53,9 @@ class ForbiddenBucketCreationError(BackendMissing):
 def no_s3(name: str) -> NoReturn:
     """Raise `BackendMissing` for a function of ART that uses S3."""
     raise BackendMissing(
-        f'{name}: art_nb does not have this function. LocalBackend(path="s3://bucket/runs") copies its runs to S3 and restores them. '
-        "For a run in .art, copy .art/(project)/models/(name) with `aws s3 sync`, then register the model."
+        f'{name}: art_nb does not have this function. LocalBackend(path="s3://bucket/runs") copies its runs to S3 '
+        "and restores them. For a run in .art, copy .art/(project)/models/(name) with `aws s3 sync`, "
+        "then register the model."
     )
 
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SMALL_WEIGHTS_BYTES', 'PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLERANCE', 'cpu_dtype', 'cuda_dtype',
-           'default_dtype', 'missing_device', 'pick_device', 'chosen_dtype', 'without_progress_bar_if_small',
-           'load_model', 'load_plain_model', 'needs_only_tokenizers', 'load_tokenizer', 'replace_parameters',
-           'model_of_tensors', 'probe_rows', 'short_windows', 'unpatched_logprobs', 'packed_logprobs',
-           'cached_logprobs', 'checked_policy', 'load_policy']
+           'default_dtype', 'missing_device', 'pick_device', 'chosen_dtype', 'replace_parameters', 'model_of_tensors',
+           'without_progress_bar_if_small', 'load_model', 'load_plain_model', 'needs_only_tokenizers', 'load_tokenizer',
+           'probe_rows', 'short_windows', 'unpatched_logprobs', 'packed_logprobs', 'cached_logprobs', 'checked_policy',
+           'load_policy']
 
 # %% ../../nbs/30_policy/90_loading.ipynb #23f97a73
 import json
@@ -108,6 +108,52 @@ def chosen_dtype(config: PreTrainedConfig, device: torch.device, requested: torc
     """Return the dtype for loading a model on a device. Raise `TrainError` if it is unsuitable for the model."""
     return usable_dtype(config, requested, default_dtype(device))
 
+# %% ../../nbs/30_policy/90_loading.ipynb #f05ed004
+@contextmanager
+def replace_parameters(
+    replace: Callable[[nn.Parameter], nn.Parameter | None],  # returns the new parameter; None: keep it
+) -> Iterator[None]:
+    """Inside the context, call `replace` for each parameter that this thread registers in a module."""
+    thread = threading.get_ident()
+
+    def replace_registered(module, name, parameter) -> Any:
+        if threading.get_ident() == thread and parameter is not None:
+            return replace(parameter)
+
+    hook = register_module_parameter_registration_hook(replace_registered)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def model_of_tensors(
+    config: PreTrainedConfig,  # of a checkpoint without other parts than the text model
+    dtype: torch.dtype,
+    tensors: Mapping[str, torch.Tensor],  # on one device, by name; quantized ones have another shape
+) -> nn.Module:
+    """Return a causal language model that consists of `tensors`. Raise `StoreError` if one is missing."""
+
+    def to_meta(parameter: nn.Parameter) -> nn.Parameter | None:
+        if not parameter.is_meta:
+            return nn.Parameter(parameter.detach().to("meta", dtype), requires_grad=False)
+
+    with replace_parameters(to_meta):
+        model = model_class(config)(config)
+    for name, parameter in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        module, tensor = model.get_submodule(owner), tensors.get(name)
+        if tensor is not None and tensor.shape == parameter.shape:
+            setattr(module, leaf, nn.Parameter(tensor.detach(), requires_grad=False))
+        elif tensor is None or not isinstance(module, nn.Linear):
+            raise StoreError(f"There is no tensor {name} of the shape {tuple(parameter.shape)}.")
+    model.tie_weights()
+    device = model.get_input_embeddings().weight.device
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
+    return model
+
 # %% ../../nbs/30_policy/90_loading.ipynb #73516140
 SMALL_WEIGHTS_BYTES = 1 << 30  # weights of this size are loaded in a second
 
@@ -159,8 +205,9 @@ def load_model(
 # %% ../../nbs/30_policy/90_loading.ipynb #c7e3fd51
 def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Load the model of a checkpoint that `llama` covers. Raise `StoreError` if its files cannot be loaded."""
+    file_device = "cpu" if device.type == "cpu" else str(device)  # safetensors does not know cpu:0
     try:
-        tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, str(device)).items()}
+        tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, file_device).items()}
         model: Any = model_of_tensors(config, dtype, tensors)
         if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise StoreError(f"{unfit[0]} has another shape than in config.json")
@@ -199,52 +246,6 @@ def load_tokenizer(path: str | Path):
             f"The tokenizer of {path} cannot be loaded ({error_line(error)}). Check that its files are "
             "there, and install the packages that the message names."
         ) from error
-
-# %% ../../nbs/30_policy/90_loading.ipynb #f05ed004
-@contextmanager
-def replace_parameters(
-    replace: Callable[[nn.Parameter], nn.Parameter | None],  # returns the new parameter; None: keep it
-) -> Iterator[None]:
-    """Inside the context, call `replace` for each parameter that this thread registers in a module."""
-    thread = threading.get_ident()
-
-    def replace_registered(module, name, parameter) -> Any:
-        if threading.get_ident() == thread and parameter is not None:
-            return replace(parameter)
-
-    hook = register_module_parameter_registration_hook(replace_registered)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def model_of_tensors(
-    config: PreTrainedConfig,  # of a checkpoint without other parts than the text model
-    dtype: torch.dtype,
-    tensors: Mapping[str, torch.Tensor],  # on one device, by name; quantized ones have another shape
-) -> nn.Module:
-    """Return a causal language model that consists of `tensors`. Raise `StoreError` if one is missing."""
-
-    def to_meta(parameter: nn.Parameter) -> nn.Parameter | None:
-        if not parameter.is_meta:
-            return nn.Parameter(parameter.detach().to("meta", dtype), requires_grad=False)
-
-    with replace_parameters(to_meta):
-        model = model_class(config)(config)
-    for name, parameter in list(model.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        module, tensor = model.get_submodule(owner), tensors.get(name)
-        if tensor is not None and tensor.shape == parameter.shape:
-            setattr(module, leaf, nn.Parameter(tensor.detach(), requires_grad=False))
-        elif tensor is None or not isinstance(module, nn.Linear):
-            raise StoreError(f"There is no tensor {name} of the shape {tuple(parameter.shape)}.")
-    model.tie_weights()
-    device = model.get_input_embeddings().weight.device
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(device)
-    return model
 
 # %% ../../nbs/30_policy/90_loading.ipynb #4a20285f
 PROBE = "The logprobs of these words are compared before and after the modules are replaced: 1, 2, 3."  # any text
