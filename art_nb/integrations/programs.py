@@ -203,8 +203,8 @@ def rollout_from(
         environment variables, and the scenario on standard input.
     reward : callable, optional
         A function of (trajectory, scenario, output) that returns the reward, or a dict with "reward" and "metrics", or
-        sets `trajectory.reward` and returns nothing. It can be async. `output` is a `ProgramOutput`, or the result of the function. By default, the last line of
-        standard output is the reward as JSON, and a function returns it.
+        sets `trajectory.reward` and returns nothing. It can be async. `output` is a `ProgramOutput`, or the result of
+        the function. By default, the last line of standard output is the reward as JSON, and a function returns it.
     stdin : callable, optional
         A function of the scenario that returns the standard input of the command. By default, one line of JSON.
         `stdin=str` passes a string without quotes.
