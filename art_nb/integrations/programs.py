@@ -189,6 +189,7 @@ def rollout_from(
     program: str | Sequence[str] | Callable[[Session, Any], Any],
     *,
     reward: Callable[[Trajectory, Any, Any], Any] | None = None,
+    stdin: Callable[[Any], str] | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     failure_reward: float | None = None,
@@ -199,11 +200,14 @@ def rollout_from(
     ----------
     program : str, list of str or callable
         A command, which is not run by a shell, or a function of (session, scenario). The command gets the session's
-        environment variables, and the scenario as one line of JSON on standard input.
+        environment variables, and the scenario on standard input.
     reward : callable, optional
-        A function of (trajectory, scenario, output) that returns the reward, or a dict with "reward" and "metrics". It
-        can be async. `output` is a `ProgramOutput`, or the result of the function. By default, the last line of
-        standard output is the reward as JSON, and a function returns it.
+        A function of (trajectory, scenario, output) that returns the reward, or a dict with "reward" and "metrics", or
+        sets `trajectory.reward` and returns nothing. It can be async. `output` is a `ProgramOutput`, or the result of
+        the function. By default, the last line of standard output is the reward as JSON, and a function returns it.
+    stdin : callable, optional
+        A function of the scenario that returns the standard input of the command. By default, one line of JSON.
+        `stdin=str` passes a string without quotes.
     env : dict of str to str, optional
         Further environment variables of the command.
     cwd : str or Path, optional
@@ -230,7 +234,8 @@ def rollout_from(
                 output = await _call(command, session, scenario)
             else:
                 variables = _environment(session, env or {})
-                output = await run_program(command, json.dumps(plain(scenario)) + "\n", variables, cwd)
+                text = json.dumps(plain(scenario)) + "\n" if stdin is None else stdin(scenario)
+                output = await run_program(command, text, variables, cwd)
         trajectory = session.trajectory
         if isinstance(output, ProgramOutput):
             trajectory.logs = [*trajectory.logs, *_log_lines(output)]
@@ -239,9 +244,11 @@ def rollout_from(
         if not trajectory.exchanges:
             raise RolloutError(NO_TURNS)
         if reward is not None:
-            set_reward(trajectory, await _call(reward, trajectory, scenario, output))
+            result = await _call(reward, trajectory, scenario, output)
         else:
-            set_reward(trajectory, printed_reward(output.stdout) if isinstance(output, ProgramOutput) else output)
+            result = printed_reward(output.stdout) if isinstance(output, ProgramOutput) else output
+        if result is not None or "reward" not in trajectory.model_fields_set:  # a function can set the reward itself
+            set_reward(trajectory, result)
         return trajectory
 
     return rollout

@@ -353,7 +353,10 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         return self.model_dump(*args, **options) | {"config": None, "inference_api_key": None}
 
     def openai_client(self) -> AsyncOpenAI:
-        """Return the OpenAI client for rollouts. Each event loop has its own.
+        """Return an `AsyncOpenAI` client of the model's endpoint. Each event loop has its own.
+
+        Its methods are coroutines. Synchronous code needs another client:
+        `openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)`.
 
         Raises
         ------

@@ -368,6 +368,30 @@ async def test_a_function_with_a_synchronous_client(model):
     assert threading.get_ident() not in threads
 
 
+PLAIN = """
+import sys
+from openai import OpenAI
+
+OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": sys.argv[1]}], max_tokens=2)
+"""
+
+
+async def test_a_program_that_takes_its_task_as_text(model):
+    command = ["sh", "-c", f"{sys.executable} -c '{PLAIN}' \"$(cat)\""]
+
+    def reward(trajectory, scenario, output):
+        trajectory.reward = 0.25
+
+    for stdin, sent in ((None, '"Say \\"yes\\"."'), (str, 'Say "yes".')):
+        trajectory = await art.rollout_from(command, reward=reward, stdin=stdin)(model, 'Say "yes".')
+        assert (trajectory.messages()[0]["content"], trajectory.reward) == (sent, 0.25)
+
+
+async def test_a_reward_that_nobody_set(model):
+    with pytest.raises(art.RolloutError, match="Not a reward: 'None'"):
+        await art.rollout_from([sys.executable, "-c", PLAIN, "A1"], reward=lambda *_: None)(model, "A1")
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 async def test_a_shell_script_trains(model):
     """The reward of a script with curl: how many different characters its reply has."""

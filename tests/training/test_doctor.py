@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import math
 import re
+import socket
 
+import openai
 import pytest
 from openai.types.chat.chat_completion import Choice
 
@@ -117,6 +119,51 @@ async def test_a_client_of_another_event_loop(home):
 
     check = (await examine(home, rollout))["rollouts"]
     assert check.verdict == "fail" and "Create it inside the rollout" in check.advice
+
+
+async def test_greedy_replies_cannot_be_trained(home):
+    found = await examine(home, player(reward=lambda n: 1, temperature=0))
+    assert {"tokens", "variance", "cost"} <= {check.name for check in found.checks if check.verdict == "fail"}
+    said = f"{found['tokens'].finding} {found['tokens'].advice}"
+    assert said.startswith("all greedy: the replies of 8 trajectories") and "Set temperature=1 in the request." in said
+    assert found["variance"].advice.startswith("Set temperature=1 in the request")
+    assert "train none of them" in found["cost"].finding
+
+
+async def test_some_greedy_replies(home):
+    async def rollout(model, scenario):
+        history = []
+        for temperature in (0, 1):
+            history.append({"role": "user", "content": f"free: {scenario}"})
+            asked = art.Trajectory(messages_and_choices=history).messages()
+            history.append(await ask(model, asked, temperature=temperature))
+        return art.Trajectory(messages_and_choices=history)
+
+    found = await examine(home, rollout)
+    assert (found["tokens"].verdict, found["cost"].verdict) == ("warn", "ok")
+    assert "8 of 16 (50%) replies were sampled at temperature 0" in found["tokens"].finding
+    assert found["variance"].advice.startswith("Give partial credit")
+
+
+async def test_an_agent_that_asks_another_server(home):
+    async def rollout(model, scenario):
+        address = f"http://user:secret@127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=address, api_key="sk-1", max_retries=0) as client:
+            await client.chat.completions.create(model="gpt", messages=QUESTION)
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # nothing listens
+        port = server.getsockname()[1]
+        advice = (await examine(home, rollout))["rollouts"].advice
+    assert f"A request went to http://127.0.0.1:{port}/v1/chat/completions, not to the endpoint" in advice
+    assert home.inference_base_url in advice and "set OPENAI_BASE_URL" in advice
+
+
+async def test_a_wrong_request_to_the_right_server(home):
+    async def rollout(model, scenario):
+        await ask(model, QUESTION, temperature=9)
+
+    assert "Fix the rollout function" in (await examine(home, rollout))["rollouts"].advice
 
 
 async def test_groups_and_rollouts_are_as_asked(home, capfd):
@@ -253,7 +300,8 @@ async def test_a_prompted_model(home):
 
 
 async def test_what_the_doctor_says_is_what_training_does(home):
-    cases = [({}, True), ({"reward": lambda n: 1}, False), ({"keep": bare}, False), ({"keep": silent}, True)]
+    cases = [({}, True), ({"keep": silent}, True)]
+    cases += [(sick, False) for sick in ({"reward": lambda n: 1}, {"keep": bare}, {"temperature": 0})]
     for options, learns in cases:
         rollout = player(**options)
         assert (await examine(home, rollout)).ok == learns
