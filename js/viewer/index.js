@@ -49,8 +49,9 @@ export function createIndex() {
     /** Add the rows of a reply. @param {any} reply @param {DataView[]} buffers */
     add(reply, buffers) {
       if (reply.version !== index.version && index.count) {
-        // existing rows have changed, so all rows are requested again
-        index.count = groups.length = 0;
+        // Existing rows have changed, so all rows are requested again. Rows and groups keep their numbers, and the old ones
+        // are shown until then.
+        index.count = 0;
         index.version = reply.version;
       }
       if (reply.from_row !== index.count) return; // a duplicate reply

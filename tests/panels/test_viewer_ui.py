@@ -735,6 +735,23 @@ def test_o_overrides_the_score(opened, tmp_path):
     assert page.panel.rollout_index.locate(0).trajectory.reward == 0.6  # what was trained stays as it was
 
 
+@pytest.mark.parametrize("preset", ["All", "Best", "Worst", "Varied"])
+def test_a_score_is_saved_in_each_list(opened, tmp_path, preset):
+    page = opened(recorded_run(tmp_path / "run"))
+    page.get_by_role("button", name=preset).click()
+    page.wait_for_selector(f".art-segments [aria-pressed=true]:has-text('{preset}')")
+    press(page, "J")
+    place = selected(page)
+    press(page, "o")
+    page.keyboard.type("0.25")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".art-row.art-is-selected .art-badge:has-text('human')")
+    page.wait_for_selector("text=set by a person")
+    page.wait_for_function("document.querySelector('.art-bar').textContent.includes('37 rollouts')")
+    assert selected(page) == place
+    assert not page.locator(".art-saved").is_visible()
+
+
 def test_what_is_read_stays_open_while_more_is_loaded(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(RolloutIndex.load, "__defaults__", (0.0,))  # one step a request
     page = opened(recorded_run(tmp_path / "run"))
