@@ -25,6 +25,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore
 from ..training.run import Run, active_runs
 from ..views.index import open_rollouts
+from ..views.replies import TRAINED_NOTICE
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #4e891a8f
 Scores: TypeAlias = Mapping[int, float]  # scores by trajectory index
@@ -247,7 +248,7 @@ def already_trained_notice(
     """Return a sentence that names the step if the group was already trained."""
     on_disk = context.step if context.store and context.step in context.store.steps("train") else None
     step = group.metadata.get("trained_step", on_disk)
-    return "" if step is None else f"This group was trained at step {step}, with the order it had then."
+    return "" if step is None else TRAINED_NOTICE.format(step=step)
 
 # %% ../../nbs/85_panels/00_rankings.ipynb #9ec2421e
 def apply_scores(

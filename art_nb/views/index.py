@@ -240,10 +240,13 @@ class RolloutIndex:
         for i in range(len(part.names)):
             ref = GroupRef(part, part.first_group + i, part.first_position + i)
             finished = np.flatnonzero((part.table["group"] == ref.group) & (part.table["status"] == 0))
-            for index, judgment in current(part.judgments.get(ref.key, [])).items():
+            entries = part.judgments.get(ref.key, [])
+            for index, judgment in current(entry for entry in entries if entry.by == "judge").items():
                 if index < len(finished):
                     part.table["ruler"][finished[index]] = judgment.score
-                    part.table["flags"][finished[index]] |= FLAGS["overridden"] * (judgment.by == "human")
+            for index in current(entry for entry in entries if entry.by == "human"):
+                if index < len(finished):
+                    part.table["flags"][finished[index]] |= FLAGS["overridden"]
 
     @property
     def table(self) -> np.ndarray:

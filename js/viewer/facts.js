@@ -68,15 +68,12 @@ export function createFacts(app) {
       table(
         "",
         line("judged (RULER)", breakdown.ruler),
-        line(
-          "set by a person",
-          breakdown.override,
-          breakdown.judge_reward != null ? `judge: ${num(breakdown.judge_reward)}` : "",
-        ),
+        line("set by a person", breakdown.override),
         line("advantage", breakdown.advantage, "compared with its group"),
       ),
-      [breakdown.explanation, breakdown.reason].map((text) => text && h("p.note", marked(text))),
-      breakdown.why ? h("p.note", marked(breakdown.why)) : null,
+      [breakdown.explanation, breakdown.reason, breakdown.trained, breakdown.why].map(
+        (text) => text && h("p.note", marked(text)),
+      ),
     );
   }
 

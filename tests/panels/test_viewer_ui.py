@@ -732,6 +732,8 @@ def test_o_overrides_the_score(opened, tmp_path):
         (0.25, "human", "a lucky guess", 3, 0)
     ]
     page.wait_for_selector(".art-row-rollout .art-badge:has-text('human')")
+    card = page.inner_text(".art-reward-card")
+    assert "judged" not in card and "trained at step 3" in card and "Its rewards stay the same." in card
     assert page.panel.rollout_index.locate(0).trajectory.reward == 0.6  # what was trained stays as it was
 
 

@@ -233,17 +233,18 @@ def test_judgments_count_for_more_than_metrics(tmp_path):
         ]
     )
     assert index.refresh()
-    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.9])
+    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.5])  # a person's score is separate
     assert select(index, "overridden").tolist() == [1]
     told = replies.traj_reply(index, 1)[0]["breakdown"]
-    assert (told["override"], told["judge_reward"], told["reason"]) == (0.9, 0.5, "better")
+    assert (told["override"], told["ruler"], told["reason"]) == (0.9, 0.5, "better")
+    assert told["trained"].startswith("This group was trained at step 3,")
     said["step"] = 4  # a step that comes with its judgments leaves the older ones marked
     store.write_groups("train", 4, [group])
     Journal(tmp_path).append([Judgment(**said, score=0.1, judge="j"), Judgment(**said | {"step": 3}, score=0.7)])
     index.waiting.append(("train", 4, lambda: table_of_file(store, "train", 4)))
     index.load(60)
     assert index.refresh()
-    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.9, 0.2, 0.1])
+    assert index.table["ruler"].tolist() == pytest.approx([0.2, 0.7, 0.2, 0.1])
 
 
 def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
@@ -252,8 +253,13 @@ def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
         store.write_groups(split, 1, [TrajectoryGroup([thread("?", "x")]) for _ in range(2)])
     index = load_all(tmp_path)
     write_override(index, 1, 0.75, "mine")
-    assert index.table["ruler"].tolist() == pytest.approx([np.nan, 0.75, np.nan, np.nan], nan_ok=True)
-    assert [replies.traj_reply(index, row)[0]["breakdown"]["override"] for row in range(4)] == [None, 0.75, None, None]
+    assert np.isnan(index.table["ruler"]).all()  # no judge gave a score
+    assert select(index, "overridden").tolist() == [1] and not len(select(index, "judged"))
+    told = [replies.traj_reply(index, row)[0]["breakdown"] for row in range(4)]
+    assert [each["override"] for each in told] == [None, 0.75, None, None]
+    write_override(index, 2, 0.3, "")  # of the validation rollouts, which are not trained
+    told = replies.traj_reply(index, 2)[0]["breakdown"]
+    assert (told["override"], told["ruler"], told["trained"]) == (0.3, None, "")
 
 
 def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
