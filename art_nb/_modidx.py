@@ -3274,6 +3274,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'art_nb/panels/judging_panel.py'),
                                              'art_nb.panels.judging_panel._has_front_end': ( '85_panels/judging_panel.html#_has_front_end',
                                                                                              'art_nb/panels/judging_panel.py'),
+                                             'art_nb.panels.judging_panel._scorer': ( '85_panels/judging_panel.html#_scorer',
+                                                                                      'art_nb/panels/judging_panel.py'),
                                              'art_nb.panels.judging_panel._session_of': ( '85_panels/judging_panel.html#_session_of',
                                                                                           'art_nb/panels/judging_panel.py'),
                                              'art_nb.panels.judging_panel._table_cells': ( '85_panels/judging_panel.html#_table_cells',

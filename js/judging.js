@@ -92,11 +92,7 @@ function build(root, wire, model) {
     panes = h("div.j-panes", { hidden: true });
   const main = h("div.j-main", { tabIndex: -1 }, shared, cards.list, panes);
   const status = h("span", { role: "status" }),
-    discardButton = button(
-      "Discard changes",
-      "Return to the judge's scores and to the changes that were applied before",
-      () => sendChange("reset"),
-    );
+    discardButton = button("Discard changes", "Discard the changes that were not applied", () => sendChange("reset"));
   const applyButton = button("Apply", "", () => applyScores(), { class: "art-button art-j-primary" });
   const footer = h("div.j-foot", status, h("span.grow"), discardButton, applyButton);
   const help = h("div.j-help", { role: "dialog", label: "Keys", hidden: true, tabIndex: 0 }),
@@ -241,7 +237,7 @@ function build(root, wire, model) {
   }
 
   function drawFoot(state) {
-    const { drafts = 0, waiting } = state,
+    const { drafts = 0, waiting, scorer } = state,
       isTrained = Boolean(state.trained);
     discardButton.hidden = !drafts;
     discardButton.textContent = state.blind ? "Shuffle again" : "Discard changes";
@@ -249,7 +245,7 @@ function build(root, wire, model) {
     applyButton.disabled = !waiting;
     applyButton.textContent = state.person ? "Submit" : isTrained ? "Write to the journal" : "Apply to the rewards";
     applyButton.title = isTrained
-      ? "The group was already trained, so only the journal changes"
+      ? `The group was already trained, so only the journal (${state.journal}) changes`
       : `Write the scores to the journal (${state.journal}) and to the rewards of the group`;
     fill(
       status,
@@ -263,14 +259,20 @@ function build(root, wire, model) {
             ? [
                 h("b", plural(drafts, "change")),
                 " not applied",
-                state.changed ? muted(` · different from the judge: ${state.changed}`) : null,
+                state.changed
+                  ? muted(` · compared with ${scorer === "judge" ? "the judge" : scorer}: ${state.changed}`)
+                  : null,
               ]
             : waiting
               ? "The scores have not been applied to the rewards."
               : isTrained
                 ? muted("Changes are written to the journal.")
                 : state.rows.length
-                  ? muted("The scores have been applied to the rewards.")
+                  ? muted(
+                      scorer === "judge" || state.rows.some((row) => row.by_hand)
+                        ? "The scores have been applied to the rewards."
+                        : "The rewards are those that the rollouts set.",
+                    )
                   : muted("Questions for you will appear here."),
     );
   }

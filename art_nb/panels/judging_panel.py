@@ -73,9 +73,8 @@ async def add_ranking(
 def ranking_table(session: JudgingSession) -> str:
     """Return the state of a session as text."""
     state = state_reply(session)
-    counting = state["opinions"][state["using"]] if state["opinions"] else {"judge": "hidden", "failure": ""}
     lines = [
-        f"{state['title']} · {len(state['rows'])} rollouts · judge: {counting['judge']}",
+        f"{state['title']} · {len(state['rows'])} rollouts · {_scorer(state)}",
         state["trained"],
         "rank  rollout  score  advantage  why",
     ]
@@ -83,6 +82,13 @@ def ranking_table(session: JudgingSession) -> str:
     lines += _failure_lines(state)
     lines += [f"{row['label']} may speak to the judge: {flag}" for row in state["rows"] for flag in row["flags"]]
     return "\n".join(line for line in lines if line)
+
+
+def _scorer(state: Mapping[str, Any]) -> str:
+    if state["blind"]:
+        return "judge: hidden"
+    name = state["opinions"][state["using"]]["judge"]
+    return f"judge: {name}" if state["scorer"] == "judge" else name
 
 
 def _table_line(row: Mapping[str, Any]) -> str:
@@ -106,7 +112,9 @@ def static_session(
 
     state, (shared, rests, _) = state_reply(session), align_conversations(session.group)
     cells = [_table_cells(row, state["blind"]) for row in state["rows"][: detail.lines]]
-    names = ["rank", "rollout"] + ["score", "judge", "advantage", "changed", "why"] * (not state["blind"])
+    names = ["rank", "rollout"]
+    if not state["blind"]:
+        names += ["score", state["scorer"], "advantage", "changed", "why"]
     step = f" · step {state['step']}" if state["step"] else ""
     title = tag("div", tag("b", "Judged group"), f" · {state['title']}{step}")
     parts = [title, facts_line(state["trained"]), facts_line(*_facts(state)), table(names, cells)]
@@ -140,7 +148,7 @@ def _facts(state: Mapping[str, Any]) -> list[str]:
     ranking = state["opinions"][state["using"]]
     tokens = f"{ranking['tokens']} tokens" if ranking["tokens"] else ""
     facts = [
-        f"judge: {ranking['judge']}",
+        _scorer(state),
         "from the cache" if ranking["cached"] else tokens,
         f"${ranking['cost']:.4f}" if ranking["cost"] else "",
         "" if ranking["tau"] is None else f"τ {ranking['tau']:.2f} over {ranking['repeats']} repeats",

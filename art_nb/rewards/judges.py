@@ -357,7 +357,8 @@ class ReplayJudge:
         if recorded is None:
             raise JudgeError(
                 f"{self.cache.path.name} holds no answer of {self.name or 'any judge'} to this question. "
-                "Record it again: pass the original judge and cache=path."
+                "Another rubric is another question: pass the rubric of the recording. "
+                "Or record it again: pass the original judge and cache=path."
             )
         return JudgeReply(recorded.verdicts, recorded.cost, recorded.tokens, cached=True, calls=0)
 

@@ -36,8 +36,8 @@ export function conversation(app, key) {
   return body;
 }
 
-/** Draw the score as a bar, with marks for the judge's score and for each of its rounds. @param {any} row */
-function scoreBar(row) {
+/** Draw the score as a bar, with marks for the judge's score and for each of its rounds. @param {any} row @param {string} scorer */
+function scoreBar(row, scorer) {
   const percent = (score) => `${(100 * score).toFixed(1)}%`;
   return h(
     "span.j-bar",
@@ -46,7 +46,7 @@ function scoreBar(row) {
       label:
         row.score == null
           ? "no score"
-          : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, judge ${num(row.judge)}` : ""}`,
+          : `score ${num(row.score)}${row.by_hand && row.judge != null ? `, ${scorer} ${num(row.judge)}` : ""}`,
     },
     row.score == null
       ? null
@@ -58,7 +58,7 @@ function scoreBar(row) {
       score == null ? null : h("i.j-dot", { style: { left: percent(score) }, title: `round ${n + 1}: ${num(score)}` }),
     ),
     row.by_hand && row.judge != null
-      ? h("i.j-tick", { style: { left: percent(row.judge) }, title: `judge: ${num(row.judge)}` })
+      ? h("i.j-tick", { style: { left: percent(row.judge) }, title: `${scorer}: ${num(row.judge)}` })
       : null,
   );
 }
@@ -211,6 +211,7 @@ export function createCards(app) {
       value: row.reason,
       label: `Reason for the score of rollout ${row.label}`,
       placeholder: "Reason (saved in the journal)",
+      title: `Saved in ${state.journal}`,
     });
     sendOnChange(why, "why", (reason) => {
       openReasons.delete(key);
@@ -234,17 +235,17 @@ export function createCards(app) {
           ? badge(`unsteady ±${num(row.spread, 2)}`, "art-is-warn", "the judge's scores differ between rounds")
           : null,
       ),
-      h("div.j-line", number, state.blind ? null : scoreBar(row), undo),
+      h("div.j-line", number, state.blind ? null : scoreBar(row, state.scorer), undo),
       state.blind || !row.by_hand || row.judge == null
         ? null
-        : h("div.j-line.muted", `judge ${num(row.judge)} · rank ${num(row.judge_rank)}`),
+        : h("div.j-line.muted", `${state.scorer} ${num(row.judge)} · rank ${num(row.judge_rank)}`),
       state.blind || state.person
         ? null
         : h(
             "div.j-line",
             h(
               "span.j-adv",
-              { title: "How much better than its group. With the judge's scores → with your changes" },
+              { title: "How much better than its group. Without → with your changes" },
               "advantage ",
               row.by_hand || isChanged(row)
                 ? [muted(formatSigned(row.before)), " → ", h("b", formatSigned(row.after))]

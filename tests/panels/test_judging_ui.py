@@ -8,7 +8,7 @@ import pytest
 from support.judging_parts import SCORES, Says, answers, judged, now, numbered
 from support.ui import HOSTILE, axe_faults, calm, waits
 
-from art_nb.panels.judging_panel import questions_panel
+from art_nb.panels.judging_panel import judge, questions_panel
 from art_nb.rewards.journal import Journal
 from art_nb.rewards.judges import Person
 from art_nb.rewards.ruler import score_group
@@ -221,6 +221,25 @@ def test_apply_makes_the_scores_the_rewards(opened, tmp_path):
     assert page.get_by_role("button", name="Apply to the rewards").is_disabled()
     assert Journal(tmp_path).current(page.panel.group)[1].by == "human"
     assert page.locator(".art-j-mine").inner_text() == "yours"
+
+
+def test_own_rewards_are_not_called_a_judge(opened, tmp_path):
+    group = answers("a", "b", "c", rewards=(0.0, 1.0, 0.5))
+    page = opened(now(judge(group, journal=tmp_path, show=False)))
+    footer = lambda: page.inner_text(".art-j-foot")
+    assert "applied" not in footer() and "The rewards are those that the rollouts set." in footer()
+    press(page, "j", "Alt+ArrowUp")
+    becomes(page, "#2", "#1", "#0")
+    card = page.locator(".art-j-card.art-is-current")
+    assert "own reward 0.5 · rank 2" in card.inner_text() and "judge" not in card.inner_text()
+    assert card.locator(".art-j-tick").get_attribute("title") == "own reward: 0.5"
+    assert "compared with own reward" in footer() and "judge" not in footer()
+    path = str(tmp_path / "judgements.jsonl")
+    assert path in card.locator(".art-j-why").get_attribute("title")
+    apply = page.get_by_role("button", name="Apply to the rewards")
+    assert path in apply.get_attribute("title")
+    apply.click()
+    page.wait_for_selector("text=The scores have been applied to the rewards.")
 
 
 def test_changes_are_dropped(opened):

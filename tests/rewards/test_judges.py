@@ -163,6 +163,8 @@ async def test_a_recording_is_replayed_without_the_judge(judge, tmp_path):
     assert again.tokens == 240  # what it took when it was recorded
     with pytest.raises(JudgeError, match="holds no answer"):
         await score_group(animals(4), f"recording:{path}")
+    with pytest.raises(JudgeError, match="pass the rubric of the recording"):
+        await score_group(animals(), f"recording:{path}", "Short answers are better.")
     with pytest.raises(JudgeError, match="holds no answer"):
         await score_group(animals(), ReplayJudge(JudgeCache(tmp_path / "nothing.jsonl")))
 
