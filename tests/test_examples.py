@@ -1,6 +1,7 @@
 """The first tutorial and the demo, shortened, as a user runs them."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -8,6 +9,8 @@ import nbformat
 import pytest
 from support.jupyter_kernels import run_notebook, shorten_tutorial
 from support.warm import warm_python
+
+import art_nb as art
 
 
 @pytest.fixture
@@ -74,3 +77,15 @@ def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
     assert told["steps"] == 1
     assert told["games"] == 2
     assert told["peak_rss_gb"] < 6
+
+
+async def test_the_panel_of_the_judge_example_shows_the_scores_of_the_reader(root, tmp_path, monkeypatch):
+    shutil.copytree(root / "examples" / "ruler", tmp_path / "ruler", ignore=shutil.ignore_patterns(".art"))
+    monkeypatch.chdir(tmp_path / "ruler")
+    text = "\n".join(cell.source for cell in nbformat.read("ruler.ipynb", as_version=4).cells)
+    call = re.search(r"await (art\.judge\([^`\n]+\))", text)[1]
+    rubric = re.search(r'RUBRIC = """\\\n(.+?)"""', text, re.DOTALL)[1]
+    answers = art.open_run("rollouts").read_groups("train", 0)
+    panel = await eval(call, {"art": art, "answers": answers, "RUBRIC": rubric})
+    table = repr(panel)
+    assert "judge: a careful reader" in table and "0.75" in table and "An invented adaptation." in table

@@ -91,6 +91,7 @@ test("a new version of the index replaces the old rows", () => {
   index.add(...indexReply(0, [0, 1], groups));
   index.add(...indexReply(2, [7], groups, { version: 1 }));
   assert.equal(index.count, 0); // the next request starts at row 0
+  assert.equal(index.groupOf(1).name, "a"); // the old rows are shown until then
   index.add(...indexReply(0, [4, 6], groups, { version: 1 }));
   assert.deepEqual([index.count, index.groups[0].mean], [2, 5]);
 });
