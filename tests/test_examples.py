@@ -83,8 +83,8 @@ async def test_the_panel_of_the_judge_example_shows_the_scores_of_the_reader(roo
     shutil.copytree(root / "examples" / "ruler", tmp_path / "ruler", ignore=shutil.ignore_patterns(".art"))
     monkeypatch.chdir(tmp_path / "ruler")
     text = "\n".join(cell.source for cell in nbformat.read("ruler.ipynb", as_version=4).cells)
-    call = re.search(r"await (art\.judge\([^`\n]+\))", text)[1]
-    rubric = re.search(r'RUBRIC = """\\\n(.+?)"""', text, re.DOTALL)[1]
+    (call,) = re.findall(r"await (art\.judge\([^`\n]+\))", text)
+    (rubric,) = re.findall(r'RUBRIC = """\\\n(.+?)"""', text, re.DOTALL)
     answers = art.open_run("rollouts").read_groups("train", 0)
     panel = await eval(call, {"art": art, "answers": answers, "RUBRIC": rubric})
     table = repr(panel)
