@@ -324,7 +324,7 @@ def test_rewards_are_sums_of_their_parts_or_it_is_said():
     told = [replies.traj_reply(index, row)[0]["breakdown"] for row in range(3)]
     assert [one["sums"] for one in told] == [True, False, None]
     assert told[0]["parts"] == [["reward/right", 1.0], ["reward/short", 0.5]]
-    assert "no metric is called reward/" in told[2]["why"]
+    assert "names begin with reward/" in told[2]["why"]
 
 
 @settings(max_examples=300)
