@@ -58,7 +58,7 @@ def fingerprint(weights: Adapter) -> str:
     h = hashlib.sha256()
     for name in sorted(weights):
         h.update(name.encode())
-        h.update(weights[name].detach().cpu().contiguous().numpy())
+        h.update(weights[name].detach().cpu().contiguous().numpy().data)
     return h.hexdigest()[:12]
 
 # %% ../../nbs/30_policy/70_adapters.ipynb #15a0a008
