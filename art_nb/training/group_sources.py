@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from ..core.aio import cancel_and_wait
 from ..core.events import Warned
-from ..core.types import TrainError
 from ..models.provenance import changed_values
-from ..rollouts.trajectories import TrajectoryGroup, choices
+from ..rollouts.trajectories import TrajectoryGroup
 from .steps import TrainOptions, identical_share, roll_out_step, staleness_metrics, truncated_share
 
 # %% ../../nbs/65_training/55_group_sources.ipynb #c8b42481
@@ -59,7 +58,6 @@ class StepSource:
 
     def __init__(self, options: TrainOptions):
         self.options = options
-        self._steps, self._can_learn = 0, False  # since `open`
         self._rollouts: dict[int, asyncio.Future] = {}  # by the number of finished steps before them
 
     def session(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -75,7 +73,6 @@ class StepSource:
     async def open(self, run: Any) -> None:
         """Start work for `run`. Print and display a message if its number of steps is already reached."""
         self.run, self._recent = run, run.recent
-        self._steps, self._can_learn = 0, False
         if not self.has_more():
             message = (
                 f"{run.model.name} has {run.step} steps already, so `steps={self.options.steps}` is reached. It is the "
@@ -116,16 +113,7 @@ class StepSource:
         return truncated_share(groups) | identical_share(groups) | ages
 
     async def after_step(self) -> None:
-        """Raise `TrainError` if the first two steps trained nothing and their trajectories contain no `Choice`."""
-        trajectories = [trajectory for group in self.run.groups for trajectory in group]
-        is_trained = self.run.history[-1].get("data/step_num_gradient_steps", 1) > 0
-        has_only_text = bool(trajectories) and not any(map(choices, trajectories))
-        self._steps, self._can_learn = self._steps + 1, self._can_learn or is_trained or not has_only_text
-        if self._steps == 2 and not self._can_learn:
-            raise TrainError(
-                "Nothing was learned in two steps: no trajectory contains a Choice. Append response.choices[0] instead "
-                "of its text, or record an agent with art.trajectory(…)."
-            )
+        """Do nothing."""
 
     async def finish(self) -> None:
         """Do nothing."""

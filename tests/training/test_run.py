@@ -630,25 +630,6 @@ async def test_a_silent_model_is_said_too(home, capsys):
     assert "no choice" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 2), (1, 4)])
-async def test_two_first_steps_of_texts_alone_end_the_run(home, first, last):
-    """With a Choice in the first step (`first`), the run goes on: later texts may be an accident."""
-
-    async def talk(model, scenario):
-        if await model.get_step() < first:
-            return await say(model, scenario)
-        return art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "x"}], reward=scenario)
-
-    run = train(home[0], talk, steps=4)
-    if first:
-        assert (await run).step == last
-        return
-    with pytest.raises(TrainError, match=r"no trajectory contains a Choice. Append response.choices\[0\]"):
-        await run
-    assert (run.status, run.step, len(run.history)) == ("failed", last, last)
-    assert (await train(home[0], steps=3)).step == 3  # after the rollout is corrected
-
-
 async def test_a_run_that_has_all_steps_says_so_before_its_old_warnings(home, capsys):
     async def constant(model, scenario):
         trajectory = await say(model, scenario)
