@@ -9,12 +9,11 @@ from itertools import count
 import openai
 import pytest
 import torch
-from transformers import LlamaConfig
 
 import art_nb as art
 from art_nb.core.types import ServeError, TrainError, TrainSFTConfig
+from art_nb.policy import loading
 from art_nb.policy.adapters import copy_adapter, fingerprint
-from art_nb.policy.architectures import model_class
 from art_nb.policy.device import is_out_of_memory
 
 SCRIPT = """
@@ -212,12 +211,12 @@ async def test_an_adapter_is_merged_again_if_memory_was_full(named, local, monke
 
 
 async def test_loading_a_model_tries_once_more(named, local, monkeypatch):
-    model, kind = named(), model_class(LlamaConfig())
-    with failing(monkeypatch, kind, "from_pretrained", {0}):
+    model = named()
+    with failing(monkeypatch, loading, "load_file", {0}):
         await model.register(local)
     assert len(await replies(model)) == 3
     other = named("other")
-    with failing(monkeypatch, kind, "from_pretrained", {0, 1}):
+    with failing(monkeypatch, loading, "load_file", {0, 1}):
         with pytest.raises(ServeError, match="Loading the model ran out of memory"):
             await other.register(local)
     assert len(await replies(model)) == 3
