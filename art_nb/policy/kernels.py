@@ -452,7 +452,6 @@ def has_varlen(q: torch.Tensor) -> bool:
     return has_flash(q.device, q.dtype)
 
 
-@lru_cache(maxsize=1)
 def _varlen_attn() -> Callable | None:
     """Return PyTorch's function, or None before PyTorch 2.10. Its module imports a part of the compiler."""
     try:

@@ -205,9 +205,9 @@ def load_model(
 # %% ../../nbs/30_policy/90_loading.ipynb #c7e3fd51
 def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Load the model of a checkpoint that `llama` covers. Raise `StoreError` if its files cannot be loaded."""
-    file_device = "cpu" if device.type == "cpu" else str(device)  # safetensors does not know cpu:0
+    file_device = str(device) if device.type == "cuda" else "cpu"  # safetensors knows few names
     try:
-        tensors = {name: t.to(dtype) for name, t in load_file(path / WEIGHTS, file_device).items()}
+        tensors = {name: t.to(device, dtype) for name, t in load_file(path / WEIGHTS, file_device).items()}
         model: Any = model_of_tensors(config, dtype, tensors)
         if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise StoreError(f"{unfit[0]} has another shape than in config.json")

@@ -152,7 +152,7 @@ def test_groups_of_query_heads_need_no_option_in_an_older_torch(monkeypatch):
 
     for function in (kernels._knows_windows, kernels._group_options):
         monkeypatch.setattr(kernels, function.__name__, function.__wrapped__)
-    monkeypatch.setattr(kernels.varlen, "varlen_attn", attend)
+    monkeypatch.setattr(kernels, "_varlen_attn", lambda: attend)
     assert has_flash(torch.device(fake_gpu.NAME), torch.bfloat16)
     kernels.varlen_attention(*(torch.zeros(3, heads, 8) for heads in (4, 2, 2)), ends, (3, 3), 0.5, 2)
     assert calls == [(4, 2, 0.5, (1, 0))]
