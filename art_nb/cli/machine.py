@@ -17,7 +17,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from ..core.machine import installed_version
+from ..core.machine import cache_directory, installed_version
 
 # %% ../../nbs/95_cli/10_machine.ipynb #f43b7336
 def format_gigabytes(size: float) -> str:
@@ -270,7 +270,7 @@ def check_ray(
 # %% ../../nbs/95_cli/10_machine.ipynb #aedcd8e1
 def check_weights() -> list:
     """Return a check that lists the embedded models on this machine."""
-    from art_nb.models.weights import EMBEDDED, cache_directory, converted, is_model
+    from art_nb.models.weights import EMBEDDED, converted, is_model
     from art_nb.training.doctor import Check
 
     cache = cache_directory()

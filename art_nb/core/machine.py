@@ -6,7 +6,7 @@
 __all__ = ['BEAT_S', 'DEAD_S', 'YOUNG_OBJECTS', 'machine_tag', 'is_loopback', 'process_start', 'process_runs', 'temporary_path',
            'parse_temporary', 'owner_runs', 'machine_memory', 'usable_cores', 'process_memory',
            'interpreter_is_exiting', 'without_garbage_collection', 'rare_garbage_collection', 'installed_version',
-           'documentation_address']
+           'documentation_address', 'cache_directory']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import gc
@@ -17,7 +17,7 @@ import platform
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import thread as thread_pools
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -232,3 +232,19 @@ def documentation_address(page: str) -> str:
         if addresses:
             return f"{addresses[0].rstrip('/')}/{path}.html{mark}{section}"
     return f"docs/{path}.md"
+
+# %% ../../nbs/00_core/60_machine.ipynb #f3d7b7ba
+def cache_directory(
+    platform: str = sys.platform,  # a value of `sys.platform`
+    environ: Mapping[str, str] = os.environ,  # environment variables
+) -> Path:
+    """Return the directory for files that can be created again, such as converted models."""
+    if chosen := environ.get("ART_NB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif platform == "win32":
+        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base.absolute() / "art_nb"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from ..models.weights import cache_directory
+from ..core.machine import cache_directory
 
 # %% ../../nbs/30_policy/00_native_library.ipynb #na710005
 NATIVE_SOURCES = Path(str(files("art_nb.policy") / "native"))

@@ -27,8 +27,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..core.events import Bus, CheckpointSaved, StepDone
-from ..core.files import atomic_write, file_stamp, parse_json
-from ..core.machine import temporary_path
+from ..core.files import atomic_write, file_stamp, parse_json, read_json
+from ..core.machine import cache_directory, temporary_path
 from ..core.types import BackendMissing, StoreError
 from .locks import LOCK_NAME
 from .store import RunStore, is_complete_checkpoint, is_run, step_number
@@ -42,12 +42,10 @@ def is_storage_url(path: str | Path | None) -> bool:
 def local_directory(url: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return the directory on this machine for the runs at a URL."""
     parts = urlsplit(url)
-    base = environ.get("ART_NB_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "art_nb"
     text = f"{parts.netloc.rpartition('@')[2]}/{parts.path}"  # without a password
     names = [name for name in text.split("/") if name not in ("", ".", "..")]
-    return (
-        Path(base).expanduser().absolute() / "runs" / parts.scheme / Path(*(name.replace(":", "_") for name in names))
-    )
+    directory = Path(*(name.replace(":", "_") for name in names))
+    return cache_directory(environ=environ) / "runs" / parts.scheme / directory
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #4deff09e
 def is_safe_name(name: str) -> bool:
@@ -199,10 +197,9 @@ class MirrorLost(StoreError):
 def read_local_state(path: Path) -> dict[str, Any]:
     """Return the state of the mirror of a run directory, or `{}` if there is none."""
     try:
-        state = parse_json((path / LOCAL_STATE).read_bytes())
+        return read_json(path / LOCAL_STATE)
     except (FileNotFoundError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #dd110aaf
 class RunMirror:

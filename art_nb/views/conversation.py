@@ -27,7 +27,8 @@ from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import utf8_text, plain
 from ..core.types import ArtError
-from ..models.weights import EMBEDDED, base_name, cache_directory, converted, fetch, is_model
+from ..core.machine import cache_directory
+from ..models.weights import EMBEDDED, base_name, converted, fetch, is_model
 from ..rewards.rubrics import shared_prefix
 from ..rollouts.entries import sampled_tokens
 from ..rollouts.trajectories import Trajectory, all_histories, get_messages, is_choice

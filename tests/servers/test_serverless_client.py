@@ -250,16 +250,26 @@ async def test_a_canceled_call_cancels_its_job(named, far, server):
     assert (await far.train(model, [await a_group(model)])).step == 1
 
 
+LONG_OPTIONS = {"learning_rate": 1e-2, "allow_training_without_logprobs": True}
+
+
+async def train_until_killed(server, backend, model):
+    """Register a model, kill the server in a step, and return the groups and the task of the call."""
+    steps = heard(backend, GradientStep)
+    await model.register(backend)
+    groups = [await a_long_group(model)]
+    training = asyncio.create_task(backend.train(model, groups, **LONG_OPTIONS))
+    await until(lambda: steps, training)
+    await asyncio.to_thread(server.kill)
+    return groups, training
+
+
 async def test_a_restarted_server_finishes_the_job_of_a_call(named, tmp_path):
     """The server is killed while it trains. The call goes on when it is back, and its step is trained once."""
     server = ServerlessProcess(tmp_path / "far")
     backend = client(server, tmp_path / "near", patience_s=120.0)
-    model, steps = named(), heard(backend, GradientStep)
-    await model.register(backend)
-    group, options = await a_long_group(model), {"learning_rate": 1e-2, "allow_training_without_logprobs": True}
-    training = asyncio.create_task(backend.train(model, [group], **options))
-    await until(lambda: steps, training)
-    await asyncio.to_thread(server.kill)
+    model = named()
+    _, training = await train_until_killed(server, backend, model)
     await asyncio.sleep(0.5)
     assert not training.done()
     await asyncio.to_thread(server.start)
@@ -274,17 +284,13 @@ async def test_a_lost_call_is_made_again(named, tmp_path):
     """The patience ends before the server is back. The same call receives the result of the first one."""
     server = ServerlessProcess(tmp_path / "far")
     backend = client(server, tmp_path / "near", patience_s=0.3)
-    model, steps = named(), heard(backend, GradientStep)
-    await model.register(backend)
-    group, options = await a_long_group(model), {"learning_rate": 1e-2, "allow_training_without_logprobs": True}
-    training = asyncio.create_task(backend.train(model, [group], **options))
-    await until(lambda: steps, training)
-    await asyncio.to_thread(server.kill)
+    model = named()
+    groups, training = await train_until_killed(server, backend, model)
     with pytest.raises(ServeError, match="make the same call again") as lost:
         await training
     assert lost.value.status == 503
     await asyncio.to_thread(server.start)
-    assert (await backend.train(model, [group], **options)).step == 1
+    assert (await backend.train(model, groups, **LONG_OPTIONS)).step == 1
     assert await model.get_step() == 1
     await backend.close()
     await asyncio.to_thread(server.end)
