@@ -118,8 +118,8 @@ async def test_a_learned_choice_becomes_more_likely(home):
         return art.TrajectoryGroup(trajectories), np.mean([trajectory.reward for trajectory in trajectories])
 
     shares = []
-    for _ in range(5):
+    for _ in range(9):
         group, share = await share_of_b()
         shares.append(share)
         await backend.train(model, [group], learning_rate=2e-2)
-    assert shares[-1] > min(0.95, shares[0] + 0.2)
+    assert np.mean(shares[-3:]) > shares[0] + 0.12  # the share of 64 replies varies by 0.06
