@@ -9,10 +9,13 @@ LIMIT = 0.10  # a row that is worse by a larger share is named
 
 
 def baseline_rows(page: str) -> dict[str, tuple[float | None, float | None]]:
-    """Return our value and the ratio to the peer of each row in the table of a page."""
-    table = page.partition("| row | ours | peer |")[2].partition("\n\n")[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
-    return {row[0]: (first_number(row[1]), first_number(row[3])) for row in cells}
+    """Return our value and the ratio to the peer of each row. If several tables have a row, the first one counts."""
+    rows = {}
+    for rest in page.split("| row | ours | peer |")[1:]:
+        for line in rest.partition("\n\n")[0].splitlines()[2:]:
+            name, ours, _, ratio, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+            rows.setdefault(name, (first_number(ours), first_number(ratio)))
+    return rows
 
 
 def first_number(text: str) -> float | None:

@@ -27,7 +27,7 @@ MODEL = "smollm2-135m"
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=None, help="turns of each side (5; 1 with --quick)")
-    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows whose name matches")
+    parser.add_argument("--rows", default="", metavar="REGEX", help="only rows or curves whose name matches")
     parser.add_argument("--quick", action="store_true", help="tiny sizes to test the script; the results mean nothing")
     parser.add_argument("--curves", action="store_true", help="measure the scaling curves and draw them instead")
     parser.add_argument("--list", action="store_true", help="print the names of the rows and exit")
@@ -51,9 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="art-nb-bench-", ignore_cleanup_errors=True) as folder:
         bench, lines = Bench(str(fetch(MODEL)), Path(folder), repeats, arguments.quick), []
         try:
-            for line in (
-                curves.measured(bench) if arguments.curves else rows.measured(bench, re.compile(arguments.rows))
-            ):
+            for line in (curves if arguments.curves else rows).measured(bench, re.compile(arguments.rows)):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
         finally:

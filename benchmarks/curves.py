@@ -1,6 +1,7 @@
 """Scaling curves of art_nb: seconds by size, the slope in log-log coordinates, and one figure of all curves."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -72,10 +73,10 @@ def slope(x: list[float], y: list[float]) -> float:
     return statistics.linear_regression(a, b).slope
 
 
-def measured(bench: Bench) -> Iterator[dict]:
-    """Yield one line per curve, then draw the figure."""
-    lines = []
-    for curve in curves(bench):
+def measured(bench: Bench, pattern: re.Pattern) -> Iterator[dict]:
+    """Yield one line for each curve whose name matches. If all of them match, draw the figure."""
+    lines, known = [], curves(bench)
+    for curve in (curve for curve in known if pattern.search(curve.name)):
         sizes = curve.sizes[:2] if bench.quick else curve.sizes
         curve.once(sizes[0])
         turns = [[curve.once(size) for _ in range(min(bench.repeats, 3))] for size in sizes]
@@ -97,6 +98,8 @@ def measured(bench: Bench) -> Iterator[dict]:
         lines.append(rounded(line))
         yield lines[-1]
     bench.close()
+    if len(lines) < len(known):
+        return
     path = CACHE / "scaling-quick.png" if bench.quick else PICTURE
     draw(lines, path)
     yield {"picture": str(path), "bytes": path.stat().st_size}
