@@ -42,8 +42,7 @@ export function createFacts(app) {
       "section.card.reward-card",
       h(
         "div.big",
-        h("span", status === "failed" ? "failed" : num(value)),
-        muted("reward"),
+        status === "failed" ? h("span", status) : [h("span", num(value)), muted("reward")],
         h("span.grow"),
         h("button.button", { title: "Set your own score (o)", onclick: () => override(id) }, "Set score"),
       ),
