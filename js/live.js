@@ -347,7 +347,7 @@ function build(root, wire, model) {
       phase.thisTime.textContent = times[name] ? formatDuration(times[name]) : "–";
       phase.progress.textContent = isActive ? progress[name] || "…" : "";
       phase.lastTime.textContent =
-        runState.past && times === current ? `${formatDuration(runState.past[name])} last step` : "";
+        runState.past?.[name] && times === current ? `${formatDuration(runState.past[name])} last step` : "";
       phase.part.style.flexGrow = String(times[name] / total);
     }
     shares.setAttribute(

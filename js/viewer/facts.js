@@ -68,7 +68,7 @@ export function createFacts(app) {
         "",
         line("judged (RULER)", breakdown.ruler),
         line("set by a person", breakdown.override),
-        line("advantage", breakdown.advantage, "compared with its group"),
+        line("advantage", breakdown.advantage, "in its group"),
       ),
       [breakdown.explanation, breakdown.reason, breakdown.trained, breakdown.why].map(
         (text) => text && h("p.note", marked(text)),
