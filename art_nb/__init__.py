@@ -45,6 +45,7 @@ Modules:
 - `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
+- `art_nb.rollouts.request_overrides`: Fields that replace those of an agent's requests, for example the temperature
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
 - `art_nb.rollouts.tracers`: Packages that record the calls of a process, and what they learn about rollouts
 - `art_nb.runs.conversations`: Imported conversations: their scores, their groups, and datasets of messages

@@ -304,8 +304,9 @@ function build(root, wire, model) {
     const status = isLive && Date.now() - lastUpdateAt > 6000 ? "lost" : runState.status;
     title.textContent = runState.title;
     state.dataset.state = status;
-    state.className = `art-badge art-state art-is-${STATE_KINDS[status]}`;
-    state.textContent = STATES[status] ?? status;
+    const untrained = status === "done" && runState.untrained;
+    state.className = `art-badge art-state art-is-${untrained ? "warn" : STATE_KINDS[status]}`;
+    state.textContent = (STATES[status] ?? status) + (untrained ? ", nothing was trained" : "");
     step.textContent = runState.at;
     const eta = runState.eta?.map(formatDuration);
     remaining.textContent = !eta || !isLive ? "" : `${eta[0] === eta[1] ? "" : `${eta[0]} – `}${eta[1]} left`;
@@ -343,10 +344,10 @@ function build(root, wire, model) {
     for (const [name, phase] of Object.entries(phases)) {
       const isActive = isLive && runState.phase === name && runState.status !== "paused";
       phase.tile.classList.toggle("art-on", isActive);
-      phase.thisTime.textContent = formatDuration(times[name]);
+      phase.thisTime.textContent = times[name] ? formatDuration(times[name]) : "–";
       phase.progress.textContent = isActive ? progress[name] || "…" : "";
       phase.lastTime.textContent =
-        runState.past && times === current ? `${formatDuration(runState.past[name])} last step` : "";
+        runState.past?.[name] && times === current ? `${formatDuration(runState.past[name])} last step` : "";
       phase.part.style.flexGrow = String(times[name] / total);
     }
     shares.setAttribute(

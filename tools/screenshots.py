@@ -5,7 +5,8 @@
 FINISHED, RUNNING and OTHER are run directories of the embedded model. A process must train in RUNNING while this
 program works. `make docs` must have built the site. The sheets are in docs/images/sheets. Each has the light theme on
 the left and the dark one on the right. The rows are the states of the panel, or pages of the site. The images in
-docs/images show FINISHED; overview.png is the one in the README.
+docs/images show FINISHED; overview.png is the one in the README. The judging panel shows the answers of the RULER
+tutorial with the recorded scores of a reader.
 """
 
 import sys
@@ -30,12 +31,12 @@ GAP = 8  # pixels between screenshots
 VIEWER_HEIGHT = 560  # of the viewer in the README's image
 START = "import art_nb as art\nimport art_nb.panels.live_cell"
 JUDGE = """
-def legal(trajectory):
-    return 1.0 - trajectory.metrics.get("illegal", 0), "The last move is legal or not."
-
-
-groups = art.open_run({path!r}).read_groups("train", 6)
-panel = await art.judge(groups[:4], judge=legal)
+RUBRIC = '''\\
+- The answer must be true, and an answer to the question that was asked. Nonsense gets 0, however well it is phrased.
+- Of two true answers, the one in one short whole sentence is better; added falsehoods cost more than added words.
+- Partly right is worth part of the score.'''
+groups = art.open_run({folder!r} + "/rollouts").read_groups("train", 0)
+panel = await art.judge(groups[1:5], judge="recording:" + {folder!r} + "/reader.jsonl", rubric=RUBRIC)
 """
 ASK = """
 import asyncio
@@ -69,7 +70,7 @@ def cells(finished, running, other):
         ("live", "finished"): f"art.Run.attach({finished!r})",
         ("viewer", "running"): f"art.view({running!r})",
         ("viewer", "finished"): f"art.view({finished!r})",
-        ("judging", "finished"): JUDGE.format(path=finished),
+        ("judging", "finished"): JUDGE.format(folder=str(ROOT / "examples" / "ruler")),
         ("judging", "running"): ASK,
         ("failures", "finished"): f"art.failures({finished!r})",
         ("compare", "finished"): f"art.compare({finished!r}, {other!r})",

@@ -32,7 +32,7 @@ from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
 from ..policy.packing import AllowedTokens, WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
 from ..tokens import learner_records
-from ..tokens.advantages import signal_report
+from ..tokens.advantages import GREEDY_ADVICE, signal_report
 from ..tokens.grammars import allowed_masks
 from ..tokens.rows import TokenRow, common_temperature, group_rows, temperature_mask, temperature_of
 
@@ -145,8 +145,7 @@ def count_greedy_replies(runtime: ModelRuntime, groups: Sequence[TrajectoryGroup
         runtime.bus.warn_once(
             "greedy",
             f"{greedy} replies were sampled at temperature 0 and are not trained: greedy decoding does not sample "
-            "from the policy, so the reward says nothing about other replies. Set temperature=1 in the requests of "
-            "your rollout.",
+            f"from the policy, so the reward says nothing about other replies. {GREEDY_ADVICE}.",
         )
     return greedy
 

@@ -6,7 +6,7 @@
 __all__ = ['BEAT_S', 'DEAD_S', 'YOUNG_OBJECTS', 'machine_tag', 'is_loopback', 'process_start', 'process_runs', 'temporary_path',
            'parse_temporary', 'owner_runs', 'machine_memory', 'usable_cores', 'process_memory',
            'interpreter_is_exiting', 'without_garbage_collection', 'rare_garbage_collection', 'installed_version',
-           'documentation_address', 'cache_directory']
+           'cache_directory', 'documentation_address', 'documentation_link']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import gc
@@ -22,9 +22,11 @@ from concurrent.futures import thread as thread_pools
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from urllib.parse import quote
 
 # %% ../../nbs/00_core/60_machine.ipynb #4da71883
 BEAT_S, DEAD_S = 5.0, 30.0  # seconds between heartbeats; without a heartbeat for DEAD_S, a process counts as dead
@@ -213,7 +215,23 @@ def installed_version(name: str) -> str | None:
     except metadata.PackageNotFoundError:
         return None
 
+# %% ../../nbs/00_core/60_machine.ipynb #f3d7b7ba
+def cache_directory(
+    platform: str = sys.platform,  # a value of `sys.platform`
+    environ: Mapping[str, str] = os.environ,  # environment variables
+) -> Path:
+    """Return the directory for files that can be created again, such as converted models."""
+    if chosen := environ.get("ART_NB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    if platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif platform == "win32":
+        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base.absolute() / "art_nb"
 
+# %% ../../nbs/00_core/60_machine.ipynb #d0cl1nk1
 @lru_cache
 def documentation_address(page: str) -> str:
     """Return where a page of the documentation is: its web address, or its file in the repository.
@@ -233,18 +251,26 @@ def documentation_address(page: str) -> str:
             return f"{addresses[0].rstrip('/')}/{path}.html{mark}{section}"
     return f"docs/{path}.md"
 
-# %% ../../nbs/00_core/60_machine.ipynb #f3d7b7ba
-def cache_directory(
-    platform: str = sys.platform,  # a value of `sys.platform`
-    environ: Mapping[str, str] = os.environ,  # environment variables
-) -> Path:
-    """Return the directory for files that can be created again, such as converted models."""
-    if chosen := environ.get("ART_NB_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    if platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif platform == "win32":
-        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base.absolute() / "art_nb"
+
+def documentation_link(page: str) -> str | None:
+    """Return a link to a page of the documentation for an output of a notebook, or `None` if the page is not here.
+
+    The link is the web address, or the path of the file in the repository, relative to the working directory. A
+    Jupyter kernel works in the directory of its notebook.
+
+    Parameters
+    ----------
+    page : str
+        The page, as in `documentation_address`.
+    """
+    address = documentation_address(page)
+    if address.startswith("https://"):
+        return address
+    package = find_spec("art_nb")
+    if package is None or package.origin is None:
+        return None
+    file = Path(package.origin).parents[1] / address
+    try:
+        return quote(Path(os.path.relpath(file)).as_posix()) if file.is_file() else None
+    except ValueError:  # on Windows: the working directory is on another drive
+        return None

@@ -26,6 +26,7 @@ from ..models.clients import httpx
 from ..models.model import Model, endpoint_http_client
 from ..rollouts.exchanges import PROTOCOLS
 from ..rollouts.http_capture import retry_count_of
+from ..rollouts.request_overrides import OVERRIDES_HEADER, RequestOverrides
 from ..serving.asgi import api_key_of, cancel_on_disconnect, json_response, read_body
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 from ..serving.messages_api import error_of_path
@@ -39,6 +40,7 @@ class RecordingSession(Protocol):
     model: Model
     model_name: str
     seeds: SeedScope | None
+    overrides: RequestOverrides | None
 
     def record(self, path: str, request: bytes, reply: bytes, start_time: datetime, retry_count: int) -> bool: ...
 
@@ -167,6 +169,8 @@ class SessionGateway:
         scope = session.seeds if session.seeds is not None and session.seeds.shared.serves(url) else None
         if scope is not None:
             headers[SEED_HEADER] = str(scope.begin())
+        if session.overrides is not None and session.overrides.serves(url):
+            headers[OVERRIDES_HEADER] = session.overrides.header()
         if id(model) not in self._clients:
             self._clients[id(model)] = endpoint_http_client(model)
         client = self._clients[id(model)]

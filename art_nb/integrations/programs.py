@@ -193,6 +193,7 @@ def rollout_from(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     failure_reward: float | None = None,
+    request_overrides: Mapping[str, Any] | None = None,
 ) -> Callable[[Model, Any], Awaitable[Trajectory]]:
     """Return a rollout function that runs a program. Everything that the program asks the model becomes the trajectory.
 
@@ -215,6 +216,8 @@ def rollout_from(
     failure_reward : float, optional
         The reward of a rollout whose command ends with an error. By default, it is a failed rollout, which is not
         trained.
+    request_overrides : dict, optional
+        Fields that replace those of the program's requests, for example `{"temperature": 1}`, as in `art.train`.
 
     Returns
     -------
@@ -229,7 +232,7 @@ def rollout_from(
     command = shlex.split(program) if isinstance(program, str) else program
 
     async def rollout(model: Model, scenario: Any) -> Trajectory:
-        async with model.session() as session:
+        async with model.session(request_overrides=request_overrides) as session:
             if callable(command):
                 output = await _call(command, session, scenario)
             else:

@@ -9,6 +9,7 @@ __all__ = ['Session', 'session']
 import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +17,7 @@ from ..core.seeds import current_seed_scope
 from ..core.types import BackendMissing, RolloutError, install_hint
 from ..models.model import Model, check_endpoint
 from ..rollouts.exchanges import TrajectoryExchanges
+from ..rollouts.request_overrides import current_overrides, overrides_for
 from ..rollouts.trajectories import Trajectory
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class Session:
         A model with an endpoint.
     step : int, optional
         The training step whose weights reply. By default, the latest one.
+    request_overrides : dict, optional
+        Fields that replace those of the requests, as in `art.train`. By default, those of the rollout.
 
     Attributes
     ----------
@@ -49,12 +53,13 @@ class Session:
         The turns so far.
     """
 
-    def __init__(self, model: Model, step: int | None = None):
+    def __init__(self, model: Model, step: int | None = None, request_overrides: Mapping[str, Any] | None = None):
         check_endpoint(model)
         self.model, self.model_name = model, model.get_inference_name(step)
         self.api_key, self.address = f"sk-art-{secrets.token_urlsafe(24)}", ""
         self.trajectory = Trajectory()
         self.seeds = current_seed_scope()
+        self.overrides = overrides_for(model, request_overrides) or current_overrides()
         self._failures: Counter[tuple[str, bytes]] = Counter()  # failed attempts, by path and body
         self._error: Exception | None = None  # the first turn that could not be recorded
 
@@ -141,13 +146,15 @@ def _started_gateway() -> "tuple[SessionGateway, str]":
     return GATEWAY, GATEWAY.start()
 
 # %% ../../nbs/88_integrations/10_sessions.ipynb #0a94a887
-def session(self: Model, step: int | None = None) -> Session:
+def session(self: Model, step: int | None = None, request_overrides: Mapping[str, Any] | None = None) -> Session:
     """Return a session: a base URL and an API key with which any program can send the requests of a rollout.
 
     Parameters
     ----------
     step : int, optional
         The training step whose weights reply. By default, the latest one.
+    request_overrides : dict, optional
+        Fields that replace those of the requests, as in `art.train`. By default, those of the rollout.
 
     Returns
     -------
@@ -158,12 +165,14 @@ def session(self: Model, step: int | None = None) -> Session:
     ------
     ValueError
         If the model has no endpoint.
+    TrainError
+        If `request_overrides` are invalid.
     BackendMissing
         If the packages of the server are missing, when the block is entered.
     RolloutError
         If a turn could not be recorded, at the end of the block.
     """
-    return Session(self, step)
+    return Session(self, step, request_overrides)
 
 
 Model.session = session

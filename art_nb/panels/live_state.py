@@ -16,8 +16,18 @@ from ..core.events import Failed
 from ..core.machine import documentation_address
 from ..reports.charts import charts_of, curve_points, round_figures
 from ..rollouts.trajectories import TrajectoryGroup
-from ..training.diagnostics import WARNINGS_PAGE, diagnose, advice_for
-from ..training.progress import PHASES, GroupProgress, Progress, eta, speeds, stall_message, step_line, event_line
+from ..training.diagnostics import WARNINGS_PAGE, advice_for, untrained
+from art_nb.training.progress import (
+    PHASES,
+    GroupProgress,
+    Progress,
+    eta,
+    event_line,
+    run_warnings,
+    speeds,
+    stall_message,
+    step_line,
+)
 
 # %% ../../nbs/85_panels/20_live_state.ipynb #61e2dab9
 MAX_REWARDS = 32
@@ -102,6 +112,7 @@ def live_state(
         return {
             "title": p.title[:200],
             "status": p.status,
+            "untrained": untrained(p.rows),
             "phase": p.phase,
             "step": p.step,
             "steps": p.steps,
@@ -123,7 +134,7 @@ def live_state(
             "points": curve_points(p.rows, charts_of(p.rows), max(0, len(p.rows) - 4)),
             "seen": p.seen,
             "groups": group_entries(p, in_memory),
-            "warnings": [asdict(warning) for warning in diagnose(p.rows)[:5]],
+            "warnings": [asdict(warning) for warning in run_warnings(p)[:5]],
             "warnings_page": documentation_address(WARNINGS_PAGE),
             "notes": [note[:300] for note in p.notes.values()],
             "failure": failure_card(p),

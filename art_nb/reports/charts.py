@@ -17,6 +17,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from .html import BOX, Html, tag
+from ..training.diagnostics import lost_signal
 
 # %% ../../nbs/80_reports/15_charts.ipynb #36dc544c
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ def chart_value(row: Mapping[str, Any], metric: str, alternative: str = "") -> f
     """Return a metric of a row of the history."""
     if metric == FLAT:
         groups, trainable = row.get("data/step_num_groups_submitted"), row.get("data/step_num_groups_trainable")
+        groups = None if lost_signal(row) else groups
         return round_figures(1 - trainable / groups if groups and trainable is not None else None)
     return round_figures(row.get(metric, row.get(alternative)))
 

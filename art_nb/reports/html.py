@@ -62,11 +62,14 @@ def with_code(text: str) -> Html:
     return Html("".join(tag("code", part) if i % 2 else escaped(part) for i, part in enumerate(parts)))
 
 
-def page_reference(page: str) -> Html:
-    """Return a line that names a page of the documentation, as a link if the documentation has a web address."""
+def page_reference(
+    page: str,
+    link: str | None = None,  # where it is, from the page that contains the reference
+) -> Html:
+    """Return a line that names a page of the documentation. It is a link if there is one, or a web address."""
     address = documentation_address(page)
-    is_link = address.startswith("https://")
-    return tag("div", "Explained in ", tag("a", address, href=address) if is_link else tag("code", address))
+    link = address if link is None and address.startswith("https://") else link
+    return tag("div", "Explained in ", tag("a", address, href=link) if link else tag("code", address))
 
 # %% ../../nbs/80_reports/10_html.ipynb #f3fa69eb
 @dataclass(slots=True, frozen=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Scope', 'COMPLETION_PATHS', 'MAX_CAPTURED_BYTES', 'CaptureScope', 'CallScope', 'innermost_scope', 'set_process_scope',
            'clear_process_scope', 'enter_scope', 'leave_scope', 'no_capture', 'call_or_warn', 'ExchangeRecording',
-           'is_model_request', 'begin_recording', 'retry_count_of', 'with_request_seed', 'install']
+           'is_model_request', 'begin_recording', 'retry_count_of', 'with_step_headers', 'install']
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #863f19ef
 import sys
@@ -25,6 +25,7 @@ from weakref import ref
 
 from ..core.seeds import SEED_HEADER, SeedScope, current_seed_scope
 from .exchanges import PROTOCOLS
+from .request_overrides import add_overrides, current_overrides, override_scope
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #5170c405
 class CaptureScope(Protocol):
@@ -97,8 +98,8 @@ def _no_scope() -> None:
 def no_capture() -> Iterator[None]:
     """Stop capturing requests inside the `with` block.
 
-    Requests to language models that are made inside are not recorded in any surrounding trajectory. A new
-    `with Trajectory()` inside the block captures as usual.
+    Requests to language models that are made inside are not recorded in any surrounding trajectory, and
+    `request_overrides` do not change them. A new `with Trajectory()` inside the block captures as usual.
 
     Returns
     -------
@@ -108,7 +109,8 @@ def no_capture() -> Iterator[None]:
     scopes = _scopes.get()
     _scopes.set((*scopes, _no_scope))
     try:
-        yield
+        with override_scope(None):
+            yield
     finally:
         _scopes.set(scopes)
 
@@ -236,12 +238,16 @@ def retry_count_of(headers: Mapping[str, str]) -> int:
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #5eed0102
 @contextmanager
-def with_request_seed(
+def with_step_headers(
     method: str,
     url: str,
-    headers: MutableMapping[str, str],  # changed in place; not accessed outside of a step with a seed
+    headers: MutableMapping[str, str],  # changed in place; not accessed without a seed or overrides
 ) -> Iterator[None]:
-    """Add the seed header to a request to a registered model in a step with a seed."""
+    """Add the seed of a step and the overrides of a rollout to a request to a registered model."""
+    try:
+        add_overrides(url, headers, lambda: is_model_request(method, url))
+    except Exception as error:  # the user's request must continue, whatever fails here
+        _warn_once("overrides", f"A request was sent without overrides: {type(error).__name__}: {str(error)[:500]}")
     scope = _add_seed(method, url, headers)
     try:
         yield
@@ -338,7 +344,7 @@ def _recorded_send(send: Callable, module: ModuleType) -> Callable:
     @wraps(send)
     def wrapper(self: Any, request: Any, **options: Any) -> Any:
         recording = _record_httpx_request(request, module)
-        with with_request_seed(request.method, str(request.url), request.headers):
+        with with_step_headers(request.method, str(request.url), request.headers):
             if recording is None:
                 return send(self, request, **options)
             with recording.sending():
@@ -355,7 +361,7 @@ def _recorded_async_send(send: Callable, module: ModuleType) -> Callable:
     @wraps(send)
     async def wrapper(self: Any, request: Any, **options: Any) -> Any:
         recording = _record_httpx_request(request, module)
-        with with_request_seed(request.method, str(request.url), request.headers):
+        with with_step_headers(request.method, str(request.url), request.headers):
             if recording is None:
                 return await send(self, request, **options)
             with recording.sending():
@@ -386,7 +392,7 @@ def _patch_requests(module: ModuleType) -> None:
         recording = call_or_warn(
             begin_recording, method, url, lambda: _bytes_or_text(request.body), lambda: request.headers
         )
-        with with_request_seed(method, url, request.headers):
+        with with_step_headers(method, url, request.headers):
             if recording is None:
                 return send(self, request, **options)
             with recording.sending():
@@ -477,9 +483,9 @@ def _patch_aiohttp(module: ModuleType) -> None:
         address = call_or_warn(_absolute_url, self, url) or str(url)
         headers = lambda: self._prepare_headers(options.get("headers"))
         recording = call_or_warn(begin_recording, method, address, lambda: _request_body(options), headers)
-        if current_seed_scope() is not None:
+        if current_seed_scope() is not None or current_overrides() is not None:
             options["headers"] = _copy_headers(options.get("headers"))
-        with with_request_seed(method, address, options.get("headers", {})):
+        with with_step_headers(method, address, options.get("headers", {})):
             if recording is None:
                 return await request(self, method, url, **options)
             with recording.sending():

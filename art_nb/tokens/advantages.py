@@ -480,7 +480,7 @@ ALL_GREEDY = (
     "all greedy: the replies of {n} trajectories were sampled at temperature 0. A greedy reply has no information "
     "about the alternatives and is not trained"
 )
-GREEDY_ADVICE = "Set temperature=1 in the request"
+GREEDY_ADVICE = "Set temperature=1 in the request, or pass request_overrides=dict(temperature=1) to art.train"
 
 
 def signal_checks(

@@ -10,11 +10,12 @@
 
 # %% auto #0
 __all__ = ['HistoryRows', 'HistoryRow', 'WARNINGS_PAGE', 'SUCCESS_METRICS', 'CHECKS', 'CLIENT_ADVICE', 'ADVICE_BY_MESSAGE',
-           'TrainingWarning', 'metric_values', 'training_rows', 'share', 'flat_share', 'near_the_top', 'gain', 'trend',
-           'has_stable_gradient', 'ruined', 'mostly_flat', 'constant_reward', 'equal_rewards', 'solved', 'flat_reward',
-           'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'reward_without_success',
-           'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation',
-           'mostly_truncated', 'failures', 'diagnose', 'advice_for']
+           'TrainingWarning', 'metric_values', 'training_rows', 'share', 'untrained', 'lost_signal', 'flat_share',
+           'near_the_top', 'gain', 'trend', 'has_stable_gradient', 'ruined', 'mostly_flat', 'nothing_trained',
+           'constant_reward', 'equal_rewards', 'solved', 'flat_reward', 'flat_reward_stable_gradient',
+           'flat_reward_unstable_gradient', 'slow_reward', 'reward_without_success', 'kl_blow_up', 'drift',
+           'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated',
+           'failures', 'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
@@ -58,9 +59,22 @@ def share(rows: HistoryRows, part: str, whole: str) -> list[float]:
     return [row[part] / row[whole] for row in rows if row.get(whole) and part in row]
 
 
+def untrained(rows: HistoryRows) -> bool:
+    """Return whether a run has steps, but none of them has changed the weights."""
+    counts = metric_values(rows, "data/step_num_gradient_steps")
+    return bool(counts) and not any(counts)
+
+
+def lost_signal(row: Mapping[str, float]) -> bool:
+    """Return whether a step trained nothing although its rewards differ, for example because it has no Choice."""
+    is_untrained = row.get("data/step_num_gradient_steps") == 0 and row.get("data/step_num_groups_trainable") == 0
+    return is_untrained and row.get("train/reward_std_dev", 0.0) > 0
+
+
 def flat_share(rows: HistoryRows) -> list[float]:
     """Return the share of groups without a gradient, because all their rewards are equal, over the steps."""
-    trainable = share(rows, "data/step_num_groups_trainable", "data/step_num_groups_submitted")
+    known = [row for row in rows if not lost_signal(row)]  # the other ones have another reason
+    trainable = share(known, "data/step_num_groups_trainable", "data/step_num_groups_submitted")
     return [1.0 - value for value in trainable]
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #35e116d8
@@ -116,6 +130,14 @@ def mostly_flat(rows: HistoryRows) -> list[float]:
     """Return the share of flat groups in the last three steps, or `[]` unless it is 75 % in each of them."""
     recent = flat_share(rows[-3:])
     return recent if len(recent) == 3 and min(recent) >= 0.75 else []
+
+
+def nothing_trained(rows: HistoryRows) -> str | None:
+    """Return a finding if no step has changed the weights although rewards differ, otherwise `None`."""
+    if not untrained(rows) or not any(map(lost_signal, rows)):
+        return None
+    steps = f"None of the {len(rows)} steps has" if len(rows) > 1 else "The first step has not"
+    return f"{steps} changed the weights."
 
 
 def constant_reward(rows: HistoryRows) -> str | None:
@@ -282,6 +304,13 @@ _ANYTHING_ELSE = (
     "the model wrote?"
 )
 CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
+    (
+        nothing_trained,
+        "Nothing was trained",
+        'The note "Nothing is learned in step …" gives the reason. Often the trajectories contain no Choice: append '
+        "`response.choices[0]` itself, or record an agent with `art.trajectory(…)`. "
+        "`await art.doctor(model, rollout, scenarios)` checks this.",
+    ),
     (
         failures,
         "Rollouts raise exceptions",

@@ -16,8 +16,9 @@ import re
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import takewhile
 from typing import Any
 
@@ -26,7 +27,7 @@ from openai import APIConnectionError, APITimeoutError, AuthenticationError, Not
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import plain, quantity
-from ..core.machine import documentation_address
+from ..core.machine import documentation_address, documentation_link
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
 from ..rollouts.gather import gather_trajectory_groups
@@ -45,7 +46,7 @@ from ..tokens.advantages import ALL_GREEDY, GREEDY_ADVICE, TIE, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
 from .diagnostics import CLIENT_ADVICE
 from .evaluation import progress_label
-from .steps import endpoint_matcher, start_rollout
+from .steps import endpoint_matcher, overrides_of, roll_out
 
 # %% ../../nbs/65_training/80_doctor.ipynb #13f6ab79
 @dataclass(slots=True)
@@ -73,14 +74,27 @@ class DoctorReport:
     def __getitem__(self, name: str) -> Check:
         return {check.name: check for check in self.checks}[name]
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[str]:
         width = max((len(check.name) for check in self.checks), default=0)
-        lines = [line for check in self.checks for line in _table_row(check, width)]
-        if any(check.verdict in ("warn", "fail") for check in self.checks):
-            lines.append(f"Explained in {documentation_address(self.page)}")
-        return "\n".join(lines)
+        return [line for check in self.checks for line in _table_row(check, width)]
+
+    def _reference(self) -> list[str]:
+        """Return the address of the page that explains the findings, or `[]` if all checks are fine."""
+        is_needed = any(check.verdict in ("warn", "fail") for check in self.checks)
+        return [documentation_address(self.page)] if is_needed else []
+
+    def __str__(self) -> str:
+        return "\n".join([*self._lines(), *(f"Explained in {address}" for address in self._reference())])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook, with a link to the page that explains it."""
+        lines, link = [escape(line) for line in self._lines()], documentation_link(self.page)
+        for address in self._reference():
+            name = f'<a href="{escape(link)}">{address}</a>' if link else address
+            lines.append(f"Explained in {name}")
+        return '<pre style="white-space:pre-wrap">' + "\n".join(lines) + "</pre>"
 
 
 def _table_row(check: Check, width: int) -> list[str]:
@@ -146,13 +160,14 @@ async def run_probe(
     size: int,
     timeout_s: float | None,
     label: str | None = None,  # of the progress bar; None: no bar
+    request_overrides: Mapping[str, Any] | None = None,  # as in `train`
 ) -> Probe:
     """Roll out a group of `size` rollouts for each scenario. Exceptions are recorded in the groups."""
-    returned, failed_urls, start = [], [], time.perf_counter()
+    overrides, returned, failed_urls, start = overrides_of(model, request_overrides), [], [], time.perf_counter()
 
     async def attempt(scenario):
         try:
-            returned.append(await start_rollout(rollout, model, scenario))
+            returned.append(await roll_out(rollout, model, scenario, overrides))
         except WRONG_SERVER as error:
             if type(error).__module__ == "openai" and not isinstance(error, APITimeoutError):
                 failed_urls.append(str(error.request.url.copy_with(userinfo=b"", query=None)))
@@ -450,12 +465,15 @@ def check_cost(probe: Probe) -> Check:
     """Estimate the tokens and the sampling time of one training step. It fails only if nothing can be trained."""
     groups, size = probe.per_step
     scale = groups * size / len(probe.trajectories)
+    step = f"A step of {groups} x {size} rollouts would"
+    most_s = f"{max(1, math.ceil(probe.duration_s * scale)):,} s"
+    if not probe.turns:
+        cause = "no reply has token IDs" if probe.choices else "no trajectory contains a Choice"
+        finding = f"{step} take at most {most_s}. Its tokens are unknown: {cause}."
+        return Check("cost", "fail", finding, "See the checks `choices` and `tokens`.")
     sampled = round(scale * sum(len(turn.tokens) for turn in probe.turns))
     trained = round(scale * sum(len(row.tokens) for row in probe.rows))
-    finding = (
-        f"A step of {groups} x {size} rollouts would sample about {sampled:,} tokens in at most "
-        f"{max(1, math.ceil(probe.duration_s * scale)):,} s, and train"
-    )
+    finding = f"{step} sample about {sampled:,} tokens in at most {most_s}, and train"
     if not trained:
         return Check("cost", "fail", f"{finding} none of them.", "See the checks `choices` and `tokens`.")
     return Check("cost", "ok", f"{finding} on rows with {trained:,} tokens in total.")
@@ -491,6 +509,7 @@ async def doctor(
     rollouts_per_group: int = 4,
     timeout_s: float | None = 120,
     per_step: tuple[int, int] = (8, 8),
+    request_overrides: Mapping[str, Any] | None = None,
     show_progress: bool | None = None,
 ) -> DoctorReport:
     """Roll out a few groups and check whether the task can be learned. Nothing is trained or written.
@@ -511,6 +530,8 @@ async def doctor(
         The time limit of one rollout, in seconds.
     per_step : tuple of int
         Groups per step and rollouts per group of the planned training, to estimate its cost.
+    request_overrides : dict, optional
+        Fields that replace those of the rollouts' requests to the model, as in `train`.
     show_progress : bool, optional
         Whether to show a progress bar. By default, only in the main thread, for example in a cell.
 
@@ -522,12 +543,12 @@ async def doctor(
     Raises
     ------
     TrainError
-        If there are no scenarios.
+        If there are no scenarios, or if `request_overrides` are invalid.
     """
     if not len(scenarios):
         raise TrainError("There are no scenarios: pass at least one.")
     first_scenarios, label = scenarios_of_step(scenarios, 0, groups), progress_label("doctor: rollouts", show_progress)
-    probe = await run_probe(model, rollout, first_scenarios, rollouts_per_group, timeout_s, label)
+    probe = await run_probe(model, rollout, first_scenarios, rollouts_per_group, timeout_s, label, request_overrides)
     probe.per_step = per_step
     checks = TRAINABLE_CHECKS if model.trainable else PROMPTED_CHECKS
     if not probe.trajectories:

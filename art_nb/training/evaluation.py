@@ -15,7 +15,7 @@ __all__ = ['Z95', 'wilson', 't_probability', 't95', 'mean_interval', 'Evaluation
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
 import math
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack
@@ -26,6 +26,7 @@ from ..models.clients import at_step
 from ..rollouts.gather import gather_trajectories
 from ..rollouts.tracers import rollout_labels
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
+from .steps import overrides_of, roll_out
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #012b40f8
 Z95 = 1.959963984540054
@@ -193,6 +194,7 @@ async def evaluate(
     timeout_s: float | None = None,
     max_exceptions: int | float = 0.1,
     log: bool = True,
+    request_overrides: Mapping[str, Any] | None = None,
     show_progress: bool | None = None,
 ) -> Evaluation:
     """Roll out every scenario once with the model of a step.
@@ -219,6 +221,8 @@ async def evaluate(
         The number of rollouts that may fail. A value below 1 is a share of the rollouts.
     log : bool
         Write the trajectories to the run's `val` split.
+    request_overrides : dict, optional
+        Fields that replace those of the rollouts' requests to the model, as in `train`.
     show_progress : bool, optional
         Whether to show a progress bar with the remaining time. By default, only in the main thread, for example in a
         cell, and not in the functions that a training run calls.
@@ -237,14 +241,16 @@ async def evaluate(
     """
     number = await model.get_step() if step is None else step
 
+    overrides = overrides_of(model, request_overrides)
+
     @limit_concurrency(concurrency)
-    async def roll_out(scenario):
-        return await with_timeout(rollout(model, scenario), timeout_s)
+    async def attempt(scenario):
+        return await with_timeout(roll_out(rollout, model, scenario, overrides), timeout_s)
 
     labels = rollout_labels(model=model.name, split="val", step=number)
     with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels:
         results = await gather_trajectories(
-            map(roll_out, scenarios),
+            map(attempt, scenarios),
             pbar_desc=progress_label(f"evaluate {model.name}, step {number}", show_progress),
             pbar_metrics=["reward", metric],  # all metrics of a task do not fit on a line
             max_exceptions=max_exceptions,
@@ -268,6 +274,7 @@ class EvaluationOptions(TypedDict, total=False):
     timeout_s: float | None
     max_exceptions: int | float
     log: bool
+    request_overrides: Mapping[str, Any] | None
     show_progress: bool | None
 
 
@@ -284,7 +291,7 @@ async def evaluate_steps(
         The steps to evaluate, one after another.
     **options : EvaluationOptions
         The other arguments of `evaluate`: `metric`, `proportion`, `concurrency`, `timeout_s`, `max_exceptions`, `log`,
-        `show_progress`.
+        `request_overrides`, `show_progress`.
 
     Returns
     -------

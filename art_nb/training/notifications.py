@@ -34,6 +34,7 @@ import httpx
 from ..core.events import Bus, print_once
 from ..core.types import StoreError, TrainError
 from ..models.model import Model
+from .diagnostics import untrained
 from .heartbeat import FINAL_STATES
 from .progress import stall_message, step_count
 from .run import Run
@@ -58,7 +59,8 @@ def end_message(run: RunView) -> str:
         return f"{run.name} failed with {name} after {_position(run)}."
     if run.status == "dead":
         return f"{run.name}: its process has ended without a result, after {_position(run)}."
-    return f"{run.name} is {run.status}: {_position(run)}."
+    nothing = ", but nothing was trained" if run.status == "done" and untrained(run.progress.rows) else ""
+    return f"{run.name} is {run.status}: {_position(run)}{nothing}."
 
 
 def problem_message(run: RunView, now: float, stalled_s: float) -> str | None:

@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
@@ -380,6 +380,7 @@ class Run(RunView):
             groups=options.groups_per_step,
             rollouts=options.groups_per_step * options.rollouts_per_group,
             status=self.status,
+            has_judge=options.after_each is not None,
         )
         self.progress.rows = [*self.history]
         self.updater = DisplayUpdater(self.backend.bus, self.progress, NoDisplay(), run=model.run_name)
@@ -624,6 +625,7 @@ def train(
     after_each: Callable | None = None,
     on_step: Callable | None = None,
     budget_s: float | None = None,
+    request_overrides: Mapping[str, Any] | None = None,
     show: bool = True,
     start: bool = True,
     **options: Unpack[BackendOptions],
@@ -667,6 +669,9 @@ def train(
         Called with the run after each step; plain or async.
     budget_s : float, optional
         Start no step after this time, in seconds.
+    request_overrides : dict, optional
+        Fields that replace those of the rollouts' requests to the model, for example `{"temperature": 1}` for an agent
+        that sets 0. `None` removes a field. docs/options.md lists the fields.
     show : bool
         Display the progress.
     start : bool
@@ -699,6 +704,7 @@ def train(
         after_each=after_each,
         on_step=on_step,
         budget_s=budget_s,
+        request_overrides=request_overrides,
         backend_options={**options, "learning_rate": learning_rate},
     )
     check_options(train_options, model)

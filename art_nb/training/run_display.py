@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from ..core.events import Bus, Event, Failed, StepDone
-from .diagnostics import diagnose, advice_for
-from .progress import Progress, eta, step_line
+from .diagnostics import advice_for, untrained
+from .progress import Progress, eta, run_warnings, step_line
 
 # %% ../../nbs/65_training/40_run_display.ipynb #cd33474a
 SHOWN_METRICS = {
@@ -58,7 +58,7 @@ def format_eta(p: Progress, now: float) -> str:
 def phase_line(p: Progress) -> str:
     """Return the phase of the current step as text, or the status if the run is not running."""
     if p.status not in ("running", "pausing", "stopping"):
-        return p.status
+        return f"{p.status}, nothing was trained" if p.status == "done" and untrained(p.rows) else p.status
     if p.phase == "rollouts":
         mean = f" reward {fmean(p.rewards):.2f}" if p.rewards else ""
         failed = f", {p.failed} failed" if p.failed else ""
@@ -97,7 +97,7 @@ def as_html(p: Progress, rows: int = 6) -> str:
         [format_number(row[key]) if key in row else "" for key in ("step", *SHOWN_METRICS)] for row in p.rows[-rows:]
     ]
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
-    warnings = [f"{warning.title}. {warning.finding} {warning.advice}" for warning in diagnose(p.rows)]
+    warnings = [f"{warning.title}. {warning.finding} {warning.advice}" for warning in run_warnings(p)]
     advice = [advice_for(p.failure.message)] if p.failure is not None else []
     notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*p.notes.values(), *warnings, *advice))
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]

@@ -443,6 +443,8 @@ def select(
     with index._lock:  # another thread may load steps
         table, lookup = index.table, lambda name: column(index, name)
         order = _PRESETS.get(preset, lambda table: np.arange(len(table)))(table)
+        if preset:  # evaluations come after the rollouts that are trained
+            order = order[np.argsort((lookup("split") != "train")[order], kind="stable")]
         if sort:
             order = order[order_of(sort, lambda name: lookup(name)[order], len(table))]
         return table["id"][order[rows_where(where, lookup, len(table))[order]]]

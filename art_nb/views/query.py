@@ -39,9 +39,9 @@ FIELDS = {
     "judged": "the judge gave a score",
 }
 PRESETS = {
-    "best": "highest reward first",
-    "worst": "lowest reward first",
-    "varied": "groups with the largest standard deviation of the rewards first",
+    "best": "highest reward first, evaluations at the end",
+    "worst": "lowest reward first, evaluations at the end",
+    "varied": "groups with the largest standard deviation of the rewards first, evaluations at the end",
 }
 ColumnLookup: TypeAlias = Callable[[str], np.ndarray]  # returns the column of a field; KeyError if there is none
 Tokens: TypeAlias = list[tuple[str, str, int]]  # kind, text and column, which counts from 1

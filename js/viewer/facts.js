@@ -42,8 +42,7 @@ export function createFacts(app) {
       "section.card.reward-card",
       h(
         "div.big",
-        h("span", status === "failed" ? "failed" : num(value)),
-        muted("reward"),
+        status === "failed" ? h("span", status) : [h("span", num(value)), muted("reward")],
         h("span.grow"),
         h("button.button", { title: "Set your own score (o)", onclick: () => override(id) }, "Set score"),
       ),
@@ -69,7 +68,7 @@ export function createFacts(app) {
         "",
         line("judged (RULER)", breakdown.ruler),
         line("set by a person", breakdown.override),
-        line("advantage", breakdown.advantage, "compared with its group"),
+        line("advantage", breakdown.advantage, "in its group"),
       ),
       [breakdown.explanation, breakdown.reason, breakdown.trained, breakdown.why].map(
         (text) => text && h("p.note", marked(text)),

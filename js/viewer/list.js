@@ -155,8 +155,7 @@ export function createList(app) {
     return [
       caret(GROUP, g),
       h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      isConstant ? warning("equal rewards", "Nothing is learned from it") : null,
-      rewardBars(group),
+      isConstant ? warning("equal rewards", "Nothing is learned from it") : rewardBars(group),
       h("span.num.mean", { title: "Mean ± standard deviation" }, num(group.mean), muted(` ±${num(group.std, 2)}`)),
     ];
   }

@@ -112,6 +112,7 @@ def test_a_failed_rollout_says_why(opened):
     page.wait_for_selector(".art-failure")
     assert "TimeoutError the endpoint did not answer" in page.inner_text(".art-failure")
     assert page.inner_text(".art-big").startswith("failed")
+    assert "reward" not in page.inner_text(".art-big"), "a failed rollout has no reward"
 
 
 def test_ten_thousand_rollouts_keep_few_rows_in_the_page(browser, bridge):
@@ -187,6 +188,25 @@ def test_presets_by_keyboard(opened, preset, order):
     assert page.get_attribute(f"text={preset}", "aria-pressed") == "true"
     assert page.locator("[role=option]").count() == len(page.locator(".art-row").all())
     assert page.locator("[role=option]").first.get_attribute("aria-selected") == "true"  # it is open
+
+
+@pytest.mark.parametrize("width", [760, 1400])
+def test_a_group_keeps_half_of_its_row_for_its_name(opened, width):
+    talk = {"role": "user", "content": "Hi"}
+    groups = [
+        art.TrajectoryGroup(
+            [art.Trajectory(messages_and_choices=[talk], reward=i * differs) for i in range(16)],
+            metadata={"scenario_id": f"a scenario with a name that is rather long {differs}"},
+        )
+        for differs in (0.0, 0.123)
+    ]
+    page = opened(groups, width=width)
+    assert page.locator(".art-row .art-badge").first.inner_text() == "equal rewards"
+    for row in page.locator(".art-row-group").all():
+        box, name = row.bounding_box(), row.locator(".art-name").bounding_box()
+        mean = row.locator(".art-mean").bounding_box()
+        assert name["width"] >= 0.45 * box["width"], "the row has a margin of 20 pixels"
+        assert mean["x"] + mean["width"] <= box["x"] + box["width"] + 1, "nothing is cut off"
 
 
 def test_short_labels_of_the_list_are_explained(opened):

@@ -58,7 +58,9 @@ def rising(i):
 
 NO_VARIANCE = {"data__step_num_groups_trainable": 0}
 DEAD = {"loss__grad_norm": 5e-4, "loss__learning_rate": 10, "train__reward": 0.1}
+NO_CHOICE = NO_VARIANCE | {"data__step_num_gradient_steps": 0}
 HISTORIES = {
+    "nothing_trained": changed(healthy(3), 3, **NO_CHOICE),
     "failures": changed(healthy(), 2, train__exception_rate=0.4),
     "constant_reward": changed(healthy(3), 3, train__reward=0.0, train__reward_std_dev=0.0, **NO_VARIANCE),
     "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),

@@ -125,7 +125,8 @@ async def test_greedy_replies_cannot_be_trained(home):
     found = await examine(home, player(reward=lambda n: 1, temperature=0))
     assert {"tokens", "variance", "cost"} <= {check.name for check in found.checks if check.verdict == "fail"}
     said = f"{found['tokens'].finding} {found['tokens'].advice}"
-    assert said.startswith("all greedy: the replies of 8 trajectories") and "Set temperature=1 in the request." in said
+    assert said.startswith("all greedy: the replies of 8 trajectories")
+    assert "Set temperature=1 in the request, or pass request_overrides=dict(temperature=1)" in said
     assert found["variance"].advice.startswith("Set temperature=1 in the request")
     assert "train none of them" in found["cost"].finding
 

@@ -337,6 +337,15 @@ def test_any_filter_line_is_answered_or_refused(line):
         assert len(found) == 2
 
 
+def test_presets_list_the_rollouts_of_training_before_evaluations(tmp_path):
+    store = RunStore(tmp_path)
+    for split, rewards in (("val", [-1.0, 3.0]), ("train", [0.0, 2.0])):
+        store.write_groups(split, 1, [TrajectoryGroup([thread("?", "a", reward=reward) for reward in rewards])])
+    index = load_all(tmp_path)
+    rewards = {name: index.table["reward"][select(index, preset=name)].tolist() for name in ("best", "worst")}
+    assert rewards == {"best": [2.0, 0.0, 3.0, -1.0], "worst": [0.0, 2.0, -1.0, 3.0]}
+
+
 def test_the_whole_filter_language(tmp_path):
     groups = [
         TrajectoryGroup(
