@@ -37,11 +37,17 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "mcp/mcp.ipynb": "valid",
     "reasoning_gym/reasoning-gym.ipynb": "solved",
     "production/production.ipynb": "right",
+    "langgraph/langgraph.ipynb": "right",
 }
-STAGES = ["sft_then_rl/sft-then-rl.ipynb", "production/production.ipynb"]  # imitation, then reinforcement
+STAGES = [  # imitation, then reinforcement
+    "sft_then_rl/sft-then-rl.ipynb",
+    "production/production.ipynb",
+    "langgraph/langgraph.ipynb",
+]
 NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environments run these in their own environments
     "mcp/mcp.ipynb": ("mcp", "mcp"),
     "reasoning_gym/reasoning-gym.ipynb": ("reasoning_gym", "environments"),
+    "langgraph/langgraph.ipynb": ("langchain", "langgraph"),
 }
 
 

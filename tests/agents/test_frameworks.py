@@ -7,9 +7,11 @@ the first reply calls the tool, the second one has the answer.
 import asyncio
 import json
 import os
+from contextlib import suppress
 
 import pytest
 from support.agent_parts import ANSWER, CALL, NO_TELEMETRY, QUESTION, SCHEMA, Script, served_model
+from support.server_parts import Scripted
 
 pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
 pytestmark = pytest.mark.timeout(120)
@@ -171,6 +173,38 @@ async def test_smolagents_requires_a_call_in_every_turn(model):
         answer = await asyncio.to_thread(agent.run, QUESTION)
     assert (answer, calls) == (ANSWER, ["Rome"])
     assert len(session.trajectory.exchanges.in_order()) == 2
+
+
+@pytest.mark.parametrize("responses", [True, False], ids=["responses", "chat"])
+async def test_openai_agents_fail_at_the_token_limit_with_the_responses_api(model, responses):
+    from agents import Agent, ModelBehaviorError, ModelSettings, Runner
+
+    async with model.session() as session:
+        limit = ModelSettings(max_tokens=3)
+        agent = Agent(name="guide", model=agents_model(session, responses), model_settings=limit)
+        if responses:
+            with pytest.raises(ModelBehaviorError, match="incomplete"):
+                await Runner.run(agent, QUESTION)
+        else:
+            assert len((await Runner.run(agent, QUESTION)).final_output) == 3
+    assert len(session.trajectory.exchanges.in_order()) == 1  # the error comes after the reply
+
+
+async def test_pydantic_ai_asks_again_if_a_reply_is_empty():
+    from pydantic_ai import Agent, UnexpectedModelBehavior
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    with served_model(Scripted("")) as model:
+        counts = []
+        for output_type in (str, str | None):
+            async with model.session() as session:
+                provider = OpenAIProvider(base_url=session.base_url, api_key=session.api_key)
+                agent = Agent(OpenAIChatModel("gpt-5", provider=provider), output_type=output_type)
+                with suppress(UnexpectedModelBehavior):
+                    assert not (await agent.run(QUESTION)).output
+            counts.append(len(session.trajectory.exchanges.in_order()))
+    assert counts[0] > counts[1] == 1
 
 
 async def test_agents_of_many_sessions_do_not_mix(model):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The agent of agent.mjs, with curl and jq. The task is on standard input, the answer is the output.
+# The agent of examples/node_agent, with curl and jq. The task is on standard input, the answer is the output.
 set -eu
 
 task=$(cat)
@@ -11,8 +11,8 @@ tools=$(jq -cn '
   | map({type: "function", function: {name: .[0], description: .[1], parameters: $parameters}})')
 
 for turn in 1 2 3; do
-    body=$(printf '%s' "$task" | jq -c --argjson messages "$messages" --argjson tools "$tools" --arg model "$OPENAI_MODEL" \
-        '{$model, $messages, $tools, max_completion_tokens: 40} + (if .seed then {seed} else {} end)')
+    body=$(jq -cn --argjson messages "$messages" --argjson tools "$tools" --arg model "$OPENAI_MODEL" \
+        '{$model, $messages, $tools, max_completion_tokens: 40}')
     message=$(curl --silent --show-error --fail-with-body "$OPENAI_BASE_URL/chat/completions" --data "$body" \
         --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type: application/json" |
         jq -c '.choices[0].message')

@@ -9,7 +9,7 @@ import art_nb as art
 
 @art.langgraph.wrap_rollout
 async def rollout(model, task):
-    """Answer a question. A `seed` of the task is a field of each request."""
+    """Answer a question."""
 
     def price(item: str) -> str:
         """Return the price of an item."""
@@ -19,8 +19,7 @@ async def rollout(model, task):
         """Return how much of an item is left."""
         return look_up(task, "stock", item)
 
-    seed = {key: task[key] for key in ("seed",) if key in task}
-    chat_model = art.langgraph.init_chat_model(max_completion_tokens=40, **seed)
+    chat_model = art.langgraph.init_chat_model(max_completion_tokens=40)
     limit = ModelCallLimitMiddleware(run_limit=3, exit_behavior="end")
     agent = create_agent(chat_model, tools=[price, stock], system_prompt=SYSTEM, middleware=[limit])
     result = await agent.ainvoke({"messages": [{"role": "user", "content": task["question"]}]})

@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 
 const { OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL: model } = process.env;
-const { question, shop, seed } = JSON.parse(readFileSync(0, "utf8"));
+const { question, shop } = JSON.parse(readFileSync(0, "utf8"));
 
 const parameters = { properties: { item: { type: "string" } }, required: ["item"], type: "object" };
 const tool = (name, description) => ({ type: "function", function: { name, description, parameters } });
@@ -12,14 +12,14 @@ async function reply(messages) {
   const response = await fetch(`${OPENAI_BASE_URL}/chat/completions`, {
     method: "POST",
     headers: { Authorization: `Bearer ${OPENAI_API_KEY}`, "Content-Type": "application/json" },
-    body: JSON.stringify({ model, messages, tools, seed, max_completion_tokens: 40 }),
+    body: JSON.stringify({ model, messages, tools, max_completion_tokens: 40 }),
   });
   if (!response.ok) throw new Error(`${response.status} ${await response.text()}`);
   return (await response.json()).choices[0].message;
 }
 
 function call({ name, arguments: json }) {
-  const { item } = JSON.parse(json);
+  const { item } = JSON.parse(json) ?? {};
   return shop[item]?.[name] ?? `There is no ${item}.`;
 }
 
