@@ -29,6 +29,8 @@ IMPORT_NODE := tests/importers/node/node_modules/.installed
 OBSERVER_SERVERS := $(patsubst benchmarks/peers/observers/%.txt,.venv-observer-%/.installed,$(wildcard benchmarks/peers/observers/*.txt))
 DOCS := .venv-docs/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# pip installs without compiling. If Python wrote no bytecode, each process would compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-ray test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights

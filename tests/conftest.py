@@ -3,10 +3,12 @@
 import gc
 import os
 import signal
+import sys
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", MPLBACKEND="Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: a second thread only waits
 os.environ.pop("WANDB_API_KEY", None)  # whoever has one does not want the tests' runs there
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # without bytecode, each process compiles all packages again
 
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from support.audit import FULL
 from support.ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
+sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it, and its children too
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -16,6 +17,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.])(/work|/root|/home|/Users)/|[A-Z]:\\\\User
 every_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 
 
+@cache
 def read(notebook):
     return nbformat.read(notebook, as_version=4)
 

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from functools import cache
 
-import pytest
-
 LIGHT = """
 import json, sys
 before = set(sys.modules)
@@ -66,15 +64,14 @@ def test_the_import_loads_no_other_package():
     assert fresh(LIGHT) == ["art_nb", "lazy_loader"]
 
 
-@pytest.mark.parametrize("heavy", ["torch", "transformers"])
-def test_packages_without_torch(heavy):
-    """Only the packages that compute with a model load torch, and two modules that are loaded on demand."""
+def test_packages_without_torch():
+    """Only the packages that compute with a model load torch or transformers, and two modules loaded on demand."""
     from test_layers import NUMBERS
 
     with_torch = {"policy", "learners", "samplers", "serving", "backends", "distributed", "servers"}
     on_demand = {"views.token_objective", "integrations.gateway"}
     modules = [name for name in NUMBERS if name.partition(".")[0] not in with_torch and name not in on_demand]
-    assert fresh(LOW.format(names=modules), heavy) == []
+    assert fresh(LOW.format(names=modules), "torch", "transformers") == []
 
 
 def test_every_public_name_is_there():

@@ -98,12 +98,12 @@ class Front:
     def __init__(self, version: str, root: Path, subshells: bool):
         self.version, self.folder = version, tempfile.TemporaryDirectory()
         self.dump = Path(self.folder.name)
-        self.manager = KernelManager(kernel_name=warm_kernel(), **sockets_in(self.dump))
+        self.manager = KernelManager(kernel_name=warm_kernel(ipykernel=False), **sockets_in(self.dump))
         path = [str(installed(version)), str(root), os.environ.get("PYTHONPATH", "")]
         self.manager.start_kernel(env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}, cwd=str(root))
         self.client = self.manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=120)
         self.outputs: list[dict] = []  # of all cells, in order
         self.shown: dict[str, dict] = {}  # what stands in each output, by display id
         self.comms: dict[str, dict] = {}  # state by comm
@@ -117,18 +117,18 @@ class Front:
 
     def _make_subshell(self) -> str | None:
         """As JupyterLab does: one for its comms, where the kernel knows subshells."""
-        known = self.client.kernel_info(reply=True, timeout=30)["content"].get("supported_features", [])
+        known = self.client.kernel_info(reply=True, timeout=120)["content"].get("supported_features", [])
         if "kernel subshells" not in known:
             return None
         message = self.client.session.msg("create_subshell_request", {})
         self.client.control_channel.send(message)
-        return self.client.get_control_msg(timeout=30)["content"]["subshell_id"]
+        return self.client.get_control_msg(timeout=120)["content"]["subshell_id"]
 
     def execute(self, code: str) -> str:
         """Run a cell without waiting for it; gives its message's id."""
         return self.client.execute(code, allow_stdin=False)
 
-    def run(self, code: str, timeout_s: float = 60) -> list[dict]:
+    def run(self, code: str, timeout_s: float = 120) -> list[dict]:
         """Run a cell to its end and give what it put out."""
         before, cell = len(self.outputs), self.execute(code)
         assert self.until(lambda: cell in self.idle, timeout_s), f"the cell did not end: {code}\n{self.stacks()}"
@@ -152,7 +152,7 @@ class Front:
             if out["type"] == "stream" and out["content"]["name"] == "stdout"
         ).strip()
 
-    def until(self, truth, timeout_s: float = 20) -> bool:
+    def until(self, truth, timeout_s: float = 120) -> bool:
         """Take messages in until something is true."""
         end, knock = time.monotonic() + timeout_s, time.monotonic() + 3
         while not truth():
@@ -228,7 +228,7 @@ class Front:
         self.client.shell_channel.send(message)
         return number
 
-    def answer(self, number: int, timeout_s: float = 60) -> dict | None:
+    def answer(self, number: int, timeout_s: float = 120) -> dict | None:
         """The answer to a request; None where none comes."""
         found = lambda: next((one for one in self.custom if one.get("id") == number), None)
         self.until(found, timeout_s)

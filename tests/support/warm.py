@@ -3,7 +3,10 @@
 `warm_python()` returns an executable that takes `-c`, `-m` or a script, like `python`. The first call starts a server,
 which imports torch, transformers and other large packages (nothing of art_nb) and forks a child for each run of the
 executable: with its arguments, environment, working directory and standard streams. A signal to the executable reaches
-the child; the child dies with it. Tests of what an import loads or costs use `sys.executable`."""
+the child; the child dies with it. Tests of what an import loads or costs use `sys.executable`.
+
+`warm_kernel()` does the same for Jupyter kernels. Its server is a child of the first one that has also imported
+ipykernel and what most notebooks use."""
 
 import atexit
 import gc
@@ -36,6 +39,14 @@ PACKAGES = [
     "httpx",
     "starlette",
 ]
+KERNEL_PACKAGES = [
+    "ipykernel.kernelapp",
+    "ipykernel.ipkernel",
+    "ipykernel.zmqshell",
+    "IPython.core.completer",
+    "anywidget",
+    "peft",
+]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1") | {
     "JE_ARROW_MALLOC_CONF": "background_thread:false"
 }  # a process that forks must not have other threads
@@ -45,10 +56,15 @@ FORWARDED = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
 @cache
 def warm_python() -> str:
     """The path of the executable of this process's own server."""
+    return start_server(sys.executable, PACKAGES)
+
+
+def start_server(python: str, packages: list[str]) -> str:
+    """Start a server that has imported some packages. Return the path of its executable."""
     folder = tempfile.TemporaryDirectory(prefix="warm-")
     address, command = f"{folder.name}/socket", Path(folder.name, "python")
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", address],
+        [python, __file__, "serve", address, *packages],
         env=os.environ | ONE_THREAD,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -69,17 +85,21 @@ def warm_python() -> str:
 
 
 @cache
-def warm_kernel() -> str:
-    """The name of Jupyter's kernel for this executable, known to this process and to those that it starts."""
-    folder = Path(warm_python()).parent
-    spec = folder / "kernels" / "warm" / "kernel.json"
+def warm_kernel(ipykernel: bool = True) -> str:
+    """The name of a warm Jupyter kernel, known to this process and to those that it starts.
+
+    Without `ipykernel`, the kernel imports the ipykernel that it finds on its path.
+    """
+    python = start_server(warm_python(), KERNEL_PACKAGES) if ipykernel else warm_python()
+    folder, name = Path(python).parent, "warm" if ipykernel else "warm-any"
+    spec = folder / "kernels" / name / "kernel.json"
     spec.parent.mkdir(parents=True)
-    line = [warm_python(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    line = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     spec.write_text(
         json.dumps({"argv": line, "display_name": "Python 3", "language": "python", "metadata": {"debugger": True}})
     )
     os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("JUPYTER_PATH")]))
-    return "warm"
+    return name
 
 
 def run(address: str, words: list[str]) -> int:
@@ -216,10 +236,10 @@ def check_threads() -> None:
     assert len(names) <= 1, f"threads before a fork: {names}"
 
 
-def serve(address: str) -> None:
+def serve(address: str, packages: list[str]) -> None:
     """Import the packages and serve; in each child, run its command line."""
     sys.path.remove(str(Path(__file__).parent))
-    for package in PACKAGES:
+    for package in packages:
         import_module(package)
     check_threads()
     gc.collect()
@@ -230,4 +250,4 @@ def serve(address: str) -> None:
 
 if __name__ == "__main__":
     role, address, *words = sys.argv[1:]
-    sys.exit(serve(address) if role == "serve" else run(address, words))
+    sys.exit(serve(address, words) if role == "serve" else run(address, words))
