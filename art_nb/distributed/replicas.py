@@ -24,13 +24,7 @@ import torch
 from ..backends.engines import SAMPLERS, choose_sampler, sampler_for_model
 from ..backends.loading import LoadSettings, fetch_weights
 from ..core.types import ServeError
-from art_nb.distributed.placement import (
-    actor_error,
-    check_resources,
-    describe_loss,
-    import_ray,
-    this_place,
-)
+from .placement import actor_error, check_resources, describe_loss, import_ray, this_place
 from .routing import ReplicaRecord, RoutingTable
 from ..policy.adapters import Adapter
 from ..policy.device import DeviceThread, dtype_name, use_device

@@ -21,14 +21,7 @@ from art_nb.distributed.capacity import (
     estimated_figures,
     run_figures,
 )
-from art_nb.distributed.throughput import (
-    MAX_SPREAD,
-    EngineRates,
-    RolloutShape,
-    TrainingSetup,
-    run_seconds,
-    throughput,
-)
+from art_nb.distributed.throughput import MAX_SPREAD, EngineRates, RolloutShape, TrainingSetup, run_seconds, throughput
 from art_nb.runs.store import RunStore
 
 # The simulation samples each turn of each rollout: log-normal lengths, tools with a long tail, replicas that decode all
