@@ -20,6 +20,7 @@ from typing import Any
 from ..core.events import RolloutDone
 from ..core.types import StoreError
 from art_nb.distributed.throughput import (
+    MAX_SPREAD,
     EngineRates,
     RolloutShape,
     TrainingSetup,
@@ -142,7 +143,8 @@ def _duration_figures(store: RunStore, rows: list[dict[str, Any]], environment_s
     seconds = [event.seconds_s for event in done if event.error is None and event.seconds_s > 0]
     if len(seconds) < 8:
         return {}
-    values = {"spread": pstdev(map(math.log, seconds)), "longest": max(2.0, max(seconds) / fmean(seconds))}
+    spread = min(MAX_SPREAD, pstdev(map(math.log, seconds)))
+    values = {"spread": spread, "longest": max(2.0, max(seconds) / fmean(seconds))}
     prefix = "profile/sampler_" if any("profile/sampler_decode_s" in row for row in rows) else "profile/"
     profiled = [row for row in rows if f"{prefix}decode_s" in row]
     busy_s = sum(row.get(f"{prefix}{phase}_s", 0.0) for row in profiled for phase in SAMPLER_PHASES)

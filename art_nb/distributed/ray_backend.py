@@ -3,6 +3,7 @@
 ## Guarantees
 
 - A request whose replica is lost is sent to another one, unless its stream has begun.
+- A replica that hangs is replaced, and its requests are sent to others.
 - If a rank of the learner is lost in a step, the step is repeated once from the same state.
 - If the notebook's process ends in any way, all its actors end."""
 
@@ -36,7 +37,7 @@ from ..core.machine import usable_cores
 from ..core.types import BackendMissing
 from .learner_group import LearnerGroup
 from .placement import ClusterConnection, check_resources, connect_cluster
-from .replicas import ModelSpec, Replicas, arrays_of
+from .replicas import STALL_S, ModelSpec, Replicas, arrays_of
 from .routing import RouterEndpoint
 from ..learners import checkpoints
 from ..learners.base import ProgressFn
@@ -88,11 +89,11 @@ class Layout:
         defaults = {"gpus_per_sampler": gpus, "gpus_per_learner": gpus, "cpus_per_actor": cpus}
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
-    def needed(self) -> dict[str, float]:
-        """Return the resources of all actors."""
-        gpus = self.samplers * (self.gpus_per_sampler or 0) + self.learners * (self.gpus_per_learner or 0)
-        cpus = (self.samplers + self.learners) * (self.cpus_per_actor or 0)
-        return {name: count for name, count in (("CPU", cpus), ("GPU", gpus)) if count}
+    def actors(self) -> list[dict[str, Any]]:
+        """Return the options of all actors."""
+        sampler = self.actor_options(self.gpus_per_sampler, self.sampler_options, "SPREAD")
+        learner = self.actor_options(self.gpus_per_learner, self.learner_options, "DEFAULT")
+        return [learner] * self.learners + [sampler] * self.samplers
 
     def actor_options(self, gpus: float | None, more: Mapping[str, Any], strategy: str) -> dict[str, Any]:
         """Return the options of an actor.
@@ -277,6 +278,7 @@ def load_ray_runtime(
     connection: ClusterConnection,
     layout: Layout,
     wait_s: float,  # in which resources must be free
+    stall_s: float,  # after which a replica without a sign of life is replaced
     model: Any,  # a TrainableModel
     worker: DeviceThread,
     weights: str | Path,
@@ -286,16 +288,9 @@ def load_ray_runtime(
 ) -> ModelRuntime:
     """Thread of the steps: start the replicas and the ranks, and continue from the newest checkpoint."""
     spec = model_spec(model, settings, layout, bus, connection.local is not None)
-    replicas = Replicas(
-        spec, layout.actor_options(layout.gpus_per_sampler, layout.sampler_options, "SPREAD"), bus.warn_once
-    )
-    group = LearnerGroup(
-        spec,
-        layout.learners,
-        layout.actor_options(layout.gpus_per_learner, layout.learner_options, "DEFAULT"),
-        bus.warn_once,
-        wait_s,
-    )
+    learner, *_, sampler = layout.actors()
+    replicas = Replicas(spec, sampler, bus.warn_once, stall_s)
+    group = LearnerGroup(spec, layout.learners, learner, bus.warn_once, wait_s)
     try:
         starting = asyncio.run_coroutine_threadsafe(replicas._scale(layout.samplers), replicas.loop)
         group.open()
@@ -400,7 +395,10 @@ class RayBackend(LocalBackend):
     sampler_options, learner_options : dict, optional
         Other options of Ray actors, such as `label_selector` or `runtime_env`.
     wait_for_nodes_s : float
-        The time for which `register`, `scale` and the replacement of a lost rank wait for free resources.
+        The time for which `register`, `scale` and the replacement of a lost rank wait for free resources. On a cluster
+        with an autoscaler, pass the time in which its nodes start.
+    stall_s : float
+        A replica that has requests and shows no sign of life for this time is ended and replaced.
     **options
         Options of `LocalBackend`: `sampler`, `engine_args`, `device`, `dtype`, `max_running`, `max_model_len`,
         `gpu_cost_per_hour_usd`, `bus` and `verbose`.
@@ -424,9 +422,12 @@ class RayBackend(LocalBackend):
         sampler_options: Mapping[str, Any] | None = None,
         learner_options: Mapping[str, Any] | None = None,
         wait_for_nodes_s: float = 30.0,
+        stall_s: float = STALL_S,
         **options: Any,
     ):
         check_ray_options(samplers, learners, options)
+        if not stall_s > 0:
+            raise ValueError(f"Invalid `stall_s={stall_s!r}`: expected a positive number of seconds.")
         super().__init__(path=path, **options)
         self.layout = Layout(
             samplers=samplers,
@@ -437,7 +438,7 @@ class RayBackend(LocalBackend):
             sampler_options=sampler_options or {},
             learner_options=learner_options or {},
         )
-        self.address, self.wait_for_nodes_s = address, wait_for_nodes_s
+        self.address, self.wait_for_nodes_s, self.stall_s = address, wait_for_nodes_s, stall_s
         self._connection: ClusterConnection | None = None
 
     async def register(self, model: Any) -> None:
@@ -459,7 +460,7 @@ class RayBackend(LocalBackend):
             await asyncio.to_thread(retire_runtime, model.store.path)
             connection, layout = await asyncio.to_thread(self._connect)
             weights = await asyncio.to_thread(fetch_weights, model.base_model)
-            load = partial(load_ray_runtime, connection, layout, self.wait_for_nodes_s)
+            load = partial(load_ray_runtime, connection, layout, self.wait_for_nodes_s, self.stall_s)
             options = {"load_model": load, "storage": self.storage}
             runtime = await open_runtime(model, weights, Engines(), self.settings, self.bus, **options)
         runtime.verbose, runtime.gpu_cost_per_hour_usd = self.verbose, self.gpu_cost_per_hour_usd
@@ -472,7 +473,7 @@ class RayBackend(LocalBackend):
         connection = self._connection = self._connection or connect_cluster(self.address)
         ray = connection.ray
         layout = self.layout.with_cluster(ray.cluster_resources(), connection.local is not None)
-        check_resources(ray, layout.needed(), self.wait_for_nodes_s)
+        check_resources(ray, layout.actors(), self.wait_for_nodes_s, lambda text: self.bus.warn_once(text, text))
         return connection, layout
 
     async def scale(self, samplers: int) -> None:

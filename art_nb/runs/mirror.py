@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['OWNER_NAME', 'LOCAL_STATE', 'INTERVAL_S', 'WRITER_TIMEOUT_S', 'MARKER', 'LATE_FILES', 'EVENTS_FILE', 'NOT_COPIED',
-           'is_storage_url', 'local_directory', 'is_safe_name', 'RemoteFolder', 'remote_folder', 'read_owner',
-           'writer_name', 'wait_for_owner', 'relative_files', 'checkpoint_step', 'upload_order', 'MirrorLost',
-           'read_local_state', 'RunMirror', 'complete_steps', 'first_step', 'restore_run', 'move_files', 'RunStorage',
-           'reading_url', 'open_storage']
+           'is_storage_url', 'check_path', 'local_directory', 'is_safe_name', 'RemoteFolder', 'remote_folder',
+           'read_owner', 'writer_name', 'wait_for_owner', 'relative_files', 'checkpoint_step', 'upload_order',
+           'MirrorLost', 'read_local_state', 'repeating', 'RunMirror', 'complete_steps', 'first_step', 'restore_run',
+           'move_files', 'RunStorage', 'reading_url', 'open_storage']
 
 # %% ../../nbs/10_runs/46_mirror.ipynb #2571f7d0
 import atexit
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import threading
@@ -22,7 +23,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import partial
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +39,15 @@ from .store import RunStore, is_complete_checkpoint, is_run, step_number
 def is_storage_url(path: str | Path | None) -> bool:
     """Return whether a path of runs is a URL."""
     return isinstance(path, str) and "://" in path
+
+
+def check_path(path: str | Path | None) -> None:
+    """Raise `ValueError` for a `pathlib` path that was made from a URL."""
+    if isinstance(path, PurePath) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:[\\/]", str(path)):
+        raise ValueError(
+            f"Invalid `path={path!r}`: a pathlib path cannot contain a URL, because it merges the slashes. Pass a "
+            'string, for example "s3://bucket/runs".'
+        )
 
 
 def local_directory(url: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -201,6 +212,25 @@ def read_local_state(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
 
+# %% ../../nbs/10_runs/46_mirror.ipynb #46c20a02
+@contextmanager
+def repeating(work: Callable[[], object], interval_s: float) -> Iterator[None]:
+    """Call a function at intervals in a thread while the context is open. Its errors are ignored."""
+    done = threading.Event()
+
+    def repeat() -> None:
+        while not done.wait(interval_s):
+            with suppress(Exception):
+                work()
+
+    thread = threading.Thread(target=repeat, name="art-nb-repeating", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
 # %% ../../nbs/10_runs/46_mirror.ipynb #dd110aaf
 class RunMirror:
     """Copies a run directory to a URL in a thread.
@@ -228,6 +258,7 @@ class RunMirror:
         self._last_beat, self._claimed = 0.0, False
         self._wake, self._closing, self._copied = threading.Event(), threading.Event(), threading.Event()
         self._abandoned, self._events_copied = False, 0.0
+        self._claiming = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"art-nb-mirror-{path.name}", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
 
@@ -267,9 +298,11 @@ class RunMirror:
         names = [name for name, stamp in stamps.items() if any(stamp)]  # a file may be gone by now
         if not closed and time.monotonic() - self._events_copied < self.interval_s:
             names = [name for name in names if name != EVENTS_FILE]
-        self._copy_files(upload_order(names), stamps)
+        with repeating(partial(self.claim, now=True), self.interval_s):  # one file can take minutes
+            self._copy_files(upload_order(names), stamps)
         for name, (stamp, content) in late.items():
             if self.known.get(name) != stamp:
+                self.claim()
                 self.folder.write(name, content)
                 self.known[name] = stamp
         self._remove_vanished()
@@ -321,8 +354,13 @@ class RunMirror:
         now : bool
             Whether to do it even if the last time was less than `interval_s` ago.
         """
-        if self._claimed and not now and time.monotonic() - self._last_beat < self.interval_s:
-            return
+        with self._claiming:
+            if self._abandoned:  # a new mirror may copy to the same URL by now
+                raise MirrorLost(f"The mirror of {self.path} was closed before everything was copied.")
+            if now or not self._claimed or time.monotonic() - self._last_beat >= self.interval_s:
+                self._write_owner(closed)
+
+    def _write_owner(self, closed: bool) -> None:
         owner = read_owner(self.folder)
         if self._claimed and owner.get("token") != self.token:
             reason = f"is now written by {writer_name(owner)}" if owner else f"has no valid {OWNER_NAME} any more"
@@ -351,7 +389,8 @@ class RunMirror:
             self.copy(closed)
         except MirrorLost as error:
             self.lost = True
-            self.warn(f"mirror lost {self.path}", str(error))
+            if not self._abandoned:  # otherwise, `close` has printed a warning
+                self.warn(f"mirror lost {self.path}", str(error))
         except Exception as error:  # each file system has its own types
             self.failures += 1
             if self.failures == 1:
@@ -573,7 +612,11 @@ def reading_url(url: str) -> Iterator[None]:
 
 
 def open_storage(path: str | Path | None) -> tuple[Path, RunStorage | None]:
-    """Return the directory of the runs of a backend, and their storage if the path is a URL."""
+    """Return the directory of the runs of a backend, and their storage if the path is a URL.
+
+    Raises `ValueError` for a URL in a `pathlib` path.
+    """
+    check_path(path)
     if not is_storage_url(path):
         return Path(path or ".art"), None
     url = str(path)

@@ -21,7 +21,7 @@ from art_nb.distributed.capacity import (
     estimated_figures,
     run_figures,
 )
-from art_nb.distributed.throughput import EngineRates, RolloutShape, TrainingSetup, run_seconds, throughput
+from art_nb.distributed.throughput import MAX_SPREAD, EngineRates, RolloutShape, TrainingSetup, run_seconds, throughput
 from art_nb.runs.store import RunStore
 
 # The simulation samples each turn of each rollout: log-normal lengths, tools with a long tail, replicas that decode all
@@ -149,6 +149,7 @@ INVALID = [
     {"gpu": "H300"},
     {"tokens": -1},
     {"price": math.nan},
+    {"spread": 100.0},
     {"unknown": 1.0},
     {"samplers": 9},
     {"rollouts_per_group": 0},
@@ -207,6 +208,15 @@ def test_figures_of_a_run(store):
     plan = plan_capacity("model-1b", 4, run=store.path, tokens=200)
     assert plan.figures["tokens"] == Figure(200, "given")
     assert "measured: run measured" in str(plan)
+
+
+def test_the_measured_spread_is_limited(tmp_path):
+    store = RunStore(tmp_path / "run")
+    store.append_history({"step": 1, "data/step_rollout_tokens": 10, "data/step_num_trajectories": 2})
+    for i in range(8):
+        store.append_event(RolloutDone(rollout=str(i), step=1, reward=1.0, seconds_s=10.0 ** (20 * (i % 2) - 10)))
+    assert run_figures(store.path)["spread"].value == MAX_SPREAD
+    assert plan_capacity("model-1b", 4, run=store.path).speed.rollouts_per_hour > 0
 
 
 def test_a_run_without_durations_says_so(tmp_path):

@@ -42,6 +42,15 @@ def test_the_manifest_has_kuberay_s_schema():
     jsonschema.validate(KUBERAY, SCHEMA)
 
 
+def test_the_manifest_with_an_autoscaler_has_kuberay_s_schema():
+    manifest = json.loads(json.dumps(KUBERAY))
+    manifest["spec"]["enableInTreeAutoscaling"] = True
+    for group in manifest["spec"]["workerGroupSpecs"]:
+        group |= {"minReplicas": 0, "replicas": 0}
+    jsonschema.validate(manifest, SCHEMA)
+    assert "`enableInTreeAutoscaling: true`" in PAGE and "`minReplicas: 0`" in PAGE
+
+
 @pytest.mark.parametrize(
     "change",
     [

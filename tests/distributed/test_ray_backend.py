@@ -3,19 +3,21 @@
 import asyncio
 import os
 import signal
-import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 from openai import AsyncOpenAI
+from support.ray_parts import conversation, largest_difference, roll_out, some_rows, wait_until
 
 import art_nb as art
-from art_nb.core.events import GradientStep, Warned
+from art_nb.core.events import GradientStep, RolloutDone, StepDone, Warned
 from art_nb.distributed import learner_group
-from art_nb.learners.base import Learner, optimizer_steps
+from art_nb.distributed.replicas import tensors_from_arrays
+from art_nb.learners.base import Learner
 from art_nb.learners.settings import StepConfig
-from art_nb.policy.adapters import copy_adapter
 from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow
 
@@ -31,128 +33,11 @@ async def registered(make_backend, make_model):
     await backend.close()
 
 
-async def conversation(model, scenario=None, turns=3, tokens=12, pause_s=0.0):
-    """A conversation whose reward is the share of the letter e."""
-    client, messages = model.openai_client(), [{"role": "user", "content": "A1 B2 C3 " * 4}]
-    trajectory = art.Trajectory(messages_and_choices=[*messages], reward=0.0)
-    for turn in range(turns):
-        completion = await client.chat.completions.create(
-            model=model.get_inference_name(),
-            messages=trajectory.messages(),
-            max_tokens=tokens,
-            logprobs=True,
-            extra_body={"ignore_eos": True},
-        )
-        trajectory.messages_and_choices += [completion.choices[0], {"role": "user", "content": f"line {turn}"}]
-        trajectory.reward += (completion.choices[0].message.content or "").count("e") + turn * 0.1
-        await asyncio.sleep(pause_s)
-    trajectory.reward += np.random.default_rng(abs(hash(str(trajectory.messages())))).normal()
-    return trajectory
-
-
-async def roll_out(model, groups=3, rollouts=4, **options):
-    """Groups of conversations. Failed rollouts are counted as exceptions."""
-    return await art.gather_trajectory_groups(
-        [art.TrajectoryGroup(conversation(model, **options) for _ in range(rollouts)) for _ in range(groups)],
-        pbar_desc=None,
-        max_exceptions=groups * rollouts,
-    )
-
-
-async def wait_until(condition, timeout_s=240):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.002)
-
-
-def some_rows(n=10, groups=4, seed=0):
-    """Rows of different lengths with advantages, as a step has them."""
-    random, rows = np.random.default_rng(seed), []
-    for i in range(n):
-        tokens = random.integers(3, 250, 12 + 5 * (i % 4)).astype(np.int32)
-        sampled = np.arange(len(tokens)) > 6
-        logprobs = np.where(sampled, random.normal(-3, 1, len(tokens)), np.nan).astype(np.float32)
-        rows.append(WeightedRow(tokens, sampled, logprobs, i % groups, float(random.normal()), 0.01 * (1 + i % 3)))
-    return rows
-
-
-CONFIGS = {
-    "cispo": {},
-    "rows_per_step": {"rows_per_step": 4},
-    "rescored": {"rescored": True, "rows_per_step": 5},
-    "row_power": {"row_power": 0.5},
-    "kl": {"kl_coef": 0.1},
-    "kl_shaping": {"kl_shaping": 0.1},
-    "entropy": {"entropy_coef": 0.01},
-}
-
-
-def three_steps(step):
-    """Three training steps on different rows."""
-    return [step(some_rows(seed=seed)) for seed in range(3)]
-
-
 def go_back(runtime, state):
     """Give the ranks a state that the group had before."""
     group = runtime.learner
     group.files, group.adapter = state
     runtime.worker.call(group.restore)
-
-
-def largest_difference(one, other):
-    return max(float(np.abs(one[name] - other[name]).max()) for name in one)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-async def test_two_ranks_take_the_steps_of_one(registered, tiny_model_dir, name):
-    backend, model = registered
-    runtime = backend.runtime(model)
-    group, config = runtime.learner, StepConfig(learning_rate=1e-4, **CONFIGS[name])
-    state = group.files, group.adapter
-    policy = load_policy(tiny_model_dir, device="cpu", dtype=runtime.policy.dtype)
-    local = Learner(policy)
-    try:
-        metrics = await asyncio.to_thread(
-            runtime.worker.call, three_steps, lambda rows: group.step(rows, config, lambda *_: None, None)
-        )
-        expected = three_steps(lambda rows: optimizer_steps(local, rows, config))
-        weights = backend._connection.ray.get(group.weights())
-        reference = {key: tensor.numpy() for key, tensor in copy_adapter(policy).items()}
-        assert largest_difference(weights, reference) < 1e-6
-        assert max(float(np.abs(values).max()) for values in reference.values()) > 1e-2
-        for one, other in zip(metrics, expected, strict=True):
-            shared = one.keys() & other.keys() - {"data/packing_ratio", "data/step_trainer_tokens"}
-            assert {"loss/train", "loss/grad_norm", "data/step_num_gradient_steps"} <= shared
-            assert {key: one[key] for key in shared} == pytest.approx({key: other[key] for key in shared}, abs=1e-4)
-        assert [len(row.tokens) for row, _ in group.seen] and len(group.seen) == len(local.seen)
-    finally:
-        await asyncio.to_thread(go_back, runtime, state)
-
-
-async def test_a_rank_without_rows_and_a_step_that_all_drop(registered):
-    backend, model = registered
-    runtime = backend.runtime(model)
-    group = runtime.learner
-    state = group.files, group.adapter
-
-    def step(rows):
-        return runtime.worker.call(group.step, rows, StepConfig(learning_rate=1e-3), lambda *_: None, None)
-
-    try:
-        metrics = await asyncio.to_thread(step, some_rows(1))
-        assert metrics["data/step_num_gradient_steps"] == 1
-        await asyncio.to_thread(go_back, runtime, state)
-        before = backend._connection.ray.get(group.weights())
-        broken = some_rows(4)
-        broken[0].advantage = float("inf")
-        pids = [facts["place"].pid for facts in group.facts]
-        with pytest.raises(art.TrainError, match="norm"):
-            await asyncio.to_thread(step, broken)
-        assert largest_difference(before, backend._connection.ray.get(group.weights())) == 0
-        assert [facts["place"].pid for facts in group.facts] == pids  # the ranks go on
-    finally:
-        await asyncio.to_thread(go_back, runtime, state)
 
 
 async def test_a_step_that_is_canceled_after_its_last_row_changes_no_weights(registered):
@@ -217,6 +102,84 @@ async def test_a_killed_replica_loses_no_rollout(registered):
     assert any("Replica 0 of shared is lost" in message for message in warnings)
     await roll_out(model, groups=1, turns=1)
     assert table.replicas[0].assigned > 0  # new conversations use it
+
+
+async def test_a_replica_that_hangs_is_replaced_and_loses_no_rollout(registered, monkeypatch):
+    backend, model = registered
+    replicas, warnings = backend.runtime(model).sampler, []
+    table, asked = replicas.table, replicas.table.counts["asked again"]
+    monkeypatch.setattr(replicas, "stall_s", 10.0)
+    unsubscribe = backend.bus.subscribe(lambda event: warnings.append(event.message), Warned)
+    victim, other = table.replicas[1], table.replicas[0]
+    pid = victim.facts["place"].pid
+    playing = asyncio.ensure_future(roll_out(model, turns=4, tokens=60))
+    await wait_until(lambda: victim.requests >= 4)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        groups = await playing
+        await wait_until(lambda: len(table.serving()) == 2)
+    finally:
+        unsubscribe()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert sum(len(group.exceptions) for group in groups) == 0
+    assert all(len(trajectory.messages_and_choices) == 9 for group in groups for trajectory in group)
+    assert table.counts["asked again"] > asked
+    assert any("Replica 1 of shared is stuck" in message for message in warnings)
+    assert any("Replica 1 of shared is lost" in message for message in warnings)
+    assert table.replicas[1] is not victim and table.replicas[0] is other
+    await roll_out(model, groups=1, turns=1)
+    assert table.replicas[1].assigned > 0
+
+
+async def test_each_reply_has_the_logprobs_of_the_version_that_it_names(registered, tiny_model_dir):
+    backend, model = registered
+    runtime, ray = backend.runtime(model), backend._connection.ray
+    replicas, random = runtime.sampler, np.random.default_rng(0)
+    adapters = {runtime.step: runtime.learner.adapter}
+    for step in (runtime.step + 1, runtime.step + 2):
+        noise = lambda array: array + random.normal(scale=0.1, size=array.shape).astype(np.float32)
+        adapters[step] = {name: noise(array) for name, array in runtime.learner.adapter.items()}
+    choices = []
+
+    async def ask_three_times():
+        for _ in range(3):
+            reply = await model.openai_client().chat.completions.create(
+                model="shared",
+                messages=[{"role": "user", "content": "A1 B2"}],
+                max_tokens=60,
+                logprobs=True,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            choices.append((reply.system_fingerprint, reply.choices[0]))
+
+    asking = [asyncio.ensure_future(ask_three_times()) for _ in range(32)]
+    for count, step in zip((8, 48), [*adapters][1:], strict=True):
+        await wait_until(lambda count=count: len(choices) >= count)
+        assert sum(replica.requests for replica in replicas.table.serving()) > 8
+        await asyncio.to_thread(replicas.publish, runtime.key(step), ray.put(adapters[step]))
+    await asyncio.gather(*asking)
+    await asyncio.to_thread(runtime.worker.call, runtime.publish, runtime.step)
+    for step in [*adapters][1:]:
+        replicas.unload(runtime.key(step))
+
+    learner = Learner(load_policy(tiny_model_dir, device="cpu", dtype=torch.float32))
+    versions = {step: tensors_from_arrays(arrays) for step, arrays in adapters.items()}
+    named, others = {step: [] for step in versions}, []  # the largest difference of each reply
+    for key, choice in choices:
+        version = choice.model_extra["policy_version"]
+        assert key == runtime.key(version)
+        prompt, sampled = choice.model_extra["prompt_token_ids"], choice.model_extra["token_ids"]
+        tokens = np.array([*prompt, *sampled], np.int32)
+        row = WeightedRow(tokens, np.arange(len(tokens)) >= len(prompt), np.zeros(len(tokens), np.float32))
+        (batch,) = learner.packed([row], 1024, False)
+        logprobs = np.array([token.logprob for token in choice.logprobs.content])
+        for step, weights in versions.items():
+            scored = learner.reference([batch], 1.0, weights=weights)[0][batch.node_E].numpy()
+            (named[step] if step == version else others).append(float(np.abs(scored - logprobs).max()))
+    assert all(named.values())  # each version has answered
+    assert max(max(values) for values in named.values()) < 1e-3
+    assert min(others) > 1e-2
 
 
 async def test_a_killed_rank_changes_no_result(registered):
@@ -290,24 +253,34 @@ async def test_a_rank_whose_node_is_gone_ends_the_step_and_training_continues_la
 
 async def test_training_with_staleness_while_the_number_of_replicas_changes(registered):
     backend, model = registered
-    start = await model.get_step()
+    table, start, steps, errors = backend.runtime(model).sampler.table, await model.get_step(), [], []
+    asked = table.counts["asked again"]
     run = art.train(
         model,
-        lambda model, scenario: conversation(model, turns=2),
+        lambda model, scenario: conversation(model, turns=2, tokens=30),
         [{"id": i} for i in range(4)],
-        steps=start + 3,
+        steps=10_000,
         groups_per_step=2,
         rollouts_per_group=4,
         max_staleness=1,
         show=False,
     )
-    await backend.scale(3)
-    assert [row["state"] for row in backend.workers(model)[:3]] == ["serving"] * 3
+    run.bus.subscribe(lambda event: steps.append(event.step), StepDone)
+    run.bus.subscribe(lambda event: errors.append(event.error), RolloutDone)
+    await backend.scale(4)
+    assert [row["state"] for row in backend.workers(model)[:4]] == ["serving"] * 4
+    assert steps  # it trains meanwhile
+    await wait_until(lambda: all(replica.assigned for replica in table.serving()))
     await backend.scale(1)
-    await run
-    assert await model.get_step() == start + 3
+    count = len(steps)
+    await wait_until(lambda: len(steps) > count + 1)
+    await asyncio.to_thread(run.stop, after_step=True)
     assert [row["replica"] for row in backend.workers(model) if "replica" in row] == [0]
-    assert {start + 1, start + 2, start + 3} <= {*model.store.steps_saved()}
+    assert await model.get_step() == run.step == steps[-1] > start
+    assert steps == [*range(start + 1, run.step + 1)]
+    assert {error for error in errors if error and "cancel" not in error.lower()} == set()
+    assert table.counts["asked again"] == asked  # the replicas that were removed have finished their requests
+    assert run.step in model.store.steps_saved()
 
 
 async def test_supervised_steps(registered):

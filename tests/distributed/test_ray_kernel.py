@@ -2,16 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from art_nb.runs.mirror import complete_steps, remote_folder
 
 CHILD = """
 import asyncio, json, sys
 import art_nb as art
+from art_nb.runs.mirror import RunStorage
 
 path, base, steps, wait = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "wait"
 
@@ -25,6 +30,8 @@ async def rollout(model, scenario):
 
 async def main():
     backend = art.RayBackend(samplers=1, learners=1, path=path, address="local", device="cpu", verbose=False)
+    if backend.storage is not None:
+        backend.storage = RunStorage(path, backend.path, patience_s=1.0)
     model = art.TrainableModel(name="killed", project="tests", base_model=base)
     await model.register(backend)
     runtime = backend.runtime(model)
@@ -41,9 +48,9 @@ asyncio.run(main())
 """
 
 
-def start(path, base, steps, wait):
+def start(path, base, steps, wait, cache):
     command = [sys.executable, "-c", CHILD, str(path), str(base), str(steps), "wait" if wait else "end"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"ART_NB_CACHE": str(cache)})
 
 
 def next_line(child):
@@ -58,13 +65,8 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.full
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_after_kill_9_of_the_kernel_no_actor_remains_and_the_run_continues(tmp_path, tiny_model_dir):
-    child = start(tmp_path, tiny_model_dir, 2, wait=True)
-    pids = next_line(child)["pids"]
-    assert next_line(child)["step"] == 2
-    assert all(map(is_running, pids))
+def kill_and_wait(child, pids):
+    """Kill the process of the notebook, and wait until its actors and its cluster have ended."""
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
     killed = time.monotonic()
@@ -74,7 +76,45 @@ def test_after_kill_9_of_the_kernel_no_actor_remains_and_the_run_continues(tmp_p
     while is_running(pids[2]):
         assert time.monotonic() - killed < 60  # the cluster itself has ended, too
         time.sleep(0.1)
-    child = start(tmp_path, tiny_model_dir, 3, wait=False)
+
+
+def weights_of(directory, step):
+    return (directory / "checkpoints" / f"{step:04d}" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_kill_9_of_the_kernel_no_actor_remains_and_the_run_continues(tmp_path, tiny_model_dir):
+    child = start(tmp_path, tiny_model_dir, 2, wait=True, cache=tmp_path / "cache")
+    pids = next_line(child)["pids"]
+    assert next_line(child)["step"] == 2
+    assert all(map(is_running, pids))
+    kill_and_wait(child, pids)
+    child = start(tmp_path, tiny_model_dir, 3, wait=False, cache=tmp_path / "cache")
     assert next_line(child)["step"] == 2  # from the last checkpoint
     assert next_line(child)["step"] == 3
     assert child.wait(timeout=120) == 0
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_kill_9_and_the_loss_of_the_disk_another_machine_continues_from_the_url(tmp_path, tiny_model_dir):
+    url, first, second = f"file://{tmp_path}/bucket", tmp_path / "machine-1", tmp_path / "machine-2"
+    run = Path("runs", "file", *(tmp_path / "bucket").parts[1:], "tests", "models", "killed")
+    child = start(url, tiny_model_dir, 2, wait=True, cache=first)
+    pids = next_line(child)["pids"]
+    assert next_line(child)["step"] == 2
+    end = time.monotonic() + 60
+    while complete_steps(remote_folder(f"{url}/tests/models/killed").sizes()) != [0, 1, 2]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    kill_and_wait(child, pids)
+    weights = weights_of(first / run, 2)
+    shutil.rmtree(first)
+    child = start(url, tiny_model_dir, 3, wait=False, cache=second)
+    assert next_line(child)["step"] == 2
+    assert next_line(child)["step"] == 3
+    assert child.wait(timeout=120) == 0
+    assert weights_of(second / run, 2) == weights
+    assert weights_of(second / run, 3) != weights
+    assert complete_steps(remote_folder(f"{url}/tests/models/killed").sizes()) == [0, 1, 2, 3]

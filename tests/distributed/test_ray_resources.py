@@ -1,6 +1,8 @@
 """Without free resources, nothing waits for ever, and an actor that fails gives its resources back."""
 
 import asyncio
+import threading
+import time
 
 import pytest
 
@@ -8,6 +10,7 @@ import art_nb as art
 from art_nb.backends.loading import LoadSettings
 from art_nb.distributed import learner_group
 from art_nb.distributed.learner_group import LearnerGroup
+from art_nb.distributed.placement import check_resources
 from art_nb.distributed.replicas import ModelSpec, Replicas
 
 
@@ -67,3 +70,52 @@ async def test_scale_checks_its_number_before_register(make_backend):
         await backend.scale(0)
     assert backend.layout.samplers == 2
     await backend.close()
+
+
+def reservations(state):
+    """The bundles of the placement groups in a state."""
+    from ray.util import placement_group_table
+
+    groups = [group for group in placement_group_table().values() if group["state"] == state]
+    return [[*group["bundles"].values()] for group in groups]
+
+
+def test_missing_resources_are_requested_from_an_autoscaler(cluster):
+    told, errors = [], []
+
+    def check():
+        try:
+            check_resources(cluster.ray, [{"num_cpus": 90, "resources": {"disk": 1}}] * 2, 4.0, told.append)
+        except art.ServeError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=check)
+    waiting.start()
+    seen = []
+    while waiting.is_alive():
+        seen += reservations("PENDING")
+        time.sleep(0.05)
+    assert [{"CPU": 90, "disk": 1}] * 2 in seen
+    assert reservations("PENDING") == [] and reservations("CREATED") == []
+    assert len(told) == 1 and "CPU: 180 needed" in told[0]
+    assert "disk: 2 needed, 0 free" in errors[0]
+
+
+def test_the_wait_ends_when_resources_become_free(cluster):
+    ray, told = cluster.ray, []
+    everything = ray.cluster_resources()["CPU"]
+
+    @ray.remote(num_cpus=everything)
+    class Holder:
+        def ready(self):
+            return True
+
+    holder = Holder.remote()
+    assert ray.get(holder.ready.remote(), timeout=120)
+
+    def tell(text):
+        told.append(text)
+        ray.kill(holder)
+
+    check_resources(ray, [{"num_cpus": everything}], 120, tell)
+    assert len(told) == 1

@@ -43,6 +43,7 @@ class RecordingFileSystem(MemoryFileSystem):
     protocol = "recording"
     store, pseudo_dirs, log, down = {}, [""], [], threading.Event()
     fail_after = None  # number of writes after which everything fails
+    held = None  # the end of a name, and the event for which its upload waits
     async_impl = True  # as object stores: each write replaces an object
 
     def _check(self, action=None):
@@ -62,6 +63,8 @@ class RecordingFileSystem(MemoryFileSystem):
 
     def put_file(self, source, path, **options):
         content = Path(source).read_bytes()
+        if self.held and path.endswith(self.held[0]):
+            self.held[1].wait(60)
         self._check(("write", path))
         return super().pipe_file(path, content)
 
@@ -88,7 +91,7 @@ def remote():
     cls.store.clear()
     cls.log.clear()
     cls.down.clear()
-    cls.fail_after = None
+    cls.fail_after = cls.held = None
     return cls
 
 
@@ -143,6 +146,12 @@ def test_urls():
         path = local_directory(url, environment)
         assert path.is_relative_to("/cache/runs")
         assert path == Path(os.path.normpath(path))
+
+
+def test_a_url_in_a_pathlib_path_is_an_error():
+    for url in ("s3://bucket/runs", "file:///nas/runs", "gs://b"):
+        with pytest.raises(ValueError, match="Pass a string"):
+            art.LocalBackend(path=Path(url))
 
 
 def test_a_missing_package_is_named():
@@ -311,6 +320,66 @@ def test_closing_during_an_outage_keeps_the_files(tmp_path, store, remote):
     again, _ = opened(tmp_path, store)
     again.copy(closed=True)
     assert complete_steps(again.folder.sizes()) == [0, 1]
+
+
+def owner_of(mirror):
+    return json.loads(mirror.folder.read("mirror.json"))
+
+
+def test_a_long_upload_gives_signs_of_life(tmp_path, store, remote):
+    save_step(store, 0)
+    mirror, _ = opened(tmp_path, store)
+    remote.held = "adapter_model.safetensors", threading.Event()
+    mirror.start(Bus(), "run")
+    beat = owner_of(mirror)["beat"]
+    wait_until(lambda: owner_of(mirror)["beat"] > beat + 3)
+    assert "checkpoints/0000/adapter_model.safetensors" not in mirror.folder.sizes()
+    with pytest.raises(StoreError, match="in use by process"):
+        opened(tmp_path, store, machine=2, patience_s=5)
+    remote.held[1].set()
+    assert mirror.close()
+    assert complete_steps(mirror.folder.sizes()) == [0]
+    assert owner_of(mirror)["closed"]
+
+
+def test_a_writer_that_is_replaced_during_a_long_upload_stops(tmp_path, store, remote):
+    save_step(store, 0)
+    mirror, warnings = opened(tmp_path, store)
+    remote.held = "adapter_model.safetensors", threading.Event()
+    mirror.start(Bus(), "run")
+    beat, other = owner_of(mirror)["beat"], {"token": "other", "host": "elsewhere"}
+    wait_until(lambda: owner_of(mirror)["beat"] > beat)
+    for _ in range(4):  # a sign of life that is being written can still replace the first one
+        mirror.folder.write("mirror.json", json.dumps(other).encode())
+        time.sleep(0.1)
+    remote.held[1].set()
+    wait_until(lambda: mirror.lost)
+    assert "elsewhere" in warnings[-1][1]
+    assert owner_of(mirror) == other
+    assert complete_steps(mirror.folder.sizes()) == []
+
+
+def test_a_thread_that_outlives_its_mirror_writes_nothing_for_its_successor(tmp_path, store, remote):
+    save_step(store, 0)
+    first, warnings = opened(tmp_path, store)
+    remote.held = "adapter_model.safetensors", threading.Event()
+    first.start(Bus(), "run")
+    wait_until(lambda: "checkpoints/0000/adapter_config.json" in first.folder.sizes())
+    assert not first.close(timeout_s=0.1)
+    held, remote.held = remote.held, None
+    second, _ = opened(tmp_path, store)
+    second.copy()
+    owner, writes = owner_of(second), len(remote.log)
+    held[1].set()
+    first._thread.join(20)
+    assert not first._thread.is_alive()
+    assert owner_of(second) == owner and not owner["closed"]
+    assert len(remote.log) <= writes + 1  # the upload that was in progress
+    assert len(warnings) == 1  # by `close`
+    assert not first.attempt(closed=True)  # also later
+    assert owner_of(second) == owner
+    second.copy(closed=True)
+    assert owner_of(second)["closed"]
 
 
 def test_a_url_that_cannot_be_read_is_an_error_at_the_start(tmp_path, store, remote):
