@@ -12,13 +12,15 @@
 
 # %% auto #0
 __all__ = ['TRAIN_RANGES', 'TrainOptions', 'check_call', 'check_options', 'endpoint_matcher', 'seed_faults', 'check_seed',
-           'start_rollout', 'roll_out_step', 'truncated_share', 'identical_share', 'staleness_metrics']
+           'start_rollout', 'place_rollouts', 'roll_out_step', 'truncated_share', 'identical_share',
+           'staleness_metrics']
 
 # %% ../../nbs/65_training/50_steps.ipynb #dbe0c1ca
 import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,7 +39,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
 # %% ../../nbs/65_training/50_steps.ipynb #c008b4f5
 @dataclass(slots=True, kw_only=True)
 class TrainOptions:
-    """The arguments of `train`. `backend_options` are those of `backend.train`."""
+    """The arguments of `train`. `backend_options` are those of `backend.train`, and `start` starts a rollout."""
 
     rollout: Callable[[Any, Any], Awaitable[Trajectory]]
     scenarios: Sequence
@@ -52,6 +54,7 @@ class TrainOptions:
     on_step: Callable | None = None
     budget_s: float | None = None
     backend_options: dict = field(default_factory=dict)
+    start: Callable[[Any, Any], Awaitable[Trajectory]] | None = None  # None calls `rollout` in this process
 
 # %% ../../nbs/65_training/50_steps.ipynb #41604d3b
 def check_call(model, rollout, scenarios) -> None:
@@ -173,7 +176,14 @@ def start_rollout(rollout: Callable, model, scenario) -> Awaitable[Trajectory]:
         )
     return awaitable
 
+# %% ../../nbs/65_training/50_steps.ipynb #da4acfd8
+def place_rollouts(model, rollout: Callable, scenarios: Sequence) -> Callable[[Any, Any], Awaitable[Trajectory]]:
+    """Return a function of (model, scenario) that starts a rollout where the backend runs rollouts."""
+    start = partial(start_rollout, rollout)
+    place = getattr(model.backend(), "place_rollouts", None)  # other backends run them in this process
+    return start if place is None else place(model, start, scenarios[0])
 
+# %% ../../nbs/65_training/50_steps.ipynb #6961d9be
 async def roll_out_step(
     model,
     options: TrainOptions,
@@ -182,11 +192,11 @@ async def roll_out_step(
     after_each: Callable | None = None,
 ) -> list[TrajectoryGroup]:
     """Run all rollouts of the next step and return its groups. With a seed, each request contains a seed."""
+    start = options.start or partial(start_rollout, options.rollout)
     scenarios = scenarios_of_step(options.scenarios, finished_steps, options.groups_per_step, options.seed or 0)
     groups = (
         TrajectoryGroup(
-            (start_rollout(options.rollout, model, scenario) for _ in range(options.rollouts_per_group)),
-            metadata=scenario_metadata(scenario),
+            (start(model, scenario) for _ in range(options.rollouts_per_group)), metadata=scenario_metadata(scenario)
         )
         for scenario in scenarios
     )
