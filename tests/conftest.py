@@ -18,6 +18,7 @@ from support.audit import FULL
 from support.ui import bridge, browser, lab, lab_server, page_with  # noqa: F401
 
 sys.dont_write_bytecode = False
+pytest.register_assert_rewrite("support.remote_tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it, and its children too
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine

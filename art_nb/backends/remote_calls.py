@@ -9,8 +9,8 @@
 
 # %% auto #0
 __all__ = ['LOG', 'MAX_EVENTS', 'CANCELED', 'MAX_FINISHED_CALLS', 'MAX_RUNNING_CALLS', 'MAX_MODELS', 'VERBS', 'CALL_FORMS',
-           'check_token_ids', 'vocabulary_size', 'Call', 'key_digest', 'CallRegistry', 'register', 'get_step', 'train',
-           'train_sft', 'result_to_json', 'log', 'delete_checkpoints', 'fork', 'revoke_keys']
+           'check_token_ids', 'Call', 'key_digest', 'CallRegistry', 'register', 'get_step', 'train', 'train_sft',
+           'result_to_json', 'log', 'delete_checkpoints', 'fork', 'revoke_keys']
 
 # %% ../../nbs/50_backends/80_remote_calls.ipynb #73f5b6e5
 import asyncio
@@ -39,7 +39,6 @@ from art_nb.backends.remote_protocol import (
     error_to_json,
     run_identity,
 )
-from .runtime import ModelRuntime
 from ..core.aio import cancel_and_wait
 from ..core.events import Event, to_json
 from ..core.jsonable import finite
@@ -59,11 +58,6 @@ def check_token_ids(groups: Iterable[TrajectoryGroup], n_tokens: int) -> None:
             )
         if (row.logprobs > 1e-3).any():
             raise TokenError("A choice has a logprob above 0. Send choices exactly as the endpoint returned them.")
-
-
-def vocabulary_size(runtime: ModelRuntime) -> int:
-    """Return the number of rows of a model's embedding matrix."""
-    return runtime.policy.model.get_input_embeddings().num_embeddings
 
 # %% ../../nbs/50_backends/80_remote_calls.ipynb #99b75106
 LOG = logging.getLogger("art_nb.backends.remote_server")
@@ -132,14 +126,15 @@ class CallRegistry:
     def in_use(self, run: str) -> bool:
         """Return whether a call works on a model, or a request waits for its reply."""
         try:
-            return self.locks[run].locked() or bool(self.backend.runtime(self.models[run][1]).endpoint.service.live)
+            return self.locks[run].locked() or self.backend.runtime(self.models[run][1]).open_requests() > 0
         except ServeError:  # it was closed when loading it again failed
             return False
 
     async def load(self, form: ModelForm) -> None:
         """Load a model. If `MAX_MODELS` are loaded, release the least recently used one first.
 
-        Raise `ServeError` 503 if all loaded models are in use.
+        If a cluster has no room for it, models without clients are released. Raise `ServeError` 503 if all loaded
+        models are in use.
         """
         async with self.loading:
             while len(self.models.keys() - {form.run}) >= MAX_MODELS:
@@ -149,11 +144,31 @@ class CallRegistry:
                         f"{MAX_MODELS} models are in use on this server. Register again when one of them is idle.",
                         status=503,
                     )
-                async with self.locks[idle]:  # not locked, because nothing was awaited since the check
-                    await self.backend.unregister(self.models.pop(idle)[1])
-            model = form.model()
-            await model.register(self.backend, _openai_client_config={"server_args": form.server_args})
+                await self._release(idle)
+            try:
+                model = await self._registered(form)
+            except ServeError as error:
+                has_no_room = error.status == 503  # of a cluster
+                if not has_no_room or self._without_clients(form.run) is None:
+                    raise
+                while (run := self._without_clients(form.run)) is not None:
+                    await self._release(run)
+                model = await self._registered(form)
             self.models[form.run] = (form, model)
+
+    def _without_clients(self, new_run: str) -> str | None:
+        """Return a loaded model without a valid key that is not in use, or None."""
+        others = (run for run in self.models if run != new_run and not self.keys.get(run))
+        return next((run for run in others if not self.in_use(run)), None)
+
+    async def _registered(self, form: ModelForm) -> TrainableModel:
+        model = form.model()
+        await model.register(self.backend, _openai_client_config={"server_args": form.server_args})
+        return model
+
+    async def _release(self, run: str) -> None:
+        async with self.locks[run]:  # not locked, because nothing was awaited since the check
+            await self.backend.unregister(self.models.pop(run)[1])
 
     @asynccontextmanager
     async def exclusive(self, call: Call, form: ModelForm) -> AsyncIterator[None]:
@@ -198,12 +213,13 @@ async def register(registry: CallRegistry, call: Call, form: RegisterForm, group
             await registry.load(form.model)
         runtime, key = registry.backend.runtime(registry.model(run)), secrets.token_urlsafe(24)
     registry.keys[run].add(key_digest(key.encode()))
+    details = runtime.details()
     return {
         "run": run,
         "key": key,
         "step": runtime.step,
         "directory": run_identity(runtime.store),
-        "text": f"{runtime.base_model} on {runtime.policy.device}, rank {runtime.policy.rank}",
+        "text": f"{runtime.base_model} on {details['device']}, rank {details['rank']}",
     }
 
 
@@ -219,7 +235,7 @@ async def train(registry: CallRegistry, call: Call, form: TrainForm, groups: lis
         raise TrainError(f"Invalid options: {', '.join(names)}. `train` does not accept them as options.")
     async with registry.exclusive(call, registry.models[form.run][0]):
         runtime = registry.backend.runtime(model)
-        await asyncio.to_thread(check_token_ids, groups, vocabulary_size(runtime))
+        await asyncio.to_thread(check_token_ids, groups, runtime.vocabulary_size())
         await asyncio.to_thread(runtime.store.write_groups, "train", runtime.step + 1, groups)
         options: dict[str, Any] = form.options
         return result_to_json(await registry.backend.train(model, groups, **options))

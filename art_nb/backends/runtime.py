@@ -178,6 +178,14 @@ class ModelRuntime:
         """Return the tokens that end a reply, and the number of tokens that the model can predict."""
         return eos_ids(self.policy), self.policy.model.get_output_embeddings().weight.shape[0]
 
+    def vocabulary_size(self) -> int:
+        """Return the number of rows of the embedding matrix."""
+        return self.policy.model.get_input_embeddings().num_embeddings
+
+    def open_requests(self) -> int:
+        """Return the number of requests that wait for their replies."""
+        return len(self.endpoint.service.live)
+
     def take_steps(self, rows: Sequence[WeightedRow], config: StepConfig, on_progress: ProgressFn) -> dict[str, float]:
         """Device thread: take the optimizer steps of a training step, and return their metrics."""
         reference = None

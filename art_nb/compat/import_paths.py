@@ -13,7 +13,7 @@ __all__ = ['UTILS', 'ART_PATHS', 'MOVED', 'sources', 'whole_modules', 'children'
 # %% ../../nbs/92_compat/00_import_paths.ipynb #37455f38
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -195,6 +195,9 @@ class AliasModule(ModuleType):
         is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
         if not (is_submodule and name in self.__dict__.get("__all__", ())):
             super().__setattr__(name, value)
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        return import_module, (self.__name__,)  # a function that uses `art` can be sent to another process
 
     def __dir__(self) -> list[str]:
         package, _, path = self.__name__.partition(".")

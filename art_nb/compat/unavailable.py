@@ -82,7 +82,8 @@ class GpuPlacement(Distributed): ...
 class ReplicaManager(Distributed): ...
 
 
-class DistributedRolloutExecutor(Distributed): ...
+class DistributedRolloutExecutor(Unavailable):
+    """Use art.RayBackend(rollout_workers=...), with which the rollouts of art.train run in other processes."""
 
 # %% ../../nbs/92_compat/30_unavailable.ipynb #ffa739b4
 ARTError = ArtError

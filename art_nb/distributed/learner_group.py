@@ -73,6 +73,7 @@ class Rank:
             "dtype": dtype_name(self.learner.policy.dtype),
             "rank": self.learner.policy.rank,
             "output_tokens": (eos_ids(self.learner.policy), model.get_output_embeddings().weight.shape[0]),
+            "vocabulary": model.get_input_embeddings().num_embeddings,
         }
 
     def _load(self, spec: ModelSpec, rank: int, size: int) -> ShardedLearner:

@@ -17,9 +17,9 @@ __all__ = ['KEEP_STEPS', 'UNSUPPORTED_OPTIONS', 'Layout', 'PolicyFacts', 'RayRun
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from ..core.types import BackendMissing
 from .learner_group import LearnerGroup
 from .placement import ClusterConnection, check_resources, connect_cluster
 from .replicas import STALL_S, ModelSpec, Replicas, arrays_of
+from .rollout_workers import RolloutWorkers
 from .routing import RouterEndpoint
 from ..learners import checkpoints
 from ..learners.base import ProgressFn
@@ -48,6 +49,7 @@ from ..policy import adapter_files
 from ..policy.device import DeviceThread
 from ..policy.loading import load_tokenizer
 from ..policy.packing import WeightedRow
+from ..rollouts.trajectories import Trajectory
 from ..tokens.chat import ChatFormat
 
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #79db83d1
@@ -57,23 +59,25 @@ class Layout:
 
     Parameters
     ----------
-    samplers, learners : int
-        The number of replicas and of ranks.
+    samplers, learners, rollout_workers : int
+        The number of replicas, of ranks, and of processes that run rollouts.
     gpus_per_sampler, gpus_per_learner : float, optional
         GPUs of each actor. The default is 1 if the cluster has GPUs, otherwise 0.
     cpus_per_actor : float, optional
         CPUs of each actor. The default is 1, and 0 on a cluster that was started for the backend.
-    sampler_options, learner_options : dict
+    sampler_options, learner_options, worker_options : dict
         Other options of Ray actors, for example `{"label_selector": {"market": "spot"}}`.
     """
 
     samplers: int = 2
     learners: int = 1
+    rollout_workers: int = 0
     gpus_per_sampler: float | None = None
     gpus_per_learner: float | None = None
     cpus_per_actor: float | None = None
     sampler_options: Mapping[str, Any]
     learner_options: Mapping[str, Any]
+    worker_options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_cluster(self, resources: Mapping[str, float], is_local: bool) -> "Layout":
         """Return the layout with the defaults for a cluster.
@@ -93,7 +97,8 @@ class Layout:
         """Return the options of all actors."""
         sampler = self.actor_options(self.gpus_per_sampler, self.sampler_options, "SPREAD")
         learner = self.actor_options(self.gpus_per_learner, self.learner_options, "DEFAULT")
-        return [learner] * self.learners + [sampler] * self.samplers
+        worker = self.actor_options(0, self.worker_options, "SPREAD")
+        return [learner] * self.learners + [worker] * self.rollout_workers + [sampler] * self.samplers
 
     def actor_options(self, gpus: float | None, more: Mapping[str, Any], strategy: str) -> dict[str, Any]:
         """Return the options of an actor.
@@ -127,6 +132,7 @@ class RayRuntime(ModelRuntime):
     """The runtime of a model on a Ray cluster: replicas as the sampler, ranks as the learner."""
 
     unsubscribe: Callable[[], None] = staticmethod(lambda: None)  # set by `load_ray_runtime`
+    rollout_workers: RolloutWorkers | None = None
 
     @property
     def replicas(self) -> Replicas:
@@ -142,12 +148,21 @@ class RayRuntime(ModelRuntime):
 
     def details(self) -> dict[str, Any]:
         """Return the device, the data type, the engines, the LoRA rank, and the number of actors."""
-        numbers = {"samplers": self.replicas.size, "learners": self.group.size}
+        workers = 0 if self.rollout_workers is None else self.rollout_workers.size
+        numbers = {"samplers": self.replicas.size, "learners": self.group.size, "rollout_workers": workers}
         return super().details() | {"sampler": self.replicas.facts["sampler"], "learner": "ShardedLearner"} | numbers
 
     def output_tokens(self) -> tuple[frozenset[int], int]:
         """Return the tokens that end a reply, and the number of tokens that the model can predict."""
         return self.group.facts[0]["output_tokens"]
+
+    def vocabulary_size(self) -> int:
+        """Return the number of rows of the embedding matrix."""
+        return self.group.facts[0]["vocabulary"]
+
+    def open_requests(self) -> int:
+        """Return the number of requests that wait for their replies."""
+        return sum(replica.requests for replica in [*self.replicas.table.replicas.values()])
 
     def take_steps(self, rows: Sequence[WeightedRow], config: StepConfig, on_progress: ProgressFn) -> dict[str, float]:
         """Take the optimizer steps of a training step on all ranks. Return their metrics.
@@ -219,7 +234,7 @@ class RayRuntime(ModelRuntime):
         self.emit(CheckpointSaved(step=self.step, path=str(path), bytes=size))
 
     def workers(self) -> list[dict[str, Any]]:
-        """Return the state of each replica and of each rank."""
+        """Return the state of each replica, of each rank and of each rollout worker."""
         replicas = [
             {
                 "replica": replica.number,
@@ -231,14 +246,17 @@ class RayRuntime(ModelRuntime):
             }
             for _, replica in sorted(self.replicas.table.replicas.items())
         ]
-        return replicas + self.group.status()
+        rollout_workers = [] if self.rollout_workers is None else self.rollout_workers.status()
+        return replicas + self.group.status() + rollout_workers
 
     def close(self) -> None:
-        """Save the latest step, and end the endpoint, the replicas and the ranks."""
+        """Save the latest step, and end the endpoint and all actors."""
         if self.closed:
             return
         group = self.group
         self.unsubscribe()
+        if self.rollout_workers is not None:
+            self.rollout_workers.close()
         try:
             super().close()
         finally:
@@ -286,20 +304,32 @@ def load_ray_runtime(
     settings: LoadSettings,
     bus: Bus,
 ) -> ModelRuntime:
-    """Thread of the steps: start the replicas and the ranks, and continue from the newest checkpoint."""
-    spec = model_spec(model, settings, layout, bus, connection.local is not None)
+    """Thread of the steps: start all actors, and continue from the newest checkpoint."""
+    is_local = connection.local is not None
+    spec = model_spec(model, settings, layout, bus, is_local)
     learner, *_, sampler = layout.actors()
-    replicas = Replicas(spec, sampler, bus.warn_once, stall_s)
+    exposed = layout.rollout_workers > 0 and not is_local
+    replicas = Replicas(spec, sampler, bus.warn_once, stall_s, exposed)
+    worker_options = layout.actor_options(0, layout.worker_options, "SPREAD")
+    workers = RolloutWorkers(spec.name, worker_options, bus.warn_once, replicas.table)
     group = LearnerGroup(spec, layout.learners, learner, bus.warn_once, wait_s)
     try:
-        starting = asyncio.run_coroutine_threadsafe(replicas._scale(layout.samplers), replicas.loop)
+        starting = [
+            asyncio.run_coroutine_threadsafe(supervisor.start_places(size), supervisor.loop)
+            for supervisor, size in ((replicas, layout.samplers), (workers, layout.rollout_workers))
+        ]
         group.open()
-        starting.result()
-        return _open_endpoint(spec, replicas, group, model, worker, weights, bus)
+        for started in starting:
+            started.result()
+        runtime = _open_endpoint(spec, replicas, group, model, worker, weights, bus)
     except BaseException:
+        workers.close()
         replicas.close()
         group.end()
         raise
+    workers.step = lambda: runtime.step
+    runtime.rollout_workers = workers
+    return runtime
 
 
 def _open_endpoint(
@@ -354,11 +384,13 @@ UNSUPPORTED_OPTIONS = {
 }
 
 
-def check_ray_options(samplers: int, learners: int, options: Mapping[str, Any]) -> None:
-    """Raise an error for numbers below 1 and for options that a cluster does not support."""
+def check_ray_options(samplers: int, learners: int, rollout_workers: int, options: Mapping[str, Any]) -> None:
+    """Raise an error for invalid numbers and for options that a cluster does not support."""
     for name, value in (("samplers", samplers), ("learners", learners)):
         if value < 1:
             raise ValueError(f"Invalid `{name}={value!r}`: expected a positive number.")
+    if rollout_workers < 0:
+        raise ValueError(f"Invalid `rollout_workers={rollout_workers!r}`: expected 0 or a positive number.")
     for name, reason in UNSUPPORTED_OPTIONS.items():
         if options.get(name) not in (None, "auto", "peft", False):
             raise BackendMissing(f"RayBackend does not support `{name}={options[name]!r}`: {reason}.")
@@ -368,9 +400,11 @@ def describe_ray_runtime(runtime: ModelRuntime) -> str:
     """Return one line about a runtime: model, actors, devices, step and address."""
     details = runtime.details()
     ranks = f"{details['learners']} {'rank' if details['learners'] == 1 else 'ranks'}"
+    workers = details["rollout_workers"]
     return (
         f"{runtime.name}: {runtime.base_model} in {details['dtype']}, sampled by {details['samplers']} replicas, "
-        f"trained by {ranks} on {details['device']}; step {runtime.step}; {runtime.endpoint.base_url}"
+        f"trained by {ranks} on {details['device']}; {f'{workers} rollout workers; ' if workers else ''}"
+        f"step {runtime.step}; {runtime.endpoint.base_url}"
     )
 
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #ccb410f0
@@ -383,6 +417,8 @@ class RayBackend(LocalBackend):
         The number of replicas. Each has a copy of the base weights and answers requests.
     learners : int
         The number of ranks that train together.
+    rollout_workers : int
+        The number of processes that run the rollouts of `art.train`. With 0, they run in this process.
     address : str, optional
         The address of a cluster as "host:port", "auto" for one that runs on this machine, or "local" for a new one.
         The default is the one in the environment variable `RAY_ADDRESS`, or else a new one.
@@ -392,7 +428,7 @@ class RayBackend(LocalBackend):
         GPUs of each replica and rank. The default is 1 if the cluster has GPUs, otherwise 0.
     cpus_per_actor : float, optional
         CPUs of each actor. The default is 1, or 0 on a cluster that was started for this backend.
-    sampler_options, learner_options : dict, optional
+    sampler_options, learner_options, worker_options : dict, optional
         Other options of Ray actors, such as `label_selector` or `runtime_env`.
     wait_for_nodes_s : float
         The time for which `register`, `scale` and the replacement of a lost rank wait for free resources. On a cluster
@@ -414,6 +450,7 @@ class RayBackend(LocalBackend):
         *,
         samplers: int = 2,
         learners: int = 1,
+        rollout_workers: int = 0,
         address: str | None = None,
         path: str | Path | None = None,
         gpus_per_sampler: float | None = None,
@@ -421,22 +458,25 @@ class RayBackend(LocalBackend):
         cpus_per_actor: float | None = None,
         sampler_options: Mapping[str, Any] | None = None,
         learner_options: Mapping[str, Any] | None = None,
+        worker_options: Mapping[str, Any] | None = None,
         wait_for_nodes_s: float = 30.0,
         stall_s: float = STALL_S,
         **options: Any,
     ):
-        check_ray_options(samplers, learners, options)
+        check_ray_options(samplers, learners, rollout_workers, options)
         if not stall_s > 0:
             raise ValueError(f"Invalid `stall_s={stall_s!r}`: expected a positive number of seconds.")
         super().__init__(path=path, **options)
         self.layout = Layout(
             samplers=samplers,
             learners=learners,
+            rollout_workers=rollout_workers,
             gpus_per_sampler=gpus_per_sampler,
             gpus_per_learner=gpus_per_learner,
             cpus_per_actor=cpus_per_actor,
             sampler_options=sampler_options or {},
             learner_options=learner_options or {},
+            worker_options=worker_options or {},
         )
         self.address, self.wait_for_nodes_s, self.stall_s = address, wait_for_nodes_s, stall_s
         self._connection: ClusterConnection | None = None
@@ -458,7 +498,7 @@ class RayBackend(LocalBackend):
                 self.bus.warn_once(f"again {key}", REGISTERED_AGAIN.format(model.name))
             await self.unregister(model)
             await asyncio.to_thread(retire_runtime, model.store.path)
-            connection, layout = await asyncio.to_thread(self._connect)
+            connection, layout = await asyncio.to_thread(self._prepare)
             weights = await asyncio.to_thread(fetch_weights, model.base_model)
             load = partial(load_ray_runtime, connection, layout, self.wait_for_nodes_s, self.stall_s)
             options = {"load_model": load, "storage": self.storage}
@@ -468,9 +508,20 @@ class RayBackend(LocalBackend):
         if self.verbose:
             print(describe_ray_runtime(runtime))
 
-    def _connect(self) -> tuple[ClusterConnection, Layout]:
+    def connect(self) -> ClusterConnection:
+        """Connect to the cluster, or start it. `register` does this, too. Raise an error if it does not answer.
+
+        Returns
+        -------
+        ClusterConnection
+            The connection, which `close` ends.
+        """
+        self._connection = self._connection or connect_cluster(self.address)
+        return self._connection
+
+    def _prepare(self) -> tuple[ClusterConnection, Layout]:
         """Connect to the cluster, and wait for its resources."""
-        connection = self._connection = self._connection or connect_cluster(self.address)
+        connection = self.connect()
         ray = connection.ray
         layout = self.layout.with_cluster(ray.cluster_resources(), connection.local is not None)
         check_resources(ray, layout.actors(), self.wait_for_nodes_s, lambda text: self.bus.warn_once(text, text))
@@ -484,14 +535,14 @@ class RayBackend(LocalBackend):
         samplers : int
             The new number. Replicas that are removed finish their requests.
         """
-        check_ray_options(samplers, self.layout.learners, {})
+        check_ray_options(samplers, self.layout.learners, self.layout.rollout_workers, {})
         for runtime in [*self._runtimes.values()]:
             replicas: Any = runtime.sampler
             await asyncio.to_thread(replicas.scale, samplers, self.wait_for_nodes_s)
         self.layout = replace(self.layout, samplers=samplers)
 
     def workers(self, model: Any) -> list[dict[str, Any]]:
-        """Return the state of each replica and of each rank of a model, as a list of dicts.
+        """Return the state of each replica, rank and rollout worker of a model, as a list of dicts.
 
         Parameters
         ----------
@@ -499,6 +550,29 @@ class RayBackend(LocalBackend):
             A registered model.
         """
         return self.runtime(model).workers()
+
+    def place_rollouts(
+        self, model: Any, start: Callable[[Any, Any], Any], scenario: Any
+    ) -> Callable[[Any, Any], Awaitable[Trajectory]]:
+        """Return a function that starts rollouts in the workers, or `start` if there are none.
+
+        Parameters
+        ----------
+        model : object
+            A registered model.
+        start : callable
+            A function of (model, scenario) that returns an awaitable.
+        scenario : object
+            One of the scenarios.
+
+        Raises
+        ------
+        TrainError
+            If `start` or the scenario cannot be sent to the workers.
+        """
+        runtime: Any = self.runtime(model)
+        workers: RolloutWorkers | None = runtime.rollout_workers
+        return start if not workers or not workers.size else workers.place_rollouts(model, start, scenario)
 
     def transport(self, model: Any) -> httpx.AsyncBaseTransport:
         """Return an HTTP transport that sends each request directly to a replica.

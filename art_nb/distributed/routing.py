@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -44,6 +45,11 @@ class ReplicaRecord:
     failure: str = ""  # why its predecessor was lost
     actor: Any = field(default=None, repr=False)
     facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def place(self) -> Any:
+        """Where the actor runs, or None while it starts."""
+        return self.facts.get("place")
 
     def load(self) -> tuple[int, int, int]:
         """Return the order in which replicas are chosen: the smallest comes first."""
@@ -122,6 +128,44 @@ class RoutingTable:
             replica, _ = self._homes.pop(session, (None, 0.0))
             if replica is not None:
                 replica.sessions.discard(session)
+
+    def pin(self, session: str, number: int | None) -> None:
+        """Assign a conversation to a replica, if it serves.
+
+        Parameters
+        ----------
+        session : str
+            The conversation.
+        number : int or None
+            The replica. None assigns nothing.
+        """
+        with self._lock:
+            replica = self.replicas.get(-1 if number is None else number)
+            if replica is not None and replica.state == "serving":
+                replica.sessions.add(session)
+                self._homes[session] = replica, time.monotonic()
+
+    def addresses(self) -> list[tuple[int, str, str, str]]:
+        """Return the number, URL, key and state of each replica that has an address, for `set_addresses`."""
+        replicas = [*self.replicas.values()]
+        return [(replica.number, replica.url, replica.key, replica.state) for replica in replicas if replica.url]
+
+    def set_addresses(self, addresses: list[tuple[int, str, str, str]]) -> None:
+        """Use the replicas of a table in another process. A replica with the same address keeps its conversations.
+
+        Parameters
+        ----------
+        addresses : list of tuple
+            The result of `addresses` of the other table.
+        """
+        with self._lock:
+            previous = {(replica.url, replica.key): replica for replica in self.replicas.values()}
+            for replica in previous.values():
+                replica.state = "lost"
+            self.replicas = {}
+            for number, url, key, state in addresses:
+                replica = previous.get((url, key)) or ReplicaRecord(number, url, key)
+                replica.state, self.replicas[number] = state, replica
 
     def suspect(self, replica: ReplicaRecord) -> None:
         """Send no request to a replica whose connection broke, until `on_suspect` has checked it."""
@@ -290,7 +334,7 @@ class RouterEndpoint:
         self.live: set[asyncio.Future] = set()  # tasks of the running requests
         self._server: HttpServer | None = None
         self._thread: threading.Thread | None = None
-        self._transport: RouterTransport | None = None  # of the server's event loop
+        self._transports: WeakKeyDictionary = WeakKeyDictionary()  # by event loop: another server can use `app`, too
         routes = [("/v1/{path:path}", self._pass_on, method) for method in ("GET", "POST")]
         self.app = require_api_key(json_app(routes), self.api_key, table.counts, error_of_path)
 
@@ -299,12 +343,12 @@ class RouterEndpoint:
         return RouterTransport(self.table)
 
     async def _pass_on(self, request: Request) -> Response:
-        if self._transport is None:
-            self._transport = self.transport()
+        loop = asyncio.get_running_loop()
+        transport = self._transports.get(loop) or self._transports.setdefault(loop, self.transport())
         headers = [(k, v) for k, v in request.headers.raw if k not in (b"host", b"content-length")]
         url = f"http://replicas{request.url.path}"
         sent = httpx.Request(request.method, url, headers=headers, content=await read_body(request))
-        work = self._transport.handle_async_request(sent)
+        work = transport.handle_async_request(sent)
         reply = await cancel_on_disconnect(request.receive, work, self.live)
         kind = reply.headers.get("content-type")
         if (kind or "").startswith("text/event-stream"):
@@ -329,8 +373,9 @@ class RouterEndpoint:
 
     def _end(self, server: HttpServer) -> None:
         server.stop_accepting()
-        for task in self.live:
-            task.cancel()
+        for task in tuple(self.live):
+            if task.get_loop() is server.loop:
+                task.cancel()
         server.should_exit = True
 
 

@@ -44,7 +44,7 @@ def describe_workers(
 ) -> str:
     """Return one line about the processes that sample and train for a run: their numbers by state, and requests."""
     parts = []
-    for kind, name in (("replica", "replicas"), ("rank", "ranks")):
+    for kind, name in (("replica", "replicas"), ("rank", "ranks"), ("worker", "workers")):
         states = Counter(worker["state"] for worker in workers if kind in worker)
         if states:
             parts.append(f"{name}: {', '.join(f'{count} {state}' for state, count in states.items())}")

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 from ..backends.local import LocalBackend
-from ..backends.remote_calls import MAX_MODELS, CallRegistry, check_token_ids, vocabulary_size
+from ..backends.remote_calls import MAX_MODELS, CallRegistry, check_token_ids
 from ..backends.remote_protocol import ModelForm
 from ..backends.runtime import ModelRuntime
 from ..core.events import Event, GradientStep
@@ -563,7 +563,7 @@ class ServerlessService(ServedModels):
                 return stored_metrics(runtime.store, job.step)
             model, groups = self.registry.model(served.form.run), await asyncio.to_thread(job.read_groups)
             with group_errors():
-                await asyncio.to_thread(check_token_ids, groups, vocabulary_size(runtime))
+                await asyncio.to_thread(check_token_ids, groups, runtime.vocabulary_size())
             await asyncio.to_thread(job.set_step, runtime.step + 1)
             with group_errors():
                 await asyncio.to_thread(runtime.store.write_groups, "train", runtime.step + 1, groups)

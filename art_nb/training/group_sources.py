@@ -66,7 +66,7 @@ class StepSource:
         values = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
         defaults = {field.name: field.default for field in fields(self.options)}
         options = changed_values(values, defaults)
-        for name in (*objects, "backend_options"):
+        for name in (*objects, "backend_options", "start"):
             del options[name]
         return "art.train", options | self.options.backend_options, objects
 

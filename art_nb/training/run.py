@@ -52,7 +52,7 @@ from .progress import Progress, step_count
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
 from .run_view import RunView
 from .group_sources import GroupSource, StepSource
-from .steps import TrainOptions, check_call, check_options, check_seed
+from .steps import TrainOptions, check_call, check_options, check_seed, place_rollouts
 
 # %% ../../nbs/65_training/60_run.ipynb #3cdd935e
 TRANSITIONS = {  # by action: the status before and after it
@@ -688,7 +688,8 @@ def train(
     Raises
     ------
     TrainError
-        If an argument or option is invalid, or if the model is being trained already.
+        If an argument or option is invalid, if the model is being trained already, or if `rollout` cannot be sent to
+        the workers of the backend.
     """
     check_call(model, rollout, scenarios)
     train_options = TrainOptions(
@@ -710,6 +711,7 @@ def train(
     check_options(train_options, model)
     if seed is not None:
         check_seed(train_options, model)
+    train_options.start = place_rollouts(model, rollout, scenarios, request_overrides)
     run = Run(model, train_options, show)
     return run.start() if start else run
 

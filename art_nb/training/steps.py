@@ -12,8 +12,8 @@
 
 # %% auto #0
 __all__ = ['TRAIN_RANGES', 'TrainOptions', 'check_call', 'check_options', 'endpoint_matcher', 'seed_faults', 'check_seed',
-           'start_rollout', 'overrides_of', 'roll_out', 'roll_out_step', 'truncated_share', 'identical_share',
-           'staleness_metrics']
+           'start_rollout', 'overrides_of', 'roll_out', 'rollout_starter', 'place_rollouts', 'roll_out_step',
+           'truncated_share', 'identical_share', 'staleness_metrics']
 
 # %% ../../nbs/65_training/50_steps.ipynb #dbe0c1ca
 import inspect
@@ -39,7 +39,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup, choices
 # %% ../../nbs/65_training/50_steps.ipynb #c008b4f5
 @dataclass(slots=True, kw_only=True)
 class TrainOptions:
-    """The arguments of `train`. `backend_options` are those of `backend.train`."""
+    """The arguments of `train`. `backend_options` are those of `backend.train`, and `start` starts a rollout."""
 
     rollout: Callable[[Any, Any], Awaitable[Trajectory]]
     scenarios: Sequence
@@ -55,6 +55,7 @@ class TrainOptions:
     budget_s: float | None = None
     request_overrides: Mapping[str, Any] | None = None
     backend_options: dict = field(default_factory=dict)
+    start: Callable[[Any, Any], Awaitable[Trajectory]] | None = None  # None calls `rollout` in this process
 
 # %% ../../nbs/65_training/50_steps.ipynb #41604d3b
 def check_call(model, rollout, scenarios) -> None:
@@ -170,7 +171,7 @@ def start_rollout(rollout: Callable, model, scenario) -> Awaitable[Trajectory]:
         )
     return awaitable
 
-
+# %% ../../nbs/65_training/50_steps.ipynb #a050001e
 def overrides_of(model, fields: Mapping[str, Any] | None) -> RequestOverrides | None:
     """Return the overrides for the rollouts of a model, and make HTTP clients send them."""
     overrides = overrides_for(model, fields)
@@ -185,6 +186,24 @@ async def roll_out(rollout: Callable, model, scenario, overrides: RequestOverrid
         return await start_rollout(rollout, model, scenario)
 
 
+async def _roll_out_overridden(rollout: Callable, fields: Mapping[str, Any], model, scenario) -> Trajectory:
+    return await roll_out(rollout, model, scenario, overrides_of(model, fields))
+
+
+def rollout_starter(rollout: Callable, fields: Mapping[str, Any] | None) -> Callable[[Any, Any], Awaitable[Trajectory]]:
+    """Return a function of (model, scenario) that starts a rollout with overridden fields of its requests."""
+    return partial(_roll_out_overridden, rollout, fields) if fields else partial(start_rollout, rollout)
+
+# %% ../../nbs/65_training/50_steps.ipynb #da4acfd8
+def place_rollouts(
+    model, rollout: Callable, scenarios: Sequence, request_overrides: Mapping[str, Any] | None = None
+) -> Callable[[Any, Any], Awaitable[Trajectory]]:
+    """Return a function of (model, scenario) that starts a rollout where the backend runs rollouts."""
+    start = rollout_starter(rollout, request_overrides)
+    place = getattr(model.backend(), "place_rollouts", None)  # other backends run them in this process
+    return start if place is None else place(model, start, scenarios[0])
+
+# %% ../../nbs/65_training/50_steps.ipynb #6961d9be
 async def roll_out_step(
     model,
     options: TrainOptions,
@@ -193,8 +212,7 @@ async def roll_out_step(
     after_each: Callable | None = None,
 ) -> list[TrajectoryGroup]:
     """Run all rollouts of the next step and return its groups. With a seed, each request contains a seed."""
-    overrides = overrides_of(model, options.request_overrides)
-    start = partial(start_rollout if overrides is None else partial(roll_out, overrides=overrides), options.rollout)
+    start = options.start or rollout_starter(options.rollout, options.request_overrides)
     scenarios = scenarios_of_step(options.scenarios, finished_steps, options.groups_per_step, options.seed or 0)
     groups = (
         TrajectoryGroup(

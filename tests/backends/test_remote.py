@@ -16,25 +16,31 @@ from io import BytesIO
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from support.registered import QUESTION, a_group, ask, better_and_worse, heard
 from support.remote_parts import CALL, LONG, ROOT, Server, a_long_group, command
+from support.remote_tests import (  # noqa: F401
+    files,
+    test_a_checkpoint_is_pulled,
+    test_a_remote_backend_keeps_the_contract,
+    test_a_whole_run,
+    test_a_wrong_key_is_rejected,
+    test_both_spellings_log_on_both_sides,
+    test_cancelling_undoes_the_step,
+    test_checkpoints_are_deleted_and_forked_there,
+    test_events_come_to_the_bus_here,
+    test_sft,
+    test_tokens_that_the_model_does_not_know_are_refused,
+    test_two_clients_of_one_run,
+    until,
+)
 from support.warm import warm_python
 
 import art_nb as art
 from art_nb.backends.remote_client import RegisteredModel, SharedStore, normalize_url
 from art_nb.backends.remote_protocol import MAX_CALL_BYTES, group_lines, tar_pieces, unpack
-from art_nb.core.events import (
-    AdapterServed,
-    CheckpointSaved,
-    Failed,
-    GradientStep,
-    SignalReport,
-    StepDone,
-    Warned,
-    to_json,
-)
+from art_nb.backends.remote_server import BackendServer
+from art_nb.core.events import AdapterServed, CheckpointSaved, GradientStep, StepDone, Warned, to_json
 from art_nb.core.types import ServeError, StoreError, TokenError, TrainError
 from art_nb.rollouts.exchanges import ChatCompletionsExchange, TrajectoryExchanges
 from art_nb.runs.store import record_events
@@ -116,21 +122,7 @@ async def far(server, tmp_path):
         yield backend
 
 
-async def until(what, work):
-    """Wait for something that happens in the course of some work."""
-    while not what():
-        assert not work.done(), work
-        await asyncio.sleep(0.02)
-
-
 # what works as it does locally
-
-
-async def test_a_remote_backend_keeps_the_contract(server, named, tmp_path):
-    found = await art.check_backend(server.client(tmp_path), named(), learning_rate=1e-2)
-    assert found["step"] == 1
-    assert found["rise"] > 0.1
-    assert found["drift"] < 0.05
 
 
 async def test_it_trains_what_a_local_backend_trains(named, far, tmp_path):
@@ -149,18 +141,6 @@ async def test_it_trains_what_a_local_backend_trains(named, far, tmp_path):
     assert group.metadata["trained_step"] == 1
 
 
-async def test_events_come_to_the_bus_here(named, far):
-    model, events = named(), heard(far)
-    await model.register(far)
-    await far.train(model, [await a_group(model)], learning_rate=1e-2)
-    kinds = [type(event) for event in events]
-    found = [kind for kind in kinds if kind is not GradientStep]
-    assert found == [SignalReport, AdapterServed, CheckpointSaved]
-    assert GradientStep in kinds
-    assert {event.run for event in events} == {"ttt"}
-    assert [type(event) for event in model.store.events()] == kinds
-
-
 async def test_nothing_to_learn_is_said_here(named, far, capsys):
     model, warned = named(), heard(far, Warned)
     await model.register(far)
@@ -173,23 +153,6 @@ async def test_nothing_to_learn_is_said_here(named, far, capsys):
     assert capsys.readouterr().out.count(warned[0].message) == 1
     await far.train(model, [group])
     assert warned[1].is_repeated and warned[1].message not in capsys.readouterr().out
-
-
-async def test_both_spellings_log_on_both_sides(named, far, server):
-    model = named()
-    await model.register(far)
-    group = await a_group(model)
-    await model.train([group], config=art.TrainConfig(learning_rate=1e-2))
-    await model.log([group], split="val", metrics={"accuracy": 0.5})
-    kept = art.RunStore(server.folder / model.project / "models" / "ttt")
-    assert kept.history() == model.store.history()
-    assert [row["step"] for row in kept.history()] == [1, 1]
-    for split in ("train", "val"):
-        ours, theirs = (store.read_groups(split, 1)[0] for store in (model.store, kept))
-        assert ours.trajectories == theirs.trajectories
-        assert theirs.trajectories[0].messages_and_choices[-1].model_extra["token_ids"]
-    assert kept.steps_saved() == [0, 1]
-    assert model.store.steps_saved() == []
 
 
 async def test_a_run_is_reported_here_and_not_on_the_server(named, far, server, monkeypatch):
@@ -241,55 +204,6 @@ async def test_one_directory_of_both_sides_is_written_once(named, server):
     assert kept.count(CheckpointSaved) == kept.count(AdapterServed) == kept.count(StepDone) == 1
 
 
-async def test_checkpoints_are_deleted_and_forked_there(named, far):
-    model, fork = named(), named("fork")
-    await model.register(far)
-    group = await a_group(model)
-    for value in (0.1, 0.9, 0.5, 0.2):
-        result = await far.train(model, [group], learning_rate=1e-2)
-        await model.log(metrics={"reward": value}, split="val", step=result.step)
-    await model.delete_checkpoints()
-    await ask(model, "ttt@2")
-    with pytest.raises(openai.NotFoundError):
-        await ask(model, "ttt@1")
-    await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
-    await fork.register(far)
-    assert await fork.get_step() == 2
-    assert (await ask(fork, temperature=0)).message == (await ask(model, "ttt@2", temperature=0)).message
-    apart = named(project="apart from it")
-    await far._experimental_fork_checkpoint(apart, from_model="ttt", from_project=model.project)
-    await apart.register(far)
-    assert await apart.get_step() == 4
-    with pytest.raises(StoreError, match="registered already"):
-        await far._experimental_fork_checkpoint(fork, from_model="ttt", not_after_step=3)
-
-
-def files(folder):
-    """What lies below a folder, by name."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-async def test_a_checkpoint_is_pulled(server, named, far, tmp_path, capsys):
-    model, mine = named(), tmp_path / "mine"
-    await model.register(far)
-    await far.train(model, [await a_group(model)], learning_rate=1e-2)
-    there = art.RunStore(server.folder / model.project / "models" / "ttt")
-    pulled = await far._experimental_pull_model_checkpoint(model, verbose=True)
-    assert pulled == str(model.store.checkpoint_dir(1)) == capsys.readouterr().out.strip()
-    assert model.store.steps_saved() == [1]
-    assert files(model.store.checkpoint_dir(1)) == files(there.checkpoint_dir(1))
-    mine.mkdir()
-    (mine / "notes.txt").write_text("mine")
-    unregistered = named()
-    for step in (1, 0, "latest", 0):  # each in place of the one before
-        await far._experimental_pull_model_checkpoint(unregistered, step=step, local_path=str(mine))
-        assert files(mine) == files(there.checkpoint_dir(1 if step else 0)) | {"notes.txt": b"mine"}
-    assert [path.name for path in tmp_path.rglob("*.tmp")] == []
-    async with art.LocalBackend(path=far.path, verbose=False) as local:  # and goes on here
-        await model.register(local)
-        assert await model.get_step() == 1
-
-
 async def test_a_checkpoint_that_is_not_there(named, far, tmp_path):
     model, mine = named(), tmp_path / "mine"
     await model.register(far)
@@ -331,49 +245,6 @@ async def test_a_checkpoint_whose_line_is_cut_is_not_there(server, named, far, t
     assert sum(map(len, files(mine).values())) > most
 
 
-async def test_sft(named, far):
-    model = named()
-    await model.register(far)
-    shown = [art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": "B2"}])] * 4
-    first = await model.train_sft(shown, art.TrainSFTConfig(learning_rate=1e-2))
-    second = await model.train_sft(shown, art.TrainSFTConfig(learning_rate=1e-2))
-    assert (first.step, second.step) == (1, 2)
-    assert second.metrics["sft/final_loss"] < first.metrics["sft/final_loss"]
-
-
-async def test_a_whole_run(named, far):
-    model, events = named(), heard(far)
-    await model.register(far)
-
-    async def rollout(model, scenario):
-        choice = await ask(model)
-        return art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=float(len(choice.message.content)))
-
-    run = await art.train(model, rollout, ["a", "b"], steps=2, groups_per_step=2, rollouts_per_group=4, show=False)
-    assert (run.status, run.step) == ("done", 2)
-    assert not [event for event in events if isinstance(event, Failed)]
-    assert [event.step for event in events if isinstance(event, StepDone)] == [1, 2]
-    assert model.store.steps("train") == [1, 2]
-
-
-async def test_cancelling_undoes_the_step(named, far):
-    model, steps = named(), heard(far, GradientStep)
-    await model.register(far)
-    group, before = await a_long_group(model), await ask(model, temperature=0)
-    training = asyncio.create_task(far.train(model, [group], **LONG))
-    await until(lambda: steps, training)
-    assert steps[0].micro_batches > 20, "too short to be given up in"
-    training.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await training
-    assert await model.get_step() == 0
-    after = await ask(model, temperature=0)
-    assert after.message == before.message
-    logprobs = [[entry.logprob for entry in said.logprobs.content] for said in (after, before)]
-    np.testing.assert_allclose(*logprobs, atol=0.05)
-    assert (await far.train(model, [await a_group(model)])).step == 1
-
-
 async def test_a_call_whose_sender_has_hung_up_is_not_begun(server, named, far):
     model = named()
     await model.register(far)
@@ -409,23 +280,27 @@ async def test_events_of_two_concurrent_calls_are_written_once(tmp_path):
 # two clients
 
 
-async def test_two_clients_of_one_run(server, named, far, tmp_path):
-    mine, yours, steps = named(), named(), heard(far, GradientStep)
-    await mine.register(far)
-    group = await a_long_group(mine)
-    training = asyncio.create_task(far.train(mine, [group], **LONG))
-    await until(lambda: steps, training)
-    async with server.client(tmp_path / "second") as second:
-        quiet = heard(second, GradientStep)
-        await yours.register(second)  # waits for the step
-        assert await yours.get_step() == 1
-        assert not quiet
-        assert (await training).step == 1
-        assert (await second.train(yours, [await a_group(yours)])).step == 2
-    assert await mine.get_step() == 2
-    await ask(mine)
-    with pytest.raises(openai.AuthenticationError):
-        await ask(yours)
+class RoomForOne(art.LocalBackend):
+    """A backend with room for one model, as a small cluster has it."""
+
+    async def register(self, model):
+        if self._runtimes:
+            raise ServeError("There is no room.", status=503)
+        await super().register(model)
+
+
+async def test_a_model_whose_clients_have_closed_makes_room(named, tmp_path):
+    with BackendServer(RoomForOne(path=tmp_path / "far", verbose=False), port=0) as server:
+        options = {"base_url": f"http://127.0.0.1:{server.port}", "api_key": server.api_key, "verbose": False}
+        async with art.Backend(path=tmp_path / "first", **options) as first:
+            await named("one").register(first)
+            async with art.Backend(path=tmp_path / "second", **options) as second:
+                with pytest.raises(ServeError, match="no room"):
+                    await named("two").register(second)
+                await first.close()
+                model = named("two")
+                await model.register(second)
+                await ask(model)
 
 
 async def test_two_models_at_once(named, far):
@@ -485,37 +360,7 @@ async def test_tokens_of_two_models_are_refused_here(named, far):
     assert await models[0].get_step() == 0
 
 
-async def test_tokens_that_the_model_does_not_know_are_refused(named, far):
-    model = named()
-    await model.register(far)
-    group = await a_group(model)
-    group.trajectories[2].messages_and_choices[-1].token_ids[0] = 10**6
-    with pytest.raises(TokenError, match="1000000"):
-        await far.train(model, [group])
-    assert await model.get_step() == 0
-    await ask(model)
-
-
 # keys
-
-
-async def test_a_wrong_key_is_rejected(server, named, far, tmp_path):
-    model, other = named(), named("other")
-    for one in (model, other):
-        await one.register(far)
-    for key in ("wrong", "", server.key[:-1], model.inference_api_key):
-        with pytest.raises(ServeError, match="ART_NB_API_KEY") as caught:
-            await named().register(server.client(tmp_path, api_key=key or "none"))
-        assert caught.value.status == 401
-    for url, key in (
-        (other.inference_base_url, model.inference_api_key),
-        (model.inference_base_url, server.key),
-        (model.inference_base_url, "x"),
-    ):
-        with pytest.raises(openai.AuthenticationError):
-            await openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0).models.list()
-    assert httpx.get(f"{server.url}/health", timeout=60).json() == {"status": "ok"}
-    assert httpx.get(f"{server.url}/metrics", timeout=60).status_code == 401
 
 
 def test_the_key_is_never_displayed(tmp_path, tiny_model_dir, named):

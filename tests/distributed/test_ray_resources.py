@@ -39,9 +39,9 @@ def test_scale_says_what_is_missing(make_replicas, tmp_path):
 def test_a_replica_that_is_removed_before_it_serves_ends_the_wait_for_it(make_replicas, tmp_path):
     replicas = make_replicas(tmp_path, num_cpus=100)
     waiting = asyncio.run_coroutine_threadsafe(replicas._scale(2), replicas.loop)
-    replicas._run(asyncio.sleep(0.1))
+    replicas.run(asyncio.sleep(0.1))
     assert len(replicas._places) == 2 and not waiting.done()
-    replicas._run(replicas._leave(1))
+    replicas.run(replicas._leave(1))
     with pytest.raises(art.ServeError, match="Replica 1 of few was removed before it served"):
         waiting.result(timeout=30)
 

@@ -29,12 +29,12 @@ def command(python=None):
 class Server:
     """`art-nb run` in a process of its own."""
 
-    def __init__(self, folder, key=None, port=0, *options, max_files=None):
+    def __init__(self, folder, key=None, port=0, *options, max_files=None, warm=True):
         self.folder, self.said = folder, []
         env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
         env |= {"ART_NB_API_KEY": key} if key else {}
         line = [
-            *command(sys.executable if max_files else None),
+            *command(None if warm and not max_files else sys.executable),
             "run",
             "--port",
             str(port),
