@@ -12,7 +12,7 @@ import pytest
 from support.agent_parts import ANSWER, CALL, NO_TELEMETRY, QUESTION, SCHEMA, Script, served_model
 
 pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 os.environ |= NO_TELEMETRY
 
 
