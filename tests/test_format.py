@@ -41,6 +41,8 @@ def test_javascript_is_formatted(npm):
     assert done.returncode == 0, f"run `npm run format` in js/\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # 90 seconds of one processor, which a busy machine does not give
 def test_types(npm):
     done = run(JS / "node_modules/.bin/pyright", "--pythonpath", sys.executable, "--level", "error")
     assert done.returncode == 0, f"run `js/node_modules/.bin/pyright`\n{done.stdout}{done.stderr}"

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "nbs").rglob("*.ipynb"))
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.slow  # all notebooks together: they start first, because one worker runs them
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.relative_to(ROOT / "nbs").as_posix())
 def test_notebook(notebook, smollm2_dir, monkeypatch):
     """Only cells under a flag of `tst_flags` (slow, gpu, net) are left out."""
@@ -20,4 +21,4 @@ def test_notebook(notebook, smollm2_dir, monkeypatch):
     nb = nbformat.read(notebook, as_version=4)
     chosen = {cell.id for cell in nb_test_cells(notebook, get_config().tst_flags.split())}
     nb.cells = [cell for cell in nb.cells if cell.id in chosen]
-    run_notebook(nb, notebook.parent, 300)
+    run_notebook(nb, notebook.parent, 800)

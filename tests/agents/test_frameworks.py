@@ -14,7 +14,7 @@ from support.agent_parts import ANSWER, CALL, NO_TELEMETRY, QUESTION, SCHEMA, Sc
 from support.server_parts import Scripted
 
 pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 os.environ |= NO_TELEMETRY
 
 

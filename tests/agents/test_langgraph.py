@@ -16,7 +16,7 @@ pytest.importorskip("langchain_openai", reason="make test-agents installs the fr
 from langchain.agents import create_agent
 from langgraph.errors import GraphRecursionError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 os.environ |= NO_TELEMETRY
 init_chat_model, wrap_rollout = art.langgraph.init_chat_model, art.langgraph.wrap_rollout
 WEATHER = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'

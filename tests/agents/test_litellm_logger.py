@@ -15,7 +15,7 @@ from art_nb.runs.recordings import read_records
 os.environ |= NO_TELEMETRY
 litellm = pytest.importorskip("litellm", reason="make test-agents installs the frameworks")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 KEY = "sk-test-key-0123456789"
 
 

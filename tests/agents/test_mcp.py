@@ -29,7 +29,7 @@ try:
 except ModuleNotFoundError:  # version 1
     from mcp.server.fastmcp import FastMCP as MCPServer
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 connect, mcp_rollout = art.mcp.connect, art.mcp.mcp_rollout
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc"), reason="reads /proc")
 

@@ -31,7 +31,7 @@ import art_nb as art
 from art_nb.tokens.rows import trajectory_rows
 
 pytest.importorskip("dspy", reason="make test-agents installs the frameworks")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "programs"
 QUESTIONS = {"two_agents": EXPERT_QUESTION, "retry": RETRIED_QUESTION, "reasoning": REASONED_QUESTION}

@@ -37,7 +37,7 @@ from art_nb.runs.recordings import read_records
 os.environ |= NO_TELEMETRY
 pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 OLDER = ROOT / ".venv-litellm" / "bin" / "python"
 COMMAND = (sys.executable, "-c", "import sys; from art_nb.cli.main import main; sys.exit(main())")

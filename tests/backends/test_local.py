@@ -455,7 +455,7 @@ async def test_a_step_that_has_not_begun_is_taken_before_its_model_is_registered
     model, go_on = named(), threading.Event()
     await model.register(local)
     group = await a_group(model)
-    local.runtime(model).worker.submit(go_on.wait, 60)
+    local.runtime(model).worker.submit(go_on.wait, 200)
     step = model.train_sft(group.trajectories) if supervised else local.train(model, [group])
     both = asyncio.gather(step, register_again(model, local))
     await until(lambda: not registered(model, local))
@@ -652,22 +652,22 @@ async def test_closing_ends_replies_and_training_that_wait(named, tmp_path, monk
 
     def advance_all_six():
         if len(home.sampler._running) == 6:  # no reply advances before all six run
-            go_on.wait(60)
+            go_on.wait(200)
             advance()
 
     monkeypatch.setattr(home.sampler, "_decode", advance_all_six)
     asked = [asyncio.create_task(ask(model, max_tokens=400, extra_body={"ignore_eos": True})) for _ in range(6)]
     await until(lambda: home.sampler.stats()["running"] == 6)
-    home.worker.submit(go_on.wait, 60)
+    home.worker.submit(go_on.wait, 200)
     trained = [asyncio.create_task(backend.train(model, [group])) for _ in range(8)]
     await asyncio.sleep(0)
     closing = asyncio.create_task(backend.close())
     await until(lambda: not registered(model, backend))
     go_on.set()
-    await asyncio.wait_for(closing, 60)
-    said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
+    await asyncio.wait_for(closing, 200)
+    said = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 200)
     assert all(isinstance(x, openai.InternalServerError) and x.status_code == 503 for x in said)
-    results = await asyncio.wait_for(asyncio.gather(*trained, return_exceptions=True), 60)
+    results = await asyncio.wait_for(asyncio.gather(*trained, return_exceptions=True), 200)
     assert all(isinstance(x, (art.LocalTrainResult, ServeError)) for x in results)
     assert any(isinstance(x, ServeError) for x in results)
     done = [x.step for x in results if isinstance(x, art.LocalTrainResult)]

@@ -253,7 +253,7 @@ def test_view(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_view_opens_the_viewer_in_a_notebook(tmp_path):
     store = art.RunStore(tmp_path / ".art" / "games" / "models" / "one")
     store.write_groups("train", 1, [art.TrajectoryGroup([art.Trajectory(reward=0.25)])])
@@ -267,7 +267,7 @@ def test_view_opens_the_viewer_in_a_notebook(tmp_path):
             if "/lab/tree/view.ipynb?token=" in log:
                 break
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
-        rest = process.communicate(timeout=60)[1]
+        rest = process.communicate(timeout=200)[1]
     assert process.returncode == 0 and "Traceback" not in rest
     [folder] = [Path(log.split(": ", 1)[1].strip()) for log in logs if "from local directory: " in log]
     cells = json.loads((folder / "view.ipynb").read_text())["cells"]

@@ -40,7 +40,7 @@ def interrupt(process, stream, mark):
 
 def no_process_left(group):
     """Whether the group is empty. Its last process can need a moment to end."""
-    for _ in range(50):
+    for _ in range(600):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:

@@ -71,11 +71,11 @@ def test_the_command_follows_the_run_until_ctrl_c(store):
         with httpx.Client(follow_redirects=True) as client:
             assert "0.25" in client.get(url).text
             store.append_history({"step": 2, "train/reward": 0.875})
-            end = time.monotonic() + 60
+            end = time.monotonic() + 120
             while "0.875" not in client.get(url).text:
                 assert time.monotonic() < end
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=20)
+        out, error = process.communicate(timeout=120)
     assert process.returncode == 0 and out.splitlines()[-1] == "Closed." and not error
 
 

@@ -11,7 +11,7 @@ import art_nb as art
 
 gym = pytest.importorskip("gymnasium", reason="make test-environments installs the packages")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 SYSTEM = "Walk on ice from square 0 to 15. 0: left, 1: down, 2: right, 3: up."
 PATH = [2, 2, 1, 1, 1, 2]
 

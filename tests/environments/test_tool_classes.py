@@ -11,7 +11,7 @@ from support.scripted_policies import policy
 import art_nb as art
 from art_nb.integrations.tool_environments import argument_docs, tool_methods, tool_schema
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 class Bank:

@@ -31,7 +31,7 @@ from art_nb.integrations import mcp_scenarios, mcp_servers
 from art_nb.integrations.mcp_rollouts import argument_fault
 from art_nb.integrations.mcp_scenarios import parse_scenarios, scenario_messages, scenario_schema
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 CLOCK = MCPTool("now", "Return the time.", {"type": "object", "properties": {"zone": {"type": "string"}}})
 
 

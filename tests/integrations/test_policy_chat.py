@@ -11,7 +11,7 @@ from support.scripted_policies import policy
 from art_nb.integrations.environments import EnvironmentThread
 from art_nb.integrations.policy_chat import PolicyChat, converse
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 async def go_on(choice):
@@ -54,7 +54,7 @@ class Slow:
     release, closed = threading.Event(), threading.Event()
 
     def __init__(self):
-        self.release.wait(30)
+        self.release.wait(200)
 
     def close(self):
         self.closed.set()

@@ -30,7 +30,7 @@ from art_nb.integrations.recorder import Recorder
 from art_nb.runs import recordings
 from art_nb.runs.recordings import RawCall, count_matches, new_record, read_records, record_of, update_of
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 KEY = "sk-test-key-0123456789"
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,8 +58,8 @@ def test_every_protocol_and_client(provider, tmp_path):
         client.responses.create(model="gpt", input="three")
         list(client.responses.create(model="gpt", input="four", stream=True))
         body = {"model": "claude", "messages": [{"role": "user", "content": "five"}], "max_tokens": 9}
-        requests.post(f"{provider.url}/v1/messages", json=body, headers={"x-api-key": KEY}, timeout=30)
-        streamed = requests.post(f"{provider.url}/v1/messages", json=body | {"stream": True}, stream=True, timeout=30)
+        requests.post(f"{provider.url}/v1/messages", json=body, headers={"x-api-key": KEY}, timeout=100)
+        streamed = requests.post(f"{provider.url}/v1/messages", json=body | {"stream": True}, stream=True, timeout=100)
         assert b"message_stop" in b"".join(streamed.iter_content(20))
         client.models.with_raw_response.list()  # not a request to a model
     ask(OpenAI(base_url=f"{provider.url}/v1", api_key=KEY), "outside")
@@ -143,7 +143,7 @@ async def test_requests_that_fail_are_recorded_with_every_client(provider, tmp_p
                 with pytest.raises(APIError):
                     await client.chat.completions.create(**body)
             with pytest.raises(requests.RequestException):
-                with requests.post(url + path, json=body, headers=headers, stream=stream, timeout=30) as reply:
+                with requests.post(url + path, json=body, headers=headers, stream=stream, timeout=100) as reply:
                     reply.raise_for_status()
             with pytest.raises(aiohttp.ClientError):
                 async with session.post(url + path, json=body, headers=headers) as reply:
@@ -190,7 +190,7 @@ async def test_credentials_that_the_client_adds_are_not_recorded(echo_url, tmp_p
     cookies, unsafe = {"first": "cookiesecret1", "sid": "cookiesecret2", "x": "1"}, aiohttp.CookieJar(unsafe=True)
     async with art.record(tmp_path / "t.jsonl") as recorder:
         for options in ({"auth": user}, {"cookies": cookies}):
-            requests.post(echo_url, json=body, timeout=30, **options)
+            requests.post(echo_url, json=body, timeout=100, **options)
             with httpx.Client(**options) as client:
                 assert client.post(echo_url, json=body).status_code == 401
             async with httpx.AsyncClient(**options) as client:
@@ -233,7 +233,7 @@ def test_a_block_leaves_no_thread_and_can_be_opened_again(provider, tmp_path):
             with recorder:
                 ask(client, str(number))
             for thread in set(threads()) - set(before):
-                thread.join(timeout=20)
+                thread.join(timeout=100)
             assert set(threads()) <= set(before)
         with pytest.raises(RuntimeError, match="out of order"):
             recorder.__exit__(None, None, None)

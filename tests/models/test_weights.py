@@ -227,7 +227,7 @@ def test_a_second_process_waits_for_the_first(tiny_gguf, tmp_path):
     folder = fetch(tiny_gguf, tmp_path, tell)
     assert said == [f"waiting for another process that is making {folder.name}"]
     assert read_until(first, str(folder))
-    assert first.wait(60) == 0
+    assert first.wait(200) == 0
 
 
 def test_threads_of_one_process_make_it_once(tmp_path):

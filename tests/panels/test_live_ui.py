@@ -15,7 +15,7 @@ from art_nb.panels.live_cell import LiveCell
 from art_nb.training.run import Run
 
 
-def until(truth, timeout_s=60):
+def until(truth, timeout_s=120):
     """Wait for something to become true."""
     end = time.monotonic() + timeout_s
     while not truth():
@@ -40,7 +40,7 @@ def look(cell):
 
 
 def wait_for(page, text):
-    page.wait_for_selector(f".art-panel >> text=/{text}/", timeout=60_000)
+    page.wait_for_selector(f".art-panel >> text=/{text}/", timeout=120_000)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def orders(script):
 
 def pressed(orders):
     """The next order."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         found = orders()
         if found:
@@ -478,7 +478,7 @@ def test_a_run_may_wait_for_its_start(page_with, home):
     assert page.locator(".art-state").get_attribute("data-state") == "ready"
     page.locator(".art-panel").focus()
     page.keyboard.press("p")
-    run.join(60)
+    run.join(120)
     until(lambda: run.step == 1)
 
 
@@ -551,7 +551,7 @@ def test_a_picture_that_cannot_be_sent_ends_neither_pulse_nor_cell(cell, monkeyp
     cell.finish()
     assert frozen
     cell.last_error = None
-    pulse.join(60)
+    pulse.join(120)
 
 
 def test_two_threads_read_a_run_once(cell, script, monkeypatch):

@@ -34,12 +34,12 @@ def test_the_start_page_opens_a_tutorial(lab_server, browser):
     start = f"{lab_server.url}/lab/workspaces/start/tree/examples/README.md?token={lab_server.token}"
     page.goto(start)
     link = page.locator(".jp-RenderedMarkdown a", has_text="Yes, no, maybe")  # rendered, and not the source
-    link.click(timeout=60_000)
-    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    link.click(timeout=120_000)
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
     assert page.url.endswith("/examples/yes_no_maybe/yes-no-maybe.ipynb")
     page.goto(start)
-    page.locator(".jp-RenderedMarkdown a", has_text="Your first task in fifteen minutes").click(timeout=60_000)
-    page.locator(".jp-RenderedMarkdown h1", has_text="first task").wait_for(timeout=60_000)
+    page.locator(".jp-RenderedMarkdown a", has_text="Your first task in fifteen minutes").click(timeout=120_000)
+    page.locator(".jp-RenderedMarkdown h1", has_text="first task").wait_for(timeout=120_000)
     page.close()
 
 

@@ -67,7 +67,7 @@ class Probe(Panel):
 
     @command(thread=True)
     def hold(self) -> dict:
-        return {"held": self.go_on.wait(60)}
+        return {"held": self.go_on.wait(120)}
 
     @command
     async def later(self) -> tuple:
@@ -101,7 +101,7 @@ def answers(panel, *requests, first=()):
 
 def until(truth):
     """Wait for something to become true."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not truth():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.005)
@@ -258,7 +258,7 @@ def test_a_closed_panel_says_nothing_more():
     panel.comm = Slow()
     thread = threading.Thread(target=panel.send_update, args=({"n": 1},))
     thread.start()
-    assert sending.wait(60)
+    assert sending.wait(120)
     panel.close()
     thread.join()
     assert said == ["comm_msg", "comm_close"]

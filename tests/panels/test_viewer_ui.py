@@ -1080,7 +1080,7 @@ def test_in_lab_keys_are_ours_and_a_reload_keeps_the_place(lab, root):
     page.wait_for_timeout(600)
     nb.save()
     page.reload()
-    page.wait_for_selector(".art-msg", timeout=60_000)
+    page.wait_for_selector(".art-msg", timeout=120_000)
     settled(page, "rollout 1")
 
 
@@ -1092,7 +1092,7 @@ def test_in_lab_a_saved_panel_is_read_without_its_kernel_and_live_with_it(lab, r
     assert sorted(output["data"]) == ["text/html", "text/plain"] and output["metadata"]["art_nb"]
 
     nb.page.reload()
-    nb.page.wait_for_selector(".art-msg", timeout=30_000)  # the kernel still has it
+    nb.page.wait_for_selector(".art-msg", timeout=120_000)  # the kernel still has it
     assert not nb.page.locator(".jp-mod-dirty").count()
     (again,) = nb.save()["cells"][0]["outputs"]
     assert again == output

@@ -371,7 +371,7 @@ def test_the_browser_would_run_it_unescaped(browser, tmp_path):  # noqa: F811
     path.write_text(f"<!doctype html><meta charset=utf-8><div>{''.join(CORPUS[:3])}</div>")
     page = browser.new_page()
     page.goto(f"file://{path}")
-    page.wait_for_function("() => window.__pwned >= 3", timeout=60_000)
+    page.wait_for_function("() => window.__pwned >= 3", timeout=120_000)
     page.close()
 
 

@@ -19,7 +19,7 @@ from art_nb.reports.html import visible_text
 from art_nb.training.heartbeat import write_run_record
 
 pytestmark = pytest.mark.timeout(300)
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=120_000)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TUTORIALS = ("tic_tac_toe/tic-tac-toe.ipynb", "ruler/ruler.ipynb")
 VIEW, RUN, FROZEN, _, FROZEN_RUN, JUDGED = range(1, 7)  # cells
@@ -193,7 +193,7 @@ def test_reopened_untrusted_it_reads_and_no_attack_works(reopened, lab_server):
 def test_reopened_trusted_only_the_bait_works(reopened):
     nb, seen = reopened(trust=True)
     nb.page.evaluate(ALL_OPEN)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not seen.attacks and time.monotonic() < end:
         nb.page.wait_for_timeout(50)
     assert seen.attacks == ["bait"]

@@ -346,7 +346,7 @@ async def test_after_each_runs_while_others_still_roll_out():
         return await make(0)
 
     groups = [TrajectoryGroup([until_judged()]), TrajectoryGroup([make(1)])]
-    assert len(await asyncio.wait_for(gather_trajectory_groups(groups, after_each=after, **QUIET), 20)) == 2
+    assert len(await asyncio.wait_for(gather_trajectory_groups(groups, after_each=after, **QUIET), 120)) == 2
 
 
 async def test_after_each_that_fails_ends_the_gather_and_the_rest():

@@ -129,7 +129,7 @@ def at_url(mirror):
     return {name: mirror.folder.read(name) for name in mirror.folder.sizes()}
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -316,7 +316,7 @@ def test_closing_during_an_outage_keeps_the_files(tmp_path, store, remote):
     assert not mirror.close(timeout_s=0.3)
     assert "Register the model again" in warnings[-1][1]
     remote.down.clear()
-    mirror._thread.join(5)
+    mirror._thread.join(120)
     again, _ = opened(tmp_path, store)
     again.copy(closed=True)
     assert complete_steps(again.folder.sizes()) == [0, 1]
@@ -636,7 +636,7 @@ async def test_a_registration_that_is_canceled_while_it_waits_for_another_writer
         backend.bus.subscribe(lambda event: loop.call_soon_threadsafe(waiting.set), Warned)
         backend.storage = RunStorage("recording://bucket/runs", backend.path, patience_s=1.0)
         registration = asyncio.create_task(model.register(backend))
-        await asyncio.wait_for(waiting.wait(), 20)
+        await asyncio.wait_for(waiting.wait(), 120)
         registration.cancel()
         with pytest.raises(asyncio.CancelledError):
             await registration

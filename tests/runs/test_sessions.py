@@ -107,13 +107,13 @@ def test_git_is_neither_needed_nor_waited_for(tmp_path, monkeypatch):
     assert git_state(folder)["commit"]
     slow = tmp_path / "bin" / "git"
     slow.parent.mkdir()
-    slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(slow.parent))
     monkeypatch.setattr(sessions, "GIT_TIMEOUT_S", 0.5)
     began = time.monotonic()
     assert git_state(folder) == {}
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(folder) == {}
 

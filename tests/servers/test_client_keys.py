@@ -274,7 +274,7 @@ def test_bytes_above_the_quota_are_refused_until_the_client_has_left(served, cli
     assert ann.http.post(JOBS, content=good).status_code == 200
 
 
-def wait_for(truth, timeout_s=30):
+def wait_for(truth, timeout_s=120):
     end = time.monotonic() + timeout_s
     while not truth():
         assert time.monotonic() < end

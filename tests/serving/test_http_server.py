@@ -67,7 +67,7 @@ async def send(server, *parts, every=0.0):
 async def answer(reader):
     """The status of the next answer; nothing if the connection was closed."""
     try:
-        return (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)).split()[1]
+        return (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 120)).split()[1]
     except (asyncio.IncompleteReadError, ConnectionResetError):
         return b""
 

@@ -9,7 +9,7 @@ import art_nb as art
 QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 
 
-async def until(truth, timeout_s=60):
+async def until(truth, timeout_s=200):
     """Wait for something to become true."""
     end = time.monotonic() + timeout_s
     while not truth():

@@ -63,12 +63,12 @@ class Server:
         """Its exit status, and all it ever printed."""
         if self.process.poll() is None:
             self.process.send_signal(how)
-        rest, _ = self.process.communicate(timeout=60)
+        rest, _ = self.process.communicate(timeout=200)
         return self.process.returncode, "".join(self.said) + rest
 
     def post(self, body, key=None, number=CALL):
         headers = {"Authorization": f"Bearer {self.key if key is None else key}"}
-        return httpx.post(f"{self.url}/calls/{number}", content=body, headers=headers, timeout=60)
+        return httpx.post(f"{self.url}/calls/{number}", content=body, headers=headers, timeout=200)
 
 
 LONG = {"learning_rate": 1e-2, "tokens_per_batch": 64}

@@ -61,7 +61,7 @@ class ServerlessProcess:
     def events(self, job_id):
         return self.http.get(f"{JOBS}/{job_id}/events").json()["data"]
 
-    def wait(self, job_id, timeout_s=90):
+    def wait(self, job_id, timeout_s=200):
         """The events of a job that has ended."""
         end = time.monotonic() + timeout_s
         while not (events := self.events(job_id)) or events[-1]["type"] not in FINAL:

@@ -57,7 +57,7 @@ def browser():
 
 
 CALM = """() => new Promise((done, failed) => { let frames = 0;
-  setTimeout(() => failed(new Error(`unanswered: ${[...window.unanswered]}`)), 20_000);
+  setTimeout(() => failed(new Error(`unanswered: ${[...window.unanswered]}`)), 120_000);
   const look = () => { frames = window.unanswered.size ? 0 : frames + 1;
     if (frames > 2) done(); else requestAnimationFrame(look); };
   look(); })"""
@@ -70,7 +70,7 @@ def calm(page) -> None:
 
 def waits(page, condition):
     """Wait for something in Python."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end, "the condition did not become true"
         page.wait_for_timeout(20)
@@ -200,7 +200,7 @@ def page_with(browser, bridge):
 
     def open_page(panel, theme="light", width=1100, height=800, **options):
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme, **options)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(120_000)
         page = context.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
@@ -319,7 +319,7 @@ class Lab:
         log = open(self.folder / "lab.log", "wb")
         self.process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log, cwd=self.folder)
         log.close()
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while time.monotonic() < end and self.process.poll() is None:
             try:
                 urllib.request.urlopen(f"{self.url}/api/status?token={self.token}", timeout=2).close()
@@ -345,7 +345,7 @@ class Lab:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(20)
+                self.process.wait(120)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -360,7 +360,7 @@ class LabPage:
     def open(self) -> "LabPage":
         space = uuid.uuid4().hex[:8]  # an old workspace would reopen its tabs
         self.page.goto(f"{self.lab.url}/lab/workspaces/{space}/tree/{self.name}?token={self.lab.token}")
-        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
         self.idle()
         return self
 
@@ -372,7 +372,7 @@ class LabPage:
         """Load the page again, without the question whether to leave it."""
         self.page.once("dialog", lambda dialog: dialog.accept())
         self.page.reload()
-        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+        self.page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
 
     def leave(self) -> None:
         """Close the notebook without saving it."""
@@ -409,7 +409,7 @@ class LabPage:
         self.cell(n).locator(".jp-InputPrompt").click()
         self.page.keyboard.press("Control+Enter")
 
-    def run(self, n: int, timeout_s: float = 60) -> None:
+    def run(self, n: int, timeout_s: float = 120) -> None:
         """Run the n-th cell and wait for its end."""
         self.start(n)
         prompt = self.cell(n).locator(".jp-InputPrompt")
@@ -428,7 +428,7 @@ class LabPage:
         before = path.stat().st_mtime_ns
         self.page.locator(".jp-Notebook").first.click(position={"x": 2, "y": 2})
         self.page.keyboard.press("Control+s")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while path.stat().st_mtime_ns == before:
             assert time.monotonic() < end, "the notebook was not saved"
             self.page.wait_for_timeout(100)
@@ -459,7 +459,7 @@ def lab(browser, lab_server):
         themes = {"light": "JupyterLab Light", "dark": "JupyterLab Dark", "contrast": "JupyterLab Dark High Contrast"}
         lab_server.settings("apputils-extension/themes", {"theme": themes[theme]})
         context = browser.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(120_000)
         contexts.append(context)
         return LabPage(lab_server, context.new_page(), lab_server.write(cells)).open()
 

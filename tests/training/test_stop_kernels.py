@@ -53,7 +53,7 @@ def begin(front, waiting=""):
     front.run(RETURNED)
     cell = front.execute(waiting) if waiting else ""
     begun = lambda tick: tick["rows"] >= 1 and bool(tick["button_stage"]) == bool(waiting)
-    assert front.until(lambda: begun(front.tick()), 60), front.stacks()
+    assert front.until(lambda: begun(front.tick())), front.stacks()
     return cell
 
 
@@ -68,7 +68,7 @@ def test_stop_is_heard_and_done(front, waiting, record_property):
     cell, version = begin(front, waiting), front.version
     if waiting:
         stage = "unavailable" if (version, waiting) in DEAF else "receiving"
-        assert front.until(lambda: front.tick()["button_stage"] == stage, 60), front.tick()
+        assert front.until(lambda: front.tick()["button_stage"] == stage), front.tick()
     pressed = time.monotonic()
     number = front.send("control", action="stop")  # of 100,000 steps: no other message could end the cell
     if (version, waiting) in DEAF:
@@ -78,9 +78,9 @@ def test_stop_is_heard_and_done(front, waiting, record_property):
         answer = front.answer(number)
         assert answer is not None and answer["ok"], answer
         record_property("acknowledged_s", answer["heard"] - pressed)  # 0.5 on an idle machine
-    assert front.until(lambda: over(front), 60)
+    assert front.until(lambda: over(front))
     if waiting:
-        assert front.until(lambda: cell in front.idle, 60)
+        assert front.until(lambda: cell in front.idle)
     assert front.text("print(run.status)") == "stopped"
 
 
@@ -98,12 +98,12 @@ def test_stop_ends_training_within_a_micro_batch(front):
         "forget = backend.bus.subscribe(slow, GradientStep)"
     )  # each micro-batch takes as long
     front.run(RETURNED.replace("**options", "**options | dict(tokens_per_batch=24, groups_per_step=4)"))
-    assert front.until(lambda: front.tick()["micro"][0] >= 1 and front.tick()["phase"] == "training", 60)
+    assert front.until(lambda: front.tick()["micro"][0] >= 1 and front.tick()["phase"] == "training")
     before = front.tick()
     assert before["micro"][1] > 4
     assert front.answer(front.send("control", action="stop"))["ok"]
     pressed = float(front.text("print(time.monotonic())"))
-    assert front.until(lambda: over(front), 60)
+    assert front.until(lambda: over(front))
     later = "await asyncio.sleep(1.5); print(sum(t > %r for t in batches), run.status, await model.get_step() - before)"
     assert front.text(later % pressed).split() in (["0", "stopped", "0"], ["1", "stopped", "0"])
     front.run("forget()")
@@ -112,15 +112,15 @@ def test_stop_ends_training_within_a_micro_batch(front):
 def test_pause_resume_and_stop_after_the_step(front):
     begin(front)
     assert front.answer(front.send("control", action="pause"))["reply"]["status"] in ("pausing", "paused")
-    assert front.until(lambda: front.tick()["status"] == "paused", 60)
+    assert front.until(lambda: front.tick()["status"] == "paused")
     step = front.tick()["step"]
     time.sleep(0.5)
     front.until(lambda: False, 0.3)
     assert front.tick()["step"] == step
     assert front.answer(front.send("control", action="resume"))["reply"]["status"] == "running"
-    assert front.until(lambda: front.tick()["step"] > step, 60)
+    assert front.until(lambda: front.tick()["step"] > step)
     assert front.answer(front.send("control", action="stop_after_step"))["ok"]
-    assert front.until(lambda: over(front), 60)
+    assert front.until(lambda: over(front))
     assert front.text("print(run.status, run.step == max(model.store.steps_saved()))") == "stopped True"
 
 
@@ -128,10 +128,10 @@ def test_what_a_front_end_without_widgets_sees(front):
     front.answers_pings = False
     front.run(RETURNED)
     html = lambda: " ".join(str(data.get("text/html", "")) for data in front.shown.values())
-    assert front.until(lambda: "No live view has responded" in html(), 60)
-    assert front.until(lambda: not [state for state in front.comms.values() if "phase" in state.get("tick", {})], 60)
+    assert front.until(lambda: "No live view has responded" in html())
+    assert front.until(lambda: not [state for state in front.comms.values() if "phase" in state.get("tick", {})])
     before = html()
-    assert front.until(lambda: html() != before, 60)  # it is kept current
+    assert front.until(lambda: html() != before)  # it is kept current
     front.run("run.stop()")
     assert "stopped" in html()
 
@@ -142,17 +142,17 @@ def test_cells_that_wait_in_line_are_run(front):
     front.outputs.clear()
     behind = ("print('then', run.step)", "run.join(); print('and then', run.step)")
     cells = [front.execute(code) for code in (AWAITING, *behind)]
-    assert front.until(lambda: all(cell in front.idle for cell in cells), 60), front.stacks()
+    assert front.until(lambda: all(cell in front.idle for cell in cells)), front.stacks()
     said = "".join(out["content"]["text"] for out in front.outputs if out["type"] == "stream")
     assert said.index("then ") < said.index("and then ")
 
 
 def test_interrupting_a_waiting_cell_pauses(front):
     cell = begin(front, AWAITING)
-    assert front.until(lambda: front.tick()["button_stage"] == "receiving", 60)  # no ping is being answered any more
+    assert front.until(lambda: front.tick()["button_stage"] == "receiving")  # no ping is being answered any more
     front.manager.interrupt_kernel()
-    assert front.until(lambda: cell in front.idle, 60), front.stacks()
-    assert front.until(lambda: front.tick()["status"] == "paused", 60)
+    assert front.until(lambda: cell in front.idle), front.stacks()
+    assert front.until(lambda: front.tick()["status"] == "paused")
     front.run("run.stop()")
 
 
@@ -163,7 +163,7 @@ def test_no_more_than_four_messages_a_second_and_no_comm_more(front):
     front.times.clear()
     start, step = time.time(), front.tick()["step"]
     passed = lambda: time.time() - start
-    assert front.until(lambda: passed() > 5 and front.tick()["step"] > step + 3, 60)
+    assert front.until(lambda: passed() > 5 and front.tick()["step"] > step + 3)
     assert len(front.comms) == comms
     assert (
         sum(sent > start for sent in front.times) <= 4 * passed() + 2
