@@ -1,4 +1,4 @@
-"""The task of langgraph.ipynb and ../node_agent: a question that one of two tools answers."""
+"""The task of langgraph.ipynb and ../node_agent/node-agent.ipynb: a question that one of two tools answers."""
 
 import json
 import random
