@@ -2,8 +2,11 @@
 
 import re
 import shutil
+import sys
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
+from shutil import which
 
 import nbformat
 import pytest
@@ -21,6 +24,7 @@ SHORT = {  # steps of the shortened form, and the run that it leaves
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
     "production/production.ipynb": ("1", "production/models/desk-001/checkpoints/0002"),
+    "node_agent/node-agent.ipynb": ("1", "node-agent/models/clerk-001/checkpoints/0002"),
 }
 LONG = [
     "self_play/self-play.ipynb",
@@ -38,6 +42,7 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "reasoning_gym/reasoning-gym.ipynb": "solved",
     "production/production.ipynb": "right",
     "langgraph/langgraph.ipynb": "right",
+    "node_agent/node-agent.ipynb": "right",
 }
 STAGES = [  # imitation, then reinforcement
     "sft_then_rl/sft-then-rl.ipynb",
@@ -55,7 +60,9 @@ NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environment
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.full] * (path in LONG)) for path in SHORT])
 def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
-    """In a copy, so that its run directory stays out of the repository; one borrows the game of another."""
+    """In a copy, so that its run directory stays out of the repository; some borrow the task of another."""
+    if path.startswith("node_agent") and not (which("node") or which("node", path=Path(sys.executable).parent)):
+        pytest.skip("this tutorial needs Node")
     steps, left = SHORT[path]
     monkeypatch.setenv("EXAMPLE_STEPS", steps)
     examples = shutil.copytree(root / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns(".art"))

@@ -21,7 +21,7 @@ SOURCE, OUTPUT = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
 TUTORIALS = (
     "tic_tac_toe/tic-tac-toe yes_no_maybe/yes-no-maybe ruler/ruler 2048/2048 own_loss/own-loss "
     "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
-    "rock_paper_tool_use/rock-paper-tool-use langgraph/langgraph mcp/mcp "
+    "rock_paper_tool_use/rock-paper-tool-use langgraph/langgraph node_agent/node-agent mcp/mcp "
     "reasoning_gym/reasoning-gym production/production"
 ).split()
 HOW_TO = (

@@ -1,8 +1,9 @@
-"""The task of langgraph.ipynb and ../node_agent: a question that one of two tools answers."""
+"""The task of langgraph.ipynb and ../node_agent/node-agent.ipynb: a question that one of two tools answers."""
 
 import json
 import random
 import re
+from typing import Any
 
 import art_nb as art
 
@@ -40,7 +41,7 @@ def score(answer, task):
     return {"reward": (has_fact + right) / 2, "metrics": {"right": right}}
 
 
-def schema(name, description):
+def schema(name, description) -> Any:
     """Return the schema of a tool, as LangChain writes it."""
     parameters = {"properties": {"item": {"type": "string"}}, "required": ["item"], "type": "object"}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
