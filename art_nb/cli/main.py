@@ -50,7 +50,7 @@ def server_class(serverless: bool) -> type:
 
     return BackendServer
 
-
+# %% ../../nbs/95_cli/20_main.ipynb #2a0de204
 def run(
     host: str,
     port: int,

@@ -291,6 +291,48 @@ def model_spec(model: Any, settings: LoadSettings, layout: Layout, bus: Bus, is_
         threads=threads,
     )
 
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #3215765b
+def _restore(runtime: RayRuntime, model: Any) -> None:
+    """Load the newest checkpoint, or write the checkpoint of step 0. Publish its adapter."""
+    store, group = runtime.store, runtime.group
+    load = lambda directory, _, base_model: group.load_checkpoint(directory, base_model)
+    step = restore_newest_checkpoint(store, runtime.learner, runtime.base_model, runtime.bus.warn_once, load)
+    first, parent = step is None, None
+    if first and (directory := adapter_directory(model.base_model)):
+        group.load_checkpoint(directory)
+        parent = str(directory)
+    runtime.publish(step or 0)
+    if first and group.files is not None:
+        write_state(store.checkpoint_dir(0), group.files, 0, {}, parent)
+
+# %% ../../nbs/55_distributed/50_ray_backend.ipynb #b168ea9f
+def _open_endpoint(
+    spec: ModelSpec,
+    replicas: Replicas,
+    group: LearnerGroup,
+    model: Any,
+    worker: DeviceThread,
+    weights: str | Path,
+    bus: Bus,
+) -> RayRuntime:
+    facts = group.facts[0]
+    policy: Any = PolicyFacts(torch.device(facts["device"]), getattr(torch, facts["dtype"]), facts["rank"])
+    parts: dict[str, Any] = {"policy": policy, "learner": group, "sampler": replicas}
+    chat = ChatFormat(load_tokenizer(weights), warn=bus.warn_once, **chat_options(model))
+    names = {"name": model.name, "base_model": spec.base_model, "run": model.run_name}
+    runtime = RayRuntime(store=model.store, worker=worker, chat=chat, bus=bus, **names, **parts)
+    _restore(runtime, model)
+    replicas.table.resolve = runtime.resolve
+
+    def end_session(event: Any) -> None:
+        replicas.table.end_session(event.rollout)
+
+    runtime.unsubscribe = bus.subscribe(end_session, RolloutDone)
+    endpoint: Any = RouterEndpoint(replicas.table)
+    endpoint.start()
+    runtime.endpoint = endpoint
+    return runtime
+
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #119f031a
 def load_ray_runtime(
     connection: ClusterConnection,
@@ -330,48 +372,6 @@ def load_ray_runtime(
     workers.step = lambda: runtime.step
     runtime.rollout_workers = workers
     return runtime
-
-
-def _open_endpoint(
-    spec: ModelSpec,
-    replicas: Replicas,
-    group: LearnerGroup,
-    model: Any,
-    worker: DeviceThread,
-    weights: str | Path,
-    bus: Bus,
-) -> RayRuntime:
-    facts = group.facts[0]
-    policy: Any = PolicyFacts(torch.device(facts["device"]), getattr(torch, facts["dtype"]), facts["rank"])
-    parts: dict[str, Any] = {"policy": policy, "learner": group, "sampler": replicas}
-    chat = ChatFormat(load_tokenizer(weights), warn=bus.warn_once, **chat_options(model))
-    names = {"name": model.name, "base_model": spec.base_model, "run": model.run_name}
-    runtime = RayRuntime(store=model.store, worker=worker, chat=chat, bus=bus, **names, **parts)
-    _restore(runtime, model)
-    replicas.table.resolve = runtime.resolve
-
-    def end_session(event: Any) -> None:
-        replicas.table.end_session(event.rollout)
-
-    runtime.unsubscribe = bus.subscribe(end_session, RolloutDone)
-    endpoint: Any = RouterEndpoint(replicas.table)
-    endpoint.start()
-    runtime.endpoint = endpoint
-    return runtime
-
-# %% ../../nbs/55_distributed/50_ray_backend.ipynb #3215765b
-def _restore(runtime: RayRuntime, model: Any) -> None:
-    """Load the newest checkpoint, or write the checkpoint of step 0. Publish its adapter."""
-    store, group = runtime.store, runtime.group
-    load = lambda directory, _, base_model: group.load_checkpoint(directory, base_model)
-    step = restore_newest_checkpoint(store, runtime.learner, runtime.base_model, runtime.bus.warn_once, load)
-    first, parent = step is None, None
-    if first and (directory := adapter_directory(model.base_model)):
-        group.load_checkpoint(directory)
-        parent = str(directory)
-    runtime.publish(step or 0)
-    if first and group.files is not None:
-        write_state(store.checkpoint_dir(0), group.files, 0, {}, parent)
 
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #e5946569
 UNSUPPORTED_OPTIONS = {

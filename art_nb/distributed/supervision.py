@@ -51,7 +51,7 @@ MAX_LOSSES, LOSS_WINDOW_S = 3, 600.0
 class Supervisor:
     """Actors of a model at numbered places, on an event loop in a thread. Lost actors are replaced.
 
-    A subclass has `create_actor`, `open_actor` and `follow`. They use records with the attributes `actor`, `place` and
+    A subclass has `create_actor`, `open_actor` and `watch`. They use records with the attributes `actor`, `place` and
     `state`.
 
     Parameters
@@ -99,7 +99,7 @@ class Supervisor:
         """
         raise NotImplementedError
 
-    async def follow(self, record: Any) -> None:
+    async def watch(self, record: Any) -> None:
         """Wait until an actor is lost, and raise Ray's error. By default, this waits for its method `live`.
 
         Parameters
@@ -148,7 +148,7 @@ class Supervisor:
                     started.set_result(None)
                 elif failure:
                     self.warn(f"{self.kind} {id(record)}", f"{self.kind} {number} of {self.name} serves again.")
-                await self.follow(record)
+                await self.watch(record)
             except self.ray.exceptions.RayError as error:
                 self.ray.kill(record.actor)  # an actor whose code failed lives, and holds its GPU
                 if self.closed or number >= self.size:
