@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STALL_S', 'STALL_CHECKS', 'FIRST_CHECKS', 'PROBE_TIMEOUT_S', 'LEAVE_TIMEOUT_S', 'ModelSpec', 'load_actor_policy',
-           'arrays_of', 'tensors_from_arrays', 'Progress', 'Replica', 'StallCheck', 'Replicas']
+           'arrays_of', 'tensors_from_arrays', 'SamplerProgress', 'Replica', 'StallCheck', 'Replicas']
 
 # %% ../../nbs/55_distributed/20_replicas.ipynb #98098f06
 import asyncio
@@ -83,7 +83,7 @@ def tensors_from_arrays(arrays: Mapping[str, np.ndarray]) -> Adapter:
 
 # %% ../../nbs/55_distributed/20_replicas.ipynb #7b20c001
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SamplerProgress:
     """What the sampler of a replica has done."""
 
     busy: bool  # whether it has requests
@@ -190,12 +190,12 @@ class Replica:
         """Return the counters of the sampler. A call that returns shows that the actor works."""
         return self.sampler.stats()
 
-    def progress(self) -> Progress:
+    def progress(self) -> SamplerProgress:
         """Return what the sampler has done. While it works, the values change."""
         stats = self.sampler.stats()
         measured = self.policy.device.type == "cpu" and sys.platform == "linux"
         cpu_s = time.clock_gettime(time.pthread_getcpuclockid(self.thread)) if measured else 0.0
-        return Progress(bool(stats["running"] + stats["waiting"]), stats["ticks"], cpu_s)
+        return SamplerProgress(bool(stats["running"] + stats["waiting"]), stats["ticks"], cpu_s)
 
     def open_requests(self) -> int:
         """Return the number of requests in progress."""
@@ -214,10 +214,10 @@ STALL_CHECKS, FIRST_CHECKS = 10, 50
 class StallCheck:
     """Decides whether a replica is stuck."""
 
-    last: Progress | None = None
+    last: SamplerProgress | None = None
     silent: int = 0  # checks in a row without a sign of life
 
-    def is_stuck(self, progress: Progress | None) -> bool:
+    def is_stuck(self, progress: SamplerProgress | None) -> bool:
         """Return whether the replica is stuck after one more check. `progress` is None if it has not answered."""
         lives = progress is not None and (not progress.busy or progress != self.last)
         self.last, self.silent = progress or self.last, 0 if lives else self.silent + 1
@@ -319,8 +319,8 @@ class Replicas(Supervisor):
         except self.ray.exceptions.RayError:
             return 0
 
-    async def follow(self, record: ReplicaRecord) -> None:
-        """Wait until an actor is lost, as `Supervisor.follow`. Kill it if it is stuck."""
+    async def watch(self, record: ReplicaRecord) -> None:
+        """Wait until an actor is lost, as `Supervisor.watch`. Kill it if it is stuck."""
         live, answer, check = (
             background(record.actor.live.remote()),
             background(record.actor.progress.remote()),
