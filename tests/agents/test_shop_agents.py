@@ -20,6 +20,7 @@ from support.server_parts import Scripted
 
 import art_nb as art
 from art_nb.core.seeds import SeedScope, StepSeeds, seed_scope
+from art_nb.reports.static_html import static_html
 from art_nb.rollouts.http_capture import install
 from art_nb.tokens.rows import trajectory_rows
 from art_nb.training.steps import endpoint_matcher
@@ -103,6 +104,8 @@ async def test_an_agent_calls_both_tools_and_gets_its_reward(scripted, shop, age
     assert trajectory.tools == expected.tools == shop.TOOLS
     assert rows_of(trajectory) == rows_of(expected)
     assert not trajectory.additional_histories
+    page = static_html([art.TrajectoryGroup([trajectory])])  # the static form of the viewer
+    assert all(text in page for text in ("price", "stock", "rice", "12 euros", "7 left"))
 
 
 @FORMS
