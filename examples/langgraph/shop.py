@@ -47,7 +47,10 @@ def schema(name, description) -> Any:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-TOOLS = [schema("price", "Return the price of an item."), schema("stock", "Return how much of an item is left.")]
+TOOLS: list[Any] = [
+    schema("price", "Return the price of an item."),
+    schema("stock", "Return how much of an item is left."),
+]
 
 
 def example(number):
