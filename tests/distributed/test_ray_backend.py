@@ -16,6 +16,7 @@ import art_nb as art
 from art_nb.core.events import GradientStep, RolloutDone, StepDone, Warned
 from art_nb.distributed import learner_group
 from art_nb.distributed.replicas import tensors_from_arrays
+from art_nb.distributed.routing import ReplicaRecord
 from art_nb.learners.base import Learner
 from art_nb.learners.settings import StepConfig
 from art_nb.policy.loading import load_policy
@@ -110,7 +111,8 @@ async def test_a_replica_that_hangs_is_replaced_and_loses_no_rollout(registered,
     table, asked = replicas.table, replicas.table.counts["asked again"]
     monkeypatch.setattr(replicas, "stall_s", 10.0)
     unsubscribe = backend.bus.subscribe(lambda event: warnings.append(event.message), Warned)
-    victim, other = table.replicas[1], table.replicas[0]
+    victim, other = sorted(table.serving(), key=ReplicaRecord.load)  # the first one gets new conversations
+    number = victim.number
     pid = victim.facts["place"].pid
     playing = asyncio.ensure_future(roll_out(model, turns=4, tokens=60))
     await wait_until(lambda: victim.requests >= 4)
@@ -125,11 +127,11 @@ async def test_a_replica_that_hangs_is_replaced_and_loses_no_rollout(registered,
     assert sum(len(group.exceptions) for group in groups) == 0
     assert all(len(trajectory.messages_and_choices) == 9 for group in groups for trajectory in group)
     assert table.counts["asked again"] > asked
-    assert any("Replica 1 of shared is stuck" in message for message in warnings)
-    assert any("Replica 1 of shared is lost" in message for message in warnings)
-    assert table.replicas[1] is not victim and table.replicas[0] is other
+    assert any(f"Replica {number} of shared is stuck" in message for message in warnings)
+    assert any(f"Replica {number} of shared is lost" in message for message in warnings)
+    assert table.replicas[number] is not victim and other.state == "serving"
     await roll_out(model, groups=1, turns=1)
-    assert table.replicas[1].assigned > 0
+    assert table.replicas[number].assigned > 0
 
 
 async def test_each_reply_has_the_logprobs_of_the_version_that_it_names(registered, tiny_model_dir):
@@ -267,8 +269,8 @@ async def test_training_with_staleness_while_the_number_of_replicas_changes(regi
     )
     run.bus.subscribe(lambda event: steps.append(event.step), StepDone)
     run.bus.subscribe(lambda event: errors.append(event.error), RolloutDone)
-    await backend.scale(4)
-    assert [row["state"] for row in backend.workers(model)[:4]] == ["serving"] * 4
+    await backend.scale(3)
+    assert [row["state"] for row in backend.workers(model)[:3]] == ["serving"] * 3
     assert steps  # it trains meanwhile
     await wait_until(lambda: all(replica.assigned for replica in table.serving()))
     await backend.scale(1)
