@@ -481,3 +481,4 @@ class Replicas(Supervisor):
         self.table.closed = True
         super().close()
         self.table.replicas.clear()
+        self.adapters.clear()  # Ray frees them
