@@ -236,7 +236,7 @@ async def test_what_the_protocol_does_not_have(named, far):
 async def test_a_canceled_call_cancels_its_job(named, far, server):
     model, steps = named(), heard(far, GradientStep)
     await model.register(far)
-    group, before = await a_long_group(model), await ask(model, temperature=0)
+    group, before = await a_long_group(model, 4000), await ask(model, temperature=0)
     options = {"learning_rate": 1e-2, "allow_training_without_logprobs": True}
     training = asyncio.create_task(far.train(model, [group], **options))
     await until(lambda: steps, training)
