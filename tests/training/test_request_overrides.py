@@ -10,7 +10,8 @@ from art_nb.core.types import TrainError
 from art_nb.models.clients import httpx
 from art_nb.rollouts.trajectories import choices
 
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Riga"]}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": CITY | {"additionalProperties": False}}}
 OPTIONS = {"groups_per_step": 1, "rollouts_per_group": 4, "show": False, "steps": 1}
 
 
@@ -114,7 +115,7 @@ async def test_a_tool_choice_changes_requests_with_tools_only(tiny_model_dir, tm
         messages = [{"role": "user", "content": scenario}]
         with art.Trajectory() as trajectory:
             for options in ({"tools": [TOOL], "tool_choice": "none"}, {}):
-                await client.chat.completions.create(model=name, messages=messages, max_tokens=96, **options)
+                await client.chat.completions.create(model=name, messages=messages, max_tokens=160, **options)
         trajectory.reward = 0
         return trajectory
 
