@@ -14,6 +14,8 @@ import resource
 import tempfile
 import time
 
+from stub import Stub
+
 import art_nb as art
 from art_nb.models.tiny import save_tiny_model
 from art_nb.training.steps import TrainOptions, place_rollouts, roll_out_step
@@ -39,29 +41,11 @@ def reply(tokens: int) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
-class Stub(asyncio.Protocol):
-    """A connection of the stand-in for a replica."""
-
-    answer = b""
-
-    def connection_made(self, transport):
-        self.transport, self.received = transport, b""
-
-    def data_received(self, data):
-        self.received += data
-        head, gap, body = self.received.partition(b"\r\n\r\n")
-        lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
-        length = int(lengths[0]) if lengths else 0
-        if gap and len(body) >= length:
-            self.received = body[length:]
-            self.transport.write(self.answer)
-
-
 def serve(tokens: int, ports) -> None:
     """Serve the reply on a free port until the process is ended."""
 
     async def run():
-        Stub.answer = reply(tokens)
+        Stub.latency_s, Stub.answer = 0.0, reply(tokens)
         server = await asyncio.get_running_loop().create_server(Stub, "127.0.0.1", 0, backlog=4096)
         ports.put(server.sockets[0].getsockname()[1])
         await server.serve_forever()

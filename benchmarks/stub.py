@@ -21,7 +21,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 class Stub(asyncio.Protocol):
     """A connection of the stub endpoint."""
 
-    latency_s = 1.0
+    latency_s, answer = 1.0, ANSWER
 
     def connection_made(self, transport):
         self.transport, self.received = transport, b""
@@ -33,7 +33,7 @@ class Stub(asyncio.Protocol):
         length = int(lengths[0]) if lengths else 0
         if gap and len(body) >= length:
             self.received = body[length:]
-            asyncio.get_running_loop().call_later(self.latency_s, self.transport.write, ANSWER)
+            asyncio.get_running_loop().call_later(self.latency_s, self.transport.write, self.answer)
 
 
 async def main() -> None:

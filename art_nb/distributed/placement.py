@@ -317,7 +317,7 @@ def check_resources(
     ray: Any,
     actors: Sequence[Mapping[str, Any]],  # the options of each actor
     wait_s: float = 30.0,
-    tell: Callable[[str], object] = lambda text: None,  # called with the progress
+    report: Callable[[str], object] = lambda text: None,  # called with the progress
 ) -> None:
     """Wait until the cluster has room for actors. Raise `ServeError` after `wait_s` seconds."""
     actors = [options for options in actors if actor_resources(options, 1)]
@@ -327,7 +327,7 @@ def check_resources(
     selectors = [dict(options.get("label_selector") or {}) for options in actors]
     labels = {"bundle_label_selector": selectors} if any(selectors) else {}
     group = groups.placement_group([actor_resources(options, 1) for options in actors], **labels)
-    start_s = told_s = time.monotonic()
+    start_s = reported_s = time.monotonic()
     try:
         while not group.wait(1):
             now_s = time.monotonic()
@@ -337,9 +337,9 @@ def check_resources(
                     "machines, or pass a larger wait_for_nodes_s.",
                     status=503,
                 )
-            if now_s >= told_s:
-                told_s = now_s + NOTICE_S
-                tell(
+            if now_s >= reported_s:
+                reported_s = now_s + NOTICE_S
+                report(
                     f"Waiting for room on the Ray cluster since {now_s - start_s:.0f} s, for up to {wait_s:.0f} s "
                     f"({missing_text(ray, actors)})."
                 )
