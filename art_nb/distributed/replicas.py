@@ -300,8 +300,8 @@ class Replicas(Supervisor):
         replica, place = self.table.replicas.get(number), self._places.pop(number)
         end = time.monotonic() + LEAVE_TIMEOUT_S
         if replica is not None:
-            replica.state = "leaving"
-            while await self._open_requests(replica) and time.monotonic() < end:
+            has_served, replica.state = replica.state != "starting", "leaving"
+            while has_served and await self._open_requests(replica) and time.monotonic() < end:
                 await asyncio.sleep(0.05)
         place.cancel()
         self._forget(number)
@@ -315,17 +315,16 @@ class Replicas(Supervisor):
     async def _open_requests(self, replica: ReplicaRecord) -> int:
         """Return the number of requests of a replica, also those of rollout workers."""
         try:
-            return replica.requests or await replica.actor.open_requests.remote()
-        except self.ray.exceptions.RayError:
+            if replica.requests:
+                return replica.requests
+            return await asyncio.wait_for(awaited(replica.actor.open_requests.remote()), PROBE_TIMEOUT_S)
+        except (self.ray.exceptions.RayError, TimeoutError):
             return 0
 
     async def watch(self, record: ReplicaRecord) -> None:
         """Wait until an actor is lost, as `Supervisor.watch`. Kill it if it is stuck."""
-        live, answer, check = (
-            background(record.actor.live.remote()),
-            background(record.actor.progress.remote()),
-            StallCheck(),
-        )
+        live, answer = background(record.actor.live.remote()), background(record.actor.progress.remote())
+        check = StallCheck()
         try:
             while not (await asyncio.wait({live}, timeout=self.stall_s / STALL_CHECKS))[0]:
                 progress = answer.result() if answer.done() else None
