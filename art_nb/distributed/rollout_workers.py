@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.events import Bus
 from ..core.types import RolloutError, ServeError
 from .placement import ActorPlace, actor_error
 from .rollout_actor import RolloutActor
@@ -21,7 +22,6 @@ from .rollout_calls import RolloutCall, RolloutCode, decode_result, make_call, p
 from .routing import PATIENCE_S, RoutingTable
 from .supervision import Supervisor, background
 from ..rollouts.gather import current_rollout
-from ..rollouts.trajectories import Trajectory
 
 # %% ../../nbs/55_distributed/46_rollout_workers.ipynb #762be307
 @dataclass(slots=True, eq=False)
@@ -122,8 +122,8 @@ class RolloutWorkers(Supervisor):
         await record.actor.answer.remote(number, error)
 
     def place_rollouts(
-        self, model: Any, start: Callable[[Any, Any], Any], scenario: Any
-    ) -> Callable[[Any, Any], Awaitable[Trajectory]]:
+        self, model: Any, start: Callable[[Any, Any], Any], scenario: Any, bus: Bus | None = None
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return a function that starts a rollout in a worker. Raise `TrainError` if `start` cannot be sent there.
 
         Parameters
@@ -134,13 +134,15 @@ class RolloutWorkers(Supervisor):
             A function of (model, scenario) that returns an awaitable.
         scenario : object
             One of the scenarios, which must be possible to send, too.
+        bus : Bus, optional
+            Receives the events that `start` emits on `model._bus` in the worker, when its result arrives.
         """
         content = pickle_code(RolloutCode.of(model, start), scenario, self.ray.cloudpickle.dumps)
         key, code = secrets.token_hex(8), [self.ray.put(content)]
-        return lambda model, scenario: self.run_rollout(key, code, model, scenario)
+        return lambda model, scenario: self.run_rollout(key, code, model, scenario, bus)
 
-    async def run_rollout(self, key: str, code: list[Any], model: Any, scenario: Any) -> Trajectory:
-        """Run a rollout in a worker and return its trajectory. Raise its exception.
+    async def run_rollout(self, key: str, code: list[Any], model: Any, scenario: Any, bus: Bus | None = None) -> Any:
+        """Run a rollout in a worker and return its result. Raise its exception.
 
         Parameters
         ----------
@@ -152,17 +154,26 @@ class RolloutWorkers(Supervisor):
             The model.
         scenario : object
             The scenario.
+        bus : Bus, optional
+            Receives the events of the rollout.
         """
         rollout = current_rollout() or secrets.token_hex(4)
         replica = self.table.assign(rollout)
         if replica is not None:
             self.table.release(replica)
         call = make_call(rollout, model, scenario, self.step(), None if replica is None else replica.number)
+        try:
+            return await self._run(key, code, call, bus)
+        finally:
+            self.table.end_session(rollout)
+
+    async def _run(self, key: str, code: list[Any], call: RolloutCall, bus: Bus | None) -> Any:
+        """Return the result of a rollout. If its worker is lost, another one repeats it."""
         worker, failure = None, None
         for _ in range(ATTEMPTS):
             worker = await self._take_worker(worker)
             try:
-                result, report = decode_result(await self._result(worker, key, code, call))
+                result, report = decode_result(await self._result(worker, key, code, call, bus))
             except self.ray.exceptions.RayError as error:
                 self.repeated += 1
                 failure = error
@@ -170,7 +181,7 @@ class RolloutWorkers(Supervisor):
             finally:
                 with self._lock:
                     worker.rollouts -= 1
-            report.apply()
+            report.apply(bus)
             if isinstance(result, Exception):
                 raise result
             return result
@@ -194,9 +205,18 @@ class RolloutWorkers(Supervisor):
             await asyncio.sleep(0.05)
         raise RolloutError(f"No rollout worker of {self.name} runs. See the warnings of the run.")
 
-    async def _result(self, worker: WorkerRecord, key: str, code: list[Any], call: RolloutCall) -> bytes:
+    async def _result(
+        self, worker: WorkerRecord, key: str, code: list[Any], call: RolloutCall, bus: Bus | None
+    ) -> bytes:
         """Return the encoded result of a rollout. If the caller is canceled, cancel the rollout in the worker."""
-        waiting = background(worker.actor.run.remote(key, code, call))
+        try:
+            waiting = background(worker.actor.run.remote(key, code, call))
+        except TypeError as error:  # Ray's error if it cannot pickle the call
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RolloutError(
+                f"A scenario cannot be sent to the workers ({reason}). Use values that can be pickled, or register the "
+                "model with `rollout_workers=0`."
+            ) from error
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError as cancellation:
@@ -204,7 +224,7 @@ class RolloutWorkers(Supervisor):
             done, _ = await asyncio.wait({waiting}, timeout=CANCEL_S)
             if done and waiting.exception() is None:
                 canceled, report = decode_result(waiting.result())
-                report.apply()
+                report.apply(bus)
                 if isinstance(canceled, Exception):
                     cancellation.__cause__ = canceled.__cause__
             raise

@@ -9,6 +9,7 @@ __all__ = ['RolloutFn', 'MetricKind', 'PIPELINE_RL_METRIC_DEFINITIONS', 'PIPELIN
 
 # %% ../../nbs/70_pipeline/00_settings.ipynb #5ea2cf4a
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -104,14 +105,17 @@ def make_group_rollout_fn(single_rollout_fn: Callable[[Any, Any, Any], Awaitable
     if n < 1:
         raise ValueError(f"Invalid `n={n}`: a group needs at least one rollout, and at least two to be trained on.")
 
-    async def group_rollout(model: Any, scenario: Any, config: Any) -> TrajectoryGroup:
-        rollouts = [single_rollout_fn(model, scenario, config) for _ in range(n)]
-        group = TrajectoryGroup(rollouts, metadata=scenario_metadata(scenario))
-        if gathering.get() is not None:  # inside a pipeline, which gathers the rollouts
-            return await group
-        return (await gather_trajectory_groups([group], pbar_desc=None, max_exceptions=n))[0]
+    return partial(_roll_out_group, single_rollout_fn, n)  # which can be sent to another process
 
-    return group_rollout
+
+async def _roll_out_group(
+    single_rollout_fn: Callable[[Any, Any, Any], Awaitable[Trajectory]], n: int, model: Any, scenario: Any, config: Any
+) -> TrajectoryGroup:
+    rollouts = [single_rollout_fn(model, scenario, config) for _ in range(n)]
+    group = TrajectoryGroup(rollouts, metadata=scenario_metadata(scenario))
+    if gathering.get() is not None:  # inside a pipeline, which gathers the rollouts
+        return await group
+    return (await gather_trajectory_groups([group], pbar_desc=None, max_exceptions=n))[0]
 
 # %% ../../nbs/70_pipeline/00_settings.ipynb #dd8c89b5
 MetricKind: TypeAlias = Literal["counter", "duration", "gauge", "rate", "ratio", "score"]

@@ -20,7 +20,14 @@ from ..core.events import Warned, print_warnings
 from ..core.types import TrainError
 from .freshness import drop_reason, score_metrics
 from .retention import delete_checkpoints
-from .workers import Evaluations, StatusReporter, WorkClock, get_or_closed, roll_out_scenario
+from art_nb.pipeline.workers import (
+    Evaluations,
+    StatusReporter,
+    WorkClock,
+    get_or_closed,
+    group_starter,
+    roll_out_scenario,
+)
 from ..models.provenance import changed_values
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.run import Run
@@ -147,8 +154,10 @@ class PipelineSource:
 
     async def open(self, run: Run) -> None:
         """Restore the saved state, and start the workers and the evaluations."""
-        self.run, self._event_loop = run, asyncio.get_running_loop()
+        self.run, self._event_loop, trainer = run, asyncio.get_running_loop(), self.trainer
         self._restore()
+        options = trainer.request_overrides, trainer.config, trainer.timeout_s
+        self.start = group_starter(run, trainer.rollout_fn, *options)
         coroutines = [self._work(), self.evaluations.work()]
         if isinstance(run.display, StatusReporter):
             coroutines.append(run.display.show_repeatedly(run.progress))
@@ -191,9 +200,7 @@ class PipelineSource:
             number, scenario = item
             await self.may_start.wait()
             with self.clock.work():
-                group = await roll_out_scenario(
-                    run, trainer.rollout_fn, scenario, trainer.config, self._next_step, trainer.timeout_s
-                )
+                group = await roll_out_scenario(run, self.start, scenario, self._next_step, trainer.timeout_s)
             run.recent.append(group)
             start = time.perf_counter()
             await self.queue.put((number, group))

@@ -18,6 +18,7 @@ from .retention import CheckpointRetentionStrategy
 from .settings import PipelineAutotuneConfig, PipelineRuntimeConfig, RolloutFn
 from .source import PipelineSource
 from .workers import NumberedScenarios, StatusReporter, signal_handlers
+from ..rollouts.request_overrides import check_overrides
 from ..training.run import Run
 from ..training.run_display import in_notebook
 from ..training.steps import TrainOptions
@@ -134,6 +135,9 @@ class PipelineTrainer:
         Whether to skip the scenarios that are done according to the run directory.
     timeout_s : float, optional
         Time limit of one rollout in a group of coroutines, in seconds.
+    request_overrides : dict, optional
+        Fields that replace those of the requests of `rollout_fn` to the model, as in `art.train`. The requests of
+        `eval_fn` are not changed: pass them to `art.evaluate` there.
     show : bool, default True
         Whether to display the progress.
     **options : PipelineOptions
@@ -142,7 +146,7 @@ class PipelineTrainer:
     Raises
     ------
     TrainError
-        If autotuning is requested, or `backend.train` does not support an option.
+        If autotuning is requested, `backend.train` does not support an option, or `request_overrides` are invalid.
     ValueError
         If a value is invalid, or two arguments contradict each other.
     """
@@ -175,6 +179,7 @@ class PipelineTrainer:
         checkpoint_retention_interval: int = 1,
         resume: bool = True,
         timeout_s: float | None = None,
+        request_overrides: Mapping[str, Any] | None = None,
         show: bool = True,
         **options: Unpack[PipelineOptions],
     ):
@@ -190,7 +195,7 @@ class PipelineTrainer:
         self.checkpoint_retention_strategy = checkpoint_retention_strategy
         self.checkpoint_retention_interval = checkpoint_retention_interval
         self.kl_penalty_step_lag, self.resume = kl_penalty_step_lag, resume
-        self.show = show
+        self.request_overrides, self.show = request_overrides, show
         self.run: Run | None = None  # of the latest call of `train`
         self.options = train_options | {
             "learning_rate": learning_rate,
@@ -213,6 +218,8 @@ class PipelineTrainer:
                 "dedicated sampling GPUs. Set PipelineRuntimeConfig yourself: if time/step_trainer_idle_s is high, use "
                 "more workers. If queue/put_wait_frac is high, use fewer."
             )
+        if self.request_overrides is not None:
+            check_overrides(self.request_overrides)
         for name, minimum in MINIMUMS.items():
             if (value := vars(self)[name]) is not None and value < minimum:
                 raise ValueError(f"Invalid `{name}={value}`: expected {minimum} or more.")
@@ -253,8 +260,9 @@ class PipelineTrainer:
         Raises
         ------
         TrainError
-            If another run trains the model, or all rollouts of too many groups in a row failed. Other errors of
-            training and of `scenarios` are raised unchanged.
+            If another run trains the model, `rollout_fn` or `config` cannot be sent to the workers of the backend, or
+            all rollouts of too many groups in a row failed. Other errors of training and of `scenarios` are raised
+            unchanged.
         """
         if self.model._backend is not self.backend:
             await self.model.register(self.backend)
@@ -267,6 +275,7 @@ class PipelineTrainer:
             groups_per_step=0,
             rollouts_per_group=0,
             max_staleness=self.max_steps_off_policy or 0,
+            request_overrides=self.request_overrides,
             backend_options={**self.options},
         )
         lines = StatusReporter(self.log_interval_seconds, source.status_line) if self.show and not in_cell else None

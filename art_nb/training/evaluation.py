@@ -26,7 +26,7 @@ from ..models.clients import at_step
 from ..rollouts.gather import gather_trajectories
 from ..rollouts.tracers import rollout_labels
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
-from .steps import overrides_of, roll_out
+from .steps import place_rollouts
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #012b40f8
 Z95 = 1.959963984540054
@@ -236,16 +236,17 @@ async def evaluate(
     ------
     RolloutError
         If no rollout succeeds, or if the metric is missing or is not a proportion.
+    TrainError
+        If `request_overrides` are invalid, or `rollout` cannot be sent to the workers of the backend.
     Exception
         The last error of a rollout, if more than `max_exceptions` fail.
     """
     number = await model.get_step() if step is None else step
-
-    overrides = overrides_of(model, request_overrides)
+    start = place_rollouts(model, rollout, [*scenarios], request_overrides)
 
     @limit_concurrency(concurrency)
     async def attempt(scenario):
-        return await with_timeout(roll_out(rollout, model, scenario, overrides), timeout_s)
+        return await with_timeout(start(model, scenario), timeout_s)
 
     labels = rollout_labels(model=model.name, split="val", step=number)
     with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels:

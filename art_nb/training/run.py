@@ -66,6 +66,7 @@ TRANSITIONS = {  # by action: the status before and after it
 
 # %% ../../nbs/65_training/60_run.ipynb #db169f05
 _RUNS_BY_DIRECTORY: WeakValueDictionary = WeakValueDictionary()
+_CLAIMING = threading.Lock()
 
 
 def active_runs() -> "list[Run]":
@@ -74,12 +75,14 @@ def active_runs() -> "list[Run]":
 
 
 def claim_directory(run: "Run") -> None:
-    """Register a run for its directory. Raise `TrainError` if another run trains in that directory."""
+    """Register a run for its directory, until it is over. Raise `TrainError` if a run trains in that directory."""
     directory = str(run.model.store.path.resolve())
-    other = _RUNS_BY_DIRECTORY.get(directory)
-    if other is not None and not other._over.is_set():
-        raise TrainError(f"{run.model.name} is being trained already ({other!r}): stop that run first.")
-    _RUNS_BY_DIRECTORY[directory] = run
+    with _CLAIMING:  # two threads can start the same run
+        other = _RUNS_BY_DIRECTORY.get(directory)
+        if other is not None and not other._over.is_set():
+            raise TrainError(f"{run.model.name} is being trained already ({other!r}): stop that run first.")
+        _RUNS_BY_DIRECTORY[directory] = run
+        run._over.clear()
 
 
 def report_unfinished_runs() -> None:
@@ -118,12 +121,12 @@ def record_call(run: "Run") -> None:
     record_session(run.model, call, run.step, options, **objects, **functions)
 
 
-def send_heartbeats(run: "Run") -> None:
-    """Record the status at each `run.request_heartbeat()`, at least every `BEAT_S` seconds, until the run is over."""
-    while not run._over.is_set():
+def send_heartbeats(run: "Run", beat: threading.Event) -> None:
+    """Record the status when `beat` is set, at least every `BEAT_S` seconds, until the run is over or starts again."""
+    while run._beat is beat and not run._over.is_set():
         record_status(run)
-        run._beat.wait(BEAT_S)
-        run._beat.clear()
+        beat.wait(BEAT_S)
+        beat.clear()
 
 # %% ../../nbs/65_training/60_run.ipynb #284fdd41
 CONTROL_FILES: dict[str, Callable[["Run"], None]] = {
@@ -439,13 +442,11 @@ class Run(RunView):
 
     def start(self) -> "Run":
         """Start in the background, or continue after a stop or a failure. Raise `TrainError` if it is running."""
-        claim_directory(self)
+        self._begin()
         atexit.unregister(report_unfinished_runs)  # register it once, however many runs there are
         atexit.register(report_unfinished_runs)
-        if self._over.is_set():
-            self._begin()
-            self._thread = threading.Thread(target=self._work, name=f"art-nb-run-{self.model.name}", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._work, name=f"art-nb-run-{self.model.name}", daemon=True)
+        self._thread.start()
         return self
 
     async def run_here(self) -> "Run":
@@ -463,12 +464,14 @@ class Run(RunView):
         return self._result()
 
     def _begin(self) -> None:
+        claim_directory(self)
         self.loop = TrainingLoop(self)
         self.status, self.error, self.started = "running", None, time.time()
-        self._over.clear()
         self.updater.open("running", self.step)
+        previous, self._beat = self._beat, threading.Event()
+        previous.set()  # the thread of the previous session may still wait, and ends now
         name = f"art-nb-beat-{self.model.name}"
-        threading.Thread(target=send_heartbeats, args=[self], name=name, daemon=True).start()
+        threading.Thread(target=send_heartbeats, args=[self, self._beat], name=name, daemon=True).start()
 
     def _work(self) -> None:
         with suppress(SystemExit, KeyboardInterrupt):  # raised by a rollout; `run_to_end` has reported it

@@ -199,9 +199,12 @@ def place_rollouts(
     model, rollout: Callable, scenarios: Sequence, request_overrides: Mapping[str, Any] | None = None
 ) -> Callable[[Any, Any], Awaitable[Trajectory]]:
     """Return a function of (model, scenario) that starts a rollout where the backend runs rollouts."""
+    overrides_of(model, request_overrides)
     start = rollout_starter(rollout, request_overrides)
-    place = getattr(model.backend(), "place_rollouts", None)  # other backends run them in this process
-    return start if place is None else place(model, start, scenarios[0])
+    place = getattr(model._backend, "place_rollouts", None)  # others run them in this process
+    if place is None or not model.trainable or not len(scenarios):
+        return start
+    return place(model, start, scenarios[0])
 
 # %% ../../nbs/65_training/50_steps.ipynb #6961d9be
 async def roll_out_step(
