@@ -39,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
 
-demo: weights  ## train a model on tic-tac-toe (about nine minutes)
+demo: weights  ## train a model on tic-tac-toe (three to nine minutes)
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
 test: weights $(PANELS)  ## run the test suite
