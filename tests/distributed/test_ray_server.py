@@ -17,7 +17,7 @@ from support.remote_tests import (  # noqa: F401
     test_two_clients_of_one_run,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def start(folder, **options):
