@@ -21,6 +21,7 @@ AGENT_PEERS := $(patsubst benchmarks/peers/agents/%.txt,.venv-agent-%/.installed
 AGENT_NODE := tests/agents/programs/node/node_modules/.installed
 ENVIRONMENTS := .venv-environments/.installed
 RAY := .venv-ray/.installed
+RAY_TESTS := tests/distributed tests/runs/test_mirror_s3.py
 OBSERVERS := .venv-observers/.installed
 EXPORT := .venv-export/.installed
 CURATION := .venv-curation/.installed
@@ -32,14 +33,14 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # pip installs without compiling. If Python wrote no bytecode, each process would compile the packages again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-ray test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
+.PHONY: help demo tutorials test test-full rehearse audit test-vllm test-unsloth test-art test-clients test-agents test-agents-full test-environments test-ray test-ray-full test-observers test-observers-full test-export test-curation import-data gpu lab wheel docs docs-serve bench bench-ui panels
 .PHONY: export clean install weights
 .DEFAULT_GOAL := help
 
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
 
-demo: weights  ## train a model on tic-tac-toe (about nine minutes)
+demo: weights  ## train a model on tic-tac-toe (three to nine minutes)
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
 test: weights $(PANELS)  ## run the test suite
@@ -72,8 +73,11 @@ test-agents-full: $(AGENTS) $(AGENT_NODE) $(LITELLM) $(AGENT_PEERS)  ## the same
 test-environments: $(ENVIRONMENTS)  ## run the environments of other packages (in an environment on top of .venv)
 	.venv-environments/bin/python $(PYTEST) tests/environments
 
-test-ray: $(RAY)  ## run the tests of RayBackend (in an environment on top of .venv; ART_NB_TESTS=full runs all)
-	.venv-ray/bin/python $(PYTEST) -p no:xdist tests/distributed
+test-ray: $(RAY)  ## run the tests of RayBackend and of runs in S3 (in an environment on top of .venv)
+	.venv-ray/bin/python $(PYTEST) -p no:xdist $(RAY_TESTS)
+
+test-ray-full: $(RAY)  ## the same with the tests that take minutes
+	ART_NB_TESTS=full .venv-ray/bin/python $(PYTEST) -p no:xdist $(RAY_TESTS)
 
 test-observers: $(OBSERVERS) .venv-observer-phoenix/.installed  ## run the reports to Trackio, MLflow, TensorBoard, W&B, Weave and Phoenix (800 MB)
 	.venv-observers/bin/python $(PYTEST) tests/observers

@@ -17,10 +17,11 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import art_nb as art
 from art_nb.core.events import RolloutDone, StepDone, Warned
-from art_nb.distributed import replicas
+from art_nb.distributed import supervision
 from art_nb.distributed.placement import connect_cluster
 from art_nb.models.tiny import save_tiny_model
 
@@ -145,7 +146,6 @@ class Soak:
 
 async def soak(options: argparse.Namespace, folder: str) -> dict:
     """Run the soak test and return its result."""
-    replicas.MAX_LOSSES = 10**6  # a place that loses three replicas in ten minutes would stay empty
     connection = connect_cluster("local")
     idle = store_objects()
     backend = art.RayBackend(
@@ -183,7 +183,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result = asyncio.run(soak(options, folder))
+        # a place that loses three replicas in ten minutes would stay empty
+        with mock.patch.object(supervision, "MAX_LOSSES", 10**6):
+            result = asyncio.run(soak(options, folder))
     print(json.dumps(result))
     left = result["objects_left"] or result["actors_left"] or result["processes_left"]
     return int(bool(left or result["failed_rollouts"] or result["runs_that_failed"]))

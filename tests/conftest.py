@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 
@@ -103,13 +104,21 @@ def keeps_contract(tiny_model_dir, tmp_path):
 
 
 @pytest.fixture
-def named(tiny_model_dir):
-    """A maker of models."""
+def named(tiny_model_dir, request):
+    """A maker of models; each test has a project of its own."""
     import art_nb as art
 
+    project = re.sub(r"\W+", "-", request.node.name).strip("-")[:60]
     return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": "tests", "base_model": str(tiny_model_dir)} | options
+        **{"name": name, "project": project, "base_model": str(tiny_model_dir)} | options
     )
+
+
+@pytest.fixture
+async def far(server, tmp_path):
+    """A client of the file's server."""
+    async with server.client(tmp_path / "near") as backend:
+        yield backend
 
 
 @pytest.fixture

@@ -64,11 +64,16 @@ class TokenTensors:
 def join(
     parts: Sequence[TokenTensors],  # micro-batches of one step, at least one
 ) -> TokenTensors:  # without gradient
-    """Concatenate the tokens of all micro-batches of a step, for its metrics."""
+    """Concatenate the tokens of all micro-batches of a step, for its metrics. Each part's rows get their own numbers."""
     joined: dict[str, Any] = {}
     for field in fields(TokenTensors):
         column = [getattr(part, field.name) for part in parts]
         joined[field.name] = None if column[0] is None else torch.cat([c.detach() for c in column])
+    first, offsets = 0, []
+    for part in parts:
+        offsets.append(torch.full_like(part.row_E, first))
+        first += int(part.row_E.max()) + 1 if len(part.row_E) else 0
+    joined["row_E"] += torch.cat(offsets)
     return TokenTensors(**joined)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #5ed74dcb

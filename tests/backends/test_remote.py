@@ -108,20 +108,6 @@ def server(tmp_path_factory):
     started.end()
 
 
-@pytest.fixture
-def named(tiny_model_dir, request):
-    """A maker of models; each test has a project of its own."""
-    return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": request.node.name[:60], "base_model": str(tiny_model_dir)} | options
-    )
-
-
-@pytest.fixture
-async def far(server, tmp_path):
-    async with server.client(tmp_path / "near") as backend:
-        yield backend
-
-
 # what works as it does locally
 
 

@@ -17,9 +17,7 @@ from support.remote_tests import (  # noqa: F401
     test_two_clients_of_one_run,
 )
 
-import art_nb as art
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 def start(folder, **options):
@@ -33,20 +31,6 @@ def server(tmp_path_factory):
     started = start(tmp_path_factory.mktemp("far"))
     yield started
     assert started.end()[0] == 0
-
-
-@pytest.fixture
-def named(tiny_model_dir, request):
-    """A maker of models; each test has a project of its own."""
-    return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": request.node.name[:60], "base_model": str(tiny_model_dir)} | options
-    )
-
-
-@pytest.fixture
-async def far(server, tmp_path):
-    async with server.client(tmp_path / "near") as backend:
-        yield backend
 
 
 async def test_a_restarted_server_continues(named, tmp_path):

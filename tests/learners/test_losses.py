@@ -21,6 +21,7 @@ from art_nb.learners.losses import (
     from_trl,
     join,
     k3,
+    mismatch_metrics,
     ratio_metrics,
     shaped_advantages,
     total_loss,
@@ -501,6 +502,16 @@ def test_ratio_metrics():
             assert ours == pytest.approx(expected, rel=1e-5)
         else:
             assert ours["ratio_mean"] == pytest.approx(expected["ratio_mean"], rel=1e-5)
+
+
+def test_the_metrics_of_sequences_do_not_depend_on_the_micro_batches():
+    halves = [slice(0, 4), slice(4, 8)]  # one row each
+    parts = join([tensors(LP[half], OLD[half], ADV[half], [0] * 4, sampler_E=REF[half]) for half in halves])
+    whole = tensors(sampler_E=REF)
+    assert ratio_metrics(parts, "gspo") == pytest.approx(ratio_metrics(whole, "gspo"), nan_ok=True)
+    weights = mismatch_metrics(parts, "sequence_mask", {"is_min": 0.5})
+    assert weights == mismatch_metrics(whole, "sequence_mask", {"is_min": 0.5})
+    assert weights["mismatch_dropped"] == 0.5  # the first row
 
 
 def test_metrics_of_nothing():

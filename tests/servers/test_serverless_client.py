@@ -36,15 +36,6 @@ def client(server, folder, **options):
 
 
 @pytest.fixture
-def named(tiny_model_dir, request):
-    """A maker of models; each test has a project of its own."""
-    project = request.node.name.partition("[")[0][:60]
-    return lambda name="ttt", **options: art.TrainableModel(
-        **{"name": name, "project": project, "base_model": str(tiny_model_dir)} | options
-    )
-
-
-@pytest.fixture
 async def far(server, tmp_path):
     async with client(server, tmp_path / "near") as backend:
         yield backend
