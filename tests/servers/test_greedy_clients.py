@@ -54,7 +54,7 @@ async def test_the_serverless_server(tiny_model_dir, tmp_path, key_file):
     """Ann and Bob have a model each. Bob's replies are long."""
     backend = art.LocalBackend(path=tmp_path, device="cpu", dtype="float32", max_running=RUNNING, verbose=False)
     with ServerlessServer(backend, keys=key_file, port=0) as server:
-        ann, bob = clients_of(server.url)
+        ann, bob = clients_of(f"http://127.0.0.1:{server.port}")
         for client in (ann, bob):
             body = {"entity": None, "project": "p", "name": "m", "base_model": str(tiny_model_dir)}
             assert (await client.post("/v1/preview/models", json=body | {"return_existing": True})).status_code == 200
