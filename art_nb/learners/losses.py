@@ -64,7 +64,7 @@ class TokenTensors:
 def join(
     parts: Sequence[TokenTensors],  # micro-batches of one step, at least one
 ) -> TokenTensors:  # without gradient
-    """Concatenate the tokens of all micro-batches of a step, for its metrics. Each part's rows get their own numbers."""
+    """Concatenate the tokens of all micro-batches of a step, for its metrics. The rows of all parts differ."""
     joined: dict[str, Any] = {}
     for field in fields(TokenTensors):
         column = [getattr(part, field.name) for part in parts]
