@@ -69,11 +69,8 @@ def join(
     for field in fields(TokenTensors):
         column = [getattr(part, field.name) for part in parts]
         joined[field.name] = None if column[0] is None else torch.cat([c.detach() for c in column])
-    first, offsets = 0, []
-    for part in parts:
-        offsets.append(torch.full_like(part.row_E, first))
-        first += int(part.row_E.max()) + 1 if len(part.row_E) else 0
-    joined["row_E"] += torch.cat(offsets)
+    part_E = torch.cat([torch.full_like(part.row_E, i) for i, part in enumerate(parts)])
+    joined["row_E"] = len(parts) * joined["row_E"] + part_E
     return TokenTensors(**joined)
 
 # %% ../../nbs/35_learners/00_losses.ipynb #5ed74dcb
