@@ -67,6 +67,12 @@ def pair(tmp_path):
     server.end()
 
 
+def wait_for_training(run):
+    """Wait until a job trains: it has its first event, and still its groups."""
+    while not any(path.with_name("events.jsonl").exists() for path in run.glob("serverless/jobs/*/groups.jsonl")):
+        time.sleep(0.01)
+
+
 def train_step(server, client, step):
     """Train a step. The server is killed before the third one, and while it trains the fourth one."""
     assert client.next("before")["step"] == step
@@ -75,7 +81,7 @@ def train_step(server, client, step):
     client.go_on()
     reward = client.next("training")["reward"]
     if step == 3:
-        time.sleep(1.5)  # the job is accepted and runs
+        wait_for_training(server.folder / "yes-no-maybe" / "models" / "maybe-001")
         server.kill()
         assert client.next("lost") == {}
         server.start()
