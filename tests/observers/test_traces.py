@@ -316,7 +316,7 @@ async def test_a_refused_score_does_not_block_the_others(named, endpoint, impati
     group = art.TrajectoryGroup(map(rollout, range(8)))
     for i, trajectory in enumerate(group):
         trajectory.metadata["rollout_id"] = f"r{i}"
-    place = RolloutPlace("tests", "ttt", "val", 1, 0, 3, "r3")
+    place = RolloutPlace(model.project, "ttt", "val", 1, 0, 3, "r3")
     endpoint.refused_spans, endpoint.text = {f"{agent_span_id(place):016x}"}, "unknown span"
 
     async def log():
