@@ -106,11 +106,13 @@ async def test_a_fork_finds_a_run_whose_name_cannot_be_a_directory(named, local)
     fork, elsewhere = named("fork"), named("elsewhere", project="other: one")
     await local._experimental_fork_checkpoint(fork, from_model="a/b: c")
     assert fork.store.steps_saved() == [1]
-    await local._experimental_fork_checkpoint(elsewhere, from_model="a/b: c", from_project="tests", not_after_step=0)
+    await local._experimental_fork_checkpoint(
+        elsewhere, from_model="a/b: c", from_project=source.project, not_after_step=0
+    )
     assert elsewhere.store.steps_saved() == [0]
     again = named("again")
     await local._experimental_fork_checkpoint(again, from_model="elsewhere", from_project="other: one")
-    assert (again.project, again.run_name, again.store.steps_saved()) == ("tests", "again", [0])
+    assert (again.project, again.run_name, again.store.steps_saved()) == (source.project, "again", [0])
 
 
 # names
