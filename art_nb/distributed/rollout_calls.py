@@ -237,13 +237,12 @@ RolloutResult: TypeAlias = Trajectory | list[Trajectory] | TrajectoryGroup  # wh
 
 def encode_result(result: RolloutResult | Exception, report: RolloutReport) -> bytes:
     """Return the result of a rollout and its report as two lines of JSON."""
-    kind, group = "one", result
     if isinstance(result, TrajectoryGroup):
-        kind = "group"
+        kind, group = "group", result
     elif isinstance(result, list):
         kind, group = "list", TrajectoryGroup(result)
     else:
-        group = TrajectoryGroup([result])
+        kind, group = "one", TrajectoryGroup([result])
     head = {"kind": kind, **asdict(report)}
     return json.dumps(head).encode() + b"\n" + group_lines([group])
 
