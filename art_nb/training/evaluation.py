@@ -242,7 +242,8 @@ async def evaluate(
         The last error of a rollout, if more than `max_exceptions` fail.
     """
     number = await model.get_step() if step is None else step
-    start = place_rollouts(model, rollout, [*scenarios], request_overrides)
+    scenarios = [*scenarios]
+    start = place_rollouts(model, rollout, scenarios, request_overrides)
 
     @limit_concurrency(concurrency)
     async def attempt(scenario):

@@ -237,6 +237,11 @@ async def test_a_few_failures_are_counted_beside_the_mean(tmp_path):
     assert model.store.history()[0]["val/exception_rate"] == pytest.approx(1 / 11)
 
 
+async def test_the_scenarios_of_an_iterator_are_rolled_out(tmp_path):
+    evaluation = await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), broken, iter(range(11)))
+    assert (evaluation.failed, len(evaluation.trajectories)) == (1, 10)
+
+
 async def test_the_bar_shows_the_metric_that_was_asked_for(tmp_path, capfd):
     async def rollout(model, scenario):
         return art.Trajectory(reward=1, metrics={"solved": scenario > 2, "short": 1, "about": 0})
