@@ -400,15 +400,14 @@ def check_ray_options(samplers: int, learners: int, rollout_workers: int, option
 
 def check_one_gpu(layout: Layout, engine_args: Mapping[str, Any] | None) -> None:
     """Raise `BackendMissing` if a replica or a rank would use several GPUs."""
-    sizes = {f"engine_args={name}": (engine_args or {}).get(name) for name in SPLIT_ARGS}
-    sizes |= {"gpus_per_sampler": layout.gpus_per_sampler, "gpus_per_learner": layout.gpus_per_learner}
-    for name in ("sampler_options", "learner_options"):
-        sizes[f"{name}=num_gpus"] = getattr(layout, name).get("num_gpus")
-    for name, size in sizes.items():
+    gpus = {"gpus_per_sampler": layout.gpus_per_sampler, "gpus_per_learner": layout.gpus_per_learner}
+    actors = {"sampler_options": layout.sampler_options, "learner_options": layout.learner_options}
+    sizes: list[tuple[str, Any, Any]] = [(name, size, size) for name, size in gpus.items()]
+    sizes += [(name, {"num_gpus": size}, size) for name, values in actors.items() if (size := values.get("num_gpus"))]
+    sizes += [("engine_args", {name: size}, size) for name, size in (engine_args or {}).items() if name in SPLIT_ARGS]
+    for name, value, size in sizes:
         if size is not None and size > 1:
-            option, _, part = name.partition("=")
-            value = f"{{{part!r}: {size!r}}}" if part else repr(size)
-            raise BackendMissing(f"RayBackend does not support `{option}={value}`: {ONE_GPU}.")
+            raise BackendMissing(f"RayBackend does not support `{name}={value!r}`: {ONE_GPU}.")
 
 
 def describe_ray_runtime(runtime: ModelRuntime) -> str:

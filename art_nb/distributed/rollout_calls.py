@@ -242,7 +242,7 @@ def encode_result(result: RolloutResult | Exception, report: RolloutReport) -> b
     elif isinstance(result, list):
         kind, group = "list", TrajectoryGroup(result)
     else:
-        kind, group = "one", TrajectoryGroup([result])
+        kind, group = "single", TrajectoryGroup([result])
     head = {"kind": kind, **asdict(report)}
     return json.dumps(head).encode() + b"\n" + group_lines([group])
 
@@ -252,7 +252,7 @@ def decode_result(content: bytes) -> tuple[RolloutResult | Exception, RolloutRep
     head, _, line = content.partition(b"\n")
     (group,), report = read_jsonl(BytesIO(line))[0], json.loads(head)
     kind = report.pop("kind")
-    if kind == "one":
+    if kind == "single":
         result = group.trajectories[0] if group.trajectories else restore_error(group.exceptions[0])
     else:
         result = group if kind == "group" else group.trajectories

@@ -156,8 +156,9 @@ class PipelineSource:
         """Restore the saved state, and start the workers and the evaluations."""
         self.run, self._event_loop, trainer = run, asyncio.get_running_loop(), self.trainer
         self._restore()
-        options = trainer.request_overrides, trainer.config, trainer.timeout_s
-        self.start = group_starter(run, trainer.rollout_fn, *options)
+        self.start = group_starter(
+            run, trainer.rollout_fn, trainer.request_overrides, trainer.config, trainer.timeout_s
+        )
         coroutines = [self._work(), self.evaluations.work()]
         if isinstance(run.display, StatusReporter):
             coroutines.append(run.display.show_repeatedly(run.progress))

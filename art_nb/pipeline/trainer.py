@@ -260,9 +260,9 @@ class PipelineTrainer:
         Raises
         ------
         TrainError
-            If another run trains the model, `rollout_fn` or `config` cannot be sent to the workers of the backend, or
-            all rollouts of too many groups in a row failed. Other errors of training and of `scenarios` are raised
-            unchanged.
+            If another run trains the model, or all rollouts of too many groups in a row failed. With rollout workers,
+            also if `rollout_fn` or `config` cannot be sent to them. Other errors of training and of `scenarios` are
+            raised unchanged.
         """
         if self.model._backend is not self.backend:
             await self.model.register(self.backend)

@@ -106,13 +106,13 @@ def group_starter(
 ) -> StartGroup:
     """Return a function that starts groups where the backend runs rollouts. Raise `TrainError` if it cannot."""
     overrides_of(run.model, request_overrides)
-    here = partial(start_group, rollout_fn, request_overrides, config)
-    place = getattr(run.backend, "place_rollouts", None)  # other backends run them in this process
+    local = partial(start_group, rollout_fn, request_overrides, config)
+    place = getattr(run.backend, "place_rollouts", None)
     if place is None:
-        return here
-    there = partial(gather_in_worker, rollout_fn, request_overrides, config, timeout_s)
-    placed = place(run.model, there, GroupTask(None), run.bus)
-    return here if placed is there else placed
+        return local
+    remote = partial(gather_in_worker, rollout_fn, request_overrides, config, timeout_s)
+    placed = place(run.model, remote, GroupTask(None), run.bus)
+    return local if placed is remote else placed  # without workers, the same function is returned
 
 # %% ../../nbs/70_pipeline/30_workers.ipynb #e97185fd
 async def roll_out_scenario(

@@ -66,7 +66,7 @@ TRANSITIONS = {  # by action: the status before and after it
 
 # %% ../../nbs/65_training/60_run.ipynb #db169f05
 _RUNS_BY_DIRECTORY: WeakValueDictionary = WeakValueDictionary()
-_CLAIMING = threading.Lock()
+_claim_lock = threading.Lock()
 
 
 def active_runs() -> "list[Run]":
@@ -77,7 +77,7 @@ def active_runs() -> "list[Run]":
 def claim_directory(run: "Run") -> None:
     """Register a run for its directory, until it is over. Raise `TrainError` if a run trains in that directory."""
     directory = str(run.model.store.path.resolve())
-    with _CLAIMING:  # two threads can start the same run
+    with _claim_lock:  # two threads can start the same run
         other = _RUNS_BY_DIRECTORY.get(directory)
         if other is not None and not other._over.is_set():
             raise TrainError(f"{run.model.name} is being trained already ({other!r}): stop that run first.")
