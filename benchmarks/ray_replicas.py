@@ -57,8 +57,8 @@ async def rollouts_per_hour(model, first: int) -> float:
     return CONVERSATIONS * 3600 / (time.perf_counter() - begin)
 
 
-async def milliseconds(client, name: str) -> list[float]:
-    """Return the duration of each of several requests for one token, one after the other."""
+async def request_durations(client, name: str) -> list[float]:
+    """Return the milliseconds of each of several requests for one token, one after the other."""
     durations = []
     for _ in range(REQUESTS):
         begin = time.perf_counter()
@@ -80,10 +80,11 @@ async def main(rounds: int) -> dict:
                 ((_, url, key, _),) = backend.runtime(model).sampler.table.addresses()
                 async with openai.AsyncOpenAI(base_url=url, api_key=key) as direct:
                     clients = {"router": model.openai_client(), "direct": direct}
-                    for kind in list(clients) * (rounds + 1):
-                        latencies[kind].append(median(await milliseconds(clients[kind], model.get_inference_name())))
+                    for path in [*clients] * (rounds + 1):
+                        durations = await request_durations(clients[path], model.get_inference_name())
+                        latencies[path].append(median(durations))
             await backend.close()
-    latencies = {kind: [round(value, 3) for value in values[1:]] for kind, values in latencies.items()}
+    latencies = {path: [round(value, 3) for value in values[1:]] for path, values in latencies.items()}
     return {"rollouts_per_hour": speeds, "median_ms": latencies, "load": os.getloadavg()[0]}
 
 

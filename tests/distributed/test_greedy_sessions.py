@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.turns import replies_before
 
 from art_nb.distributed.routing import SESSION_HEADER, ReplicaRecord, RouterEndpoint, RoutingTable
 from art_nb.models.clients import httpx
@@ -53,26 +54,13 @@ async def ask(client, session, done, tokens=120):
     done.append(session)
 
 
-async def greedy_before(router, replica, sessions):
-    """The number of greedy replies that end while another client waits for one reply."""
-    done = []
+@pytest.mark.parametrize("session", ["greedy", ""], ids=["session", "no session"])
+async def test_a_greedy_session_delays_another_one_by_two_replies_of_each_slot(router, replica, session):
+    """All requests without a session are one session."""
+    is_busy = lambda: replica.service.sampler.stats()["waiting"] >= MANY // 2
     async with client_of(router) as client:
-        many = [asyncio.ensure_future(ask(client, session, done)) for session in sessions]
-        while replica.service.sampler.stats()["waiting"] < MANY // 2:
-            await asyncio.sleep(0.01)
-        before = len(done)
-        await ask(client, "single", done, tokens=4)
-        ended = done.index("single") - before
-        await asyncio.gather(*many)
-    return ended
-
-
-async def test_a_greedy_session_delays_another_one_by_two_replies_of_each_slot(router, replica):
-    assert await greedy_before(router, replica, ["greedy"] * MANY) <= 2 * RUNNING
-
-
-async def test_requests_without_a_session_are_one_session(router, replica):
-    assert await greedy_before(router, replica, [""] * MANY) <= 2 * RUNNING
+        ask_one, ask_many = (lambda _: ask(client, "single", [], tokens=4)), (lambda _: ask(client, session, []))
+        assert await replies_before(ask_one, ask_many, is_busy, MANY, RUNNING) <= 2 * RUNNING
 
 
 async def test_the_requests_of_a_client_that_leaves_do_not_run(router, replica):

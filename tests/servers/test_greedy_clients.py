@@ -1,11 +1,10 @@
 """One client with 200 requests does not delay the request of another client by more than two replies of each slot."""
 
-import asyncio
-
 import httpx
 import pytest
 from support.serverless_parts import QUESTION
 from support.tinker_parts import serving
+from support.turns import replies_before
 
 import art_nb as art
 from art_nb.servers.serverless_routes import ServerlessServer
@@ -31,25 +30,6 @@ def clients_of(url, prefix=""):
     ]
 
 
-async def replies_before(ask_one, ask_many, is_busy):
-    """The number of replies of the greedy client that end while the other one waits for its reply."""
-    done = []
-
-    async def noted(ask, number, name):
-        await ask(number)
-        done.append(name)
-
-    many = [asyncio.ensure_future(noted(ask_many, number, "greedy")) for number in range(MANY)]
-    while not is_busy():
-        await asyncio.sleep(0.01)
-    before = len(done)
-    assert before < MANY - 6 * RUNNING, "the greedy client is almost done: let it ask for more tokens"
-    await noted(ask_one, 0, "one")
-    between = done.index("one") - before
-    await asyncio.gather(*many)
-    return between
-
-
 async def test_the_serverless_server(tiny_model_dir, tmp_path, key_file):
     """Ann and Bob have a model each. Bob's replies are long."""
     backend = art.LocalBackend(path=tmp_path, device="cpu", dtype="float32", max_running=RUNNING, verbose=False)
@@ -68,8 +48,8 @@ async def test_the_serverless_server(tiny_model_dir, tmp_path, key_file):
             waiting = [runtime.sampler.stats()["waiting"] for runtime in backend._runtimes.values()]
             return max(waiting) >= MANY // 2
 
-        between = await replies_before(lambda _: ask(ann, "ann", 4), lambda _: ask(bob, "bob", TOKENS), is_busy)
-        assert between <= 2 * RUNNING
+        ask_one, ask_many = (lambda _: ask(ann, "ann", 4)), (lambda _: ask(bob, "bob", TOKENS))
+        assert await replies_before(ask_one, ask_many, is_busy, MANY, RUNNING) <= 2 * RUNNING
         for client in (ann, bob):
             await client.aclose()
 
@@ -103,7 +83,7 @@ async def test_the_server_for_tinkers_client(tiny_model_dir, tmp_path, key_file)
 
         one, many = await sampler_of(ann), await sampler_of(bob)
         ask_one, ask_many = (lambda n: ask(ann, one, n, 4)), (lambda n: ask(bob, many, n, TOKENS))
-        between = await replies_before(ask_one, ask_many, lambda: len(accepted) == MANY)
-        assert between <= 2 * RUNNING
+        is_busy = lambda: len(accepted) == MANY
+        assert await replies_before(ask_one, ask_many, is_busy, MANY, RUNNING) <= 2 * RUNNING
         for client in (ann, bob):
             await client.aclose()
