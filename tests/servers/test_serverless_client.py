@@ -48,13 +48,13 @@ async def until(truth, work):
         await asyncio.sleep(0.01)
 
 
-async def a_long_group(model, size=1500):
-    """Replies that nobody gave, each another one: some seconds of training."""
+async def a_long_group(model):
+    """Replies that nobody gave, each another one: some seconds of training, also on a fast machine."""
     choice, draw = await ask(model), np.random.default_rng(0)
     return better_and_worse(
         [
             choice.model_copy(update={"logprobs": None, "token_logprobs": None, "token_ids": ids.tolist()})
-            for ids in draw.integers(3, 290, (size, 24))
+            for ids in draw.integers(3, 290, (1500, 128))
         ]
     )
 
@@ -227,7 +227,7 @@ async def test_what_the_protocol_does_not_have(named, far):
 async def test_a_canceled_call_cancels_its_job(named, far, server):
     model, steps = named(), heard(far, GradientStep)
     await model.register(far)
-    group, before = await a_long_group(model, 4000), await ask(model, temperature=0)
+    group, before = await a_long_group(model), await ask(model, temperature=0)
     options = {"learning_rate": 1e-2, "allow_training_without_logprobs": True}
     training = asyncio.create_task(far.train(model, [group], **options))
     await until(lambda: steps, training)
