@@ -108,7 +108,7 @@ async def with_timeout(
         await cancel_and_wait([task])
     if is_late:
         raise RolloutError(
-            f"The rollout returned no trajectory after {timeout_s:g} s. The cause above shows where it waited. "
+            f"The rollout returned no trajectory after {timeout_s:g} s. The traceback shows where it waited. "
             "Fix that or increase timeout_s."
         ) from _exception_of(task)
     if task.cancelled():

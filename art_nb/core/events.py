@@ -23,6 +23,8 @@ from threading import RLock
 from time import time as now
 from typing import Any, TypeAlias
 
+from tqdm import tqdm
+
 from .jsonable import plain
 from .redaction import redact_text
 
@@ -340,7 +342,7 @@ class Bus:
 # %% ../../nbs/00_core/40_events.ipynb #9b7122f4
 def _print_warning(event: Event) -> None:
     if isinstance(event, Warned) and not event.is_repeated:
-        print(event.message)
+        tqdm.write(event.message)  # above a progress bar, if there is one
 
 
 @contextmanager

@@ -154,7 +154,7 @@ class CompletionService:
         self.live: set[asyncio.Future] = set()  # tasks of the running requests
         self.stored = StoredConversations()
         self.statuses, self.tokens = Counter(), Counter(prompt=0, completion=0)
-        self.limit_field: str | None = None  # of the latest truncated reply; "" if its request set no limit
+        self.limit_field: str | None = None  # of the latest reply without an end; "" if its request set no limit
 
     async def chat_completions(self, request: Request):
         """Handle `POST /v1/chat/completions`."""
@@ -246,16 +246,19 @@ class CompletionService:
         room = self.sampler.max_model_len - len(reply.prompt_ids)
         params = sampling_params(job.request, room, reply.index % job.request.n)
         self.tokens["prompt"] += len(reply.prompt_ids)
-        async with aclosing(self.sampler.generate(reply.prompt_ids, params, job.adapter)) as stream:
-            async for sampled in stream:
-                reply.sampled.append(sampled)
-                self.tokens["completion"] += 1
-                if on_token:
-                    await on_token(reply)
-        if not reply.sampled or not reply.finish:
+        try:
+            async with aclosing(self.sampler.generate(reply.prompt_ids, params, job.adapter)) as stream:
+                async for sampled in stream:
+                    reply.sampled.append(sampled)
+                    self.tokens["completion"] += 1
+                    if on_token:
+                        await on_token(reply)
+        finally:
+            finish = reply.finish if reply.sampled else None
+            if finish in (None, "length"):
+                self.limit_field = job.limit_field
+        if not finish:
             raise ServeError("The sampler ended a reply early: send the request again.", status=500)
-        if reply.finish == "length":
-            self.limit_field = job.limit_field
 
     async def _whole(self, job: CompletionJob) -> dict:
         await gather_or_cancel(self._sample(job, reply) for reply in job.replies)

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from html import escape
 from statistics import fmean
 from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from ..core.events import Bus, Event, Failed, StepDone
+from ..core.events import Bus, Event, Failed, StepDone, print_warnings
 from .diagnostics import advice_for, untrained
 from .progress import Progress, eta, run_warnings, step_line
 
@@ -163,12 +164,12 @@ class PlainCell:
 
 
 class Bar:
-    """A progress bar in a terminal."""
+    """A progress bar in a terminal. Warnings about the run are printed above it, each one once."""
 
     listening = PassiveWait
 
     def __init__(self):
-        self._bar = None
+        self._bar, self._printed = None, set()
 
     def show(self, p: Progress) -> None:
         """Move the bar."""
@@ -176,6 +177,10 @@ class Bar:
             self._bar = tqdm(total=p.steps, initial=p.step, desc=p.title, dynamic_ncols=True)
         self._bar.n = p.step
         self._bar.set_postfix_str(progress_line(p))
+        for warning in run_warnings(p):
+            if warning.key not in self._printed:
+                self._printed.add(warning.key)
+                tqdm.write(f"Step {warning.step}: {warning.title}. {warning.finding} {warning.advice}")
 
     def close(self) -> None:
         """End the bar; its last state stays visible."""
@@ -218,12 +223,13 @@ class DisplayUpdater:
 
     def __init__(self, bus: Bus, progress: Progress, place: RunDisplay, run: str = "", every_s: float = 0.25):
         self.progress, self.place, self.run, self.every_s = progress, place, run, every_s
-        self._bus, self._unsubscribe = bus, lambda: None
+        self._bus, self._subscriptions = bus, ExitStack()
         self._next_update, self._lock = 0.0, threading.Lock()
 
     def open(self, status: str, step: int) -> None:
-        """Subscribe to the bus and show the current state."""
-        self._unsubscribe = self._bus.subscribe(self)
+        """Subscribe to the bus and show the current state. A terminal also prints the warnings of the bus."""
+        self._subscriptions.callback(self._bus.subscribe(self))
+        self._subscriptions.enter_context(print_warnings(self._bus, isinstance(self.place, Bar)))
         self.set_status(status, step)
 
     def __call__(self, event: Event) -> None:
@@ -244,6 +250,6 @@ class DisplayUpdater:
 
     def close(self, status: str) -> None:
         """Unsubscribe, show the final status and close the display."""
-        self._unsubscribe()
+        self._subscriptions.close()
         self.set_status(status, self.progress.step)
         self.place.close()

@@ -220,3 +220,40 @@ async def test_loading_a_model_tries_once_more(named, local, monkeypatch):
         with pytest.raises(ServeError, match="Loading the model ran out of memory"):
             await other.register(local)
     assert len(await replies(model)) == 3
+
+
+ENDLESS_WORK = """
+import threading
+
+import torch
+
+from art_nb.policy.device import DeviceThread
+
+worker, matrix, began = DeviceThread(), torch.ones(1500, 1500), threading.Event()
+
+
+def multiply():
+    began.set()
+    matrix @ matrix
+    return True
+
+
+def job():
+    while multiply():
+        worker.check()
+
+
+if {is_job}:
+    worker.submit(job)
+else:
+    worker.idle_work(multiply)
+    worker.wake()
+began.wait()
+"""
+
+
+@pytest.mark.parametrize("is_job", [True, False])
+def test_a_program_can_end_while_the_thread_computes(is_job):
+    command = [sys.executable, "-c", ENDLESS_WORK.format(is_job=is_job)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

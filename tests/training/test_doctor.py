@@ -394,3 +394,17 @@ async def test_the_doctor_looks_at_tools_only_where_they_were_offered(home):
     for offered in (True, False):
         verdicts = {check.name: check.verdict for check in (await examine(home, rollout)).checks}
         assert verdicts.get("tools") == ("warn" if offered else None)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"), [({}, "set no limit"), ({"max_tokens": 90}, "a failed rollout is not trained")]
+)
+async def test_a_timeout_names_a_missing_limit(home, options, advice):
+    async def interrupted(model, scenario):
+        request = {"model": model.get_inference_name(), "messages": QUESTION, "stream": True, **options}
+        async with await model.openai_client().chat.completions.create(**request) as stream:
+            await anext(aiter(stream))
+        await asyncio.Event().wait()
+
+    check = (await art.doctor(home, interrupted, [0], timeout_s=3))["rollouts"]
+    assert "line " in check.finding and advice in check.advice

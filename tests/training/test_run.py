@@ -398,6 +398,19 @@ def test_a_program_can_end_while_a_run_is_paused(tiny_model_dir, tmp_path):
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "paused"), done.stderr
 
 
+async def test_a_terminal_prints_warnings_once(home, capsys):
+    async def without_signal(model, scenario):
+        trajectory = await say(model, scenario)
+        trajectory.reward = 1.0
+        return trajectory
+
+    await art.train(home[0], say, SCENARIOS, steps=1, groups_per_step=2, rollouts_per_group=2)
+    await art.train(home[0], without_signal, SCENARIOS, steps=4, groups_per_step=2, rollouts_per_group=2)
+    printed = capsys.readouterr().out
+    assert printed.count("has changed after step 1") == 1
+    assert printed.count("Step 4: All rewards are equal.") == 1
+
+
 JOINED = """
 import asyncio, sys
 import art_nb as art
