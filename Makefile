@@ -150,7 +150,8 @@ clean:  ## delete build results (keeps the environment and the model cache)
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf
 
 install: weights  ## create .venv, install the packages and download the embedded model
-	@echo "Done. Next: make demo, or make lab"
+	@$(BIN)/python -c 'from importlib.metadata import version as v; print("Installed: art_nb", v("art_nb") + ", torch", v("torch"))'
+	@echo "Next: make demo, or make lab"
 
 weights: $(STAMP)
 	@$(BIN)/python -c "from art_nb.models.weights import fetch; fetch('smollm2-135m')"

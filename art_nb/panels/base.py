@@ -248,7 +248,8 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}: a notebook displays it. Elsewhere, use art.report or `art-nb view`."
+        name = type(self).__name__
+        return f"{name}: a notebook displays it. Elsewhere, use art.report, `art-nb view` or art.open_run(path)."
 
     def open(self) -> None:
         """Open the comm. Its messages trigger no shell events, which would display unfinished matplotlib figures."""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WRONG_SERVER', 'FAILURE_ADVICE', 'PROMPTED_CHECKS', 'TRAINABLE_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe',
-           'check_registration', 'failure_cause', 'local_runtime', 'limit_field', 'check_rollouts', 'check_rewards',
+           'check_registration', 'local_runtime', 'limit_field', 'failure_cause', 'check_rollouts', 'check_rewards',
            'check_variance', 'check_success', 'check_choices', 'check_tools', 'check_tokens', 'check_rows',
            'check_truncated', 'limit_advice', 'check_context', 'first_messages', 'check_shared', 'check_cost', 'doctor']
 
@@ -182,7 +182,7 @@ async def run_probe(
     probe.tokenize()
     return probe
 
-# %% ../../nbs/65_training/80_doctor.ipynb #a73ccabd
+# %% ../../nbs/65_training/80_doctor.ipynb #d0c70a02
 def check_registration(probe: Probe) -> Check:
     """Check whether the model can be trained."""
     model = probe.model
@@ -198,24 +198,6 @@ def check_registration(probe: Probe) -> Check:
     return Check("model", "ok", f"{model.name} is registered with {type(model.backend()).__name__}.")
 
 
-def failure_cause(
-    error: PydanticException,
-    file: str = "",  # of the rollout function; lines in it are preferred
-) -> str:  # empty if the traceback has no lines
-    """Return the line of a traceback that the user can fix."""
-    frames = re.findall(r'File "(.+?)", line (\d+), in (.+)\n(?: {4}(?!File)(.+))?', error.traceback)
-    frame = next((f for f in reversed(frames) if f[0] == file), frames[-1] if frames else None)
-    if frame is None:
-        return ""
-    return f"line {frame[1]}, in {frame[2]}" + (f": {frame[3].strip()}" if frame[3] else "")
-
-
-FAILURE_ADVICE = (
-    "Fix the rollout function. If the model has caused the exception, catch it and give a low reward: a failed rollout "
-    "is not trained. By default, `train` fails if more than half of the rollouts fail."
-)
-
-
 def local_runtime(model: Model) -> Any:
     """Return the runtime of a model in this process, or `None` if it runs elsewhere."""
     if not model.trainable or model._backend is None:
@@ -229,6 +211,24 @@ def limit_field(model: Model) -> str | None:
     """Return the field that limited the latest reply without an end: `""` if there was no limit, `None` if unknown."""
     runtime = local_runtime(model)
     return runtime.endpoint.limit_field if runtime else None
+
+# %% ../../nbs/65_training/80_doctor.ipynb #a73ccabd
+FAILURE_ADVICE = (
+    "Fix the rollout function. If the model has caused the exception, catch it and give a low reward: a failed rollout "
+    "is not trained. By default, `train` fails if more than half of the rollouts fail."
+)
+
+
+def failure_cause(
+    error: PydanticException,
+    file: str = "",  # of the rollout function; lines in it are preferred
+) -> str:  # empty if the traceback has no lines
+    """Return the line of a traceback that the user can fix."""
+    frames = re.findall(r'File "(.+?)", line (\d+), in (.+)\n(?: {4}(?!File)(.+))?', error.traceback)
+    frame = next((f for f in reversed(frames) if f[0] == file), frames[-1] if frames else None)
+    if frame is None:
+        return ""
+    return f"line {frame[1]}, in {frame[2]}" + (f": {frame[3].strip()}" if frame[3] else "")
 
 
 def check_rollouts(probe: Probe) -> Check:
