@@ -25,6 +25,8 @@ SHORT = {  # steps of the shortened form, and the run that it leaves
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
     "production/production.ipynb": ("1", "production/models/desk-001/checkpoints/0002"),
     "node_agent/node-agent.ipynb": ("1", "node-agent/models/clerk-001/checkpoints/0002"),
+    "email_agent/email-agent.ipynb": ("1", "email/models/mail-001/checkpoints/0002"),
+    "auto/auto.ipynb": ("1", "auto/models/auto-001/checkpoints/0001"),
 }
 LONG = [
     "self_play/self-play.ipynb",
@@ -43,11 +45,13 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "production/production.ipynb": "right",
     "langgraph/langgraph.ipynb": "right",
     "node_agent/node-agent.ipynb": "right",
+    "email_agent/email-agent.ipynb": "right",
 }
 STAGES = [  # imitation, then reinforcement
     "sft_then_rl/sft-then-rl.ipynb",
     "production/production.ipynb",
     "langgraph/langgraph.ipynb",
+    "email_agent/email-agent.ipynb",
 ]
 NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environments run these in their own environments
     "mcp/mcp.ipynb": ("mcp", "mcp"),
@@ -70,12 +74,17 @@ def test_short_tutorial(path, root, tmp_path, smollm2_dir, monkeypatch):
     assert ((examples / path).parent / ".art" / left).is_dir()
 
 
-def saved_evaluations(root, path):
-    """Return the ends of the interval that a saved tutorial shows for each step of its first model."""
+def saved_text(root, path):
+    """Return the outputs of a saved tutorial as text. None of them is an error."""
     cells = nbformat.read(root / "examples" / path, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]
-    text = "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
     assert not [output for output in outputs if output.output_type == "error"]
+    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs)
+
+
+def saved_evaluations(root, path):
+    """Return the ends of the interval that a saved tutorial shows for each step of its first model."""
+    text = saved_text(root, path)
     rows = re.findall(rf"Evaluation\((\S+) step (\d+): {LEARNT[path]} \S+, 95 % (\S+) to (\S+), n=\d+\)", text)
     return {int(step): (float(low), float(high)) for name, step, low, high in rows if name == rows[0][0]}
 
@@ -93,6 +102,14 @@ def test_each_stage_of_a_saved_tutorial_rises(path, root):
     stages = [interval for _, interval in sorted(saved_evaluations(root, path).items())]
     assert len(stages) == 3
     assert all(later[0] > earlier[1] for earlier, later in pairwise(stages))
+
+
+def test_the_judge_of_the_saved_tutorial_prefers_the_trained_model(root):
+    """The lower end of the interval lies above one half, the share of a model that is as good as the base model."""
+    (low,) = re.findall(
+        r"The judge prefers the trained model: \S+, 95 % (\S+) to \S+, n=30", saved_text(root, "auto/auto.ipynb")
+    )
+    assert float(low) > 0.5
 
 
 @pytest.mark.parametrize("path", NEEDS)

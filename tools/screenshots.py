@@ -59,6 +59,18 @@ for chat in (0, 1):
     await panel.reply(chat, max_tokens=24)
 panel
 """
+VIEW = """
+from statistics import pstdev
+
+path = {path!r}
+step = art.open_run(path).steps("train")[-1]
+rewards = [[rollout.reward for rollout in group] for group in art.open_run(path).read_groups("train", step)]
+group = max(range(len(rewards)), key=lambda n: pstdev(rewards[n]))
+panel = art.view(path)
+panel.ui = {{"color": "advantage"}}
+panel.goto(f"train/{{step}}/{{group}}/{{rewards[group].index(max(rewards[group]))}}")
+panel
+"""
 QUESTION = "Name three planets, separated by commas."
 PAGES = ("index.html", "docs/start/first-task.html", "examples/tic_tac_toe/tic-tac-toe.html", "api/art.Run.html")
 
@@ -69,7 +81,7 @@ def cells(finished, running, other):
         ("live", "running"): f"art.Run.attach({running!r})",
         ("live", "finished"): f"art.Run.attach({finished!r})",
         ("viewer", "running"): f"art.view({running!r})",
-        ("viewer", "finished"): f"art.view({finished!r})",
+        ("viewer", "finished"): VIEW.format(path=finished),
         ("judging", "finished"): JUDGE.format(folder=str(ROOT / "examples" / "ruler")),
         ("judging", "running"): ASK,
         ("failures", "finished"): f"art.failures({finished!r})",
@@ -90,6 +102,8 @@ def output_image(notebook, n):
     notebook.page.wait_for_timeout(1500)  # charts are drawn in several frames
     panel = notebook.cell(n).locator(".jp-OutputArea-output:has(.art-panel)")
     output = panel.first if panel.count() else notebook.output(n)  # a saved panel is plain HTML
+    if notebook.cell(n).locator("[data-mime-type='application/vnd.jupyter.stderr']").count():
+        raise RuntimeError(f"Cell {n} failed: {notebook.output(n).inner_text()}")
     return Image.open(BytesIO(output.screenshot()))
 
 
@@ -162,10 +176,19 @@ def sheet(rows):
     return whole.quantize(128)
 
 
+def linked(folder, name, run):
+    """Return the path of a run in the folder of the notebooks, below a link with this name. Panels show this path."""
+    root, notebooks = Path(run).resolve().parents[2], Path(folder) / "notebooks"
+    notebooks.mkdir(exist_ok=True)
+    (notebooks / name).symlink_to(root)
+    return str(Path(name) / Path(run).resolve().relative_to(root))
+
+
 def main(finished, running, other=None):
-    sources = cells(finished, running, other or running)
     SHEETS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        runs = {".art": finished, ".running": running, ".other": other or running}
+        sources = cells(*(linked(folder, name, run) for name, run in runs.items()))
         lab = Lab(Path(folder)).start()
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         try:

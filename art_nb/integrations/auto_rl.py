@@ -30,7 +30,7 @@ from ..rewards.ruler import GroupScores, ruler_score_group, score_group
 from ..rollouts.gather import gather_trajectory_groups
 from ..rollouts.http_capture import no_capture
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
-from ..training.evaluation import mean_interval
+from ..training.evaluation import wilson
 from ..training.run import Run, train
 
 # %% ../../nbs/88_integrations/90_auto_rl.ipynb #f0449567
@@ -328,7 +328,7 @@ class AutoRL:
             pairs = await gather_or_cancel(_compare_replies(self, text) for text in texts)
             scores = [pair["scores"] for pair in pairs]
             wins = [0.5 if base == trained else float(trained > base) for base, trained in scores]
-            interval = [round(min(max(bound, 0.0), 1.0), 3) for bound in mean_interval(wins)]
+            interval = [round(bound, 3) for bound in wilson(sum(wins), len(wins))]
             summary = {"step": step, "preferred": round(fmean(wins), 3), "ci95": interval, "replies": [*pairs]}
             stored = self.files.write("comparison.json", summary)
         return stored
