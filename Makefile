@@ -105,7 +105,7 @@ audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at fu
 tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to bottom, in build/tutorials
 	rm -rf build/tutorials && mkdir -p build && cp -r examples build/tutorials && rm -rf build/tutorials/*/.art
 	for notebook in build/tutorials/*/*.ipynb; do \
-		case $$notebook in */mcp/* | */langgraph/*) bin=.venv-agents/bin;; */reasoning_gym/*) bin=.venv-environments/bin;; *) bin=$(BIN);; esac; \
+		case $$notebook in */mcp/* | */langgraph/*) bin=.venv-agents/bin;; */reasoning_gym/* | */textarena/*) bin=.venv-environments/bin;; *) bin=$(BIN);; esac; \
 		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
 
 lab: weights  ## open JupyterLab on the list of the tutorials (options:  make lab LAB=--no-browser)

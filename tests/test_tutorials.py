@@ -46,6 +46,7 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "langgraph/langgraph.ipynb": "right",
     "node_agent/node-agent.ipynb": "right",
     "email_agent/email-agent.ipynb": "right",
+    "textarena/poker.ipynb": "won",
 }
 STAGES = [  # imitation, then reinforcement
     "sft_then_rl/sft-then-rl.ipynb",
@@ -56,6 +57,7 @@ STAGES = [  # imitation, then reinforcement
 NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environments run these in their own environments
     "mcp/mcp.ipynb": ("mcp", "mcp"),
     "reasoning_gym/reasoning-gym.ipynb": ("reasoning_gym", "environments"),
+    "textarena/poker.ipynb": ("textarena", "environments"),
     "langgraph/langgraph.ipynb": ("langchain", "langgraph"),
 }
 

@@ -22,7 +22,7 @@ TUTORIALS = (
     "tic_tac_toe/tic-tac-toe yes_no_maybe/yes-no-maybe ruler/ruler 2048/2048 own_loss/own-loss "
     "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
     "rock_paper_tool_use/rock-paper-tool-use langgraph/langgraph node_agent/node-agent mcp/mcp "
-    "email_agent/email-agent auto/auto reasoning_gym/reasoning-gym production/production"
+    "email_agent/email-agent auto/auto reasoning_gym/reasoning-gym textarena/poker production/production"
 ).split()
 HOW_TO = (
     "agent frameworks mcp environments auto reward warm-up judge loss base-model debug resume trackers traces record "
