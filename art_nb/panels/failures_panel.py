@@ -10,7 +10,7 @@ from typing import Any
 
 from .base import command, static
 from .viewer import RolloutViewer
-from ..views.failures import FailureScan, failure_rows_reply, failures_reply
+from ..views.failures import FailureScan, failure_rows_reply, failures_reply, unit_of
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #b20acc72
 class FailuresPanel(RolloutViewer):
@@ -34,12 +34,16 @@ class FailuresPanel(RolloutViewer):
         return static_failures(self.what)
 
     def __str__(self) -> str:
-        """Return how many rollouts have each kind of failure. All steps are read."""
+        """Return the counts of all failures. All steps are read."""
         while not self.scan.read(10.0):
             pass
         reply, _ = failures_reply(self.scan)
-        lines = [f"{kind['rollouts']} of {kind['of']}: {kind['title']}" for kind in reply["kinds"]]
-        return "\n".join([f"Failures of {reply['title']}", *lines])
+        lines = [f"Failures of {reply['title']}"]
+        for kind in reply["kinds"]:
+            unit, total = unit_of(kind)
+            lines.append(f"{kind['title']}: {kind[unit]} of {total} {unit}")
+            lines += [f"    {failure['title']}: {failure[unit]}" for failure in kind["failures"][:3]]
+        return "\n".join(lines)
 
     @command(thread=True)
     def failures(self) -> Any:

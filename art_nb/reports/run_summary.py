@@ -27,7 +27,7 @@ from .html import PRE, DetailLevel, Html, details, page_reference, table, tag, t
 from ..runs.store import RunStore
 from ..training.diagnostics import WARNINGS_PAGE, HistoryRow, TrainingWarning, diagnose, training_rows
 from ..training.heartbeat import read_run_record
-from ..training.run_display import format_duration
+from ..training.run_display import format_duration, status_text
 from ..views.index import RolloutIndex, base_model_of
 from ..views.step_means import StepMean, metric_mean, parts_of_step
 
@@ -165,11 +165,11 @@ def reward_sentence(means: Sequence[StepMean]) -> str:
     return f"{sentence} The intervals {'do not overlap' if apart else 'overlap, so the change may be chance'}."
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #45795433
-def _status(store: RunStore | None) -> str:
+def _status(store: RunStore | None, history: Sequence[Mapping[str, Any]]) -> str:
     record = read_run_record(store) if store else {}
     planned = f" of {record['steps']}" if "steps" in record else ""
     place = f" at step {record['step']}{planned}" if "step" in record else ""
-    return f"Its status is {record['status']!r}{place}." if record else ""
+    return f"Its status is {status_text(record['status'], history)!r}{place}." if record else ""
 
 
 def goal_of(sessions: Sequence[Mapping[str, Any]]) -> str:
@@ -195,7 +195,7 @@ def summary_html(
     base = base_model_of(index)
     subject = f"This is the run {index.title}" if index.store else f"These are the rollouts of {index.title}"
     about = f"{subject}, trained from {base}." if base else f"{subject}."
-    sentences = [about, *_work_sentences(index, history), _status(index.store)]
+    sentences = [about, *_work_sentences(index, history), _status(index.store, history)]
     for split, steps in end_steps(index).items():
         sentences.append(reward_sentence([metric_mean(index, split, step) for step in steps]))
     goal = goal_of(sessions)

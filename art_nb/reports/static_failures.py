@@ -11,7 +11,7 @@ from typing import Any
 from ..core.jsonable import one_line
 from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag, with_code
 from .static_html import headline, rollout_html
-from ..views.failures import FailureScan, failures_reply
+from ..views.failures import FailureScan, failures_reply, unit_of
 from ..views.index import open_rollouts
 
 # %% ../../nbs/80_reports/60_static_failures.ipynb #346f5706
@@ -38,7 +38,7 @@ def _example(scan: FailureScan, failure: dict[str, Any], level: DetailLevel) -> 
 
 
 def _kind(scan: FailureScan, kind: dict[str, Any], labels: list[str], level: DetailLevel) -> Html:
-    unit, of = ("groups", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollouts", kind["of"])
+    unit, of = unit_of(kind)
     heading = tag("div", tag("b", kind["title"]), f" · {kind[unit]} {unit} ({share_text(kind[unit], of)})")
     if not kind["rollouts"]:
         return tag("div", tag("b", kind["title"]), " · none")

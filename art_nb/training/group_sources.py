@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Protocol
 
+from tqdm import tqdm
+
 from ..core.aio import cancel_and_wait
 from ..core.events import Warned
 from ..models.provenance import changed_values
@@ -80,7 +82,7 @@ class StepSource:
                 "warnings are those of the earlier run."
             )
             run.progress(Warned(key="steps reached", message=message))  # not an event of the run directory
-            print(message)
+            tqdm.write(message)  # above a progress bar, if there is one
 
     def has_more(self) -> bool:
         """Return whether the run has another step."""

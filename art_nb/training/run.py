@@ -49,7 +49,7 @@ from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import CLIENT_ADVICE, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
 from .progress import Progress, step_count
-from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display
+from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display, status_text
 from .run_view import RunView
 from .group_sources import GroupSource, StepSource
 from .steps import TrainOptions, check_call, check_options, check_seed, place_rollouts
@@ -583,7 +583,8 @@ class Run(RunView):
     def __repr__(self):
         reward = self.history[-1].get("train/reward") if self.history else None
         latest = "" if reward is None else f", reward {reward:.3f}"
-        return f"Run({self.model.name}: {self.status}, {step_count(self.step, self.options.steps)}{latest})"
+        status = status_text(self.status, self.history)
+        return f"Run({self.model.name}: {status}, {step_count(self.step, self.options.steps)}{latest})"
 
     def transition(self, table: dict[str, str]) -> bool:
         """Change the status by a table of allowed transitions. Return whether it changed.
@@ -827,4 +828,5 @@ class AttachedRun(RunView):
             time.sleep(0.2)
 
     def __repr__(self):
-        return f"AttachedRun({self.name}: {self.status}, {step_count(self.step, self.progress.steps)})"
+        status = status_text(self.status, self.progress.rows)
+        return f"AttachedRun({self.name}: {status}, {step_count(self.step, self.progress.steps)})"

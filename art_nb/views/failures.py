@@ -10,14 +10,14 @@
 # %% auto #0
 __all__ = ['KINDS', 'MAX_MESSAGE_CHARS', 'REASONS', 'MAX_LISTED', 'MAX_BINS', 'MAX_ROWS_PAGE', 'FailureKind', 'message_pattern',
            'call_fault', 'call_faults', 'training_fault', 'failures_of_part', 'Failure', 'FailureScan',
-           'failures_reply', 'failure_rows_reply']
+           'failures_reply', 'unit_of', 'failure_rows_reply']
 
 # %% ../../nbs/75_views/80_failures.ipynb #fe0f10d7
 import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -297,6 +297,11 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
         }, []
 
 # %% ../../nbs/75_views/80_failures.ipynb #f84e6b20
+def unit_of(kind: Mapping[str, Any]) -> tuple[str, int]:
+    """Return in which unit a kind of failure of `failures_reply` is counted, and how many there are in total."""
+    return ("groups", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollouts", kind["of"])
+
+
 def _kind_reply(
     scan: FailureScan, name: str, table: np.ndarray, bins: tuple[np.ndarray, int], is_trained: np.ndarray
 ) -> dict[str, Any]:

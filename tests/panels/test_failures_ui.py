@@ -71,6 +71,7 @@ def test_the_share_of_groups_without_signal_is_one_of_groups():
     """Failed rollouts have no reward, and are not counted in it."""
     flat = art.TrajectoryGroup([art.Trajectory(reward=0.0), art.Trajectory(reward=0.0), ValueError("x")])
     assert "2 groups (100 %)" in static_failures([flat, flat])
+    assert "Groups without signal: 2 of 2 groups\n    all rewards are 0: 2" in str(art.failures([flat, flat]))
 
 
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):

@@ -409,6 +409,9 @@ async def test_a_terminal_prints_warnings_once(home, capsys):
     printed = capsys.readouterr().out
     assert printed.count("has changed after step 1") == 1
     assert printed.count("Step 4: All rewards are equal.") == 1
+    await art.train(home[0], without_signal, SCENARIOS, steps=4, groups_per_step=2, rollouts_per_group=2)
+    printed = capsys.readouterr().out
+    assert "has 4 steps already" in printed and "All rewards are equal" not in printed  # of an earlier session
 
 
 JOINED = """

@@ -30,7 +30,7 @@ async def test_a_run_without_choices_ends_with_a_warning(tiny_model_dir, tmp_pat
     state = live_state(run.progress)
     assert state["untrained"] and [warning["key"] for warning in state["warnings"]] == ["nothing_trained"]
     assert "no choice" in " ".join(state["notes"])
-    for text in (static_form(run), as_html(run.progress), phase_line(run.progress), end_message(run)):
+    for text in (static_form(run), as_html(run.progress), phase_line(run.progress), end_message(run), repr(run)):
         assert "nothing was trained" in text
     assert "how-to/debug" in static_form(run)
     row = run.history[-1]
