@@ -29,8 +29,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
     Returns
     -------
     tuple of float, or None
-        Both ends. That of a rate, whose values are 0 and 1, stays between 0 and 1. None if there are fewer than two
-        values, or if all are equal.
+        Both ends. None if there are fewer than two values, or if all are equal.
     """
     if len(values) < 2 or np.ptp(values) == 0:
         return None
@@ -38,8 +37,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
     shares = np.bincount(numbers, values - values.mean())  # their sum is 0
     samples = [values, values.mean() + shares * len(shares) / len(values)]
     intervals = [mean_interval(sample.tolist()) for sample in samples if len(sample) > 1]
-    low, high = max(intervals, key=lambda ends: ends[1] - ends[0])
-    return (max(low, 0.0), min(high, 1.0)) if np.isin(values, (0, 1)).all() else (low, high)
+    return max(intervals, key=lambda ends: ends[1] - ends[0])
 
 # %% ../../nbs/75_views/85_step_means.ipynb #1a7d305f
 @dataclass(slots=True, frozen=True)
@@ -78,6 +76,8 @@ def mean_of_parts(split: str, step: int, parts: Iterable[StepTable], metric: str
     values, groups = values[known], groups[known]
     mean = float(values.mean()) if len(values) else float("nan")
     interval = widest_interval(values, groups)
+    if interval and metric != "reward" and np.isin(values, (0, 1)).all():  # a rate
+        interval = max(interval[0], 0.0), min(interval[1], 1.0)
     return StepMean(split, step, mean, interval, len(values), len(np.unique(groups)), failed)
 
 

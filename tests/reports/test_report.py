@@ -201,6 +201,12 @@ def test_the_mean_is_that_of_the_history_even_if_rollouts_failed():
     assert (low + high) / 2 == pytest.approx(0.2)
 
 
+def test_the_interval_of_a_rate_ends_at_0_and_1():
+    solved = [Trajectory(messages_and_choices=[say("ok")], metrics={"solved": n % 2}) for n in range(4)]
+    index = load_all([TrajectoryGroup(solved)])
+    assert metric_mean(index, "train", 0, "solved").interval == (0.0, 1.0)
+
+
 def test_values_that_are_no_numbers_are_left_out():
     index = load_all([group([1.0, float("nan"), 3.0])])
     assert (metric_mean(index, "train", 0).mean, metric_mean(index, "train", 0).rollouts) == (2.0, 2)
