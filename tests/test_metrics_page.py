@@ -73,6 +73,14 @@ async def pays(model, backend):
     await trains(after_each=judged, max_staleness=1)(model, backend)
 
 
+async def changes_its_code(model, backend):
+    async def worse(model, scenario):
+        return await say(model, scenario)
+
+    await trains(steps=1)(model, backend)
+    await art.train(model, worse, range(4), **STEP | {"steps": 2})
+
+
 async def overflows(model, backend):
     backend.runtime(model).learner.loss_scale = 1e30
     await trains(steps=1)(model, backend)
@@ -95,6 +103,7 @@ RUNS = [  # what a model does, and the options of its backend
     (trains(mismatch="tis", steps=1), {}),
     (imitates_and_evaluates, {}),
     (pays, {"gpu_cost_per_hour_usd": 1.0}),
+    (changes_its_code, {}),
     (overflows, {"dtype": "float16"}),
     (trains(steps=1), {"sampler_device": "cpu:1", "learner_device": "cpu:0"}),
     (pipelines, {}),

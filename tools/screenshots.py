@@ -176,7 +176,7 @@ def sheet(rows):
     return whole.quantize(128)
 
 
-def linked(folder, name, run):
+def link_run(folder, name, run):
     """Return the path of a run in the folder of the notebooks, below a link with this name. Panels show this path."""
     root, notebooks = Path(run).resolve().parents[2], Path(folder) / "notebooks"
     notebooks.mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ def main(finished, running, other=None):
     SHEETS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         runs = {".art": finished, ".running": running, ".other": other or running}
-        sources = cells(*(linked(folder, name, run) for name, run in runs.items()))
+        sources = cells(*(link_run(folder, name, run) for name, run in runs.items()))
         lab = Lab(Path(folder)).start()
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         try:

@@ -21,6 +21,7 @@ from ..core.types import StoreError
 from ..learners import checkpoints
 from ..learners.base import Learner
 from ..policy import adapter_files
+from ..runs.metrics import history_metrics
 from ..runs.store import RunStore, is_complete_checkpoint
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #b1fbcfea
@@ -81,24 +82,41 @@ def repair_history(
 ) -> None:
     """Rebuild the missing rows of finished steps, and mark the rows of undone steps."""
     store = model.store
-    rows = store.history()
-    counted_row = store.read_own_state("_metrics_builder_state").get("row")
-    if (
-        isinstance(counted_row, dict)
-        and isinstance(counted_row.get("step"), int)
-        and counted_row["step"] <= latest
-        and not _has_row(rows, counted_row)
-    ):
-        store.append_history(counted_row | {"recovered": 1})
-        rows.append(counted_row)
-    last_step = max((row["step"] for row in rows if _is_trained(row)), default=0)
-    for step in store.steps_saved():
-        if last_step < step <= latest and (metrics := _step_metrics(store, step)):
-            split = "sft" if any(name.startswith("sft/") for name in metrics) else "train"
+    rows, counted = store.history(), _counted_row(store, latest)
+    trained = {row["step"] for row in (*rows, counted) if _is_trained(row)}
+    missing = [step for step in store.steps_saved() if step <= latest and step not in trained]
+    counted_steps = [step for step in missing if step <= counted.get("step", 0)]
+    for step in counted_steps:
+        _append_uncounted(store, step)
+    if counted and not _has_row(rows, counted):
+        store.append_history(counted | {"recovered": 1})
+    for step in missing[len(counted_steps) :]:
+        if metrics := _checkpoint_metrics(store, step):
+            split = _split_of(metrics)
             model._log(_stored_groups(store, split, step), split, metrics, step, False, recovered=True)
     for step in sorted({row["step"] for row in rows if _is_trained(row) and row["step"] > latest}):
         now = datetime.now().isoformat()
         store.append_history({"step": step, "training_step": step, "undone": 1, "recorded_at": now})
+
+# %% ../../nbs/50_backends/10_recovery.ipynb #70fd7092
+def _counted_row(store: RunStore, latest: int) -> dict[str, Any]:
+    """Return the newest row whose values are in the stored sums, or {} if it is undone or unknown."""
+    row = store.read_own_state("_metrics_builder_state").get("row")
+    is_row = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if is_row and row["step"] <= latest else {}
+
+
+def _append_uncounted(store: RunStore, step: int) -> None:
+    """Append the row of a step whose values are in the stored sums already."""
+    if metrics := _checkpoint_metrics(store, step):
+        split = _split_of(metrics)
+        row = history_metrics(_stored_groups(store, split, step), split, metrics)
+        position = {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat(), "recovered": 1}
+        store.append_history(row | position)
+
+
+def _split_of(metrics: Iterable[str]) -> str:
+    return "sft" if any(name.startswith("sft/") for name in metrics) else "train"
 
 
 def _is_trained(row: Mapping[str, Any]) -> bool:
@@ -110,7 +128,7 @@ def _has_row(rows: Iterable[Mapping[str, Any]], row: Mapping[str, Any]) -> bool:
     return any((other.get("step"), other.get("recorded_at")) == key for other in rows)
 
 
-def _step_metrics(store: RunStore, step: int) -> dict[str, float]:
+def _checkpoint_metrics(store: RunStore, step: int) -> dict[str, float]:
     """Return the metrics in a checkpoint of this run, or {} if it was forked or has no metrics."""
     try:
         training = adapter_files.read_training_json(store.checkpoint_dir(step))

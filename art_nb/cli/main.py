@@ -16,7 +16,6 @@ import os
 import runpy
 import signal
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -179,13 +178,10 @@ def script_model(defined: dict[str, Any], script: Path, overrides: dict[str, Any
 # %% ../../nbs/95_cli/20_main.ipynb #fe479a02
 def source_line(error: BaseException, script: Path) -> str:
     """Return the line of a script, or of code that it imports, that raised an error; "" if the traceback has none."""
-    import art_nb
+    from art_nb.core.machine import library_directories
 
-    package = str(Path(art_nb.__file__).parent)
-    libraries = (package, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))
-    ]
+    libraries = (*library_directories(), "<")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
     in_script = [frame for frame in frames if Path(frame.filename).resolve() == script.resolve()]
     if not frames:
         return ""

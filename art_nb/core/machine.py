@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BEAT_S', 'DEAD_S', 'YOUNG_OBJECTS', 'machine_tag', 'is_loopback', 'process_start', 'process_runs', 'temporary_path',
            'parse_temporary', 'owner_runs', 'machine_memory', 'usable_cores', 'process_memory',
-           'interpreter_is_exiting', 'without_garbage_collection', 'rare_garbage_collection', 'installed_version',
-           'cache_directory', 'documentation_address', 'documentation_link']
+           'interpreter_is_exiting', 'without_garbage_collection', 'rare_garbage_collection', 'library_directories',
+           'installed_version', 'cache_directory', 'documentation_address', 'documentation_link']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import gc
@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import sys
+import sysconfig
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import thread as thread_pools
@@ -206,6 +207,13 @@ def rare_garbage_collection() -> Iterator[None]:
             before = _thresholds_before.pop()
             if not _thresholds_before:  # the first one that was saved
                 gc.set_threshold(*before)
+
+
+def library_directories() -> tuple[str, ...]:
+    """Return the directories of the standard library, of installed packages and of art_nb."""
+    package = find_spec("art_nb")
+    installed = [str(Path(package.origin).parent)] if package is not None and package.origin else []
+    return (*installed, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
 def installed_version(name: str) -> str | None:

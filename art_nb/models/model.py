@@ -41,7 +41,7 @@ from .clients import EndpointClient, http_client, httpx, loop_or_thread
 from ..rollouts.tracers import prepare_tracers
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
-from ..runs.metrics import MetricsBuilder, counted_row, group_metrics, metric_name
+from ..runs.metrics import MetricsBuilder, counted_row, history_metrics
 from ..runs.report_queue import Reporting
 from ..runs.reporters import merge_wandb_config
 from ..runs.store import RunStore
@@ -113,8 +113,7 @@ _metrics_lock = threading.Lock()
 def _metrics_row(
     model: "Model[Any, Any]", groups: list | None, split: str, metrics: Mapping, step: int, recovered: bool
 ) -> dict[str, Any]:
-    values = {metric_name(name, split): float(value) for name, value in metrics.items()}
-    row = (group_metrics(groups, split) if groups is not None else {}) | values
+    row = history_metrics(groups, split, metrics)
     row = counted_row(model.metrics_builder(), row, groups or [], split, model._cost_calculator)
     if not row:
         return {}

@@ -85,8 +85,8 @@ def record_session(
     step: int,  # steps that were finished before
     options: Mapping[str, Any],  # that differ from their defaults
     **objects: Any,  # by role: rollout, scenarios, and functions among the options
-) -> None:
-    """Store a session in the run directory, and warn if its code has changed. If that fails, emit one warning."""
+) -> bool:  # whether the code has changed since the last session, which emits a warning
+    """Store a session in the run directory. If that fails, emit one warning."""
     try:
         rollout = objects.get("rollout")
         session = {
@@ -99,17 +99,20 @@ def record_session(
             "program": asdict(program_of(**objects)),
         }
         write_session(model.store, session)
-        _warn_about_changed_code(model, call, step)
+        return _warn_about_changed_code(model, call, step)
     except Exception as error:  # whatever it is, training continues
         message = f"This session is not recorded in {model.store.path}, so it cannot be repeated exactly"
         model._bus.warn_once("session record", f"{message}: {type(error).__name__}: {error}.")
+        return False
 
 
-def _warn_about_changed_code(model: Any, call: str, step: int) -> None:
+def _warn_about_changed_code(model: Any, call: str, step: int) -> bool:
     codes = [s.get("program", {}).get("code") for s in read_sessions(model.store) if s.get("call") == call]
-    if step and len(codes) > 1 and codes[-2] and codes[-1] and codes[-2] != codes[-1]:
+    has_changed = bool(step and len(codes) > 1 and codes[-2] and codes[-1] and codes[-2] != codes[-1])
+    if has_changed:
         message = (
             f"The code of the rollout, its reward or its scenarios has changed after step {step}. Rewards before and "
             "after are not comparable. To compare them, train under another name."
         )
         model._bus.warn_once(f"changed code {model.store.path} {step}", message)
+    return has_changed

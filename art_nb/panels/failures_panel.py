@@ -33,6 +33,9 @@ class FailuresPanel(RolloutViewer):
 
         return static_failures(self.what)
 
+    def __repr__(self) -> str:
+        return "FailuresPanel: a notebook displays it. Elsewhere, print() shows the counts of all failures."
+
     def __str__(self) -> str:
         """Return the counts of all failures. All steps are read."""
         while not self.scan.read(10.0):

@@ -64,7 +64,7 @@ MAX_NAMES = 20  # of metrics without a chart
 # Metrics of `train/` that no task defines. The other ones come from the metrics of its trajectories.
 _COMMON_METRICS = frozenset(
     "reward reward_std_dev exception_rate completion_tokens duration truncated alike staleness staleness_max "
-    "ruler_score independent_reward exit_code".split()
+    "ruler_score independent_reward injection_flag exit_code".split()
 )
 
 

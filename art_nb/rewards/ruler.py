@@ -334,7 +334,7 @@ def _with_score(trajectory: Trajectory, verdict: Verdict, scores: GroupScores) -
     update = {
         "messages_and_choices": [*trajectory.messages_and_choices],
         "reward": verdict.score,
-        "metrics": metrics | ({"injection_flag": 1} if injections else {}),
+        "metrics": metrics | {"injection_flag": float(bool(injections))},
         "metadata": metadata | ({"injection_flags": injections} if injections else {}),
         "logs": [*trajectory.logs, f"RULER explanation: {verdict.explanation}"],
     }

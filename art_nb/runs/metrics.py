@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'ADDITIVE', 'TIE', 'RATES', 'metric_name', 'is_cumulative', 'cumulative_name', 'group_metrics',
-           'has_variance', 'data_counts', 'rollout_tokens', 'scenario_ids', 'cost_totals', 'Counted', 'MetricsBuilder',
-           'count_cost', 'track_api_cost', 'token_costs', 'counted_row']
+           'has_variance', 'data_counts', 'rollout_tokens', 'scenario_ids', 'history_metrics', 'cost_totals', 'Counted',
+           'MetricsBuilder', 'count_cost', 'track_api_cost', 'token_costs', 'counted_row']
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #d69f5182
 import inspect
@@ -135,6 +135,16 @@ def scenario_ids(groups: Iterable[TrajectoryGroup]) -> list[str]:
         metadata = (group.metadata, *(trajectory.metadata for trajectory in group))
         ids.append(next((m["scenario_id"] for m in metadata if m.get("scenario_id") is not None), None))
     return list(dict.fromkeys(str(name) for name in ids if name is not None))
+
+# %% ../../nbs/10_runs/30_metrics.ipynb #5a1c9e02
+def history_metrics(
+    groups: list[TrajectoryGroup] | None,
+    split: str,
+    metrics: Mapping[str, Any],  # of the learner or the user
+) -> dict[str, float]:
+    """Return the metrics of a step under their names in the history: those of its groups, and `metrics`."""
+    values = {metric_name(name, split): float(value) for name, value in metrics.items()}
+    return (group_metrics(groups, split) if groups is not None else {}) | values
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #738b0dcc
 RATES = {

@@ -154,7 +154,7 @@ class CompletionService:
         self.live: set[asyncio.Future] = set()  # tasks of the running requests
         self.stored = StoredConversations()
         self.statuses, self.tokens = Counter(), Counter(prompt=0, completion=0)
-        self.limit_field: str | None = None  # of the latest reply without an end; "" if its request set no limit
+        self.limit_field: str | None = None  # of the latest truncated or canceled reply; "" if its request set no limit
 
     async def chat_completions(self, request: Request):
         """Handle `POST /v1/chat/completions`."""

@@ -46,7 +46,7 @@ from ..learners.settings import StepConfig
 from ..models.provenance import record_session
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
-from .diagnostics import CLIENT_ADVICE, training_rows
+from .diagnostics import CLIENT_ADVICE, CODE_CHANGED, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
 from .progress import Progress, step_count
 from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display, status_text
@@ -114,11 +114,11 @@ def record_status(run: "Run") -> None:
         run.bus.warn_once("run.json", str(error))
 
 
-def record_call(run: "Run") -> None:
-    """Record the session in the run directory: the options of the call and the functions that it was given."""
+def record_call(run: "Run") -> bool:
+    """Record the session: the options of the call and the functions. Return whether their code has changed."""
     call, options, objects = run.source.session()
     functions = {name: value for name, value in options.items() if callable(value)}
-    record_session(run.model, call, run.step, options, **objects, **functions)
+    return record_session(run.model, call, run.step, options, **objects, **functions)
 
 
 def send_heartbeats(run: "Run", beat: threading.Event) -> None:
@@ -162,6 +162,7 @@ class TrainingLoop:
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Future | None = None  # the work that a stop cancels
         self._is_canceled = False
+        self._code_changed = False  # since the previous step
 
     async def run_to_end(self) -> None:
         """Train, and set the final status. An exception becomes the error of the run."""
@@ -202,7 +203,7 @@ class TrainingLoop:
             await source.open(run)
             run.updater.set_status(run.status, run.step)
             if source.has_more():
-                await self.until_stopped(asyncio.to_thread(record_call, run))
+                self._code_changed = await self.until_stopped(asyncio.to_thread(record_call, run))
             while source.has_more() and run.status != "stopping" and time.monotonic() < end:
                 if run.transition(TRANSITIONS["finish_step"]):
                     run.updater.set_status(run.status, run.step)
@@ -234,7 +235,8 @@ class TrainingLoop:
             await self.until_written(lambda: backend.save_checkpoint(model))
         times = {"time/step_rollout_s": rollout_s, "time/step_wall_s": time.perf_counter() - start}
         metrics = result.metrics | times
-        metrics |= run.source.step_metrics(metrics)
+        metrics |= run.source.step_metrics(metrics) | ({CODE_CHANGED: 1.0} if self._code_changed else {})
+        self._code_changed = False
         log = partial(model.log, run.groups, metrics=metrics, step=run.step, split="train")
         await self._finish_step(await self.until_written(log))
 

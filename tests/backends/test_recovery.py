@@ -125,6 +125,25 @@ async def test_the_row_of_a_finished_step_is_rebuilt(tmp_path, tiny_model_dir, c
         assert (await fork.get_step(), fork.store.history()) == (2, []), "its steps were trained elsewhere"
 
 
+async def test_without_its_history_the_rows_before_the_counted_one_are_rebuilt_and_not_counted_again(
+    tmp_path, tiny_model_dir
+):
+    """As after a kill before the first copy of the history, and after the copy of the sums."""
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
+        await train(model, 3)
+    before = model.store.history()
+    (model.store.path / "history.jsonl").unlink()
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
+        rows = model.store.history()
+        assert [(row["step"], row["recovered"]) for row in rows] == [(1, 1), (2, 1), (3, 1)]
+        assert rows[-1] == before[-1] | {"recovered": 1}
+        for row, lost in zip(rows, before):
+            assert (row["train/reward"], row["loss/train"]) == (lost["train/reward"], lost["loss/train"])
+        await train(model, 4)
+    steps = [row["data/step_num_trajectories"] for row in model.store.history()]
+    assert model.store.history()[-1]["data/cum/num_trajectories"] == sum(steps)
+
+
 async def test_the_row_of_a_supervised_step_is_rebuilt(tmp_path, tiny_model_dir):
     async with at_home(tiny_model_dir, tmp_path) as (model, _):
         said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

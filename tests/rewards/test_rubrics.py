@@ -173,5 +173,5 @@ def test_the_system_message_is_the_tasks_own():
 async def test_flags_stand_in_the_metrics():
     before = TrajectoryGroup([saying("cat"), saying("Dear judge, cat")])
     group = await ruler_score_group(before, lambda t: 0.5, cache=None)
-    assert [t.metrics.get("injection_flag") for t in group] == [None, 1]
+    assert [t.metrics.get("injection_flag") for t in group] == [0, 1]
     assert group.trajectories[1].metadata["injection_flags"] == ["speaks to the judge: Dear judge"]

@@ -94,6 +94,13 @@ def test_a_lesson_fires_where_it_should(key):
     assert seen[key].step == HISTORIES[key][-1]["step"]
 
 
+def test_rows_before_a_change_of_the_code_do_not_count():
+    rows = changed(healthy(), 12, train__solved=0.0)
+    assert "reward_without_success" in {lesson.key for lesson in diagnose(rows)}
+    rows[-3]["data/code_changed"] = 1.0
+    assert diagnose(rows) == []
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_is_left_alone_at_every_step(seed):
     rows = healthy(seed=seed)

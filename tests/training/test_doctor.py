@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import math
 import re
 import socket
@@ -22,6 +23,7 @@ from art_nb.training.doctor import (
     check_rows,
     check_success,
     check_tools,
+    check_variance,
     failure_cause,
 )
 
@@ -211,7 +213,7 @@ def torn(choice):
 @pytest.mark.parametrize(
     ("name", "verdict", "said", "options"),
     [
-        ("rollouts", "warn", "2 of 8 (25%) failed; 2 with ValueError: no such square (line", {"reward": crash}),
+        ("rollouts", "warn", "with ValueError: no such square (test_doctor.py, line", {"reward": crash}),
         ("rollouts", "warn", "in crash: raise ValueError", {"reward": crash}),
         ("rewards", "fail", "2 of 8 (25%) rewards are NaN or infinite", {"reward": lambda n: n if n % 4 else math.nan}),
         ("variance", "fail", "In 2 of 2 (100%) groups all rewards are equal", {"reward": lambda n: 1}),
@@ -326,7 +328,7 @@ def test_the_table():
     assert (str(DoctorReport()), DoctorReport().ok) == ("", True)
 
 
-def test_blame_prefers_the_rollouts_own_line():
+def test_the_cause_of_a_failure_is_the_last_line_that_is_not_in_a_library():
     def deep():
         return int("x")
 
@@ -334,12 +336,13 @@ def test_blame_prefers_the_rollouts_own_line():
         deep()
     except ValueError as error:
         record = PydanticException.of(error)
-    assert failure_cause(record, __file__).endswith('in deep: return int("x")')
+    assert failure_cause(record).startswith("test_doctor.py, line ")
     assert failure_cause(record).endswith('in deep: return int("x")')
-    elsewhere = 'T:\n  File "mine.py", line 3, in rollout\n    play()\n  File "lib.py", line 9, in play\n    boom()\n'
-    record = PydanticException(type="E", message="m", traceback=elsewhere)
-    assert failure_cause(record, "mine.py") == "line 3, in rollout: play()"
-    assert failure_cause(record) == "line 9, in play: boom()"
+    frames = ["cell", "agent.py", json.__file__, art.__file__]
+    lines = "".join(f'  File "{file}", line {n}, in f{n}\n    call({n})\n' for n, file in enumerate(frames))
+    assert failure_cause(PydanticException(type="E", message="m", traceback=lines)) == "line 1, in f1: call(1)"
+    only_libraries = PydanticException(type="E", message="m", traceback=f'  File "{json.__file__}", line 7, in load\n')
+    assert failure_cause(only_libraries) == "__init__.py, line 7, in load"
     assert failure_cause(PydanticException(type="E", message="m", traceback="")) == ""
 
 
@@ -348,6 +351,9 @@ def test_a_ratio_at_the_border():
         group = art.TrajectoryGroup(art.Trajectory(messages_and_choices=[], reward=r) for r in rewards)
         return Probe(art.Model(name="m", project="p"), player(), [group], [], 2.0)
 
+    failed = probe(0, 1)
+    failed.groups += [art.TrajectoryGroup([ValueError("no key")])]
+    assert check_variance(failed).finding.endswith("the rewards differ. All rollouts of 1 other group failed.")
     assert check_success(probe(*[0] * 7, 1, 1, 1)).verdict == "ok"
     assert check_success(probe(*[0] * 8, 1, 1)).verdict == "warn"
     assert check_success(probe(-1, -1, 0.5)).finding.endswith("-1.")

@@ -408,10 +408,12 @@ async def test_a_terminal_prints_warnings_once(home, capsys):
     await art.train(home[0], without_signal, SCENARIOS, steps=4, groups_per_step=2, rollouts_per_group=2)
     printed = capsys.readouterr().out
     assert printed.count("has changed after step 1") == 1
-    assert printed.count("Step 4: All rewards are equal.") == 1
+    assert printed.count("The reward is constant. Every reward of this run was 1") == 1
+    marks = [row.get("data/code_changed") for row in home[0].store.history()]
+    assert marks == [None, 1, None, None], "the first step with the new code"
     await art.train(home[0], without_signal, SCENARIOS, steps=4, groups_per_step=2, rollouts_per_group=2)
     printed = capsys.readouterr().out
-    assert "has 4 steps already" in printed and "All rewards are equal" not in printed  # of an earlier session
+    assert "has 4 steps already" in printed and "The reward is constant" not in printed  # of an earlier session
 
 
 JOINED = """
