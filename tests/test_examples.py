@@ -59,13 +59,18 @@ def test_committed_tutorial_shows_the_curve_rising(root):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_demo_ends_with_one_line_of_json(tic_tac_toe, smollm2_dir):
-    command = [warm_python(), "demo.py", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "8"]
+def test_the_demo_keeps_its_run_and_says_how_to_read_it(tic_tac_toe, smollm2_dir):
+    command = [warm_python(), "demo.py", "--json", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "8"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    *_, baselines, viewer, _, results = done.stdout.splitlines()
+    assert baselines.startswith("For comparison: random legal moves win 44 %")
+    run = art.open_run(tic_tac_toe / viewer.split()[-1])
+    assert [row["step"] for row in run.history() if "train/reward" in row] == [2]
+    told = json.loads(results)
     assert told.keys() == {
         "win_before",
+        "win_after_warm_up",
         "win_after",
         "ci95",
         "games",

@@ -18,8 +18,8 @@ from art_nb.core.types import install_hint
 SHORT = {  # steps of the shortened form, and the run that it leaves
     "2048/2048.ipynb": ("2", "2048/models/2048-001/checkpoints/0003"),
     "yes_no_maybe/yes-no-maybe.ipynb": ("1", "yes-no-maybe/models/maybe-001/checkpoints/0001"),
-    "own_loss/own-loss.ipynb": ("1", "own-loss/models/only-the-good/checkpoints/0001"),
-    "resume_and_fork/resume-and-fork.ipynb": ("2", "resume/models/bolder/checkpoints/0002"),
+    "own_loss/own-loss.ipynb": ("1", "own-loss/models/positive-advantages/checkpoints/0001"),
+    "resume_and_fork/resume-and-fork.ipynb": ("2", "resume/models/higher-learning-rate/checkpoints/0002"),
     "sft_then_rl/sft-then-rl.ipynb": ("1", "sft-then-rl/models/larger-001/checkpoints/0002"),
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
@@ -48,7 +48,7 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "email_agent/email-agent.ipynb": "right",
     "textarena/poker.ipynb": "won",
 }
-STAGES = [  # imitation, then reinforcement
+STAGES = [  # SFT, then reinforcement learning
     "sft_then_rl/sft-then-rl.ipynb",
     "production/production.ipynb",
     "langgraph/langgraph.ipynb",
@@ -133,7 +133,7 @@ def test_a_tutorial_says_which_package_is_missing(path, root, tmp_path):
 def test_the_task_that_others_borrow_is_the_one_that_is_shown(root):
     folder = root / "examples" / "yes_no_maybe"
     shown = [cell.source for cell in nbformat.read(folder / "yes-no-maybe.ipynb", as_version=4).cells]
-    (task,) = (source for source in shown if source.startswith("asking ="))
+    (task,) = (source for source in shown if source.startswith("TEMPLATES ="))
     module = (folder / "yes_no_maybe.py").read_text()
-    (worth,) = (line for source in shown for line in source.splitlines() if line.startswith("WORTH ="))
-    assert module.endswith(f"{worth}\n{task}\n")
+    (rewards,) = (line for source in shown for line in source.splitlines() if line.startswith("REWARDS ="))
+    assert module.endswith(f"{rewards}\n{task}\n")

@@ -74,6 +74,7 @@ def rename_damaged(store: RunStore, step: int) -> Path:  # the new directory of 
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #70fd7091
 _TRAINING_SECTIONS = ("train/", "sft/", "loss/")
+_SUMS = "_metrics_builder_state"  # the part of state.json with the sums over the run and the row that was counted last
 
 
 def repair_history(
@@ -81,38 +82,49 @@ def repair_history(
     latest: int,  # the step from which training continues
 ) -> None:
     """Rebuild the missing rows of finished steps, and mark the rows of undone steps."""
-    store = model.store
-    rows, counted = store.history(), _counted_row(store, latest)
-    trained = {row["step"] for row in (*rows, counted) if _is_trained(row)}
-    missing = [step for step in store.steps_saved() if step <= latest and step not in trained]
-    counted_steps = [step for step in missing if step <= counted.get("step", 0)]
-    for step in counted_steps:
-        _append_uncounted(store, step)
-    if counted and not _has_row(rows, counted):
-        store.append_history(counted | {"recovered": 1})
-    for step in missing[len(counted_steps) :]:
+    store, rows = model.store, model.store.history()
+    counted = _counted_row(store, latest)
+    if counted and not _has_row(rows, counted):  # the history is older than the sums
+        _append_counted(store, rows, counted)
+    for step in _missing_steps(store, store.history(), latest):
         if metrics := _checkpoint_metrics(store, step):
             split = _split_of(metrics)
             model._log(_stored_groups(store, split, step), split, metrics, step, False, recovered=True)
-    for step in sorted({row["step"] for row in rows if _is_trained(row) and row["step"] > latest}):
+    undone = sorted({row["step"] for row in rows if _is_trained(row) and row["step"] > latest})
+    for step in undone:
         now = datetime.now().isoformat()
         store.append_history({"step": step, "training_step": step, "undone": 1, "recorded_at": now})
+    _forget_undone(store, undone)
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #70fd7092
 def _counted_row(store: RunStore, latest: int) -> dict[str, Any]:
-    """Return the newest row whose values are in the stored sums, or {} if it is undone or unknown."""
-    row = store.read_own_state("_metrics_builder_state").get("row")
+    """Return the newest row whose values are in the stored sums, or {} if it is unknown or of a later step."""
+    row = store.read_own_state(_SUMS).get("row")
     is_row = isinstance(row, dict) and isinstance(row.get("step"), int)
     return row if is_row and row["step"] <= latest else {}
 
 
-def _append_uncounted(store: RunStore, step: int) -> None:
-    """Append the row of a step whose values are in the stored sums already."""
-    if metrics := _checkpoint_metrics(store, step):
-        split = _split_of(metrics)
-        row = history_metrics(_stored_groups(store, split, step), split, metrics)
-        position = {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat(), "recovered": 1}
-        store.append_history(row | position)
+def _forget_undone(store: RunStore, undone: list[int]) -> None:
+    """Remove the counted row if its step is undone, so that it is not taken for the row of the new step."""
+    state = store.read_own_state(_SUMS)
+    if (state.get("row") or {}).get("step") in undone:
+        store.write_own_state(_SUMS, state | {"row": None})
+
+
+def _missing_steps(store: RunStore, rows: Iterable[Mapping[str, Any]], latest: int) -> list[int]:
+    trained = {row["step"] for row in rows if _is_trained(row)}
+    return [step for step in store.steps_saved() if step <= latest and step not in trained]
+
+
+def _append_counted(store: RunStore, rows: list[dict[str, Any]], counted: dict[str, Any]) -> None:
+    """Append the newest counted row, and before it the missing rows of earlier steps, without counting them again."""
+    for step in _missing_steps(store, [*rows, counted], counted["step"]):
+        if metrics := _checkpoint_metrics(store, step):
+            split = _split_of(metrics)
+            row = history_metrics(_stored_groups(store, split, step), split, metrics)
+            position = {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
+            store.append_history(row | position | {"recovered": 1})
+    store.append_history(counted | {"recovered": 1})
 
 
 def _split_of(metrics: Iterable[str]) -> str:

@@ -178,10 +178,9 @@ def script_model(defined: dict[str, Any], script: Path, overrides: dict[str, Any
 # %% ../../nbs/95_cli/20_main.ipynb #fe479a02
 def source_line(error: BaseException, script: Path) -> str:
     """Return the line of a script, or of code that it imports, that raised an error; "" if the traceback has none."""
-    from art_nb.core.machine import library_directories
+    from art_nb.core.machine import is_library_code
 
-    libraries = (*library_directories(), "<")
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library_code(frame.filename)]
     in_script = [frame for frame in frames if Path(frame.filename).resolve() == script.resolve()]
     if not frames:
         return ""
@@ -485,7 +484,13 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
     "view": (
         view,
         [
-            option("path", metavar="PATH", help="a run, a directory of runs, or a file of rollouts"),
+            option(
+                "path",
+                metavar="PATH",
+                nargs="?",
+                default=".art",
+                help="a run, a directory of runs, or a file of rollouts; default: .art",
+            ),
             option("--no-browser", action="store_true", help="open no browser: print the path or the address"),
             option("--notebook", action="store_true", help="open the interactive viewer in JupyterLab, until Ctrl-C"),
             option("--live", action="store_true", help="serve a read-only page that follows a run, until Ctrl-C"),

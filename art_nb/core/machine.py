@@ -6,7 +6,7 @@
 __all__ = ['BEAT_S', 'DEAD_S', 'YOUNG_OBJECTS', 'machine_tag', 'is_loopback', 'process_start', 'process_runs', 'temporary_path',
            'parse_temporary', 'owner_runs', 'machine_memory', 'usable_cores', 'process_memory',
            'interpreter_is_exiting', 'without_garbage_collection', 'rare_garbage_collection', 'library_directories',
-           'installed_version', 'cache_directory', 'documentation_address', 'documentation_link']
+           'is_library_code', 'installed_version', 'cache_directory', 'documentation_address', 'documentation_link']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import gc
@@ -15,6 +15,7 @@ import ipaddress
 import os
 import platform
 import re
+import site
 import sys
 import sysconfig
 import uuid
@@ -209,11 +210,18 @@ def rare_garbage_collection() -> Iterator[None]:
                 gc.set_threshold(*before)
 
 
-def library_directories() -> tuple[str, ...]:
-    """Return the directories of the standard library, of installed packages and of art_nb."""
+@lru_cache
+def library_directories() -> tuple[Path, ...]:
+    """Return the directories of art_nb, of the standard library and of installed packages."""
     package = find_spec("art_nb")
-    installed = [str(Path(package.origin).parent)] if package is not None and package.origin else []
-    return (*installed, *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+    art_nb = [Path(package.origin).parent] if package is not None and package.origin else []
+    standard = map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))
+    return (*art_nb, *map(Path, {*standard, *site.getsitepackages(), site.getusersitepackages()}))
+
+
+def is_library_code(file: str) -> bool:
+    """Return whether the code of a frame with this file name is in a library, or has no file."""
+    return file.startswith(("<frozen ", "<string>")) or any(map(Path(file).is_relative_to, library_directories()))
 
 
 def installed_version(name: str) -> str | None:

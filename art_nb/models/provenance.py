@@ -85,8 +85,8 @@ def record_session(
     step: int,  # steps that were finished before
     options: Mapping[str, Any],  # that differ from their defaults
     **objects: Any,  # by role: rollout, scenarios, and functions among the options
-) -> bool:  # whether the code has changed since the last session, which emits a warning
-    """Store a session in the run directory. If that fails, emit one warning."""
+) -> bool:
+    """Store a session in the run directory. Return whether its code is new, which emits a warning, like a failure."""
     try:
         rollout = objects.get("rollout")
         session = {
@@ -99,16 +99,19 @@ def record_session(
             "program": asdict(program_of(**objects)),
         }
         write_session(model.store, session)
-        return _warn_about_changed_code(model, call, step)
+        return _has_changed_code(model, call, step)
     except Exception as error:  # whatever it is, training continues
         message = f"This session is not recorded in {model.store.path}, so it cannot be repeated exactly"
         model._bus.warn_once("session record", f"{message}: {type(error).__name__}: {error}.")
         return False
 
 
-def _warn_about_changed_code(model: Any, call: str, step: int) -> bool:
-    codes = [s.get("program", {}).get("code") for s in read_sessions(model.store) if s.get("call") == call]
-    has_changed = bool(step and len(codes) > 1 and codes[-2] and codes[-1] and codes[-2] != codes[-1])
+def _has_changed_code(model: Any, call: str, step: int) -> bool:
+    """Compare the latest session with the one that trained the previous step. Warn if the code differs."""
+    *earlier, latest = [session for session in read_sessions(model.store) if session.get("call") == call]
+    trained = [session for session in earlier if session.get("step", 0) < step]  # the others finished no step
+    before, now = (session.get("program", {}).get("code") for session in (trained[-1] if trained else {}, latest))
+    has_changed = bool(before and now and before != now)
     if has_changed:
         message = (
             f"The code of the rollout, its reward or its scenarios has changed after step {step}. Rewards before and "

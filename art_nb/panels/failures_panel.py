@@ -34,7 +34,7 @@ class FailuresPanel(RolloutViewer):
         return static_failures(self.what)
 
     def __repr__(self) -> str:
-        return "FailuresPanel: a notebook displays it. Elsewhere, print() shows the counts of all failures."
+        return "FailuresPanel: a notebook displays it. Elsewhere, print(panel) shows the counts of all failures."
 
     def __str__(self) -> str:
         """Return the counts of all failures. All steps are read."""

@@ -10,9 +10,9 @@
 
 # %% auto #0
 __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCESS_METRICS', 'CHECKS', 'CLIENT_ADVICE',
-           'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'training_rows', 'share', 'untrained',
-           'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend', 'has_stable_gradient', 'ruined', 'mostly_flat',
-           'nothing_trained', 'constant_reward', 'equal_rewards', 'solved', 'flat_reward',
+           'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'training_rows', 'rows_of_current_code', 'share',
+           'untrained', 'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend', 'has_stable_gradient', 'ruined',
+           'mostly_flat', 'nothing_trained', 'constant_reward', 'equal_rewards', 'solved', 'flat_reward',
            'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'reward_without_success',
            'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation',
            'mostly_truncated', 'failures', 'diagnose', 'advice_for']
@@ -53,6 +53,12 @@ def training_rows(history: Sequence[HistoryRow]) -> list[HistoryRow]:
     """Return the rows of training steps, the latest of each step. Other rows are left out."""
     rows = {row.get("step", 0): row for row in history if "train/reward" in row or "train/exception_rate" in row}
     return [rows[step] for step in sorted(rows)]
+
+
+def rows_of_current_code(rows: list[HistoryRow]) -> list[HistoryRow]:
+    """Return the rows since the last change of the rollout's code."""
+    changes = [i for i, row in enumerate(rows) if row.get(CODE_CHANGED)]
+    return rows[changes[-1] :] if changes else rows
 
 
 def share(rows: HistoryRows, part: str, whole: str) -> list[float]:
@@ -137,7 +143,7 @@ def nothing_trained(rows: HistoryRows) -> str | None:
     """Return a finding if no step has changed the weights although rewards differ, otherwise `None`."""
     if not untrained(rows) or not any(map(lost_signal, rows)):
         return None
-    steps = f"None of the {len(rows)} steps has" if len(rows) > 1 else "The first step has not"
+    steps = f"None of the last {len(rows)} steps has" if len(rows) > 1 else "The step has not"
     return f"{steps} changed the weights."
 
 
@@ -146,7 +152,7 @@ def constant_reward(rows: HistoryRows) -> str | None:
     rewards, flat = metric_values(rows, "train/reward"), flat_share(rows)
     if len(flat) < 2 or min(flat) < 1.0 or max(rewards, default=1.0) - min(rewards, default=0.0) > 1e-9:
         return None
-    return f"Every reward of this run was {rewards[-1]:.3g}: does the rollout compute it?"
+    return f"Every reward of the last {len(rows)} steps was {rewards[-1]:.3g}: does the rollout compute it?"
 
 
 def equal_rewards(rows: HistoryRows) -> str | None:
@@ -403,9 +409,8 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #6de87ec4
 def diagnose(history: HistoryRows) -> list[TrainingWarning]:
-    """Return the warnings that hold after the last step of a history. Rows before a change of the code do not count."""
-    rows = training_rows(history)
-    rows = rows[max((i for i, row in enumerate(rows) if row.get(CODE_CHANGED)), default=0) :]
+    """Return the warnings that hold after the last step of a history."""
+    rows = rows_of_current_code(training_rows(history))
     step = int(rows[-1].get("step", 0)) if rows else 0
     findings = ((check.__name__, title, check(rows), advice) for check, title, advice in CHECKS)
     return [

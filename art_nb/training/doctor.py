@@ -28,7 +28,7 @@ from openai import APIConnectionError, APITimeoutError, AuthenticationError, Not
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import plain, quantity
-from ..core.machine import documentation_address, documentation_link, library_directories
+from ..core.machine import documentation_address, documentation_link, is_library_code
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
 from ..rollouts.gather import gather_trajectory_groups
@@ -225,7 +225,7 @@ def failure_cause(error: PydanticException) -> str:  # empty if the traceback ha
     frames = re.findall(r'File "(.+?)", line (\d+), in (.+)\n(?: {4}(?!File)(.+))?', error.traceback)
     if not frames:
         return ""
-    of_user = [frame for frame in frames if not frame[0].startswith(library_directories())]
+    of_user = [frame for frame in frames if not is_library_code(frame[0])]
     file, line, name, code = (of_user or frames)[-1]
     place = f"{Path(file).name}, line {line}" if Path(file).is_file() else f"line {line}"  # a cell has no file
     return f"{place}, in {name}" + (f": {code.strip()}" if code else "")
@@ -285,9 +285,10 @@ def check_rewards(probe: Probe) -> Check:
 def check_variance(probe: Probe) -> Check:
     """Check whether the rewards within a group differ."""
     groups = [[t.reward for t in group] for group in probe.groups if group.trajectories]
-    flat, failed = sum(not has_variance(rewards) for rewards in groups), len(probe.groups) - len(groups)
-    rest = f" All rollouts of {quantity(failed, 'other group')} failed." if failed else ""
-    finding = f"In {_share(flat, len(groups))} groups all rewards are equal, so these groups have no gradient.{rest}"
+    flat = sum(not has_variance(rewards) for rewards in groups)
+    failed = len(probe.groups) - len(groups)
+    note = f" All rollouts of {quantity(failed, 'other group')} failed." if failed else ""
+    finding = f"In {_share(flat, len(groups))} groups all rewards are equal, so these groups have no gradient.{note}"
     advice = _solved_advice(probe) or (
         "Give partial credit, use more rollouts per group, or choose scenarios that the model solves only sometimes."
     )
@@ -297,8 +298,8 @@ def check_variance(probe: Probe) -> Check:
         return Check("variance", "fail", finding if groups else "There are no groups to compare.", advice)
     if flat >= len(groups) / 2:
         return Check("variance", "warn", finding, advice)
-    finding = f"In {_share(len(groups) - flat, len(groups))} groups the rewards differ.{rest}"
-    return Check("variance", "ok", finding)
+    differ = f"In {_share(len(groups) - flat, len(groups))} groups the rewards differ.{note}"
+    return Check("variance", "ok", differ)
 
 
 def _solved_advice(probe: Probe) -> str:
@@ -326,7 +327,7 @@ def check_success(probe: Probe) -> Check:
     return Check("success", "ok", finding)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70b02
-ADDED_METRICS = frozenset({"duration", "completion_tokens"})  # by art_nb, to each trajectory
+ADDED_METRICS = frozenset({"duration", "completion_tokens"})  # art_nb adds these to each trajectory
 
 
 def check_metrics(probe: Probe) -> Check | None:

@@ -234,9 +234,10 @@ class TrainingLoop:
         if getattr(result, "checkpoint_path", "") is None and options.get("save_checkpoint", True):
             await self.until_written(lambda: backend.save_checkpoint(model))
         times = {"time/step_rollout_s": rollout_s, "time/step_wall_s": time.perf_counter() - start}
-        metrics = result.metrics | times
-        metrics |= run.source.step_metrics(metrics) | ({CODE_CHANGED: 1.0} if self._code_changed else {})
+        changed = {CODE_CHANGED: 1.0} if self._code_changed else {}
         self._code_changed = False
+        metrics = result.metrics | times | changed
+        metrics |= run.source.step_metrics(metrics)
         log = partial(model.log, run.groups, metrics=metrics, step=run.step, split="train")
         await self._finish_step(await self.until_written(log))
 

@@ -213,7 +213,7 @@ def learning(model: Path) -> Iterator[dict]:
     """Train tic-tac-toe like `make demo`."""
     demo = Path(__file__).parents[2] / "examples" / "tic_tac_toe" / "demo.py"
     size = [] if CUDA else ["--steps", "1", "--groups", "1", "--games", "4", "--warm-up", "8"]
-    command = [sys.executable, demo.name, *size]
+    command = [sys.executable, demo.name, "--json", *size]
     process = subprocess.run(command, cwd=demo.parent, capture_output=True, text=True)
     if process.returncode:
         raise RuntimeError(" | ".join(process.stderr.splitlines()[-2:])[-400:])

@@ -1,20 +1,23 @@
 """`make demo`: SmolLM2-135M learns to beat a random opponent at tic-tac-toe, on this machine.
 
-It runs the cells of tic-tac-toe.ipynb without the pictures, with a higher learning rate and fewer steps. The last line
-is JSON."""
+It runs the cells of tic-tac-toe.ipynb without the pictures, with a higher learning rate and fewer steps."""
 
 import argparse
 import asyncio
 import json
+import os
+import shutil
 import sys
-import tempfile
 import time
+from itertools import count
+from pathlib import Path
 
 from tic_tac_toe import practice, rollout, won_games
 
 import art_nb as art
 
 FIRST_UNSEEN = 900_000  # seeds of games that are not used in training
+BASELINES = "For comparison: random legal moves win 44 %, and a fixed order (center, corners, edges) wins 73 %."
 
 
 def peak_rss_gb() -> float:
@@ -25,23 +28,48 @@ def peak_rss_gb() -> float:
     return peak / (1e9 if sys.platform == "darwin" else 1e6)
 
 
-async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> None:
-    unseen = range(FIRST_UNSEEN, FIRST_UNSEEN + games)
-    model = art.TrainableModel(
-        name="ttt-001", project="tic-tac-toe", base_model="smollm2-135m", lora_config={"rank": 16, "alpha": 32}
+def new_model(path: str) -> art.TrainableModel:
+    """Return a model whose name no earlier demo in this directory has used."""
+    models = Path(path) / "tic-tac-toe" / "models"
+    name = next(name for name in (f"ttt-{number:03}" for number in count(1)) if not (models / name).exists())
+    return art.TrainableModel(
+        name=name,
+        project="tic-tac-toe",
+        base_model="smollm2-135m",
+        base_path=path,
+        lora_config={"rank": 16, "alpha": 32},
     )
+
+
+def summary(evaluation: art.Evaluation) -> str:
+    """Return the share of games won with its interval, and the share of games that an illegal move ended."""
+    low, high = evaluation.ci95()
+    illegal = evaluation.mean("illegal")
+    return (
+        f"{evaluation.mean():.1%} won (95 % interval {low:.1%} to {high:.1%}), {illegal:.1%} ended by an illegal move"
+    )
+
+
+async def main(model: art.TrainableModel, steps: int, groups: int, games: int, warm_up: int, path: str) -> dict:
+    """Train the model and return the results."""
+
+    async def play(who: str) -> art.Evaluation:
+        print(f"The {who} model plays {games} games.", flush=True)
+        evaluation = await art.evaluate(model, rollout, range(FIRST_UNSEEN, FIRST_UNSEEN + games), metric="win")
+        print(f"{who}: {summary(evaluation)}", flush=True)
+        return evaluation
+
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
-        print(f"The untrained model plays {games} games.", flush=True)
-        before = await art.evaluate(model, rollout, unseen, metric="win")
-        print(f"before: {before}", flush=True)
+        before = await play("untrained")
         start = time.time()
-        print(
-            f"Training: step 1 imitates {warm_up} games. Then {steps} steps of {groups * 8} games follow.", flush=True
-        )
-        if await model.get_step() == 0:
-            await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
-        run = art.train(
+        print(f"Step 1 (warm-up): the model imitates {warm_up} games that random moves have won.", flush=True)
+        await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
+        seconds = time.time() - start
+        warmed_up = await play("warmed-up")
+        print(f"Steps 2 to {1 + steps}: reinforcement learning with {groups * 8} games in each step.", flush=True)
+        start = time.time()
+        run = await art.train(
             model,
             practice,
             range(100_000),
@@ -51,39 +79,44 @@ async def main(steps: int, groups: int, games: int, warm_up: int, path: str) -> 
             learning_rate=4e-4,
             entropy_coef=0.02,
         )
-        await run
-        seconds = time.time() - start
-        print(f"The trained model plays {games} games.", flush=True)
-        after = await art.evaluate(model, rollout, unseen, metric="win")
-        print(f"after: {after}")
-    print(
-        json.dumps(
-            {
-                "win_before": before.mean(),
-                "win_after": round(after.mean(), 3),
-                "ci95": [round(x, 3) for x in after.ci95()],
-                "games": games,
-                "steps": run.step - 1,
-                "train_seconds": round(seconds),
-                "illegal_after": round(after.mean("illegal"), 3),
-                "peak_rss_gb": round(peak_rss_gb(), 2),
-            }
-        )
-    )
+        seconds += time.time() - start
+        after = await play("trained")
+    return {
+        "win_before": before.mean(),
+        "win_after_warm_up": round(warmed_up.mean(), 3),
+        "win_after": round(after.mean(), 3),
+        "ci95": [round(x, 3) for x in after.ci95()],
+        "games": games,
+        "steps": run.step - 1,
+        "train_seconds": round(seconds),
+        "illegal_after": round(after.mean("illegal"), 3),
+        "peak_rss_gb": round(peak_rss_gb(), 2),
+    }
+
+
+def next_commands(model: art.TrainableModel) -> str:
+    """Return the commands that show the run and start the tutorials."""
+    command = Path(sys.executable).with_name("art-nb")
+    viewer = os.path.relpath(command) if command.is_file() else shutil.which("art-nb") or "art-nb"
+    run = os.path.relpath(model.store.path)
+    return f"Read the games:  {viewer} view {run}\nTrain yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--groups", type=int, default=12, help="groups of eight games per step")
-    parser.add_argument("--games", type=int, default=500, help="games of the evaluation before and after training")
+    parser.add_argument("--games", type=int, default=500, help="games of each evaluation")
     parser.add_argument("--warm-up", type=int, default=144, help="games of the warm-up")
-    parser.add_argument("--path", help="directory of the run; by default a temporary directory")
+    parser.add_argument("--path", default=".art", help="directory of the runs; the default is .art")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON in the last line")
     arguments = parser.parse_args()
+    model = new_model(arguments.path)
+    work = main(model, arguments.steps, arguments.groups, arguments.games, arguments.warm_up, arguments.path)
     try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            asyncio.run(
-                main(arguments.steps, arguments.groups, arguments.games, arguments.warm_up, arguments.path or temporary)
-            )
+        results = asyncio.run(work)
     except KeyboardInterrupt:
-        sys.exit("The demo was stopped with Ctrl-C. Without --path, its run is deleted.")
+        sys.exit(f"The demo was stopped with Ctrl-C. Its finished steps are in {os.path.relpath(model.store.path)}.")
+    print(BASELINES, next_commands(model), sep="\n")
+    if arguments.json:
+        print(json.dumps(results))

@@ -206,7 +206,7 @@ UNTRAINED = 0.35  # above the interval of the untrained model
 
 
 def worth_of_word(text):
-    return YES_NO_MAYBE["WORTH"].get(text.strip(" .!\n").lower(), 0.0)
+    return YES_NO_MAYBE["REWARDS"].get(text.strip(" .!\n").lower(), 0.0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -125,23 +125,59 @@ async def test_the_row_of_a_finished_step_is_rebuilt(tmp_path, tiny_model_dir, c
         assert (await fork.get_step(), fork.store.history()) == (2, []), "its steps were trained elsewhere"
 
 
-async def test_without_its_history_the_rows_before_the_counted_one_are_rebuilt_and_not_counted_again(
-    tmp_path, tiny_model_dir
-):
-    """As after a kill before the first copy of the history, and after the copy of the sums."""
+def keep_lines(store, chosen):
+    """Leave only these lines of the history."""
+    file = store.path / "history.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[i] for i in chosen))
+
+
+@pytest.mark.parametrize("kept", [[], [0]], ids=["no history", "an older history"])
+async def test_rows_before_the_counted_one_are_rebuilt_and_not_counted_again(tmp_path, tiny_model_dir, kept):
+    """As after a kill between the copies of the sums and of the history."""
     async with at_home(tiny_model_dir, tmp_path) as (model, _):
         await train(model, 3)
     before = model.store.history()
-    (model.store.path / "history.jsonl").unlink()
+    keep_lines(model.store, kept)
     async with at_home(tiny_model_dir, tmp_path) as (model, _):
         rows = model.store.history()
-        assert [(row["step"], row["recovered"]) for row in rows] == [(1, 1), (2, 1), (3, 1)]
+        assert [(row["step"], row.get("recovered")) for row in rows] == [
+            (n + 1, None if n in kept else 1) for n in range(3)
+        ]
         assert rows[-1] == before[-1] | {"recovered": 1}
-        for row, lost in zip(rows, before):
-            assert (row["train/reward"], row["loss/train"]) == (lost["train/reward"], lost["loss/train"])
+        for name in ("train/reward", "loss/train", "data/step_num_trajectories"):
+            assert [row[name] for row in rows] == [row[name] for row in before]
         await train(model, 4)
-    steps = [row["data/step_num_trajectories"] for row in model.store.history()]
-    assert model.store.history()[-1]["data/cum/num_trajectories"] == sum(steps)
+    counts = [row["data/step_num_trajectories"] for row in model.store.history()]
+    assert model.store.history()[-1]["data/cum/num_trajectories"] == sum(counts)
+
+
+async def test_a_row_that_was_never_counted_is_counted(tmp_path, tiny_model_dir):
+    """As after a loop of the user that was interrupted between `backend.train` and `model.log`, and went on."""
+    async with at_home(tiny_model_dir, tmp_path) as (model, backend):
+        await train(model, 1)
+        groups = [better_and_worse([await ask(model), await ask(model)], [0.0, 1.0])]
+        await backend.train(model, groups)
+        result = await backend.train(model, groups)
+        await model.log(groups, split="train", step=result.step, metrics=result.metrics)
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
+        assert sorted(row["step"] for row in model.store.history()) == [1, 2, 3]
+        await train(model, 4)
+        rows = model.store.history()
+    assert rows[-1]["data/cum/num_gradient_steps"] == sum(row["data/step_num_gradient_steps"] for row in rows)
+
+
+async def test_the_row_of_an_undone_step_is_not_that_of_the_step_that_replaces_it(tmp_path, tiny_model_dir):
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
+        await train(model, 2)
+    undone = model.store.history()[-1]
+    (model.store.checkpoint_dir(2) / "training.json").write_text("")
+    async with at_home(tiny_model_dir, tmp_path) as (model, backend):
+        groups = [better_and_worse([await ask(model), await ask(model)], [1.0, 0.0])]
+        await backend.train(model, groups)  # the process ends before the row is written
+    async with at_home(tiny_model_dir, tmp_path) as (model, _):
+        row = model.store.history()[-1]
+    assert (row["step"], row["recovered"]) == (2, 1) and row["recorded_at"] != undone["recorded_at"]
 
 
 async def test_the_row_of_a_supervised_step_is_rebuilt(tmp_path, tiny_model_dir):

@@ -78,7 +78,7 @@ def test_help_is_there_at_once():
         *[(["help", verb], 0) for verb in VERBS],
         ([], 2),
         (["fly"], 2),
-        (["view"], 2),
+        (["view"], 1),
         (["train", "x.py", "--steps", "many"], 2),
         (["help", "fly"], 2),
     ],

@@ -85,11 +85,12 @@ def test_a_question(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["The untrained model plays", "Training: step 1"])
+@pytest.mark.parametrize("phase", ["The untrained model plays", "Step 1 (warm-up)"])
 def test_the_demo(tmp_path, smollm2_dir, phase):
     options = ["--steps", "1", "--groups", "1", "--games", "16", "--warm-up", "64"]
     process = start(tmp_path, str(ROOT / "examples" / "tic_tac_toe" / "demo.py"), *options)
     said = interrupt(process, process.stdout, phase)
-    assert said.splitlines()[-1] == "The demo was stopped with Ctrl-C. Without --path, its run is deleted."
+    run = ".art/tic-tac-toe/models/ttt-001"
+    assert said.splitlines()[-1] == f"The demo was stopped with Ctrl-C. Its finished steps are in {run}."
     assert "Traceback" not in said
     assert process.returncode == 1

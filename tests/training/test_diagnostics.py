@@ -99,6 +99,8 @@ def test_rows_before_a_change_of_the_code_do_not_count():
     assert "reward_without_success" in {lesson.key for lesson in diagnose(rows)}
     rows[-3]["data/code_changed"] = 1.0
     assert diagnose(rows) == []
+    rows[-3]["data/code_changed"], rows[1]["data/code_changed"] = None, 1.0
+    assert "reward_without_success" in {lesson.key for lesson in diagnose(rows)}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,7 +121,7 @@ def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone
 def test_a_constant_reward_is_not_called_too_hard_a_task():
     said = diagnose(HISTORIES["constant_reward"])
     assert [lesson.key for lesson in said] == ["constant_reward"]
-    assert said[0].finding == "Every reward of this run was 0: does the rollout compute it?"
+    assert said[0].finding == "Every reward of the last 3 steps was 0: does the rollout compute it?"
 
 
 @pytest.mark.parametrize("entropy", [0.01, 9.0])

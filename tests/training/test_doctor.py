@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import re
+import site
 import socket
 
 import openai
@@ -213,7 +214,8 @@ def torn(choice):
 @pytest.mark.parametrize(
     ("name", "verdict", "said", "options"),
     [
-        ("rollouts", "warn", "with ValueError: no such square (test_doctor.py, line", {"reward": crash}),
+        ("rollouts", "warn", "2 of 8 (25%) failed; 2 with ValueError: no such square (", {"reward": crash}),
+        ("rollouts", "warn", "no such square (test_doctor.py, line", {"reward": crash}),
         ("rollouts", "warn", "in crash: raise ValueError", {"reward": crash}),
         ("rewards", "fail", "2 of 8 (25%) rewards are NaN or infinite", {"reward": lambda n: n if n % 4 else math.nan}),
         ("variance", "fail", "In 2 of 2 (100%) groups all rewards are equal", {"reward": lambda n: 1}),
@@ -338,7 +340,14 @@ def test_the_cause_of_a_failure_is_the_last_line_that_is_not_in_a_library():
         record = PydanticException.of(error)
     assert failure_cause(record).startswith("test_doctor.py, line ")
     assert failure_cause(record).endswith('in deep: return int("x")')
-    frames = ["cell", "agent.py", json.__file__, art.__file__]
+    frames = [
+        "cell",
+        "agent.py",
+        json.__file__,
+        art.__file__,
+        f"{site.getusersitepackages()}/a.py",
+        "<frozen importlib>",
+    ]
     lines = "".join(f'  File "{file}", line {n}, in f{n}\n    call({n})\n' for n, file in enumerate(frames))
     assert failure_cause(PydanticException(type="E", message="m", traceback=lines)) == "line 1, in f1: call(1)"
     only_libraries = PydanticException(type="E", message="m", traceback=f'  File "{json.__file__}", line 7, in load\n')
@@ -354,6 +363,8 @@ def test_a_ratio_at_the_border():
     failed = probe(0, 1)
     failed.groups += [art.TrajectoryGroup([ValueError("no key")])]
     assert check_variance(failed).finding.endswith("the rewards differ. All rollouts of 1 other group failed.")
+    failed.groups[0] = probe(1, 1).groups[0]
+    assert check_variance(failed).finding.endswith("no gradient. All rollouts of 1 other group failed.")
     assert check_success(probe(*[0] * 7, 1, 1, 1)).verdict == "ok"
     assert check_success(probe(*[0] * 8, 1, 1)).verdict == "warn"
     assert check_success(probe(-1, -1, 0.5)).finding.endswith("-1.")

@@ -408,12 +408,32 @@ async def test_a_terminal_prints_warnings_once(home, capsys):
     await art.train(home[0], without_signal, SCENARIOS, steps=4, groups_per_step=2, rollouts_per_group=2)
     printed = capsys.readouterr().out
     assert printed.count("has changed after step 1") == 1
-    assert printed.count("The reward is constant. Every reward of this run was 1") == 1
+    assert printed.count("The reward is constant. Every reward of the last 2 steps was 1") == 1
     marks = [row.get("data/code_changed") for row in home[0].store.history()]
     assert marks == [None, 1, None, None], "the first step with the new code"
     await art.train(home[0], without_signal, SCENARIOS, steps=4, groups_per_step=2, rollouts_per_group=2)
     printed = capsys.readouterr().out
     assert "has 4 steps already" in printed and "The reward is constant" not in printed  # of an earlier session
+
+
+async def test_code_is_compared_with_the_session_that_trained_the_previous_step(home):
+    async def broken(model, scenario):
+        raise ValueError("not finished")
+
+    async def repaired(model, scenario):
+        return await say(model, scenario)
+
+    options = {"groups_per_step": 2, "rollouts_per_group": 2, "show": False}
+    marks = lambda: [row.get("data/code_changed") for row in home[0].store.history()]
+    await art.train(home[0], say, SCENARIOS, steps=1, **options)
+    with pytest.raises(ValueError, match="not finished"):
+        await art.train(home[0], broken, SCENARIOS, steps=3, **options)
+    await art.train(home[0], say, SCENARIOS, steps=2, **options)
+    assert marks() == [None, None], "the other code trained no step"
+    with pytest.raises(ValueError, match="not finished"):
+        await art.train(home[0], broken, SCENARIOS, steps=3, **options)
+    await art.train(home[0], repaired, SCENARIOS, steps=4, **options)
+    assert marks() == [None, None, 1, None]
 
 
 JOINED = """
