@@ -128,7 +128,7 @@ class Game:
 
 
 def reward(game: Game) -> float:
-    """Return ART's reward.
+    """Return the reward of ART's 2048 example.
 
     A win has reward 2. Otherwise, the largest tile gives up to 1 and the sum of all tiles up to 0.2, both on a
     logarithmic scale.
@@ -173,7 +173,7 @@ async def rollout(model: art.Model, scenario: Scenario) -> art.Trajectory:
 def practice(seed: int, win: int = 64) -> Scenario:
     """Return a game to train on.
 
-    The game begins after a random opening. Three of four games need only half the tile, so they are short.
+    The game begins after a random opening. Three of four games have half of `win` as their goal, so they are short.
     """
     tile, share_played = ((win // 2, 0.55), (win // 2, 0.65), (win // 2, 0.75), (win, 0.75))[seed % 4]
     return Scenario(seed, tile, opening=int(share_played * Scenario(seed, tile).moves))

@@ -54,7 +54,7 @@ TOOLS: list[Any] = [
 
 
 def example(number):
-    """Return a conversation for the warm-up. Each task appears three times, once of them with the wrong tool."""
+    """Return a conversation for the warm-up. Each task appears three times, once with the wrong tool."""
     task = new_task(number // 3)
     (wrong,) = {*QUESTIONS} - {task["tool"]}
     tool, item = task["tool"] if number % 3 else wrong, next(iter(task["shop"]))

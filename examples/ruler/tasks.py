@@ -13,7 +13,7 @@ QUESTIONS = [
     "Why do leaves fall in autumn?",
     "What is a bridge for?",
 ]
-MORE_QUESTIONS = [
+TRAIN_QUESTIONS = [
     "What does a dentist do?",
     "Why does ice float?",
     "What is a library for?",
@@ -31,7 +31,7 @@ MORE_QUESTIONS = [
     "What is an umbrella for?",
     "Why do we need money?",
 ]
-ASKED_AFTERWARDS = [
+TEST_QUESTIONS = [
     "What does a teacher do?",
     "Why does wood float?",
     "What is a bell for?",

@@ -4,9 +4,9 @@ from itertools import permutations
 
 import art_nb as art
 
-WORTH = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
-asking = ["Pick one: {} / {} / {}", "Choose: {} / {} / {}", "{} / {} / {}?"]
-prompts = [ask.format(*words) for ask in asking for words in permutations(WORTH)]
+REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
+TEMPLATES = ["Pick one: {} / {} / {}", "Choose: {} / {} / {}", "{} / {} / {}?"]
+prompts = [template.format(*words) for template in TEMPLATES for words in permutations(REWARDS)]
 
 
 async def rollout(model, prompt):
@@ -15,6 +15,6 @@ async def rollout(model, prompt):
         model=model.get_inference_name(), messages=messages, max_completion_tokens=5, logprobs=True
     )
     word = (completion.choices[0].message.content or "").strip(" .!\n").lower()
-    trajectory = art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=WORTH.get(word, 0.0))
+    trajectory = art.Trajectory(messages_and_choices=[*messages, completion.choices[0]], reward=REWARDS.get(word, 0.0))
     trajectory.metrics["maybe"] = word == "maybe"
     return trajectory.finish()
