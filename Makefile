@@ -43,6 +43,10 @@ help:  ## print this list
 demo: weights  ## train a model on tic-tac-toe (three to nine minutes)
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
+lab: weights  ## open JupyterLab on the list of the tutorials (options:  make lab LAB=--no-browser)
+	JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. \
+		--LabApp.default_url=/lab/tree/examples/README.md $(LAB)
+
 test: weights $(PANELS)  ## run the test suite
 	$(BIN)/python $(PYTEST) $(PARALLEL)
 
@@ -107,10 +111,6 @@ tutorials: weights $(AGENTS) $(ENVIRONMENTS)  ## run every tutorial from top to 
 	for notebook in build/tutorials/*/*.ipynb; do \
 		case $$notebook in */mcp/* | */langgraph/*) bin=.venv-agents/bin;; */reasoning_gym/* | */textarena/*) bin=.venv-environments/bin;; *) bin=$(BIN);; esac; \
 		$$bin/python -m nbconvert --to notebook --execute --inplace $$notebook || exit 1; done
-
-lab: weights  ## open JupyterLab on the list of the tutorials (options:  make lab LAB=--no-browser)
-	JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. \
-		--LabApp.default_url=/lab/tree/examples/README.md $(LAB)
 
 wheel: $(STAMP)  ## build a wheel and an sdist in dist/
 	rm -rf dist

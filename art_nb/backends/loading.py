@@ -487,6 +487,6 @@ def describe_runtime(
         f"{runtime.name}: {runtime.base_model} on {policy.device} in {dtype}, "
         f"sampled by {engines.sampler_text}{'' if sampler_device is None else f' on {sampler_device.policy.device}'}, "
         f"trained by {engines.learner_text} (rank {policy.rank}); "
-        f"step {runtime.step}; {runtime.endpoint.base_url}"
+        f"step {runtime.step}; endpoint {runtime.endpoint.base_url}"
     )
     return "\n".join([*describe_plans([runtime.sampler_plan, runtime.plan], table), line])

@@ -418,7 +418,7 @@ def describe_ray_runtime(runtime: ModelRuntime) -> str:
     return (
         f"{runtime.name}: {runtime.base_model} in {details['dtype']}, sampled by {details['samplers']} replicas, "
         f"trained by {ranks} on {details['device']}; {f'{workers} rollout workers; ' if workers else ''}"
-        f"step {runtime.step}; {runtime.endpoint.base_url}"
+        f"step {runtime.step}; endpoint {runtime.endpoint.base_url}"
     )
 
 # %% ../../nbs/55_distributed/50_ray_backend.ipynb #ccb410f0
