@@ -100,8 +100,9 @@ def repair_history(
 def _counted_row(store: RunStore, latest: int) -> dict[str, Any]:
     """Return the newest row whose values are in the stored sums, or {} if it is unknown or of a later step."""
     row = store.read_own_state(_SUMS).get("row")
-    is_row = isinstance(row, dict) and isinstance(row.get("step"), int)
-    return row if is_row and row["step"] <= latest else {}
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return {}
+    return row if row["step"] <= latest else {}
 
 
 def _forget_undone(store: RunStore, undone: list[int]) -> None:
