@@ -263,7 +263,8 @@ def test_an_error_of_the_recording_blocks_nothing(provider, tmp_path, monkeypatc
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_FSIZE")
 def test_a_full_disk_blocks_nothing(provider, tmp_path):
     """In a process whose files may have 20,000 bytes: the proxy goes on, and what is written can be read."""
-    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    code = "import resource, sys; sys.dont_write_bytecode = True; "  # it would write truncated .pyc files
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
     code += "from art_nb.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code]
     with art_nb_record(provider, tmp_path, command) as (process, url):
