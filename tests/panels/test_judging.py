@@ -136,7 +136,7 @@ async def test_apply_writes_rewards_and_keeps_the_judges_word(tmp_path):
     assert [t.reward for t in panel.group] == [0.9, 0.7, 0.5, 0.95, 0.3, 0.6]
     assert all(a is b for a, b in zip(rollouts, panel.group, strict=True))
     one = panel.group.trajectories[3]
-    assert one.metrics == {"ruler_score": 0.1, "human_score": 0.95, "independent_reward": 0.0}
+    assert one.metrics == {"ruler_score": 0.1, "human_score": 0.95, "independent_reward": 0.0, "injection_flag": 0.0}
     assert one.metadata["human_reason"] == "the only honest one" and one.metadata["ruler_explanation"] == "strict of 3"
     said = [line for line in Journal(tmp_path).read() if line.trajectory == 3]
     assert [(line.by, line.score) for line in said] == [("judge", 0.1), ("human", 0.95)]
