@@ -42,12 +42,9 @@ def new_model(path: str) -> art.TrainableModel:
 
 
 def summary(evaluation: art.Evaluation) -> str:
-    """Return the share of games won with its interval, and the share of games that an illegal move ended."""
-    low, high = evaluation.ci95()
-    illegal = evaluation.mean("illegal")
-    return (
-        f"{evaluation.mean():.1%} won (95 % interval {low:.1%} to {high:.1%}), {illegal:.1%} ended by an illegal move"
-    )
+    """Return the share of games that the model won, with its interval, and of those that an illegal move ended."""
+    won, low, high, illegal = (100 * x for x in (evaluation.mean(), *evaluation.ci95(), evaluation.mean("illegal")))
+    return f"won {won:.1f} % (95 % interval {low:.1f} to {high:.1f}), illegal move in {illegal:.1f} %"
 
 
 async def main(model: art.TrainableModel, steps: int, groups: int, games: int, warm_up: int, path: str) -> dict:
