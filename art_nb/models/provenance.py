@@ -99,14 +99,14 @@ def record_session(
             "program": asdict(program_of(**objects)),
         }
         write_session(model.store, session)
-        return _has_changed_code(model, call, step)
+        return _compare_code(model, call, step)
     except Exception as error:  # whatever it is, training continues
         message = f"This session is not recorded in {model.store.path}, so it cannot be repeated exactly"
         model._bus.warn_once("session record", f"{message}: {type(error).__name__}: {error}.")
         return False
 
 
-def _has_changed_code(model: Any, call: str, step: int) -> bool:
+def _compare_code(model: Any, call: str, step: int) -> bool:
     """Compare the latest session with the one that trained the previous step. Warn if the code differs."""
     *earlier, latest = [session for session in read_sessions(model.store) if session.get("call") == call]
     trained = [session for session in earlier if session.get("step", 0) < step]  # the others finished no step

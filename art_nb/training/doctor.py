@@ -225,8 +225,8 @@ def failure_cause(error: PydanticException) -> str:  # empty if the traceback ha
     frames = re.findall(r'File "(.+?)", line (\d+), in (.+)\n(?: {4}(?!File)(.+))?', error.traceback)
     if not frames:
         return ""
-    of_user = [frame for frame in frames if not is_library_code(frame[0])]
-    file, line, name, code = (of_user or frames)[-1]
+    user_frames = [frame for frame in frames if not is_library_code(frame[0])]
+    file, line, name, code = (user_frames or frames)[-1]
     place = f"{Path(file).name}, line {line}" if Path(file).is_file() else f"line {line}"  # a cell has no file
     return f"{place}, in {name}" + (f": {code.strip()}" if code else "")
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
 from itertools import count
@@ -94,7 +93,7 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 def next_commands(model: art.TrainableModel) -> str:
     """Return the commands that show the run and start the tutorials."""
     command = Path(sys.executable).with_name("art-nb")
-    viewer = os.path.relpath(command) if command.is_file() else shutil.which("art-nb") or "art-nb"
+    viewer = os.path.relpath(command) if command.is_file() else "art-nb"
     run = os.path.relpath(model.store.path)
     return f"Read the games:  {viewer} view {run}\nTrain yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb"
 

@@ -29,7 +29,7 @@ def replica(tiny_model_dir):
     worker.close()
 
 
-def keep(suspect):
+def keep_serving(suspect):
     """Under load, a server closes connections whose request is late. A backend checks the replica and keeps it."""
     suspect.state = "serving"
 
@@ -37,7 +37,7 @@ def keep(suspect):
 @pytest.fixture
 def router(replica):
     """The endpoint that other programs use, in front of the replica."""
-    table = RoutingTable(on_suspect=keep)
+    table = RoutingTable(on_suspect=keep_serving)
     table.replicas = {0: ReplicaRecord(0, replica.base_url, replica.api_key, "serving")}
     router = RouterEndpoint(table)
     router.start()
