@@ -11,11 +11,11 @@
 # %% auto #0
 __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCESS_METRICS', 'CHECKS', 'CLIENT_ADVICE',
            'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'training_rows', 'rows_of_current_code', 'share',
-           'untrained', 'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend', 'has_stable_gradient', 'ruined',
-           'mostly_flat', 'nothing_trained', 'constant_reward', 'equal_rewards', 'solved', 'flat_reward',
-           'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'reward_without_success',
-           'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation',
-           'mostly_truncated', 'failures', 'diagnose', 'advice_for']
+           'untrained', 'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend', 'is_rising',
+           'has_stable_gradient', 'ruined', 'mostly_flat', 'nothing_trained', 'constant_reward', 'equal_rewards',
+           'solved', 'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward',
+           'reward_without_success', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'gradient_spike',
+           'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
@@ -106,6 +106,14 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     mean = fmean(values)
     residuals = sum((v - mean - slope * (i - middle)) ** 2 for i, v in enumerate(values))
     return slope, math.sqrt(residuals / max(n - 2, 1) / squares)
+
+
+def is_rising(values: Sequence[float]) -> bool:
+    """Return whether the values rise by more than their noise."""
+    if len(values) < 3:
+        return False
+    slope, error = trend(values)
+    return slope > 2 * error
 
 
 def has_stable_gradient(rows: HistoryRows) -> bool:
@@ -215,7 +223,7 @@ SUCCESS_METRICS = ("solved", "success", "correct", "win", "won", "passed")
 def reward_without_success(rows: HistoryRows, window: int = 6) -> str | None:
     """Return a finding if the reward has risen although a metric of success was 0 in every step, otherwise `None`."""
     rewards, noise = metric_values(rows, "train/reward"), metric_values(rows, "train/reward_std_dev")
-    if len(rewards) < window or gain(rows) <= 0.5 * fmean(noise or [0.0]) or trend(rewards)[0] <= 2 * trend(rewards)[1]:
+    if len(rewards) < window or gain(rows) <= 0.5 * fmean(noise or [0.0]) or not is_rising(rewards):
         return None
     never = [name for name in SUCCESS_METRICS if (v := metric_values(rows, f"train/{name}")) and not any(v)]
     if not never:
@@ -252,16 +260,20 @@ def much_clipped(rows: HistoryRows) -> str | None:
 
 
 def entropy_collapse(rows: HistoryRows) -> str | None:
-    """Return a finding if the entropy has nearly vanished or most replies of a group begin alike, otherwise `None`."""
+    """Return a finding if the entropy has nearly vanished or most replies of a group begin alike, otherwise `None`.
+
+    There is no finding while the reward still rises.
+    """
+    rewards = metric_values(rows, "train/reward")
     values, alike = metric_values(rows, "loss/entropy"), metric_values(rows, "train/alike")
-    if len(values) >= 5 and values[-1] <= min(0.2 * fmean(values[:3]), 0.1):
+    if len(values) >= 5 and values[-1] <= min(0.2 * fmean(values[:3]), 0.1) and not is_rising(rewards[-6:]):
         return (
             f"It fell from {values[0]:.3g} to {values[-1]:.2g} nats per token: the rollouts of a group hardly differ."
         )
     if (
         len(alike) < 5
         or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3]))
-        or near_the_top(metric_values(rows, "train/reward"))
+        or near_the_top(rewards)
     ):
         return None
     return f"{alike[-1]:.0%} of the rollouts of a group begin with the same words; it was {fmean(alike[:3]):.0%}."

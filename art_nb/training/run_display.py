@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SHOWN_METRICS', 'DISPLAYS', 'format_number', 'format_duration', 'format_eta', 'status_text', 'phase_line',
-           'progress_line', 'reward_curve_svg', 'as_html', 'RunDisplay', 'PassiveWait', 'PlainCell', 'Bar', 'NoDisplay',
-           'in_notebook', 'choose_display', 'DisplayUpdater']
+           'metrics_line', 'state_line', 'progress_line', 'reward_curve_svg', 'as_html', 'RunDisplay', 'PassiveWait',
+           'PlainCell', 'Bar', 'NoDisplay', 'in_notebook', 'choose_display', 'DisplayUpdater']
 
 # %% ../../nbs/65_training/40_run_display.ipynb #31cc14f6
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from html import escape
 from statistics import fmean
@@ -21,16 +21,16 @@ from tqdm import tqdm
 
 from ..core.events import Bus, Event, Failed, StepDone, print_warnings
 from .diagnostics import HistoryRows, advice_for, untrained
-from .progress import Progress, eta, run_warnings, step_line
+from .progress import Progress, eta, run_warnings, step_count, step_line
 
 # %% ../../nbs/65_training/40_run_display.ipynb #cd33474a
 SHOWN_METRICS = {
     "train/reward": "reward",
     "train/win": "win",
     "loss/entropy": "entropy",
-    "offpolicy/logprob_diff_mean": "|Δlogp|",
-    "loss/grad_norm": "grad",
-    "time/step_wall_s": "s",
+    "offpolicy/logprob_diff_mean": "logprob difference",
+    "loss/grad_norm": "gradient norm",
+    "time/step_wall_s": "seconds",
 }
 
 
@@ -74,10 +74,19 @@ def phase_line(p: Progress) -> str:
     return "step done" if p.phase == "between" else p.phase
 
 
+def metrics_line(row: Mapping[str, float]) -> str:
+    """Return the shown metrics of a step on one line."""
+    return ", ".join(f"{name} {format_number(row[key])}" for key, name in SHOWN_METRICS.items() if key in row)
+
+
+def state_line(p: Progress) -> str:
+    """Return the current step, the phase and the remaining time on one line."""
+    return ", ".join(filter(None, [step_line(p), phase_line(p), format_eta(p, time.time())]))
+
+
 def progress_line(p: Progress) -> str:
     """Return the phase and the metrics of the last step on one line."""
-    last = p.rows[-1] if p.rows else {}
-    metrics = " ".join(f"{name} {format_number(last[key])}" for key, name in SHOWN_METRICS.items() if key in last)
+    metrics = metrics_line(p.rows[-1]) if p.rows else ""
     return f"{phase_line(p)} | {metrics}" if metrics else phase_line(p)
 
 # %% ../../nbs/65_training/40_run_display.ipynb #f9259f35
@@ -108,9 +117,8 @@ def as_html(p: Progress, rows: int = 6) -> str:
     notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*p.notes.values(), *warnings, *advice))
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]
     bar = f'<progress value="{p.step}" max="{p.steps}"></progress>'
-    state = ", ".join(filter(None, [step_line(p), phase_line(p), format_eta(p, time.time())]))
     return (
-        f"<div><b>{escape(p.title)}</b> {bar} {escape(state)}</div>"
+        f"<div><b>{escape(p.title)}</b> {bar} {escape(state_line(p))}</div>"
         f"{reward_curve_svg(rewards)}<table><tr>{head}</tr>{body}</table>{notes}"
     )
 
@@ -169,22 +177,31 @@ class PlainCell:
 
 
 class Bar:
-    """A progress bar in a terminal. Warnings about the steps of this session are printed above it, each one once."""
+    """A progress bar in a terminal. The steps of this session, and each of their warnings once, are printed above it."""
 
     listening = PassiveWait
 
     def __init__(self):
-        self._bar, self._printed = None, set()
+        self._bar, self._printed_step, self._printed_warnings = None, 0, set()
 
     def show(self, p: Progress) -> None:
         """Move the bar."""
         if self._bar is None:
-            self._bar = tqdm(total=p.steps, initial=p.step, desc=p.title, dynamic_ncols=True)
+            self._printed_step = p.step
+            self._bar = tqdm(total=p.steps, bar_format=f"{p.title} {{bar:12}} {{desc}}", dynamic_ncols=True, disable=None)
         self._bar.n = p.step
-        self._bar.set_postfix_str(progress_line(p))
-        for warning in run_warnings(p) if p.past else ():  # without a step, they are those of an earlier session
-            if warning.key not in self._printed:
-                self._printed.add(warning.key)
+        self._bar.set_description_str(state_line(p))
+        if p.past:  # before the first step, rows and warnings are those of an earlier session
+            self._print_step(p)
+
+    def _print_step(self, p: Progress) -> None:
+        """Print the metrics of a new step, and new warnings."""
+        if p.step > self._printed_step:
+            self._printed_step = p.step
+            tqdm.write(f"{step_count(p.step, p.steps).capitalize()}: {metrics_line(p.rows[-1])}")
+        for warning in run_warnings(p):
+            if warning.key not in self._printed_warnings:
+                self._printed_warnings.add(warning.key)
                 tqdm.write(f"Step {warning.step}: {warning.title}. {warning.finding} {warning.advice}")
 
     def close(self) -> None:

@@ -118,6 +118,13 @@ def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone
     assert "entropy_collapse" in {lesson.key for lesson in diagnose(rows)}
 
 
+def test_a_low_entropy_is_no_collapse_while_the_reward_rises():
+    stuck = changed(healthy(), 6, loss__entropy=0.03, train__reward=0.5)
+    assert "entropy_collapse" in {lesson.key for lesson in diagnose(stuck)}
+    rising = changed(stuck, 6, train__reward=lambda i: 0.5 + 0.05 * i)
+    assert "entropy_collapse" not in {lesson.key for lesson in diagnose(rising)}
+
+
 def test_a_constant_reward_is_not_called_too_hard_a_task():
     said = diagnose(HISTORIES["constant_reward"])
     assert [lesson.key for lesson in said] == ["constant_reward"]
