@@ -140,8 +140,8 @@ class Boxes:
         return "the key" if self.found else "nothing\"""",
     rollout_text="""\
 A rollout is the loop of every agent: request a reply, run its call, append the result. `tool_choice="required"`
-restricts a reply to a valid call, so art_nb prints that the importance ratio of these replies is 1. Models that were
-trained to call tools do not need it.""",
+restricts a reply to a valid call. The learner scores these replies with the same restriction. Models that were trained
+to call tools do not need it.""",
     rollout="""\
 async def rollout(model, note):
     boxes, client = Boxes(note), model.openai_client()
@@ -222,7 +222,7 @@ class Corridor:
         return self.place == self.goal or self.moves == self.limit""",
     rollout_text="""\
 A rollout plays one game. Each turn shows the board, requests a move and makes it. `guided_choice` restricts a reply to
-the two moves, so art_nb prints that the importance ratio of these replies is 1.""",
+the two moves. The learner scores these replies with the same restriction.""",
     rollout="""\
 async def rollout(model, scenario):
     corridor, client = Corridor(scenario), model.openai_client()

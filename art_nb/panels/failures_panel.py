@@ -8,6 +8,7 @@ __all__ = ['FailuresPanel', 'failures']
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #9b98e747
 from typing import Any
 
+from ..core.jsonable import quantity
 from .base import command, static
 from .viewer import RolloutViewer
 from ..views.failures import FailureScan, failure_rows_reply, failures_reply, unit_of
@@ -44,8 +45,8 @@ class FailuresPanel(RolloutViewer):
         lines = [f"Failures of {reply['title']}"]
         for kind in reply["kinds"]:
             unit, total = unit_of(kind)
-            lines.append(f"{kind['title']}: {kind[unit]} of {total} {unit}")
-            lines += [f"    {failure['title']}: {failure[unit]}" for failure in kind["failures"][:3]]
+            lines.append(f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}")
+            lines += [f"    {failure['title']}: {failure[f'{unit}s']}" for failure in kind["failures"][:3]]
         return "\n".join(lines)
 
     @command(thread=True)
@@ -60,7 +61,7 @@ class FailuresPanel(RolloutViewer):
 
 
 def failures(what: Any) -> FailuresPanel:
-    """Open the failures of a run: exceptions, truncated replies, invalid tool calls and groups without signal.
+    """Open the failures of a run: exceptions, truncated replies, tool calls and groups without signal.
 
     Parameters
     ----------

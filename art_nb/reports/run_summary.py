@@ -199,7 +199,8 @@ def summary_html(
     for split, steps in end_steps(index).items():
         sentences.append(reward_sentence([metric_mean(index, split, step) for step in steps]))
     goal = goal_of(sessions)
-    paragraphs = [tag("p", tag("b", "Goal: "), truncate(goal, 1000), style="white-space:pre-line")] if goal else []
+    label = tag("b", "Goal, from the docstring of the rollout: ")
+    paragraphs = [tag("p", label, truncate(goal, 1000), style="white-space:pre-line")] if goal else []
     return Html("".join([*paragraphs, tag("p", " ".join(filter(None, sentences)))]))
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #41527753
@@ -295,7 +296,7 @@ def findings_html(history: Sequence[HistoryRow]) -> Html:
     rows, raised = training_rows(history), raised_findings(history)
     if not raised:
         checked = (
-            f"The checks of {quantity(len(rows), 'step')} found nothing."
+            f"The checks of {quantity(len(rows), 'step')} raised no warning."
             if rows
             else "There is no step of reinforcement learning to check."
         )

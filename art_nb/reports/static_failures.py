@@ -8,7 +8,7 @@ __all__ = ['share_text', 'static_failures']
 # %% ../../nbs/80_reports/60_static_failures.ipynb #4de19b84
 from typing import Any
 
-from ..core.jsonable import one_line
+from ..core.jsonable import one_line, quantity
 from .html import LIMIT, WRAP, DetailLevel, Html, details, facts_line, fit_to_bytes, table, tag, with_code
 from .static_html import headline, rollout_html
 from ..views.failures import FailureScan, failures_reply, unit_of
@@ -39,7 +39,8 @@ def _example(scan: FailureScan, failure: dict[str, Any], level: DetailLevel) -> 
 
 def _kind(scan: FailureScan, kind: dict[str, Any], labels: list[str], level: DetailLevel) -> Html:
     unit, of = unit_of(kind)
-    heading = tag("div", tag("b", kind["title"]), f" · {kind[unit]} {unit} ({share_text(kind[unit], of)})")
+    count = kind[f"{unit}s"]
+    heading = tag("div", tag("b", kind["title"]), f" · {quantity(count, unit)} ({share_text(count, of)})")
     if not kind["rollouts"]:
         return tag("div", tag("b", kind["title"]), " · none")
     shown = kind["failures"][: level.lines]
@@ -75,7 +76,7 @@ def static_failures(x: Any, limit: int = LIMIT) -> Html:
     reply, _ = failures_reply(scan)
     unknown = f"{reply['unknown']} rollouts without token data" if reply["unknown"] else ""
     title = tag("div", tag("b", f"Failures of {reply['title']}"))
-    facts = facts_line(f"{reply['rollouts']} rollouts", unknown, "; ".join(reply["lost"]))
+    facts = facts_line(quantity(reply["rollouts"], "rollout"), unknown, "; ".join(reply["lost"]))
     return fit_to_bytes(
         lambda level: tag(
             "div", title, facts, *(_kind(scan, kind, reply["steps"], level) for kind in reply["kinds"]), style=WRAP

@@ -29,7 +29,7 @@ from uuid import uuid4
 
 from openai.types.chat.chat_completion import Choice
 
-from ..core.aio import gather_or_cancel, close_coroutines, in_order, with_timeout
+from ..core.aio import add_rollout_threads, close_coroutines, gather_or_cancel, in_order, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.machine import rare_garbage_collection
 from ..core.types import ArgumentError, RolloutError, hide_library_frames
@@ -370,6 +370,7 @@ async def gather_trajectories(
         The failure that exceeds `max_exceptions`. The other rollouts are canceled.
     """
     items = listed("gather_trajectories", trajectories, "rollouts")
+    add_rollout_threads()
     gather = GatherState(len(items), max_exceptions, timeout_s, bus, step)
     try:
         with (
@@ -499,6 +500,7 @@ async def gather_trajectory_groups(
         The failure that exceeds `max_exceptions`. The other rollouts are canceled.
     """
     items = listed("gather_trajectory_groups", groups, "groups")
+    add_rollout_threads()
     gather = GatherState(sum(_size(item) for item in items), max_exceptions, timeout_s, bus, step)
     try:
         with rare_garbage_collection(), _show_progress(gather, pbar_desc, max_metrics, pbar_total_completion_tokens):

@@ -270,11 +270,7 @@ def entropy_collapse(rows: HistoryRows) -> str | None:
         return (
             f"It fell from {values[0]:.3g} to {values[-1]:.2g} nats per token: the rollouts of a group hardly differ."
         )
-    if (
-        len(alike) < 5
-        or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3]))
-        or near_the_top(rewards)
-    ):
+    if len(alike) < 5 or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3])) or near_the_top(rewards):
         return None
     return f"{alike[-1]:.0%} of the rollouts of a group begin with the same words; it was {fmean(alike[:3]):.0%}."
 

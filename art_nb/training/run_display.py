@@ -177,7 +177,7 @@ class PlainCell:
 
 
 class Bar:
-    """A progress bar in a terminal. The steps of this session, and each of their warnings once, are printed above it."""
+    """A progress bar in a terminal. Above it are the steps of this session, and each of their warnings once."""
 
     listening = PassiveWait
 
@@ -188,7 +188,8 @@ class Bar:
         """Move the bar."""
         if self._bar is None:
             self._printed_step = p.step
-            self._bar = tqdm(total=p.steps, bar_format=f"{p.title} {{bar:12}} {{desc}}", dynamic_ncols=True, disable=None)
+            line = f"{p.title} {{bar:12}} {{desc}}"
+            self._bar = tqdm(total=p.steps, bar_format=line, dynamic_ncols=True, disable=None)  # nothing in a file
         self._bar.n = p.step
         self._bar.set_description_str(state_line(p))
         if p.past:  # before the first step, rows and warnings are those of an earlier session

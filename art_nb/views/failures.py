@@ -1,4 +1,4 @@
-"""What went wrong in the rollouts of a run: exceptions, truncated replies, invalid tool calls, groups without signal
+"""What went wrong in the rollouts of a run: exceptions, truncated replies, missing and invalid tool calls, groups without signal
 
 ## Guarantees
 
@@ -44,6 +44,7 @@ class FailureKind:
 KINDS = {
     "exception": FailureKind("Exceptions", "The rollout raised an error and has no reward."),
     "truncated": FailureKind("Truncated replies", "A reply ended at the token limit."),
+    "no_call": FailureKind("Rollouts without a tool call", "Tools are offered, and no reply calls one."),
     "invalid_call": FailureKind("Invalid tool calls", "A call does not match the tools of the rollout."),
     "no_signal": FailureKind("Groups without signal", "The rewards of the group are equal: no gradient.", True),
     "untrainable": FailureKind("Rollouts that cannot be trained", "No reply has the data that training needs.", True),
@@ -162,6 +163,8 @@ def _of_flags(part: StepTable) -> Iterator[tuple[str, str, int]]:
 def _of_facts(part: StepTable) -> Iterator[tuple[str, str, int]]:
     rows = np.flatnonzero(part.table["status"] == 0).tolist()
     for row, facts in zip(rows, part.read_facts(), strict=True):
+        if facts.tools and facts.replies and not any(reply.calls for reply in facts.replies):
+            yield "no_call", f"no call of {one_line(', '.join(facts.tools), 140)}", row
         yield from (("invalid_call", one_line(fault, 160), row) for fault in call_faults(facts))
         reason = training_fault(facts) if part.split == "train" else ""
         if reason is None or reason:
@@ -299,7 +302,7 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
 # %% ../../nbs/75_views/80_failures.ipynb #f84e6b20
 def unit_of(kind: Mapping[str, Any]) -> tuple[str, int]:
     """Return in which unit a kind of failure of `failures_reply` is counted, and how many there are in total."""
-    return ("groups", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollouts", kind["of"])
+    return ("group", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollout", kind["of"])
 
 
 def _kind_reply(

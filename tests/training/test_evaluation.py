@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -271,6 +272,16 @@ async def test_a_late_rollout_is_a_failed_one(tmp_path):
 
     found = await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), rollout, range(10), timeout_s=1)
     assert (found.failed, found.mean()) == (1, 1)
+
+
+async def test_synchronous_agents_do_not_wait_for_each_other(tmp_path):
+    all_running = threading.Barrier(40)
+
+    async def rollout(model, scenario):
+        await asyncio.to_thread(all_running.wait, 60)
+        return trajectory(1)
+
+    assert (await evaluate(art.Model(**PROMPTED, base_path=str(tmp_path)), rollout, range(40))).mean() == 1
 
 
 async def test_a_rollout_may_give_several_trajectories(tmp_path):
