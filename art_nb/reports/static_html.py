@@ -14,6 +14,7 @@ __all__ = ['METRICS', 'TABLE_METRICS', 'STATE_COLORS', 'WARNING_COLOR', 'BADGE',
            'phases_line', 'run_head', 'static_run', 'static_html']
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #c0240241
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGro
 from ..runs.store import RunStore
 from ..training.diagnostics import untrained
 from ..training.progress import PHASES, step_count
+from ..training.run_display import format_eta
 from ..training.run_view import RunView
 from ..views.boards import board_of
 from ..views.conversation import shared_count, conversation_of
@@ -351,12 +353,12 @@ def run_head(run: Any, title: str, about: str, *notes: str) -> list[Html]:
         return [tag("div", tag("b", title), f" · {about}" if about else ""), facts_line(*notes)]
     p = run.progress
     color = STATE_COLORS.get(run.status, "rgba(128,128,128,0.2)")
-    status = f"{run.status} at {step_count(run.step, p.steps)}"
+    status = f"{run.status} at {step_count(run.step, p.steps)}" if p.steps else "not trained yet"
     if run.status == "done" and untrained(p.rows):
         color, status = WARNING_COLOR, f"{status}, nothing was trained"
     state = tag("span", status, style=BADGE + color)
     return [
-        tag("div", tag("b", title), " ", state, " ", about),
+        tag("div", tag("b", title), " ", state, " ", " · ".join(filter(None, [about, format_eta(p, time.time())]))),
         tag("progress", value=str(min(run.step, p.steps)), max=str(p.steps), style="width:100%"),
         facts_line(*notes),
         phases_line(p.past[-1] if p.past else {}),

@@ -298,13 +298,8 @@ def check_variance(probe: Probe) -> Check:
     failed = len(probe.groups) - len(groups)
     note = f" All rollouts of {quantity(failed, 'other group')} failed." if failed else ""
     finding = f"In {_share(flat, len(groups))} groups all rewards are equal, so these groups have no gradient.{note}"
-    advice = (
-        tools_advice(probe)
-        or _solved_advice(probe)
-        or (
-            "Give partial credit, use more rollouts per group, or choose scenarios that the model solves only sometimes."
-        )
-    )
+    general = "Give partial credit, use more rollouts per group, or choose scenarios that are sometimes solved."
+    advice = tools_advice(probe) or _solved_advice(probe) or general
     if probe.is_greedy:
         advice = f"{GREEDY_ADVICE}: greedy replies to the same prompt are equal."
     if not groups or flat == len(groups):
