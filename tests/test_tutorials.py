@@ -24,6 +24,7 @@ SHORT = {  # steps of the shortened form, and the run that it leaves
     "self_play/self-play.ipynb": ("1", "self-play/models/self-001/checkpoints/0002"),
     "rock_paper_tool_use/rock-paper-tool-use.ipynb": ("1", "rock-paper-tool-use/models/player-001/checkpoints/0002"),
     "production/production.ipynb": ("1", "production/models/desk-001/checkpoints/0002"),
+    "existing_agent/existing-agent.ipynb": ("1", "existing-agent/models/stock-001/checkpoints/0002"),
     "node_agent/node-agent.ipynb": ("1", "node-agent/models/clerk-001/checkpoints/0002"),
     "email_agent/email-agent.ipynb": ("1", "email/models/mail-001/checkpoints/0002"),
     "auto/auto.ipynb": ("1", "auto/models/auto-001/checkpoints/0001"),
@@ -44,6 +45,7 @@ LEARNT = {  # metric that rose from a run's first evaluation to its last
     "reasoning_gym/reasoning-gym.ipynb": "solved",
     "production/production.ipynb": "right",
     "langgraph/langgraph.ipynb": "right",
+    "existing_agent/existing-agent.ipynb": "right",
     "node_agent/node-agent.ipynb": "right",
     "email_agent/email-agent.ipynb": "right",
     "textarena/poker.ipynb": "won",
@@ -52,6 +54,7 @@ STAGES = [  # SFT, then reinforcement learning
     "sft_then_rl/sft-then-rl.ipynb",
     "production/production.ipynb",
     "langgraph/langgraph.ipynb",
+    "existing_agent/existing-agent.ipynb",
     "email_agent/email-agent.ipynb",
 ]
 NEEDS = {  # package and extra of a tutorial; tests/agents and tests/environments run these in their own environments

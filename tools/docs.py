@@ -21,12 +21,12 @@ SOURCE, OUTPUT = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
 TUTORIALS = (
     "tic_tac_toe/tic-tac-toe yes_no_maybe/yes-no-maybe ruler/ruler 2048/2048 own_loss/own-loss "
     "resume_and_fork/resume-and-fork sft_then_rl/sft-then-rl self_play/self-play "
-    "rock_paper_tool_use/rock-paper-tool-use langgraph/langgraph node_agent/node-agent mcp/mcp "
-    "email_agent/email-agent auto/auto reasoning_gym/reasoning-gym textarena/poker production/production"
+    "rock_paper_tool_use/rock-paper-tool-use existing_agent/existing-agent langgraph/langgraph node_agent/node-agent "
+    "mcp/mcp email_agent/email-agent auto/auto reasoning_gym/reasoning-gym textarena/poker production/production"
 ).split()
 HOW_TO = (
-    "agent frameworks mcp environments auto reward warm-up judge loss base-model debug resume trackers traces record "
-    "import curate export remote ray clusters serverless-server tinker-server client-keys profile"
+    "agent programs frameworks endpoint mcp environments auto reward warm-up judge loss base-model debug resume "
+    "trackers traces record import curate export remote ray clusters serverless-server tinker-server client-keys profile"
 ).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents

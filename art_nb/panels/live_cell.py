@@ -23,18 +23,17 @@ from typing import Any, Literal
 from IPython import get_ipython
 from IPython.display import HTML, display
 
-from ..core.machine import documentation_link, machine_memory
+from ..core.machine import machine_memory
 from ..core.types import ServeError, StoreError
 from .base import Panel, command, static, display_mode
 from .live_state import failure_card, group_entries, groups_by_id, live_state
 from .viewer import RolloutViewer
 from ..reports.charts import charts_of, curve_columns, curve_points
-from ..reports.html import WRAP, Html, escaped, page_reference, tag, with_code
+from ..reports.html import WRAP, Html, escaped, tag, with_code
 from ..reports.static_html import static_run
 from ..rollouts.trajectories import TrajectoryGroup
-from ..training.diagnostics import WARNINGS_PAGE
 from ..training.heartbeat import FINAL_STATES
-from ..training.progress import Progress, run_warnings
+from ..training.progress import Progress
 from ..training.run_view import RunView
 from ..training.run_display import DISPLAYS, PassiveWait, as_html
 
@@ -121,13 +120,7 @@ def static_form(run: RunView) -> str:
         active = "The run was still active when this output was saved. "
         note = tag("div", active, tag("code", "display(run)"), " shows the live view.")
         return tag("div", Html(as_html(p)), note, style=WRAP)
-    warnings = [
-        tag("div", "⚠ ", tag("b", f"{diagnosis.title}."), f" {diagnosis.finding} ", with_code(diagnosis.advice))
-        for diagnosis in run_warnings(p)
-    ]
-    notes = [tag("div", "⚠ ", note) for kind, note in p.notes.items() if kind != "failure"]  # failure_html has it
-    reference = [page_reference(WARNINGS_PAGE, documentation_link(WARNINGS_PAGE))] if warnings else []
-    return static_run(run, warnings=[Html(failure_html(p)), *notes, *warnings, *reference])
+    return static_run(run, failure=Html(failure_html(p)))
 
 # %% ../../nbs/85_panels/50_live_cell.ipynb #458e2ad6
 PING_TIMEOUT_S = 0.6

@@ -4,21 +4,20 @@
 
 # %% auto #0
 __all__ = ['FLAT', 'CHARTS', 'MAX_TASK_CHARTS', 'MAX_NAMES', 'MAX_POINTS', 'SMALLEST', 'CURVE_COLOR', 'AXIS_COLOR', 'AXIS_WIDTH',
-           'MARGIN', 'Point', 'CARD', 'WIDE_CARD', 'CARDS', 'CARD_HEAD', 'Chart', 'task_metrics', 'charts_of',
-           'round_figures', 'chart_value', 'curve_columns', 'curve_point', 'curve_points', 'format_value',
-           'known_points', 'value_range', 'svg_image', 'curves_image', 'curve_image', 'describe_curve', 'chart_card',
-           'chart_cards']
+           'MARGIN', 'Point', 'CARD', 'WIDE_CARD', 'CARDS', 'CARD_HEAD', 'Chart', 'charts_of', 'round_figures',
+           'chart_value', 'curve_columns', 'curve_point', 'curve_points', 'format_value', 'known_points', 'value_range',
+           'svg_image', 'curves_image', 'curve_image', 'describe_curve', 'chart_card', 'chart_cards']
 
 # %% ../../nbs/80_reports/15_charts.ipynb #d59a59d0
 import base64
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 from .html import BOX, Html, tag
-from ..training.diagnostics import lost_signal
+from ..training.diagnostics import lost_signal, task_metrics
 
 # %% ../../nbs/80_reports/15_charts.ipynb #36dc544c
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,6 @@ CHARTS = (
 )
 MAX_TASK_CHARTS = 6
 MAX_NAMES = 20  # of metrics without a chart
-# Metrics of `train/` that no task defines. The other ones come from the metrics of its trajectories.
-_COMMON_METRICS = frozenset(
-    "reward reward_std_dev exception_rate completion_tokens duration truncated alike staleness staleness_max "
-    "ruler_score independent_reward injection_flag exit_code".split()
-)
-
-
-def task_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics of trajectories that the task defines, in their order in the history."""
-    columns = dict.fromkeys(chain.from_iterable(rows))
-    names = [column.removeprefix("train/") for column in columns if column.startswith("train/")]
-    return [name for name in names if name not in _COMMON_METRICS and "/" not in name]
 
 
 def charts_of(rows: Iterable[Mapping[str, Any]]) -> tuple[Chart, ...]:

@@ -11,7 +11,7 @@
 __all__ = ['METRICS', 'TABLE_METRICS', 'STATE_COLORS', 'WARNING_COLOR', 'BADGE', 'STEP_PHASE_COLORS', 'messages_html',
            'metrics_of', 'headline', 'rollout_html', 'group_line', 'lost_line', 'group_html', 'static_trajectory',
            'static_group', 'reward_strip', 'representative_groups', 'groups_html', 'static_groups', 'steps_table',
-           'phases_line', 'run_head', 'static_run', 'static_html']
+           'phases_line', 'run_head', 'run_warnings_html', 'static_run', 'static_html']
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #c0240241
 import time
@@ -33,16 +33,19 @@ from art_nb.reports.html import (
     fit_to_bytes,
     details,
     number,
+    page_reference,
     truncate,
     table,
     tag,
+    with_code,
 )
 from .charts import CHARTS, chart_cards
 from .plots import series
 from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from ..runs.store import RunStore
-from ..training.diagnostics import untrained
-from ..training.progress import PHASES, step_count
+from ..core.machine import documentation_link
+from ..training.diagnostics import WARNINGS_PAGE, untrained
+from ..training.progress import PHASES, run_warnings, step_count
 from ..training.run_display import format_eta
 from ..training.run_view import RunView
 from ..views.boards import board_of
@@ -364,12 +367,25 @@ def run_head(run: Any, title: str, about: str, *notes: str) -> list[Html]:
         phases_line(p.past[-1] if p.past else {}),
     ]
 
+# %% ../../nbs/80_reports/30_static_html.ipynb #5ef9a002
+def run_warnings_html(run: Any) -> list[Html]:  # empty unless it is a `RunView`
+    """Return the notes and warnings about a run."""
+    if not isinstance(run, RunView):
+        return []
+    notes = [tag("div", "⚠ ", note) for kind, note in run.progress.notes.items() if kind != "failure"]
+    warnings = [
+        tag("div", "⚠ ", tag("b", f"{warning.title}."), f" {warning.finding} ", with_code(warning.advice))
+        for warning in run_warnings(run.progress)
+    ]
+    reference = [page_reference(WARNINGS_PAGE, documentation_link(WARNINGS_PAGE))] if warnings else []
+    return [*notes, *warnings, *reference]
+
 # %% ../../nbs/80_reports/30_static_html.ipynb #5ef9a00d
 def static_run(
     run: RunView | Model | RunStore | str | Path,
     note: str = "",  # a sentence below the title, for example why the run ended
     limit: int = LIMIT,  # bytes
-    warnings: Sequence[Html] = (),  # shown above the charts
+    failure: str = "",  # shown above the warnings
 ) -> Html:
     """Return a run as static HTML: its state, its charts, and representative groups of the newest step."""
     index = open_rollouts(run)
@@ -383,12 +399,14 @@ def static_run(
         groups = np.unique(newest.table["group"]).tolist()
         heading = f"Groups of step {newest.step}" + ("" if newest.split == "train" else f" ({newest.split})")
     store = index.store
+    warnings = run_warnings_html(run)
     head, charts = run_head(run, index.title, _about(store), note, lost_line(index)), chart_cards(store.history())
     hint = tag("p", tag("code", f'art.view("{store.path}")'), " opens it again")
     return fit_to_bytes(
         lambda level: tag(
             "div",
             *head,
+            failure,
             *warnings,
             charts,
             tag("b", heading) if heading else "",

@@ -10,18 +10,20 @@
 
 # %% auto #0
 __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCESS_METRICS', 'CHECKS', 'CLIENT_ADVICE',
-           'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'training_rows', 'rows_of_current_code', 'share',
-           'untrained', 'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend', 'is_rising',
-           'has_stable_gradient', 'ruined', 'mostly_flat', 'nothing_trained', 'constant_reward', 'equal_rewards',
-           'solved', 'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward',
-           'reward_without_success', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'gradient_spike',
-           'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
+           'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'task_metrics', 'training_rows',
+           'rows_of_current_code', 'share', 'untrained', 'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend',
+           'is_rising', 'has_stable_gradient', 'ruined', 'mostly_flat', 'nothing_trained', 'constant_reward',
+           'equal_rewards', 'solved', 'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient',
+           'slow_reward', 'has_risen', 'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift',
+           'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated',
+           'failures', 'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median
 from typing import Any, TypeAlias, TypeVar
 
@@ -47,6 +49,20 @@ def metric_values(rows: HistoryRows, name: str, last: int | None = None) -> list
     """Return the finite values of a metric over the steps, at most the `last` ones. Rows without it are skipped."""
     values = [float(row[name]) for row in rows if isinstance(row.get(name), (int, float))]
     return [v for v in values if math.isfinite(v)][-last if last else 0 :]
+
+
+# Metrics of `train/` that no task defines. The other ones come from the metrics of its trajectories.
+_COMMON_METRICS = frozenset(
+    "reward reward_std_dev exception_rate completion_tokens duration truncated alike staleness staleness_max "
+    "ruler_score independent_reward injection_flag exit_code".split()
+)
+
+
+def task_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the metrics of trajectories that the task defines, in their order in the history."""
+    columns = dict.fromkeys(chain.from_iterable(rows))
+    names = [column.removeprefix("train/") for column in columns if column.startswith("train/")]
+    return [name for name in names if name not in _COMMON_METRICS and "/" not in name]
 
 
 def training_rows(history: Sequence[HistoryRow]) -> list[HistoryRow]:
@@ -220,15 +236,36 @@ def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
 SUCCESS_METRICS = ("solved", "success", "correct", "win", "won", "passed")
 
 
+def has_risen(rows: HistoryRows, window: int) -> bool:
+    """Return whether the reward of at least `window` steps has risen by half of its deviation within groups."""
+    rewards, noise = metric_values(rows, "train/reward"), metric_values(rows, "train/reward_std_dev")
+    return len(rewards) >= window and gain(rows) > 0.5 * fmean(noise or [0.0]) and is_rising(rewards)
+
+
 def reward_without_success(rows: HistoryRows, window: int = 6) -> str | None:
     """Return a finding if the reward has risen although a metric of success was 0 in every step, otherwise `None`."""
-    rewards, noise = metric_values(rows, "train/reward"), metric_values(rows, "train/reward_std_dev")
-    if len(rewards) < window or gain(rows) <= 0.5 * fmean(noise or [0.0]) or not is_rising(rewards):
+    if not has_risen(rows, window):
         return None
+    rewards = metric_values(rows, "train/reward")
     never = [name for name in SUCCESS_METRICS if (v := metric_values(rows, f"train/{name}")) and not any(v)]
     if not never:
         return None
     return f"The reward went from {fmean(rewards[:3]):.3g} to {fmean(rewards[-3:]):.3g}, but `{never[0]}` is still 0."
+
+
+def unchanged_metric(rows: HistoryRows, window: int = 12) -> str | None:
+    """Return a finding if the reward has risen although a share that the task defines stayed, otherwise `None`."""
+    if not has_risen(rows, window):
+        return None
+    for name in task_metrics(rows):
+        values = metric_values(rows, f"train/{name}")
+        if len(values) < window or min(values) < 0.2 or max(values) > 0.8:
+            continue
+        slope, error = trend(values)
+        if abs(slope) <= 2 * error and abs(fmean(values[-3:]) - fmean(values[:3])) < 0.1:
+            first, last = (fmean(metric_values(part, "train/reward")) for part in (rows[:3], rows[-3:]))
+            return f"The reward went from {first:.3g} to {last:.3g}, but `{name}` stayed at {fmean(values):.2g}."
+    return None
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #17323a03
 def kl_blow_up(rows: HistoryRows) -> str | None:
@@ -363,6 +400,12 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         "or use scenarios that the model sometimes solves.",
     ),
     (
+        unchanged_metric,
+        "A metric of the task does not change",
+        "If it is a criterion of the task, compare rollouts in which it is 0 and 1 with art.view(run). The model may "
+        "always make the same choice. Give this criterion more weight, or warm up with examples of it.",
+    ),
+    (
         kl_blow_up,
         "The KL blows up",
         "Return to the previous checkpoint, with a third of the learning_rate. kl_coef=0.01 or max_grad_norm=0.3 "
@@ -384,8 +427,8 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         entropy_collapse,
         "The entropy collapses",
-        "Lower the learning_rate, raise entropy_coef, or sample at temperature 1: replies that do not vary give "
-        "nothing to learn.",
+        "Lower the learning_rate, raise entropy_coef (for example to 0.02), or sample at temperature 1: replies that "
+        "do not vary give nothing to learn.",
     ),
     (
         length_collapse,

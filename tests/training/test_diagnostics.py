@@ -67,6 +67,7 @@ HISTORIES = {
     "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
     "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
     "reward_without_success": changed(healthy(), 12, train__solved=0.0),
+    "unchanged_metric": changed(healthy(), 30, train__state=lambda i: 0.5 + 0.04 * (-1) ** i),
     "kl_blow_up": changed(healthy(), 1, loss__kl_policy_ref=4.0),
     "drift": changed(healthy(), 2, offpolicy__logprob_diff_mean=0.3),
     "much_clipped": changed(healthy(), 2, loss__clipped_token_fraction=0.45),
@@ -123,6 +124,11 @@ def test_a_low_entropy_is_no_collapse_while_the_reward_rises():
     assert "entropy_collapse" in {lesson.key for lesson in diagnose(stuck)}
     rising = changed(stuck, 6, train__reward=lambda i: 0.5 + 0.05 * i)
     assert "entropy_collapse" not in {lesson.key for lesson in diagnose(rising)}
+
+
+def test_a_metric_that_follows_the_reward_is_no_finding():
+    follows = changed(healthy(), 30, train__state=lambda i: 0.3 + 0.01 * i, train__draw=0.1)
+    assert "unchanged_metric" not in {lesson.key for lesson in diagnose(follows)}
 
 
 def test_a_constant_reward_is_not_called_too_hard_a_task():

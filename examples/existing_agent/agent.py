@@ -1,0 +1,54 @@
+"""Answer a question about the stock of a wholesaler: python agent.py QUESTION."""
+
+import json
+import os
+import sys
+
+from openai import OpenAI
+
+client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
+MODEL = os.environ.get("STOCK_MODEL", "gpt-4o-mini")
+SYSTEM = "You know the stock of a wholesaler. Look up every number with the tools. Reply with one short sentence."
+
+STOCK = {"bolt": {"York": 45, "Hull": 300}, "rope": {"York": 18, "Hull": 72}}  # units by item and warehouse
+PACKS = {"bolt": 50, "rope": 1}  # units in a pack
+
+
+def tool(name, description, *arguments):
+    properties = {argument: {"type": "string"} for argument in arguments}
+    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = [
+    tool("stock", "Units of an item in a warehouse.", "item", "warehouse"),
+    tool("pack_size", "Units of an item in a pack.", "item"),
+]
+FUNCTIONS = {"stock": lambda item, warehouse: STOCK[item][warehouse], "pack_size": lambda item: PACKS[item]}
+
+
+def run_tool(name, arguments):
+    try:
+        return str(FUNCTIONS[name](**json.loads(arguments)))
+    except (KeyError, TypeError, ValueError) as error:
+        return f"error: {error!r}"
+
+
+def answer(question, max_turns=4):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    for _ in range(max_turns):
+        completion = client.chat.completions.create(
+            model=MODEL, messages=messages, tools=TOOLS, temperature=0.2, max_tokens=60
+        )
+        message = completion.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            return message.content or ""
+        for call in message.tool_calls:
+            result = run_tool(call.function.name, call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return ""
+
+
+if __name__ == "__main__":
+    print(answer(" ".join(sys.argv[1:])))
