@@ -26,7 +26,8 @@ TUTORIALS = (
 ).split()
 HOW_TO = (
     "agent programs frameworks endpoint mcp environments auto reward warm-up judge loss base-model debug resume "
-    "trackers traces record import curate export remote ray clusters serverless-server tinker-server client-keys profile"
+    "trackers traces record import curate export remote ray clusters serverless-server tinker-server client-keys "
+    "profile"
 ).split()
 CONCEPTS = "rollouts groups-and-advantages exact-tokens losses steps-and-checkpoints metrics".split()
 SECTIONS = {  # of the table of contents

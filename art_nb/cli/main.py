@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'served_backend', 'server_class', 'run', 'wait_for_interrupt', 'run_tinker',
            'script_globals', 'line_of_error', 'script_model', 'source_line', 'train', 'follow_run', 'view',
-           'open_notebook', 'write_pages', 'record', 'redaction_function', 'profile', 'plan', 'init', 'migrate',
-           'show_help', 'option', 'parser', 'main']
+           'open_notebook', 'write_pages', 'record', 'redaction_function', 'profile', 'plan', 'command_line', 'init',
+           'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import runpy
+import shutil
 import signal
 import sys
 import time
@@ -416,6 +417,12 @@ def plan(model: str, gpus: int, weights: float | None, as_json: bool, **options:
     return 0
 
 
+def command_line(name: str) -> str:
+    """Return how to call a command of this environment: its name if the shell finds it, otherwise its path."""
+    file = Path(sys.executable).with_name(name)
+    return os.path.relpath(file) if file.is_file() and shutil.which(name) != str(file) else name
+
+
 def init(path: str, yes: bool = False, **options: str | None) -> int:
     """Write a notebook (.ipynb) or script (.py) that trains a small model, and a test. It asks what to train."""
     from art_nb.cli.starter import read_answers, write_starter
@@ -423,8 +430,8 @@ def init(path: str, yes: bool = False, **options: str | None) -> int:
     known = {name: value for name, value in options.items() if value is not None}
     asks = not yes and sys.stdin.isatty()
     file, test = write_starter(path, read_answers(known, input if asks else None))
-    usage = f"python {file}, or art-nb train {file}" if file.suffix == ".py" else f"jupyter lab {file}"
-    print(f"Wrote {file} and {test}.\nTo run it: {usage}\nTo test it: pytest {test}")
+    usage = f"{command_line('art-nb')} train" if file.suffix == ".py" else f"{command_line('jupyter')} lab"
+    print(f"Wrote {file} and {test}.\nTo run it: {usage} {file}\nTo test it: {command_line('pytest')} {test}")
     return 0
 
 
