@@ -94,7 +94,7 @@ test-observers-full: $(OBSERVERS) $(OBSERVER_SERVERS)  ## the same with the serv
 	ART_NB_TESTS=full .venv-observers/bin/python $(PYTEST) -rs tests/observers
 
 test-export: weights $(EXPORT) $(VLLM)  ## compare exported models with transformers, llama.cpp and vLLM, and train with TRL
-	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export
+	.venv-export/bin/python $(PYTEST) -s -p no:xdist tests/export --ignore=tests/export/test_vllm_replies.py
 	.venv-vllm/bin/python $(PYTEST) -s -p no:xdist tests/export/test_vllm_replies.py
 
 test-clients: weights $(ART) .venv-tinker/.installed  ## run the unmodified clients of openpipe-art and Tinker (each in an environment on top of .venv)

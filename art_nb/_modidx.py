@@ -6237,6 +6237,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'art_nb/runs/metrics.py'),
                                      'art_nb.runs.metrics.is_cumulative': ('10_runs/metrics.html#is_cumulative', 'art_nb/runs/metrics.py'),
                                      'art_nb.runs.metrics.metric_name': ('10_runs/metrics.html#metric_name', 'art_nb/runs/metrics.py'),
+                                     'art_nb.runs.metrics.position_in_history': ( '10_runs/metrics.html#position_in_history',
+                                                                                  'art_nb/runs/metrics.py'),
                                      'art_nb.runs.metrics.rollout_tokens': ( '10_runs/metrics.html#rollout_tokens',
                                                                              'art_nb/runs/metrics.py'),
                                      'art_nb.runs.metrics.scenario_ids': ('10_runs/metrics.html#scenario_ids', 'art_nb/runs/metrics.py'),

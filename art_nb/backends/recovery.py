@@ -13,7 +13,6 @@ __all__ = ['restore_newest_checkpoint', 'rename_damaged', 'repair_history']
 # %% ../../nbs/50_backends/10_recovery.ipynb #23a00e5e
 import os
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ from ..core.types import StoreError
 from ..learners import checkpoints
 from ..learners.base import Learner
 from ..policy import adapter_files
-from ..runs.metrics import history_metrics
-from ..runs.store import RunStore, is_complete_checkpoint
+from ..runs.metrics import history_metrics, position_in_history
+from ..runs.store import METRICS_STATE, RunStore, is_complete_checkpoint
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #b1fbcfea
 def restore_newest_checkpoint(
@@ -74,7 +73,6 @@ def rename_damaged(store: RunStore, step: int) -> Path:  # the new directory of 
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #70fd7091
 _TRAINING_SECTIONS = ("train/", "sft/", "loss/")
-_SUMS = "_metrics_builder_state"  # the part of state.json with the sums over the run and the row that was counted last
 
 
 def repair_history(
@@ -92,14 +90,13 @@ def repair_history(
             model._log(_stored_groups(store, split, step), split, metrics, step, False, recovered=True)
     undone = sorted({row["step"] for row in rows if _is_trained(row) and row["step"] > latest})
     for step in undone:
-        now = datetime.now().isoformat()
-        store.append_history({"step": step, "training_step": step, "undone": 1, "recorded_at": now})
+        store.append_history(position_in_history(step) | {"undone": 1})
     _forget_undone(store, undone)
 
 # %% ../../nbs/50_backends/10_recovery.ipynb #70fd7092
 def _counted_row(store: RunStore, latest: int) -> dict[str, Any]:
     """Return the newest row whose values are in the stored sums, or {} if it is unknown or of a later step."""
-    row = store.read_own_state(_SUMS).get("row")
+    row = store.read_own_state(METRICS_STATE).get("row")
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return {}
     return row if row["step"] <= latest else {}
@@ -107,9 +104,9 @@ def _counted_row(store: RunStore, latest: int) -> dict[str, Any]:
 
 def _forget_undone(store: RunStore, undone: list[int]) -> None:
     """Remove the counted row if its step is undone, so that it is not taken for the row of the new step."""
-    state = store.read_own_state(_SUMS)
+    state = store.read_own_state(METRICS_STATE)
     if (state.get("row") or {}).get("step") in undone:
-        store.write_own_state(_SUMS, state | {"row": None})
+        store.write_own_state(METRICS_STATE, state | {"row": None})
 
 
 def _missing_steps(store: RunStore, rows: Iterable[Mapping[str, Any]], latest: int) -> list[int]:
@@ -123,8 +120,7 @@ def _append_counted(store: RunStore, rows: list[dict[str, Any]], counted: dict[s
         if metrics := _checkpoint_metrics(store, step):
             split = _split_of(metrics)
             row = history_metrics(_stored_groups(store, split, step), split, metrics)
-            position = {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
-            store.append_history(row | position | {"recovered": 1})
+            store.append_history(row | position_in_history(step) | {"recovered": 1})
     store.append_history(counted | {"recovered": 1})
 
 

@@ -13,7 +13,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import Token
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -41,10 +40,10 @@ from .clients import EndpointClient, http_client, httpx, loop_or_thread
 from ..rollouts.tracers import prepare_tracers
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
-from ..runs.metrics import MetricsBuilder, counted_row, history_metrics
+from ..runs.metrics import MetricsBuilder, counted_row, history_metrics, position_in_history
 from ..runs.report_queue import Reporting
 from ..runs.reporters import merge_wandb_config
-from ..runs.store import RunStore
+from ..runs.store import METRICS_STATE, RunStore
 
 # %% ../../nbs/15_models/30_model.ipynb #e2221b6f
 class ModelBackend(Protocol):
@@ -106,7 +105,6 @@ def _as_groups(items: Iterable[Any]) -> list[TrajectoryGroup]:
     return [TrajectoryGroup(items)]
 
 # %% ../../nbs/15_models/30_model.ipynb #7b60724f
-_METRICS_STATE = "_metrics_builder_state"
 _metrics_lock = threading.Lock()
 
 
@@ -117,8 +115,7 @@ def _metrics_row(
     row = counted_row(model.metrics_builder(), row, groups or [], split, model._cost_calculator)
     if not row:
         return {}
-    position = {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
-    return row | position | ({"recovered": 1} if recovered else {})
+    return row | position_in_history(step) | ({"recovered": 1} if recovered else {})
 
 
 def _log_row(
@@ -134,7 +131,7 @@ def _log_row(
         if row is None:
             row = model._unwritten[key] = _metrics_row(model, groups, split, metrics, step, recovered)
         if row:
-            model.store.write_own_state(_METRICS_STATE, builder.state_dict() | {"row": finite(row)})
+            model.store.write_own_state(METRICS_STATE, builder.state_dict() | {"row": finite(row)})
             model.store.append_history(row)
         del model._unwritten[key]
         if row:  # before the next row, so that reporters get them in order
@@ -331,7 +328,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
             raise
         await asyncio.to_thread(self._write_record)
         if self._metrics is not None:
-            self._metrics.load_state_dict(self.store.read_own_state(_METRICS_STATE))
+            self._metrics.load_state_dict(self.store.read_own_state(METRICS_STATE))
 
     def _check_record(self) -> None:
         """Raise StoreError if the run directory has adapters of another base model."""
@@ -459,7 +456,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         with _metrics_lock:
             if self._metrics is None:
                 self._metrics = MetricsBuilder("train")
-                self._metrics.load_state_dict(self.store.read_own_state(_METRICS_STATE))
+                self._metrics.load_state_dict(self.store.read_own_state(METRICS_STATE))
         return self._metrics if cost_context is None else self._metrics.for_cost_context(cost_context)
 
     def activate_metrics_context(self, cost_context: str) -> Token:

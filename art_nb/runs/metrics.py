@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'ADDITIVE', 'TIE', 'RATES', 'metric_name', 'is_cumulative', 'cumulative_name', 'group_metrics',
-           'has_variance', 'data_counts', 'rollout_tokens', 'scenario_ids', 'history_metrics', 'cost_totals', 'Counted',
-           'MetricsBuilder', 'count_cost', 'track_api_cost', 'token_costs', 'counted_row']
+           'has_variance', 'data_counts', 'rollout_tokens', 'scenario_ids', 'history_metrics', 'position_in_history',
+           'cost_totals', 'Counted', 'MetricsBuilder', 'count_cost', 'track_api_cost', 'token_costs', 'counted_row']
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #d69f5182
 import inspect
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import wraps
 from threading import RLock
 from typing import Any, SupportsFloat
@@ -145,6 +146,11 @@ def history_metrics(
     """Return the metrics of a step under their names in the history: those of its groups, and `metrics`."""
     values = {metric_name(name, split): float(value) for name, value in metrics.items()}
     return (group_metrics(groups, split) if groups is not None else {}) | values
+
+
+def position_in_history(step: int) -> dict[str, Any]:
+    """Return the step and the current time, as each row of the history has them."""
+    return {"training_step": step, "step": step, "recorded_at": datetime.now().isoformat()}
 
 # %% ../../nbs/10_runs/30_metrics.ipynb #738b0dcc
 RATES = {
