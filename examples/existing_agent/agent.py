@@ -10,26 +10,22 @@ client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
 MODEL = os.environ.get("STOCK_MODEL", "gpt-4o-mini")
 SYSTEM = "You know the stock of a wholesaler. Look up every number with the tools. Reply with one short sentence."
 
-STOCK = {"bolt": {"York": 45, "Hull": 300}, "rope": {"York": 18, "Hull": 72}}  # units by item and warehouse
-PACKS = {"bolt": 50, "rope": 1}  # units in a pack
+STOCK = {"bolt": 300, "rope": 72}  # units of each item
+PACKS = {"bolt": 50, "rope": 2}  # units in a pack
 
 
-def tool(name, description, *arguments):
-    properties = {argument: {"type": "string"} for argument in arguments}
-    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+def tool(name, description):
+    parameters = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-TOOLS = [
-    tool("stock", "Units of an item in a warehouse.", "item", "warehouse"),
-    tool("pack_size", "Units of an item in a pack.", "item"),
-]
-FUNCTIONS = {"stock": lambda item, warehouse: STOCK[item][warehouse], "pack_size": lambda item: PACKS[item]}
+TOOLS = [tool("stock", "Units of an item in the warehouse."), tool("pack_size", "Units of an item in a pack.")]
+TABLES = {"stock": STOCK, "pack_size": PACKS}
 
 
 def run_tool(name, arguments):
     try:
-        return str(FUNCTIONS[name](**json.loads(arguments)))
+        return str(TABLES[name][json.loads(arguments)["item"]])
     except (KeyError, TypeError, ValueError) as error:
         return f"error: {error!r}"
 
