@@ -26,7 +26,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .local import LocalBackend
-from .remote_calls import CALL_FORMS, MAX_EVENTS, VERBS, Call, CallRegistry
+from .remote_calls import CALL_FORMS, MAX_EVENTS, VERBS, Call, CallRegistry, key_digest
 from art_nb.backends.remote_protocol import (
     KEY_NAME,
     MAX_CALL_BYTES,
@@ -39,6 +39,7 @@ from art_nb.backends.remote_protocol import (
 from ..core.machine import is_loopback
 from ..core.types import ServeError
 from ..serving.asgi import json_response, api_key_of, cancel_on_disconnect, json_app, read_body
+from ..serving.endpoint import CLIENT_HEADER
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #03b31c77
@@ -154,11 +155,11 @@ def proxy_inference(registry: CallRegistry, scope: Scope) -> ASGIApp:
             raise ServeError(f"{WRONG_KEY} Use model.openai_client(), or register the model again.", status=401)
     except ServeError as error:
         return error_reply(error)
-    path = f"/{rest}"
+    path, client = f"/{rest}", key_digest(api_key_of(scope)).hex()[:16]
     mark_authenticated(scope)
-    key = (b"authorization", f"Bearer {endpoint.api_key}".encode())
-    headers = [key, *(pair for pair in scope["headers"] if pair[0] != b"authorization")]
-    scope.update({"path": path, "raw_path": path.encode(), "headers": headers})
+    headers = {b"authorization": f"Bearer {endpoint.api_key}".encode(), CLIENT_HEADER.encode(): client.encode()}
+    others = [pair for pair in scope["headers"] if pair[0] not in headers]
+    scope.update({"path": path, "raw_path": path.encode(), "headers": [*headers.items(), *others]})
     return endpoint.app
 
 # %% ../../nbs/50_backends/90_remote_server.ipynb #4c9288c3

@@ -24,10 +24,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ..core.types import ServeError
-from ..models.clients import ShardedTransport, httpx
+from ..models.clients import ENDED_HEADER, SESSION_HEADER, ShardedTransport, httpx
 from ..rollouts.gather import call_after_rollout, current_rollout
 from ..serving.asgi import cancel_on_disconnect, error_body, json_app, read_body, require_api_key
-from ..serving.endpoint import IN_PROCESS_URL, SESSION_HEADER
+from ..serving.endpoint import IN_PROCESS_URL
 from ..serving.http_server import HttpServer, bind_socket
 from ..serving.messages_api import error_of_path
 
@@ -251,6 +251,8 @@ class RouterTransport(ShardedTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request to the replica of its conversation, or to another one if that one is lost."""
+        for ended in request.headers.pop(ENDED_HEADER, "").split(","):
+            self.table.end_session(ended)
         session = self._session_of(request)
         if session:
             request.headers[SESSION_HEADER] = session  # the sessions of a replica take turns

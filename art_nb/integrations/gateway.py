@@ -10,8 +10,8 @@ __all__ = ['COUNT_PATH', 'MODEL_PATHS', 'FORWARDED_HEADERS', 'REPLY_HEADERS', 'U
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -41,6 +41,7 @@ class RecordingSession(Protocol):
     model_name: str
     seeds: SeedScope | None
     overrides: RequestOverrides | None
+    join_rollout: Callable[[], AbstractContextManager[None]]
 
     def record(self, path: str, request: bytes, reply: bytes, start_time: datetime, retry_count: int) -> bool: ...
 
@@ -175,7 +176,9 @@ class SessionGateway:
             self._clients[id(model)] = endpoint_http_client(model)
         client = self._clients[id(model)]
         try:
-            response = await client.send(client.build_request("POST", url, headers=headers, content=body), stream=True)
+            with session.join_rollout():
+                sent = client.build_request("POST", url, headers=headers, content=body)
+                response = await client.send(sent, stream=True)
         finally:
             if scope is not None:
                 scope.end()

@@ -36,7 +36,7 @@ from art_nb.core.types import (
     TrainSFTConfig,
 )
 from .provenance import record_session
-from .clients import EndpointClient, http_client, httpx, loop_or_thread
+from .clients import EndpointClient, SessionHeaders, ShardedTransport, http_client, httpx, loop_or_thread
 from ..rollouts.tracers import prepare_tracers
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups, listed
 from ..runs.costs import CostCalculator
@@ -157,6 +157,9 @@ def endpoint_http_client(model: "Model[Any, Any]") -> httpx.AsyncClient:
     transport = model._backend.transport(model) if model.trainable and model._backend is not None else None
     client = httpx.AsyncClient(transport=transport) if transport else http_client()
     client.timeout = TIMEOUT
+    in_process = transport is not None and not isinstance(transport, ShardedTransport)
+    if model.trainable and model._backend is not None and not in_process:
+        client.event_hooks = {"request": [model._session_headers]}
     return client
 
 
@@ -233,6 +236,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
 
     _backend: Any = PrivateAttr(None)
     _clients: WeakKeyDictionary = PrivateAttr(default_factory=WeakKeyDictionary)  # by event loop
+    _session_headers: SessionHeaders = PrivateAttr(default_factory=SessionHeaders)  # of the clients
     _bus: Bus = PrivateAttr(default_factory=Bus)  # for warnings
     _warned: set[str] = PrivateAttr(default_factory=set)
     _wandb_config: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -250,6 +254,7 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
         replacements = {
             id(self._backend): self._backend,
             id(self._clients): WeakKeyDictionary(),
+            id(self._session_headers): SessionHeaders(),
             id(self._bus): Bus(),
             id(self._metrics): None,
             id(self._reports): Reporting(),

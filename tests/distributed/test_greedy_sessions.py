@@ -51,9 +51,9 @@ def client_of(router):
     return httpx.AsyncClient(base_url=router.base_url, headers=headers, timeout=120, limits=limits)
 
 
-async def ask(client, session, done, tokens=120):
+async def ask(client, session, done, tokens=120, **fields):
     message = {"role": "user", "content": "A1"}
-    body = {"model": "tiny", "messages": [message], "max_tokens": tokens, "ignore_eos": True}
+    body = {"model": "tiny", "messages": [message], "max_tokens": tokens, "ignore_eos": True} | fields
     answer = await client.post("/chat/completions", json=body, headers={SESSION_HEADER: session} if session else {})
     assert answer.status_code == 200, answer.text
     done.append(session)
@@ -68,10 +68,11 @@ async def test_a_greedy_session_delays_another_one_by_two_replies_of_each_slot(r
         assert await replies_before(ask_one, ask_many, is_busy, MANY, RUNNING) <= 2 * RUNNING
 
 
-async def test_the_requests_of_a_client_that_leaves_do_not_run(router, replica):
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_requests_of_a_client_that_leaves_do_not_run(router, replica, stream):
     sampler, done = replica.service.sampler, []
     async with client_of(router) as client:
-        many = [asyncio.ensure_future(ask(client, "greedy", done, tokens=400)) for _ in range(MANY)]
+        many = [asyncio.ensure_future(ask(client, "greedy", done, tokens=400, stream=stream)) for _ in range(MANY)]
         while sampler.stats()["waiting"] < MANY // 2:
             await asyncio.sleep(0.01)
         for request in many:

@@ -8,8 +8,8 @@ import pytest
 from support.server_parts import Scripted, endpoint
 
 import art_nb as art
-from art_nb.distributed.routing import SESSION_HEADER, ReplicaRecord, RouterTransport, RoutingTable
-from art_nb.models.clients import httpx
+from art_nb.distributed.routing import SESSION_HEADER, ReplicaRecord, RouterEndpoint, RouterTransport, RoutingTable
+from art_nb.models.clients import SessionHeaders, ShardedTransport, httpx
 from art_nb.rollouts.gather import call_after_rollout, current_rollout, in_rollout
 
 BODY = {"model": "base", "messages": [{"role": "user", "content": "A1"}], "max_tokens": 40}
@@ -75,6 +75,24 @@ async def test_a_new_replica_gets_its_share_at_once(make_replica, fail):
         table.replicas[1] = make_replica(1)
         assert await play(client, fail=fail) == {"0": 16, "1": 16}
     assert not table._homes
+
+
+async def test_the_client_of_another_process_names_its_rollouts_and_those_that_have_ended(make_replica):
+    table = RoutingTable()
+    table.replicas = {0: make_replica(0), 1: make_replica(1)}
+    router = RouterEndpoint(table)
+    router.start()
+    hooks, headers = {"request": [SessionHeaders()]}, {"authorization": f"Bearer {router.api_key}"}
+    options = {"base_url": router.base_url.removesuffix("/v1"), "headers": headers, "event_hooks": hooks}
+    async with httpx.AsyncClient(transport=ShardedTransport(), timeout=60, **options) as client:
+        assert await play(client) == {"0": 16, "1": 16}
+        table.replicas[1].state = "lost"
+        table.replicas[1] = make_replica(1)
+        counts = await play(client)  # the first request ends the earlier sessions; some others may arrive before it
+        assert abs(counts["0"] - counts["1"]) <= 8
+        await client.post("/v1/chat/completions", json=BODY)
+    assert not table._homes
+    router.stop()
 
 
 async def test_a_rollout_that_is_canceled_ends_its_session(make_replica):

@@ -7,6 +7,7 @@ from support.tinker_parts import serving
 from support.turns import replies_before
 
 import art_nb as art
+from art_nb.backends.remote_server import BackendServer
 from art_nb.servers.serverless_routes import ServerlessServer
 
 pytestmark = pytest.mark.timeout(300)
@@ -28,6 +29,12 @@ def clients_of(url, prefix=""):
         httpx.AsyncClient(base_url=url, headers={"x-api-key": prefix + key}, timeout=120, limits=limits)
         for key in KEYS.values()
     ]
+
+
+def endpoint_client(model):
+    """A client of the endpoint of a registered model."""
+    headers, limits = {"authorization": f"Bearer {model.inference_api_key}"}, httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=model.inference_base_url, headers=headers, timeout=120, limits=limits)
 
 
 async def test_the_serverless_server(tiny_model_dir, tmp_path, key_file):
@@ -52,6 +59,29 @@ async def test_the_serverless_server(tiny_model_dir, tmp_path, key_file):
         assert await replies_before(ask_one, ask_many, is_busy, MANY, RUNNING) <= 2 * RUNNING
         for client in (ann, bob):
             await client.aclose()
+
+
+async def test_two_notebooks_of_one_model(named, tmp_path):
+    """Each request is a session of its own, as with rollouts of one request."""
+    backend = art.LocalBackend(path=tmp_path, device="cpu", dtype="float32", max_running=RUNNING, verbose=False)
+    with BackendServer(backend, port=0) as server:
+        address = {"base_url": f"http://127.0.0.1:{server.port}", "api_key": server.api_key, "verbose": False}
+        notebooks = [(art.Backend(**address, path=tmp_path / name), named()) for name in KEYS]
+        for each, model in notebooks:
+            await model.register(each)
+        ann, bob = (endpoint_client(model) for _, model in notebooks)
+
+        async def ask(client, number, tokens):
+            body = {"model": "ttt", "messages": [QUESTION], "max_tokens": tokens, "ignore_eos": True}
+            answer = await client.post("/chat/completions", json=body, headers={"x-session-id": str(number)})
+            assert answer.status_code == 200, answer.text
+
+        (runtime,) = backend._runtimes.values()
+        is_busy = lambda: runtime.sampler.stats()["waiting"] >= MANY // 2
+        ask_one, ask_many = (lambda n: ask(ann, n, 4)), (lambda n: ask(bob, n, TOKENS))
+        assert await replies_before(ask_one, ask_many, is_busy, MANY, RUNNING) <= 2 * RUNNING
+        for client in (ann, bob, *(each for each, _ in notebooks)):
+            await (client.aclose() if isinstance(client, httpx.AsyncClient) else client.close())
 
 
 async def test_the_server_for_tinkers_client(tiny_model_dir, tmp_path, key_file):

@@ -66,6 +66,14 @@ async def test_it_keeps_the_contract(server, named, tmp_path):
     assert found["drift"] < 0.05
 
 
+async def test_register_waits_until_the_model_is_loaded(named, far, monkeypatch):
+    model = named()
+    with monkeypatch.context() as patched:
+        patched.setattr("art_nb.backends.remote_client.READ_TIMEOUT_S", 0.01)
+        await model.register(far)
+    assert await model.get_step() == 0
+
+
 async def test_it_trains_what_a_local_backend_trains(named, far, tmp_path):
     here, there = named("here"), named("there")
     await there.register(far)
