@@ -50,7 +50,7 @@ def metric_values(rows: HistoryRows, name: str, last: int | None = None) -> list
     values = [float(row[name]) for row in rows if isinstance(row.get(name), (int, float))]
     return [v for v in values if math.isfinite(v)][-last if last else 0 :]
 
-
+# %% ../../nbs/65_training/10_diagnostics.ipynb #8d5084e5
 # Metrics of `train/` that no task defines. The other ones come from the metrics of its trajectories.
 _COMMON_METRICS = frozenset(
     "reward reward_std_dev exception_rate completion_tokens duration truncated alike staleness staleness_max "

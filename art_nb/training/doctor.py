@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CELL_STYLE', 'WRONG_SERVER', 'FAILURE_ADVICE', 'ADDED_METRICS', 'PROMPTED_CHECKS', 'TRAINABLE_CHECKS', 'Check',
            'DoctorReport', 'Probe', 'run_probe', 'check_registration', 'local_runtime', 'limit_field', 'failure_cause',
-           'check_rollouts', 'check_rewards', 'tools_advice', 'check_variance', 'reply_text', 'check_success',
+           'check_rollouts', 'check_rewards', 'tools_advice', 'check_variance', 'reply_preview', 'check_success',
            'check_metrics', 'check_choices', 'check_tools', 'check_tokens', 'check_rows', 'check_truncated',
            'limit_advice', 'check_context', 'first_messages', 'check_shared', 'check_cost', 'doctor']
 
@@ -315,8 +315,8 @@ def _solved_advice(probe: Probe) -> str:
     is_solved = len(rewards) and np.mean(rewards > rewards.max() - TIE) > 0.8 and np.ptp(rewards) > TIE
     return "The task is nearly solved: most rollouts get the highest reward. Use harder scenarios." if is_solved else ""
 
-
-def reply_text(choice: Choice) -> str:
+# %% ../../nbs/65_training/80_doctor.ipynb #7794f792
+def reply_preview(choice: Choice) -> str:
     """Return the text of a reply, or its first tool call."""
     calls = (call.function for call in choice.message.tool_calls or () if call.type == "function")
     return choice.message.content or next((f"{call.name}({call.arguments})" for call in calls), "")
@@ -332,7 +332,7 @@ def check_success(probe: Probe) -> Check:
     )
     if not better:
         finding = "No reward is above the lowest one, so all replies look equally good."
-        if texts := [text for choice in probe.choices if (text := reply_text(choice))]:
+        if texts := [text for choice in probe.choices if (text := reply_preview(choice))]:
             finding += f' The first one: "{textwrap.shorten(texts[0], 80, placeholder=" …")}".'
         return Check("success", "warn", finding, advice)
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
