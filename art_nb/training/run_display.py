@@ -66,7 +66,7 @@ def phase_line(p: Progress) -> str:
     if p.status not in ("running", "pausing", "stopping"):
         return status_text(p.status, p.rows)
     if p.phase == "rollouts":
-        mean = f" reward {fmean(p.rewards):.2f}" if p.rewards else ""
+        mean = f", reward {fmean(p.rewards):.2f}" if p.rewards else ""
         failed = f", {p.failed} failed" if p.failed else ""
         return f"{p.finished}/{max(p.started, p.expected)} rollouts{mean}{failed}"
     if p.phase == "training":
