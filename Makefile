@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # On Linux, PyPI has the CUDA build. Without an NVIDIA GPU, pip prefers the CPU build ("2.13.0+cpu") of PyTorch's own index.
-ifeq ($(shell uname -s)$(shell command -v nvidia-smi),Linux)
+ifeq ($(shell uname -s)$(shell command -v nvidia-smi 2>/dev/null),Linux)
 CPU_BUILDS := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 endif
 TORCH ?= torch==2.13.0 $(CPU_BUILDS)

@@ -95,7 +95,7 @@ class Call:
 # %% ../../nbs/50_backends/80_remote_calls.ipynb #hb800006
 MAX_FINISHED_CALLS, MAX_RUNNING_CALLS = 256, 32
 MAX_MODELS = 8  # models loaded at the same time; loading another one releases the least recently used
-IDLE_MODEL_S = 3600.0  # after this time without a call or a request, the clients of a model are gone
+IDLE_MODEL_S = 3600.0  # a model without a call or a request for this time may be released to make room
 
 
 def key_digest(key: bytes) -> bytes:
@@ -119,8 +119,8 @@ class CallRegistry:
         """Return a registered model and mark it as the most recently used. Raise `ServeError` 404 for others."""
         if run not in self.models:
             raise ServeError(
-                f"This model is not registered here. The server was restarted, or {MAX_MODELS} other models were used "
-                "since. Call `await model.register(backend)` and continue from its step.",
+                "This model is not loaded. The server was restarted, or it released the model to make room for another "
+                "one. Call `await model.register(backend)` and continue from its last checkpoint.",
                 status=404,
             )
         self.models[run] = entry = self.models.pop(run)  # a dict keeps the order of insertion
@@ -153,14 +153,14 @@ class CallRegistry:
                 model = await self._registered(form)
             except ServeError as error:
                 has_no_room = error.status == 503  # of a cluster
-                if not has_no_room or self._without_clients(form.run) is None:
+                if not has_no_room or self._releasable(form.run) is None:
                     raise
-                while (run := self._without_clients(form.run)) is not None:
+                while (run := self._releasable(form.run)) is not None:
                     await self._release(run)
                 model = await self._registered(form)
             self.models[form.run], self.used[form.run] = (form, model), time.monotonic()
 
-    def _without_clients(self, new_run: str) -> str | None:
+    def _releasable(self, new_run: str) -> str | None:
         """Return a loaded model without a valid key, or without use for a long time, that is not in use, or None."""
         is_left = lambda run: not self.keys.get(run) or time.monotonic() - self.used[run] >= IDLE_MODEL_S
         others = (run for run in self.models if run != new_run and is_left(run))
@@ -173,6 +173,7 @@ class CallRegistry:
 
     async def _release(self, run: str) -> None:
         async with self.locks[run]:  # not locked, because nothing was awaited since the check
+            del self.used[run]
             await self.backend.unregister(self.models.pop(run)[1])
 
     @asynccontextmanager

@@ -150,9 +150,9 @@ def proxy_inference(registry: CallRegistry, scope: Scope) -> ASGIApp:
     """Return the app of a run's endpoint and change the scope for it, or return an error response."""
     run, _, rest = scope["path"].removeprefix("/runs/").partition("/")
     try:
-        endpoint = registry.backend.runtime(registry.model(run)).endpoint
-        if not registry.accepts_key(run, api_key_of(scope)):
+        if run in registry.models and not registry.accepts_key(run, api_key_of(scope)):
             raise ServeError(f"{WRONG_KEY} Use model.openai_client(), or register the model again.", status=401)
+        endpoint = registry.backend.runtime(registry.model(run)).endpoint
     except ServeError as error:
         return error_reply(error)
     path, client = f"/{rest}", key_digest(api_key_of(scope)).hex()[:16]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'served_backend', 'server_class', 'run', 'wait_for_interrupt', 'run_tinker',
            'script_globals', 'line_of_error', 'script_model', 'source_line', 'train', 'follow_run', 'view',
-           'open_notebook', 'write_pages', 'record', 'redaction_function', 'profile', 'plan', 'command_line', 'init',
+           'open_notebook', 'write_pages', 'record', 'redaction_function', 'profile', 'plan', 'shell_command', 'init',
            'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import runpy
+import shlex
 import shutil
 import signal
 import sys
@@ -417,10 +418,10 @@ def plan(model: str, gpus: int, weights: float | None, as_json: bool, **options:
     return 0
 
 
-def command_line(name: str) -> str:
-    """Return how to call a command of this environment: its name if the shell finds it, otherwise its path."""
+def shell_command(name: str) -> str:
+    """Return the shell command of a program of this environment: its name if it is on PATH, otherwise its path."""
     file = Path(sys.executable).with_name(name)
-    return os.path.relpath(file) if file.is_file() and shutil.which(name) != str(file) else name
+    return shlex.quote(os.path.relpath(file)) if file.is_file() and shutil.which(name) != str(file) else name
 
 
 def init(path: str, yes: bool = False, **options: str | None) -> int:
@@ -430,8 +431,8 @@ def init(path: str, yes: bool = False, **options: str | None) -> int:
     known = {name: value for name, value in options.items() if value is not None}
     asks = not yes and sys.stdin.isatty()
     file, test = write_starter(path, read_answers(known, input if asks else None))
-    usage = f"{command_line('art-nb')} train" if file.suffix == ".py" else f"{command_line('jupyter')} lab"
-    print(f"Wrote {file} and {test}.\nTo run it: {usage} {file}\nTo test it: {command_line('pytest')} {test}")
+    usage = f"{shell_command('art-nb')} train" if file.suffix == ".py" else f"{shell_command('jupyter')} lab"
+    print(f"Wrote {file} and {test}.\nTo run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
     return 0
 
 

@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['MAX_ROLLOUT_THREADS', 'cancel_and_wait', 'gather_or_cancel', 'close_coroutines', 'in_order', 'with_timeout', 'retry',
-           'limit_concurrency', 'add_rollout_threads']
+           'limit_concurrency', 'set_rollout_executor']
 
 # %% ../../nbs/00_core/50_aio.ipynb #3e6adca5
 import asyncio
@@ -225,12 +225,15 @@ def limit_concurrency(
 
 # %% ../../nbs/00_core/50_aio.ipynb #a1c0de02
 MAX_ROLLOUT_THREADS = 512
-_loops_with_threads: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+_prepared_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
-def add_rollout_threads() -> None:
-    """Give the running event loop enough threads for synchronous agents."""
+def set_rollout_executor() -> None:
+    """Replace the default executor of the running event loop by one with enough threads for synchronous agents.
+
+    This happens once for each event loop, so that an executor which is set later stays.
+    """
     loop = asyncio.get_running_loop()
-    if loop not in _loops_with_threads:
-        _loops_with_threads.add(loop)
+    if loop not in _prepared_loops:
+        _prepared_loops.add(loop)
         loop.set_default_executor(ThreadPoolExecutor(MAX_ROLLOUT_THREADS, thread_name_prefix="art-nb-rollout"))

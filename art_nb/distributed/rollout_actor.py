@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any, NoReturn
 
-from ..core.aio import add_rollout_threads, with_timeout
+from ..core.aio import set_rollout_executor, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted, Warned, to_json
 from ..core.seeds import SeedScope, StepSeeds, seed_scope
 from ..core.types import RolloutError, ServeError, TrainError
@@ -136,7 +136,7 @@ class RolloutActor:
     def prepare(self) -> None:
         """Open the router on the running event loop."""
         self.loop, self.outbox = asyncio.get_running_loop(), asyncio.Queue()
-        add_rollout_threads()
+        set_rollout_executor()
         self.table = RoutingTable(self._suspect, self._resolve)
         self.endpoint = RouterEndpoint(self.table)
         self.endpoint.start()

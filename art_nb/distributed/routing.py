@@ -27,7 +27,7 @@ from ..core.types import ServeError
 from ..models.clients import ENDED_HEADER, SESSION_HEADER, ShardedTransport, httpx
 from ..rollouts.gather import call_after_rollout, current_rollout
 from ..serving.asgi import cancel_on_disconnect, error_body, json_app, read_body, require_api_key
-from ..serving.endpoint import IN_PROCESS_URL
+from ..serving.endpoint import CLIENT_HEADER, IN_PROCESS_URL
 from ..serving.http_server import HttpServer, bind_socket
 from ..serving.messages_api import error_of_path
 
@@ -251,8 +251,9 @@ class RouterTransport(ShardedTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request to the replica of its conversation, or to another one if that one is lost."""
+        client = request.headers.get(CLIENT_HEADER, "")
         for ended in request.headers.pop(ENDED_HEADER, "").split(","):
-            self.table.end_session(ended)
+            self.table.end_session(client + ended)
         session = self._session_of(request)
         if session:
             request.headers[SESSION_HEADER] = session  # the sessions of a replica take turns
@@ -273,7 +274,8 @@ class RouterTransport(ShardedTransport):
         """Return the conversation of a request. That of a rollout ends with the rollout."""
         if rollout := current_rollout():
             call_after_rollout(self.table, partial(self.table.end_session, rollout))
-        return rollout or request.headers.get(SESSION_HEADER)
+        session = request.headers.get(SESSION_HEADER)
+        return rollout or (session and request.headers.get(CLIENT_HEADER, "") + session)
 
     async def _wait_for_replica(self, session: str | None) -> ReplicaRecord | None:
         end = time.monotonic() + self.patience_s

@@ -10,8 +10,8 @@ __all__ = ['COUNT_PATH', 'MODEL_PATHS', 'FORWARDED_HEADERS', 'REPLY_HEADERS', 'U
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -25,6 +25,7 @@ from ..core.types import ServeError
 from ..models.clients import httpx
 from ..models.model import Model, endpoint_http_client
 from ..rollouts.exchanges import PROTOCOLS
+from ..rollouts.gather import RolloutScope, rollout_scope
 from ..rollouts.http_capture import retry_count_of
 from ..rollouts.request_overrides import OVERRIDES_HEADER, RequestOverrides
 from ..serving.asgi import api_key_of, cancel_on_disconnect, json_response, read_body
@@ -41,7 +42,7 @@ class RecordingSession(Protocol):
     model_name: str
     seeds: SeedScope | None
     overrides: RequestOverrides | None
-    join_rollout: Callable[[], AbstractContextManager[None]]
+    rollout: RolloutScope | None
 
     def record(self, path: str, request: bytes, reply: bytes, start_time: datetime, retry_count: int) -> bool: ...
 
@@ -176,7 +177,7 @@ class SessionGateway:
             self._clients[id(model)] = endpoint_http_client(model)
         client = self._clients[id(model)]
         try:
-            with session.join_rollout():
+            with rollout_scope(session.rollout):
                 sent = client.build_request("POST", url, headers=headers, content=body)
                 response = await client.send(sent, stream=True)
         finally:

@@ -17,7 +17,7 @@ from ..core.seeds import current_seed_scope
 from ..core.types import BackendMissing, RolloutError, install_hint
 from ..models.model import Model, check_endpoint
 from ..rollouts.exchanges import TrajectoryExchanges
-from ..rollouts.gather import join_rollout
+from ..rollouts.gather import current_rollout_scope
 from ..rollouts.request_overrides import current_overrides, overrides_for
 from ..rollouts.trajectories import Trajectory
 
@@ -59,7 +59,7 @@ class Session:
         self.model, self.model_name = model, model.get_inference_name(step)
         self.api_key, self.address = f"sk-art-{secrets.token_urlsafe(24)}", ""
         self.trajectory = Trajectory()
-        self.seeds, self.join_rollout = current_seed_scope(), join_rollout()
+        self.seeds, self.rollout = current_seed_scope(), current_rollout_scope()
         self.overrides = overrides_for(model, request_overrides) or current_overrides()
         self._failures: Counter[tuple[str, bytes]] = Counter()  # failed attempts, by path and body
         self._error: Exception | None = None  # the first turn that could not be recorded

@@ -154,11 +154,11 @@ def check_endpoint(model: "Model[Any, Any]") -> None:
 
 def endpoint_http_client(model: "Model[Any, Any]") -> httpx.AsyncClient:
     """Return a new HTTP client for the endpoint of a model."""
-    transport = model._backend.transport(model) if model.trainable and model._backend is not None else None
+    is_registered = model.trainable and model._backend is not None
+    transport = model._backend.transport(model) if is_registered else None
     client = httpx.AsyncClient(transport=transport) if transport else http_client()
     client.timeout = TIMEOUT
-    in_process = transport is not None and not isinstance(transport, ShardedTransport)
-    if model.trainable and model._backend is not None and not in_process:
+    if is_registered and (transport is None or isinstance(transport, ShardedTransport)):  # it leaves this process
         client.event_hooks = {"request": [model._session_headers]}
     return client
 

@@ -199,7 +199,7 @@ def summary_html(
     for split, steps in end_steps(index).items():
         sentences.append(reward_sentence([metric_mean(index, split, step) for step in steps]))
     goal = goal_of(sessions)
-    label = tag("b", "Goal, from the docstring of the rollout: ")
+    label = tag("b", "Goal (docstring of the rollout): ")
     paragraphs = [tag("p", label, truncate(goal, 1000), style="white-space:pre-line")] if goal else []
     return Html("".join([*paragraphs, tag("p", " ".join(filter(None, sentences)))]))
 

@@ -356,7 +356,7 @@ def run_head(run: Any, title: str, about: str, *notes: str) -> list[Html]:
         return [tag("div", tag("b", title), f" · {about}" if about else ""), facts_line(*notes)]
     p = run.progress
     color = STATE_COLORS.get(run.status, "rgba(128,128,128,0.2)")
-    status = f"{run.status} at {step_count(run.step, p.steps)}" if p.steps else "not trained yet"
+    status = f"{run.status} at {step_count(run.step, p.steps)}" if p.steps else "no step of reinforcement learning yet"
     if run.status == "done" and untrained(p.rows):
         color, status = WARNING_COLOR, f"{status}, nothing was trained"
     state = tag("span", status, style=BADGE + color)

@@ -32,7 +32,7 @@ from ..core.types import ServeError
 from ..models.clients import SESSION_HEADER, httpx, policy_version
 from ..rollouts.request_overrides import OVERRIDES_HEADER, apply_overrides
 from ..rollouts.tracers import prepare_tracers
-from ..samplers.base import Sampler, TokenTexts, request_owner
+from ..samplers.base import Owner, Sampler, TokenTexts, request_owner
 from art_nb.serving.asgi import (
     EventSender,
     InProcess,
@@ -215,8 +215,8 @@ class CompletionService:
         size: int,  # of the body in bytes
         dialect: ChatDialect | None = None,  # None: the reply is a completion
     ):
-        sent = request.headers.get
-        request_owner.set((sent(CLIENT_HEADER, ""), sent(SESSION_HEADER, "")[:MAX_SESSION_CHARS]))
+        client, session = (request.headers.get(name, "") for name in (CLIENT_HEADER, SESSION_HEADER))
+        request_owner.set(Owner(client, session[:MAX_SESSION_CHARS]))
         prepare_tracers()  # a tool that records the calls of clients in this process stores no token IDs
         adapter, limit = self._adapter(formatter.request.model), self.sampler.max_model_len
         run = asyncio.to_thread if size > THREAD_BYTES or formatter.may_wait else call_inline

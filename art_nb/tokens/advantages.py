@@ -481,9 +481,8 @@ def no_variance_message(
         if all(map(has_unused_tools, trajectories)):
             return f"{equal}, and no reply calls one of the tools. {CALL_ADVICE}"
         return (
-            f"{equal}. Check that the rollout "
-            "computes the reward and passes it to art.Trajectory(reward=…). If it does, give partial credit "
-            "or choose scenarios that are sometimes solved"
+            f"{equal}. Check that the rollout computes the reward and passes it to art.Trajectory(reward=…). If it "
+            "does, give partial credit or choose scenarios that are sometimes solved"
         )
     return (
         "no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "

@@ -236,10 +236,10 @@ def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
 SUCCESS_METRICS = ("solved", "success", "correct", "win", "won", "passed")
 
 
-def has_risen(rows: HistoryRows, window: int) -> bool:
-    """Return whether the reward of at least `window` steps has risen by half of its deviation within groups."""
+def has_risen(rows: HistoryRows, min_steps: int) -> bool:
+    """Return whether the reward of at least `min_steps` steps has risen by half of its deviation within groups."""
     rewards, noise = metric_values(rows, "train/reward"), metric_values(rows, "train/reward_std_dev")
-    return len(rewards) >= window and gain(rows) > 0.5 * fmean(noise or [0.0]) and is_rising(rewards)
+    return len(rewards) >= min_steps and gain(rows) > 0.5 * fmean(noise or [0.0]) and is_rising(rewards)
 
 
 def reward_without_success(rows: HistoryRows, window: int = 6) -> str | None:
@@ -254,17 +254,18 @@ def reward_without_success(rows: HistoryRows, window: int = 6) -> str | None:
 
 
 def unchanged_metric(rows: HistoryRows, window: int = 12) -> str | None:
-    """Return a finding if the reward has risen although a share that the task defines stayed, otherwise `None`."""
+    """Return a finding if the reward has risen although a metric of the task stayed between 0.2 and 0.8."""
     if not has_risen(rows, window):
         return None
+    rewards = metric_values(rows, "train/reward")
     for name in task_metrics(rows):
         values = metric_values(rows, f"train/{name}")
         if len(values) < window or min(values) < 0.2 or max(values) > 0.8:
             continue
         slope, error = trend(values)
         if abs(slope) <= 2 * error and abs(fmean(values[-3:]) - fmean(values[:3])) < 0.1:
-            first, last = (fmean(metric_values(part, "train/reward")) for part in (rows[:3], rows[-3:]))
-            return f"The reward went from {first:.3g} to {last:.3g}, but `{name}` stayed at {fmean(values):.2g}."
+            stayed = f"`{name}` stayed at {fmean(values):.2g}"
+            return f"The reward went from {fmean(rewards[:3]):.3g} to {fmean(rewards[-3:]):.3g}, but {stayed}."
     return None
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #17323a03
@@ -299,7 +300,7 @@ def much_clipped(rows: HistoryRows) -> str | None:
 def entropy_collapse(rows: HistoryRows) -> str | None:
     """Return a finding if the entropy has nearly vanished or most replies of a group begin alike, otherwise `None`.
 
-    There is no finding while the reward still rises.
+    A low entropy is not reported while the reward rises.
     """
     rewards = metric_values(rows, "train/reward")
     values, alike = metric_values(rows, "loss/entropy"), metric_values(rows, "train/alike")
@@ -402,7 +403,7 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         unchanged_metric,
         "A metric of the task does not change",
-        "If it is a criterion of the task, compare rollouts in which it is 0 and 1 with art.view(run). The model may "
+        "If it is a criterion of the task, compare a rollout in which it is 0 with one in which it is 1. The model may "
         "always make the same choice. Give this criterion more weight, or warm up with examples of it.",
     ),
     (

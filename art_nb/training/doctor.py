@@ -94,11 +94,12 @@ class DoctorReport:
 
     def _repr_html_(self) -> str:
         """Return the table for a notebook, with a link to the page that explains it."""
-        cells = [(check.verdict, check.name, f"{check.finding} {check.advice}") for check in self.checks]
-        rows = ["".join(f"<td {CELL_STYLE}>{escape(text)}</td>" for text in row) for row in cells]
-        body, link = "".join(f"<tr>{row}</tr>" for row in rows), documentation_link(self.page)
+        rows = [(check.verdict, check.name, f"{check.finding} {check.advice}") for check in self.checks]
+        cells = ["".join(f"<td {CELL_STYLE}>{escape(text)}</td>" for text in row) for row in rows]
+        table = "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+        link = documentation_link(self.page)
         names = [f'<a href="{escape(link)}">{name}</a>' if link else name for name in self._reference()]
-        return f"<table>{body}</table>" + "".join(f"<div>Explained in {name}</div>" for name in names)
+        return table + "".join(f"<div>Explained in {name}</div>" for name in names)
 
 
 def _table_row(check: Check, width: int) -> list[str]:
@@ -288,7 +289,7 @@ def check_rewards(probe: Probe) -> Check:
 def tools_advice(probe: Probe) -> str:
     """Return a reference to the check `tools` if no rollout calls one of its tools, otherwise an empty text."""
     lacks_calls = probe.trajectories and all(map(has_unused_tools, probe.trajectories))
-    return "See the check `tools`: no rollout calls one." if lacks_calls else ""
+    return "No rollout calls a tool: see the check `tools`." if lacks_calls else ""
 
 
 def check_variance(probe: Probe) -> Check:
@@ -536,11 +537,18 @@ PROMPTED_CHECKS = (
     check_shared,
 )
 TRAINABLE_CHECKS = (
-    *PROMPTED_CHECKS[:7],
+    check_registration,
+    check_rollouts,
+    check_tools,
+    check_rewards,
+    check_variance,
+    check_success,
+    check_metrics,
     check_choices,
     check_tokens,
     check_rows,
-    *PROMPTED_CHECKS[7:],
+    check_truncated,
+    check_shared,
     check_context,
     check_cost,
 )

@@ -30,7 +30,7 @@ SHOWN_METRICS = {
     "loss/entropy": "entropy",
     "offpolicy/logprob_diff_mean": "logprob difference",
     "loss/grad_norm": "gradient norm",
-    "time/step_wall_s": "seconds",
+    "time/step_wall_s": "step time (s)",
 }
 
 
@@ -188,18 +188,19 @@ class Bar:
         """Move the bar."""
         if self._bar is None:
             self._printed_step = p.step
-            line = f"{p.title} {{bar:12}} {{desc}}"
-            self._bar = tqdm(total=p.steps, bar_format=line, dynamic_ncols=True, disable=None)  # nothing in a file
+            form = "{bar:12} {desc}"
+            self._bar = tqdm(total=p.steps, bar_format=form, dynamic_ncols=True, disable=None)  # nothing in a file
         self._bar.n = p.step
-        self._bar.set_description_str(state_line(p))
+        self._bar.set_description_str(f"{p.title}: {state_line(p)}")
         if p.past:  # before the first step, rows and warnings are those of an earlier session
             self._print_step(p)
 
     def _print_step(self, p: Progress) -> None:
         """Print the metrics of a new step, and new warnings."""
-        if p.step > self._printed_step:
-            self._printed_step = p.step
-            tqdm.write(f"{step_count(p.step, p.steps).capitalize()}: {metrics_line(p.rows[-1])}")
+        row = p.rows[-1]
+        if row["step"] > self._printed_step:
+            self._printed_step = row["step"]
+            tqdm.write(f"{step_count(row['step'], p.steps).capitalize()}: {metrics_line(row)}")
         for warning in run_warnings(p):
             if warning.key not in self._printed_warnings:
                 self._printed_warnings.add(warning.key)

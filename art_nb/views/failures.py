@@ -44,7 +44,9 @@ class FailureKind:
 KINDS = {
     "exception": FailureKind("Exceptions", "The rollout raised an error and has no reward."),
     "truncated": FailureKind("Truncated replies", "A reply ended at the token limit."),
-    "no_call": FailureKind("Rollouts without a tool call", "Tools are offered, and no reply calls one."),
+    "no_call": FailureKind(
+        "Rollouts without a tool call", "No reply calls one of the tools. This can be correct if they are optional."
+    ),
     "invalid_call": FailureKind("Invalid tool calls", "A call does not match the tools of the rollout."),
     "no_signal": FailureKind("Groups without signal", "The rewards of the group are equal: no gradient.", True),
     "untrainable": FailureKind("Rollouts that cannot be trained", "No reply has the data that training needs.", True),

@@ -90,7 +90,7 @@ def test_the_summary_names_model_steps_time_and_change(tmp_path):
     write_run_record(store, name="chess", status="stopped", step=4, steps=9)
     text = text_of(shown(store, tmp_path))
     for part in (
-        "Goal, from the docstring of the rollout: Win &lt;at&gt; chess.",
+        "Goal (docstring of the rollout): Win &lt;at&gt; chess.",
         "the run chess, trained from smollm2-135m.",
         "4 finished steps of reinforcement learning, which took 6 min in total.",
         "based on 49 rollouts of train and 24 rollouts of val, in 14 groups. 1 rollout failed.",

@@ -127,6 +127,10 @@ def test_a_low_entropy_is_no_collapse_while_the_reward_rises():
 
 
 def test_a_metric_that_follows_the_reward_is_no_finding():
+    failed = changed(HISTORIES["unchanged_metric"], 30)
+    for row in failed[:3]:
+        del row["train/reward"]  # all rollouts failed
+    assert "unchanged_metric" in {lesson.key for lesson in diagnose(failed)}
     follows = changed(healthy(), 30, train__state=lambda i: 0.3 + 0.01 * i, train__draw=0.1)
     assert "unchanged_metric" not in {lesson.key for lesson in diagnose(follows)}
 
