@@ -8,12 +8,12 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 from support.ray_parts import roll_out
-from support.turns import replies_before
+from support.turns import endpoint_client, replies_before
 
 import art_nb as art
 from art_nb.backends.remote_server import BackendServer
 from art_nb.core.types import ServeError
-from art_nb.models.clients import SESSION_HEADER, httpx
+from art_nb.models.clients import SESSION_HEADER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(600)]
 CONVERSATIONS, TURNS, RUNNING, MANY = 16, 4, 4, 200
@@ -99,12 +99,6 @@ async def test_a_killed_replica_loses_no_rollout_of_a_remote_notebook(served):
     assert all(len(trajectory.messages_and_choices) == 9 for group in groups for trajectory in group)
 
 
-def endpoint_client(model):
-    """A client of the endpoint of a registered model."""
-    headers, limits = {"authorization": f"Bearer {model.inference_api_key}"}, httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=model.inference_base_url, headers=headers, timeout=120, limits=limits)
-
-
 async def test_a_notebook_with_many_rollouts_does_not_delay_another_one(served):
     """Each request is a session of its own, as with rollouts of one request."""
     there, models = served
@@ -151,7 +145,7 @@ async def test_large_requests_and_wrong_keys_are_refused_and_requests_of_a_clien
 
 
 @pytest.mark.full
-async def test_a_model_whose_notebook_was_killed_makes_room(cluster, make_backend, make_model, tmp_path, monkeypatch):
+async def test_a_model_that_was_not_used_makes_room(cluster, make_backend, make_model, tmp_path, monkeypatch):
     cpus = 0.3 * cluster.ray.cluster_resources()["CPU"]
     there = make_backend(samplers=1, learners=1, cpus_per_actor=cpus, wait_for_nodes_s=10.0)
     with BackendServer(there, port=0) as server:
@@ -164,5 +158,5 @@ async def test_a_model_whose_notebook_was_killed_makes_room(cluster, make_backen
             monkeypatch.setattr("art_nb.backends.remote_calls.IDLE_MODEL_S", 0.0)
             await second.register(backend)
             assert [runtime.name for runtime in there._runtimes.values()] == ["second"]
-            with pytest.raises(ServeError, match="not registered here"):
+            with pytest.raises(ServeError, match="not loaded"):
                 await first.get_step()

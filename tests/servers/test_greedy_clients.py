@@ -4,7 +4,7 @@ import httpx
 import pytest
 from support.serverless_parts import QUESTION
 from support.tinker_parts import serving
-from support.turns import replies_before
+from support.turns import endpoint_client, replies_before
 
 import art_nb as art
 from art_nb.backends.remote_server import BackendServer
@@ -29,12 +29,6 @@ def clients_of(url, prefix=""):
         httpx.AsyncClient(base_url=url, headers={"x-api-key": prefix + key}, timeout=120, limits=limits)
         for key in KEYS.values()
     ]
-
-
-def endpoint_client(model):
-    """A client of the endpoint of a registered model."""
-    headers, limits = {"authorization": f"Bearer {model.inference_api_key}"}, httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=model.inference_base_url, headers=headers, timeout=120, limits=limits)
 
 
 async def test_the_serverless_server(tiny_model_dir, tmp_path, key_file):

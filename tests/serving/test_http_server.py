@@ -282,7 +282,7 @@ async def test_the_least_recently_used_model_is_released(tmp_path, named, monkey
             await ask(first)  # so the second was used least recently
             await third.register(backend)
             assert {home.name for home in local._runtimes.values()} == {"first", "third"}
-            with pytest.raises(openai.NotFoundError, match="other models were used since"):
+            with pytest.raises(openai.NotFoundError, match="to make room for another one"):
                 await ask(second)
             await second.register(backend)  # it comes back, and the first goes
             assert await ask(second)

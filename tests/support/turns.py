@@ -2,6 +2,8 @@
 
 import asyncio
 
+import httpx
+
 
 async def replies_before(ask_one, ask_many, is_busy, many, running):
     """The number of replies to many requests that end while another client waits for one reply.
@@ -23,3 +25,9 @@ async def replies_before(ask_one, ask_many, is_busy, many, running):
     replies = order.index("single") - before
     await asyncio.gather(*requests)
     return replies
+
+
+def endpoint_client(model):
+    """A client of the endpoint of a registered model."""
+    headers, limits = {"authorization": f"Bearer {model.inference_api_key}"}, httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=model.inference_base_url, headers=headers, timeout=120, limits=limits)
