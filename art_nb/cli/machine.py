@@ -140,7 +140,8 @@ def check_kernels():
 
 # %% ../../nbs/95_cli/10_machine.ipynb #889d62d8
 def check_extras() -> list:
-    """Return a check for each extra of art_nb except `dev`."""
+    """Return a check for each extra of art_nb except `dev`. Extras without an installed package are one check."""
+    from art_nb.core.types import install_hint
     from art_nb.training.doctor import Check
 
     packages: dict[str, list[str]] = {}
@@ -149,11 +150,23 @@ def check_extras() -> list:
             packages.setdefault(match[2], []).append(match[1])
     packages.pop("dev", None)
     findings = {extra: extra_finding(extra, names) for extra, names in packages.items()}
-    return [Check(f"[{extra}]", "info" if advice else "ok", text, advice) for extra, (text, advice) in findings.items()]
+    absent = [extra for extra, (text, _) in findings.items() if not text]
+    checks = [
+        Check(f"[{extra}]", "info" if advice else "ok", text, advice)
+        for extra, (text, advice) in findings.items()
+        if text
+    ]
+    if absent:
+        advice = f"Install those that you need, for example: {install_hint(absent[0])}"
+        checks.append(Check("extras", "info", f"Not installed: {', '.join(absent)}.", advice))
+    return checks
 
 
 def extra_finding(extra: str, names: list[str]) -> tuple[str, str]:
-    """Return the installed packages of an extra as text, and the command that installs the missing ones."""
+    """Return the installed packages of an extra as text, and the command that installs the missing ones.
+
+    The text is empty if no package is installed.
+    """
     from art_nb.core.types import install_hint
 
     versions = {name: installed_version(name) for name in names}
@@ -161,7 +174,7 @@ def extra_finding(extra: str, names: list[str]) -> tuple[str, str]:
     missing = [name for name, version in versions.items() if not version]
     advice = install_hint(extra) if missing else ""
     if not installed:
-        return "not installed:", advice
+        return "", advice
     return ", ".join(installed) + (f"; not installed: {', '.join(missing)}:" if missing else "."), advice
 
 # %% ../../nbs/95_cli/10_machine.ipynb #b3a91c05
