@@ -154,11 +154,12 @@ def check_endpoint(model: "Model[Any, Any]") -> None:
 
 def endpoint_http_client(model: "Model[Any, Any]") -> httpx.AsyncClient:
     """Return a new HTTP client for the endpoint of a model."""
-    is_registered = model.trainable and model._backend is not None
-    transport = model._backend.transport(model) if is_registered else None
+    backend = model._backend if model.trainable else None
+    transport = backend.transport(model) if backend is not None else None
     client = httpx.AsyncClient(transport=transport) if transport else http_client()
     client.timeout = TIMEOUT
-    if is_registered and (transport is None or isinstance(transport, ShardedTransport)):  # it leaves this process
+    leaves_process = transport is None or isinstance(transport, ShardedTransport)
+    if backend is not None and leaves_process:
         client.event_hooks = {"request": [model._session_headers]}
     return client
 

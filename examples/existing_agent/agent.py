@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from typing import Any
 
 from openai import OpenAI
 
@@ -14,7 +15,7 @@ STOCK = {"bolt": 300, "rope": 72}  # units of each item
 PACKS = {"bolt": 50, "rope": 2}  # units in a pack
 
 
-def tool(name, description):
+def tool(name, description) -> Any:
     parameters = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
@@ -31,7 +32,7 @@ def run_tool(name, arguments):
 
 
 def answer(question, max_turns=4):
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     for _ in range(max_turns):
         completion = client.chat.completions.create(
             model=MODEL, messages=messages, tools=TOOLS, temperature=0.2, max_tokens=60
@@ -41,8 +42,9 @@ def answer(question, max_turns=4):
         if not message.tool_calls:
             return message.content or ""
         for call in message.tool_calls:
-            result = run_tool(call.function.name, call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+            if call.type == "function":
+                result = run_tool(call.function.name, call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
 

@@ -10,7 +10,7 @@ from support.view_parts import CALLS, Talk, crowd, games
 import art_nb as art
 from art_nb.panels.failures_panel import FailuresPanel
 from art_nb.reports.static_failures import static_failures
-from art_nb.views.failures import MAX_LISTED
+from art_nb.views.failures import KINDS, MAX_LISTED
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"required": ["query"]}}}]
 
@@ -35,7 +35,7 @@ def opened(page_with):
     def open_panel(what, **options):
         panel = FailuresPanel(what)
         page = page_with(panel, **options)
-        page.wait_for_function("document.querySelectorAll('.art-f-kind').length == 5")
+        page.wait_for_function(f"document.querySelectorAll('.art-f-kind').length == {len(KINDS)}")
         page.wait_for_function("!document.querySelector('.art-f-bar').textContent.includes('reading')")
         calm(page)
         page.panel = panel
@@ -72,6 +72,14 @@ def test_the_share_of_groups_without_signal_is_one_of_groups():
     flat = art.TrajectoryGroup([art.Trajectory(reward=0.0), art.Trajectory(reward=0.0), ValueError("x")])
     assert "2 groups (100 %)" in static_failures([flat, flat])
     assert "Groups without signal: 2 of 2 groups\n    all rewards are 0: 2" in str(art.failures([flat, flat]))
+
+
+def test_a_rollout_that_calls_none_of_its_tools_is_listed():
+    silent = Talk(3).add("user", "Look.").say("I do not know").end(0.5)
+    without = silent.model_copy(update={"tools": None})
+    silent.tools = TOOLS
+    text = str(art.failures([art.TrajectoryGroup([silent, without])]))
+    assert "Rollouts without a tool call: 1 of 2 rollouts\n    no call of look_up: 1" in text
 
 
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):
