@@ -45,7 +45,6 @@ def end_steps(index: RolloutIndex) -> dict[str, list[int]]:
 
 def common_metrics(index: RolloutIndex, split: str, steps: Sequence[int]) -> list[str]:
     """Return "reward" and the most frequent metrics of the rollouts of some steps."""
-    """Return \"reward\" and the most frequent metrics of the rollouts of some steps."""
     rows = [row for step in steps for part in parts_of_step(index, split, step) for row in part.metrics]
     counts = Counter(name for row in rows for name in row if name not in ("reward", "advantage"))
     return ["reward", *(name for name, _ in counts.most_common(MAX_METRICS))]

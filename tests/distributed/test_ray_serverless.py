@@ -6,11 +6,10 @@ from itertools import count
 import httpx
 import openai
 import pytest
-from support.registered import QUESTION, a_group, ask, heard
+from support.registered import QUESTION, a_group, ask, check_two_steps, heard
 from support.remote_parts import Server
 
 import art_nb as art
-from art_nb.core.events import AdapterServed, Failed, GradientStep, SignalReport, StepDone, Warned
 from art_nb.core.types import ServeError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -86,11 +85,7 @@ async def test_a_whole_run_and_a_restart(start, named, tmp_path):
     options = {"groups_per_step": 2, "rollouts_per_group": 2, "show": False, "learning_rate": 1e-2}
     run = art.train(model, rollout, ["a", "b"], steps=2, **options)
     await run
-    assert (run.status, run.step) == ("done", 2)
-    assert not [event for event in events if isinstance(event, Failed | Warned)]
-    assert [event.step for event in events if isinstance(event, StepDone)] == [1, 2]
-    order = [type(event) for event in events if isinstance(event, SignalReport | GradientStep | AdapterServed)]
-    assert order == [SignalReport, GradientStep, GradientStep, AdapterServed] * 2
+    check_two_steps(run, events)
     versions = [c.model_extra["policy_version"] for t in run.groups[-1] for c in t.messages_and_choices[1::2]]
     assert {*versions} == {1}
     assert model.store.steps("train") == [1, 2]

@@ -9,13 +9,13 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from support.registered import QUESTION, a_group, ask, better_and_worse, heard
+from support.registered import QUESTION, a_group, ask, better_and_worse, check_two_steps, heard
 from support.remote_parts import ROOT, Server
 from support.serverless_parts import ServerlessProcess
 
 import art_nb as art
 from art_nb.backends.options import RENAMED, BackendOptions
-from art_nb.core.events import AdapterServed, Failed, GradientStep, SignalReport, StepDone, Warned
+from art_nb.core.events import GradientStep, Warned
 from art_nb.core.types import ServeError, TrainError
 from art_nb.servers.serverless_client import protocol_options
 from art_nb.servers.serverless_protocol import REFUSED_OPTIONS, ExperimentalConfig
@@ -104,11 +104,7 @@ async def test_a_whole_run(named, far, server):
     micro = []
     far.bus.subscribe(lambda event: micro.append(run.progress.micro), GradientStep)
     await run
-    assert (run.status, run.step) == ("done", 2)
-    assert not [event for event in events if isinstance(event, Failed | Warned)]
-    assert [event.step for event in events if isinstance(event, StepDone)] == [1, 2]
-    order = [type(event) for event in events if isinstance(event, SignalReport | GradientStep | AdapterServed)]
-    assert order == [SignalReport, GradientStep, GradientStep, AdapterServed] * 2
+    check_two_steps(run, events)
     steps = [event for event in events if isinstance(event, GradientStep)]
     assert [(event.step, event.micro_batch, event.micro_batches) for event in steps] == [
         (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)

@@ -5,6 +5,7 @@ import time
 from contextlib import asynccontextmanager
 
 import art_nb as art
+from art_nb.core.events import AdapterServed, Failed, GradientStep, SignalReport, StepDone, Warned
 
 QUESTION = [{"role": "user", "content": "free: A1 B1"}]
 
@@ -65,3 +66,12 @@ async def at_home(directory, path, name="tiny", **fields):
     async with art.LocalBackend(path=path, verbose=False) as backend:
         await model.register(backend)
         yield model, backend
+
+
+def check_two_steps(run, events):
+    """Check the state of a finished run of two steps, and the events that its backend has sent."""
+    assert (run.status, run.step) == ("done", 2)
+    assert not [event for event in events if isinstance(event, Failed | Warned)]
+    assert [event.step for event in events if isinstance(event, StepDone)] == [1, 2]
+    order = [type(event) for event in events if isinstance(event, SignalReport | GradientStep | AdapterServed)]
+    assert order == [SignalReport, GradientStep, GradientStep, AdapterServed] * 2
