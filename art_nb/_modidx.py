@@ -859,6 +859,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'art_nb.core.events._fits': ('00_core/events.html#_fits', 'art_nb/core/events.py'),
                                     'art_nb.core.events._print_warning': ('00_core/events.html#_print_warning', 'art_nb/core/events.py'),
                                     'art_nb.core.events._required': ('00_core/events.html#_required', 'art_nb/core/events.py'),
+                                    'art_nb.core.events._types': ('00_core/events.html#_types', 'art_nb/core/events.py'),
                                     'art_nb.core.events.fits': ('00_core/events.html#fits', 'art_nb/core/events.py'),
                                     'art_nb.core.events.from_json': ('00_core/events.html#from_json', 'art_nb/core/events.py'),
                                     'art_nb.core.events.print_once': ('00_core/events.html#print_once', 'art_nb/core/events.py'),

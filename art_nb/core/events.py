@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from threading import RLock
 from time import time as now
 from typing import Any, TypeAlias
@@ -194,7 +195,7 @@ def from_json(
     kind = EVENTS.get(str(data.get("event", "")))
     if kind is None or any(name not in data for name in _required(kind)) or not fits(kind, data):
         return None
-    values = {f.name: data[f.name] for f in fields(kind) if f.name in data}
+    values = {name: data[name] for name in _types(kind) if name in data}
     if kind in EVENTS_DURING_STEP and "step" in values:
         values["step"] += 1
     return kind(**values)
@@ -205,7 +206,7 @@ def fits(
     data: Mapping[str, Any],  # values by the names of its fields
 ) -> bool:
     """Return whether the values of a record have the types of its fields."""
-    return all(f.name not in data or _fits(f.type, data[f.name]) for f in fields(kind))
+    return all(name not in data or _fits(type_, data[name]) for name, type_ in _types(kind).items())
 
 
 def _fits(kind: Any, value: Any) -> bool:
@@ -221,6 +222,12 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(value, kind)
 
 
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return {f.name: f.type for f in fields(kind)}
+
+
+@cache
 def _required(kind: type[Event]) -> list[str]:
     return [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
 
