@@ -302,7 +302,7 @@ class RunReader:
         step : int
             The step.
         """
-        result, advantages = StepSpans(), _advantages(self.store, split, step)
+        result, advantages, link = StepSpans(), _advantages(self.store, split, step), self._step_link(step)
         for g, group in enumerate(self.store.read_groups(split, step)):
             name, scenario = group_id(group), _scenario(group, self.options)
             result.groups.add(name)
@@ -313,7 +313,7 @@ class RunReader:
                 times = self.times.of_rollout(trajectory, step)
                 extra = {"group_id": name or None, "advantage": advantages.get((g, i)), **scenario}
                 spans = rollout_spans(trajectory, place, times, scores, self.options, **extra)
-                spans[0].links.append(self._step_link(step))
+                spans[0].links.append(link)
                 result.traces.append(spans)
             result.traces += self._failures(group, split, step, g)
         return result

@@ -81,11 +81,13 @@ def hashed_id(n_bytes: int, *parts: Any) -> int:  # not 0, which is invalid in O
     return int.from_bytes(digest[:n_bytes], "big") or 1
 
 
+@lru_cache(1024)  # the spans and the scores of a rollout need both IDs
 def trace_id_of(place: RolloutPlace) -> int:
     """Return the trace ID of a rollout."""
     return hashed_id(16, place.project, place.key)
 
 
+@lru_cache(1024)
 def agent_span_id(place: RolloutPlace) -> int:
     """Return the ID of the root span of a rollout."""
     return hashed_id(8, trace_id_of(place), "agent")
