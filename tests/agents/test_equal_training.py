@@ -2,7 +2,7 @@
 
 With the same seed, all rows and the trained weights are equal, token ID by token ID and bit by bit. `make test-agents`
 trains the tiny model for one step. `make test-agents-full` trains SmolLM2-135M on the task of examples/yes_no_maybe and
-prints the rewards of docs/how-to/frameworks.md.
+prints the rewards of docs/benchmarks.md.
 """
 
 import json
