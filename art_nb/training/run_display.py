@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['SHOWN_METRICS', 'DISPLAYS', 'format_number', 'format_duration', 'format_eta', 'status_text', 'phase_line',
            'metrics_line', 'state_line', 'progress_line', 'reward_curve_svg', 'as_html', 'RunDisplay', 'PassiveWait',
-           'PlainCell', 'Bar', 'NoDisplay', 'in_notebook', 'choose_display', 'DisplayUpdater']
+           'PlainCell', 'Bar', 'NoDisplay', 'choose_display', 'DisplayUpdater']
 
 # %% ../../nbs/65_training/40_run_display.ipynb #31cc14f6
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from ..core.events import Bus, Event, Failed, StepDone, print_warnings
+from ..core.progress_bars import in_notebook
 from .diagnostics import HistoryRows, advice_for, untrained
 from .progress import Progress, eta, run_warnings, step_count, step_line
 
@@ -225,13 +225,6 @@ class NoDisplay:
 
 # %% ../../nbs/65_training/40_run_display.ipynb #9473735d
 DISPLAYS: list[Callable[[Any, Progress], RunDisplay | None]] = []  # called with the run and its progress
-
-
-def in_notebook() -> bool:
-    """Return whether outputs are displayed by a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and shell.has_trait("kernel")
 
 
 def choose_display(run: Any, p: Progress) -> RunDisplay:
