@@ -283,6 +283,17 @@ def test_the_reason_has_the_metrics(tmp_path):
     assert re.search(r"highest reward · opening · rollout 3 · reward 9.* · won 1<", shown(a_run(tmp_path), tmp_path))
 
 
+def test_by_default_the_report_of_another_run_has_another_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [RunStore(tmp_path / ".art" / "games" / "models" / name) for name in ("one", "two: now")]
+    for store in runs:
+        store.write_groups("train", 1, [group([1])])
+    assert [str(report(store)) for store in runs] == ["report-games-one.html", "report-games-two-now.html"]
+    assert str(report(runs[0], "mine.html")) == "mine.html"
+    assert str(report([group([1])])) == "report-1-group.html"
+    assert len([*tmp_path.glob("*.html")]) == 4
+
+
 def test_many_long_warnings_stay_below_the_limit(tmp_path):
     store = a_run(tmp_path)
     for i in range(1500):
