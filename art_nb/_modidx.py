@@ -8972,6 +8972,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'art_nb/training/evaluation.py'),
                                             'art_nb.training.evaluation.evaluate_steps': ( '65_training/evaluation.html#evaluate_steps',
                                                                                            'art_nb/training/evaluation.py'),
+                                            'art_nb.training.evaluation.limit_interval': ( '65_training/evaluation.html#limit_interval',
+                                                                                           'art_nb/training/evaluation.py'),
                                             'art_nb.training.evaluation.mean_interval': ( '65_training/evaluation.html#mean_interval',
                                                                                           'art_nb/training/evaluation.py'),
                                             'art_nb.training.evaluation.progress_label': ( '65_training/evaluation.html#progress_label',
