@@ -9207,6 +9207,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'art_nb/training/run.py'),
                                      'art_nb.training.run.send_heartbeats': ( '65_training/run.html#send_heartbeats',
                                                                               'art_nb/training/run.py'),
+                                     'art_nb.training.run.stop_at_time_limit': ( '65_training/run.html#stop_at_time_limit',
+                                                                                 'art_nb/training/run.py'),
                                      'art_nb.training.run.train': ('65_training/run.html#train', 'art_nb/training/run.py'),
                                      'art_nb.training.run.watch_control_files': ( '65_training/run.html#watch_control_files',
                                                                                   'art_nb/training/run.py')},
