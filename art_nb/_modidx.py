@@ -9109,6 +9109,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'art_nb/training/progress.py'),
                                           'art_nb.training.progress.frequent_error': ( '65_training/progress.html#frequent_error',
                                                                                        'art_nb/training/progress.py'),
+                                          'art_nb.training.progress.run_notes': ( '65_training/progress.html#run_notes',
+                                                                                  'art_nb/training/progress.py'),
                                           'art_nb.training.progress.run_warnings': ( '65_training/progress.html#run_warnings',
                                                                                      'art_nb/training/progress.py'),
                                           'art_nb.training.progress.speeds': ( '65_training/progress.html#speeds',
