@@ -36,6 +36,7 @@ from art_nb.backends.runtime import (
 )
 from .steps import train_rl_step, train_sft_step
 from ..core.events import Bus, Event, GradientStep, print_warnings
+from ..core.progress_bars import progress_bar
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
 from ..models.clients import httpx, served_name
@@ -126,9 +127,7 @@ def batch_progress(
     label: str,  # in front of the bar
 ) -> Iterator[None]:
     """Show a progress bar of the batches that a model trains, if its backend is verbose."""
-    from tqdm.auto import tqdm
-
-    with tqdm(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar:
+    with progress_bar(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar:
 
         def advance(event: Event) -> None:
             if isinstance(event, GradientStep) and event.run == runtime.run:

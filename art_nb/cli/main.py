@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'served_backend', 'server_class', 'run', 'wait_for_interrupt', 'run_tinker',
            'script_globals', 'line_of_error', 'script_model', 'source_line', 'train', 'follow_run', 'view',
-           'open_notebook', 'write_pages', 'record', 'redaction_function', 'profile', 'plan', 'shell_command', 'init',
-           'migrate', 'show_help', 'option', 'parser', 'main']
+           'open_notebook', 'page_folder', 'write_pages', 'write_run_list', 'record', 'redaction_function', 'profile',
+           'plan', 'shell_command', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from .machine import doctor
 
@@ -265,10 +266,10 @@ def view(
         return serve_live_page(path, host or "127.0.0.1", port or 0)
     if host is not None or port is not None:
         raise ArtError("--host and --port need --live: a static page has no server.")
-    folder = Path(tempfile.mkdtemp(prefix="art-nb-view-"))
     if notebook:
-        return open_notebook(Path(path), folder, no_browser)
-    page = write_pages(Path(path), folder)
+        with tempfile.TemporaryDirectory(prefix="art-nb-view-") as folder:
+            return open_notebook(Path(path), Path(folder), no_browser)
+    page = write_pages(Path(path))
     print(page)
     print(
         f"This page is a report, without scripts. The interactive viewer, with every rollout and token: "
@@ -311,31 +312,49 @@ def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
             server.wait()
             return 0
 
+# %% ../../nbs/95_cli/20_main.ipynb #78cc5b12
+def page_folder(*folders: Path) -> Path | None:
+    """Return None if you can write into all these folders, otherwise a new temporary folder for their pages."""
+    import tempfile
 
-def write_pages(path: Path, folder: Path) -> Path:
-    """Write the pages of all runs below `path` into `folder`. Return the page to open: the run or the list of runs."""
-    from art_nb.core.files import atomic_write
-    from art_nb.reports.html import table, tag
-    from art_nb.reports.report import page, report
-    from art_nb.runs.store import RunStore, find_runs, is_run
+    is_writable = all(os.access(folder, os.W_OK) for folder in folders)
+    return None if is_writable else Path(tempfile.mkdtemp(prefix="art-nb-view-"))
+
+
+def write_pages(path: Path) -> Path:
+    """Write a report beside the files of each run in `path`. Return the page to open: a report or the list of runs."""
+    from art_nb.reports.report import report, report_name
+    from art_nb.runs.store import find_runs, is_run
+    from art_nb.views.index import load_all
 
     runs = find_runs(path) if path.is_dir() and not is_run(path) else []
-    if len(runs) < 2:
-        return report(path, folder / "run.html")
+    if len(runs) > 1:
+        return write_run_list(path, runs)
+    index = load_all(path)
+    folder = index.store.path if index.store else path if path.is_dir() else path.parent
+    return report(index, (page_folder(folder) or folder.resolve()) / report_name(index))
+
+
+def write_run_list(path: Path, runs: list[Path]) -> Path:
+    """Write the report of each run, and a page `runs.html` that links to them. Return this page."""
+    from art_nb.core.files import atomic_write
+    from art_nb.reports.html import table, tag
+    from art_nb.reports.report import page, report, report_name
+    from art_nb.views.index import load_all
+
+    root = path / ".art" if runs[0].is_relative_to(path / ".art") else path
+    temporary = page_folder(root, *runs)
+    list_page = (temporary or root.resolve()) / "runs.html"
     rows = []
-    for n, run in enumerate(runs):
-        run_page = report(run, folder / f"{n}.html")
-        history = RunStore(run).history()
-        rewards = [row["train/reward"] for row in history if "train/reward" in row]
-        rows.append(
-            [
-                tag("a", str(run.relative_to(path)), href=run_page.name),
-                len(rewards),
-                f"{rewards[0]:.3g} → {rewards[-1]:.3g}" if rewards else "",
-            ]
-        )
-    atomic_write(folder / "runs.html", page(path.name, table(["run", "step", "reward"], rows)).encode())
-    return folder / "runs.html"
+    for run in runs:
+        index = load_all(run)
+        run_page = report(index, (temporary or run.resolve()) / report_name(index))
+        rewards = [row["train/reward"] for row in index.store.history() if "train/reward" in row]
+        address = quote(run_page.relative_to(list_page.parent).as_posix())
+        link = tag("a", str(run.relative_to(path)), href=address)
+        rows.append([link, len(rewards), f"{rewards[0]:.3g} → {rewards[-1]:.3g}" if rewards else ""])
+    atomic_write(list_page, page(path.name, table(["run", "step", "reward"], rows)).encode())
+    return list_page
 
 # %% ../../nbs/95_cli/20_main.ipynb #4b1a9e02
 def record(

@@ -13,6 +13,7 @@ from inspect import signature
 from typing import Any, Unpack
 
 from ..backends.options import StepOptions, checked_options
+from ..core.progress_bars import in_notebook
 from ..core.types import TrainError
 from .retention import CheckpointRetentionStrategy
 from .settings import PipelineAutotuneConfig, PipelineRuntimeConfig, RolloutFn
@@ -20,7 +21,6 @@ from .source import PipelineSource
 from .workers import NumberedScenarios, StatusReporter, signal_handlers
 from ..rollouts.request_overrides import check_overrides
 from ..training.run import Run
-from ..training.run_display import in_notebook
 from ..training.steps import TrainOptions
 
 # %% ../../nbs/70_pipeline/40_trainer.ipynb #d2852b81

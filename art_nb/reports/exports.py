@@ -22,6 +22,7 @@ from typing import Any
 
 from ..core.files import commit_directory, write_error
 from ..core.machine import temporary_path
+from ..core.progress_bars import progress_bar
 from ..core.types import BackendMissing, StoreError, TrainError, install_hint, suggest_name
 from ..models.model import TrainableModel
 from ..models.weights import base_name, fetch
@@ -277,9 +278,7 @@ def _new_directory(path: Path, single_file: str = ""):
 @contextmanager
 def _progress_bar(title: str, total: int, show: bool):
     """Show a progress bar if the export takes more than two seconds. Yield the function that advances it."""
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, desc=title, unit="B", unit_scale=True, delay=2, disable=not show) as bar:
+    with progress_bar(total=total, desc=title, unit="B", unit_scale=True, delay=2, disable=not show) as bar:
         yield bar.update
 
 # %% ../../nbs/80_reports/75_exports.ipynb #8c7e66d6

@@ -69,9 +69,9 @@ def _interval_note(mean: StepMean) -> str:
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e711b
 INTERVAL_NOTE = (
-    "The tables show means, and in parentheses their 95 % confidence intervals (Student's t). Rollouts of a group "
-    "share a scenario. With several groups, the interval is therefore the wider one of two: over rollouts, and over "
-    "groups."
+    "The tables show means, and in parentheses their 95 % confidence intervals (Student's t). If all values "
+    "lie between 0 and 1, the intervals end at 0 and 1. Rollouts of a group share a scenario. With several groups, the "
+    "interval is therefore the wider one of two: over rollouts, and over groups."
 )
 
 

@@ -32,6 +32,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.aio import close_coroutines, gather_or_cancel, in_order, set_rollout_executor, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.machine import rare_garbage_collection
+from ..core.progress_bars import progress_bar
 from ..core.types import ArgumentError, RolloutError, hide_library_frames
 from .entries import sampled_tokens
 from .tracers import TracedRollout, traced
@@ -319,7 +320,7 @@ def _show_progress(
     total_tokens: bool,
     names: Sequence[str] | None = None,
 ) -> Iterator[None]:
-    with _bar(desc, gather.total) as bar:
+    with progress_bar(desc=desc, total=gather.total, disable=desc is None) as bar:
 
         def show(gather: GatherState, ended: int) -> None:
             bar.total = gather.total
@@ -333,14 +334,6 @@ def _show_progress(
         finally:
             collecting.reset(collecting_token)
             gathering.reset(gathering_token)
-
-
-def _bar(desc: str | None, total: int | None) -> Any:
-    if desc is None:
-        from tqdm import tqdm
-    else:
-        from tqdm.auto import tqdm
-    return tqdm(desc=desc, total=total, disable=desc is None)
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #a25b9671
 async def gather_trajectories(
@@ -569,7 +562,7 @@ async def trajectory_group_batches(
     options = {"max_exceptions": max_batch_exceptions, "after_each": after_each, "timeout_s": timeout_s, "bus": bus}
     jobs = (gather_trajectory_groups(batch, pbar_desc=None, step=step, **options) for step, batch in batches)
     async with aclosing(in_order(jobs, max_concurrent_batches)) as finished:
-        with _bar(pbar_desc, total) as bar:
+        with progress_bar(desc=pbar_desc, total=total, disable=pbar_desc is None) as bar:
             bar.update(skip_batches)
             async for batch in finished:
                 yield batch

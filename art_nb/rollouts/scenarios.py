@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from ..core.jsonable import plain, text_digest
+from ..core.progress_bars import progress_bar
 from .trajectories import Trajectory
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #f835ad73
@@ -76,10 +77,8 @@ def iterate_dataset(
 
 
 def _batches(items: list[Item], size: int, epochs: int, begin: int, use_tqdm: bool) -> Iterator[DatasetBatch[Item]]:
-    from tqdm.auto import tqdm
-
     steps = math.ceil(len(items) / size)
-    with tqdm(initial=begin, total=max(begin, steps * epochs), desc="steps", disable=not use_tqdm) as bar:
+    with progress_bar(initial=begin, total=max(begin, steps * epochs), desc="steps", disable=not use_tqdm) as bar:
         for epoch in range(begin // max(steps, 1), epochs):
             order = shuffled_order(items, epoch)
             for i in range(max(0, begin - epoch * steps), steps):

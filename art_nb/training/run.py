@@ -15,8 +15,8 @@
 
 # %% auto #0
 __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'active_runs', 'claim_directory', 'report_unfinished_runs', 'record_status',
-           'record_call', 'send_heartbeats', 'follow_control_files', 'watch_control_files', 'TrainingLoop',
-           'failed_event', 'Run', 'train', 'list_step_options', 'AttachedRun']
+           'record_call', 'send_heartbeats', 'follow_control_files', 'stop_at_time_limit', 'watch_control_files',
+           'TrainingLoop', 'failed_event', 'Run', 'train', 'list_step_options', 'AttachedRun']
 
 # %% ../../nbs/65_training/60_run.ipynb #d115c6d3
 import asyncio
@@ -47,8 +47,15 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import CLIENT_ADVICE, CODE_CHANGED, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
-from .progress import Progress, step_count
-from .run_display import DisplayUpdater, NoDisplay, RunDisplay, choose_display, status_text
+from .progress import TIME_LIMIT, Progress, step_count
+from art_nb.training.run_display import (
+    DisplayUpdater,
+    NoDisplay,
+    RunDisplay,
+    choose_display,
+    format_duration,
+    status_text,
+)
 from .run_view import RunView
 from .group_sources import GroupSource, StepSource
 from .steps import TrainOptions, check_call, check_options, check_seed, place_rollouts
@@ -144,6 +151,15 @@ def follow_control_files(run: "Run") -> None:
             action(run)
 
 
+def stop_at_time_limit(run: "Run") -> None:
+    """Stop a run that has reached `budget_s`, and say so in its display."""
+    if run.transition(TRANSITIONS["stop"]):
+        limit_s = run.options.budget_s
+        reached = f"The time limit budget_s={limit_s:g} ({format_duration(limit_s)}) is reached"
+        message = f"{reached}: the run stopped after step {run.step} of {run.options.steps}. Train again to continue."
+        run.bus.emit(Warned(key=TIME_LIMIT, message=message))
+
+
 async def watch_control_files(run: "Run") -> None:
     """Follow new control files in the run directory. Files from before the start of the run are deleted."""
     for name in CONTROL_FILES:
@@ -210,6 +226,8 @@ class TrainingLoop:
                     await asyncio.sleep(0.05)
                 else:
                     await self._step()
+            if source.has_more() and time.monotonic() >= end:
+                stop_at_time_limit(run)
             if run.status != "stopping":
                 await self.until_stopped(source.finish())
         finally:
@@ -664,7 +682,8 @@ def train(
     on_step : callable, optional
         Called with the run after each step; plain or async.
     budget_s : float, optional
-        Start no step after this time, in seconds.
+        The time limit of this call, in seconds. The run stops after the step that reaches it, as with
+        `run.stop(after_step=True)`. Run the cell again to continue.
     request_overrides : dict, optional
         Fields that replace those of the rollouts' requests to the model, for example `{"temperature": 1}` for an agent
         that sets 0. `None` removes a field. docs/options.md lists the fields.

@@ -5,10 +5,9 @@
 # %% auto #0
 __all__ = ['SHOWN_METRICS', 'DISPLAYS', 'format_number', 'format_duration', 'format_eta', 'status_text', 'phase_line',
            'metrics_line', 'state_line', 'progress_line', 'reward_curve_svg', 'as_html', 'RunDisplay', 'PassiveWait',
-           'PlainCell', 'Bar', 'NoDisplay', 'in_notebook', 'choose_display', 'DisplayUpdater']
+           'PlainCell', 'Bar', 'NoDisplay', 'choose_display', 'DisplayUpdater']
 
 # %% ../../nbs/65_training/40_run_display.ipynb #31cc14f6
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,8 +19,9 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from ..core.events import Bus, Event, Failed, StepDone, print_warnings
+from ..core.progress_bars import in_notebook
 from .diagnostics import HistoryRows, advice_for, untrained
-from .progress import Progress, eta, run_warnings, step_count, step_line
+from .progress import Progress, eta, run_notes, run_warnings, step_count, step_line
 
 # %% ../../nbs/65_training/40_run_display.ipynb #cd33474a
 SHOWN_METRICS = {
@@ -114,7 +114,7 @@ def as_html(p: Progress, rows: int = 6) -> str:
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
     warnings = [f"{warning.title}. {warning.finding} {warning.advice}" for warning in run_warnings(p)]
     advice = [advice_for(p.failure.message)] if p.failure is not None else []
-    notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*p.notes.values(), *warnings, *advice))
+    notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*run_notes(p).values(), *warnings, *advice))
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]
     bar = f'<progress value="{p.step}" max="{p.steps}"></progress>'
     return (
@@ -225,13 +225,6 @@ class NoDisplay:
 
 # %% ../../nbs/65_training/40_run_display.ipynb #9473735d
 DISPLAYS: list[Callable[[Any, Progress], RunDisplay | None]] = []  # called with the run and its progress
-
-
-def in_notebook() -> bool:
-    """Return whether outputs are displayed by a Jupyter kernel."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and shell.has_trait("kernel")
 
 
 def choose_display(run: Any, p: Progress) -> RunDisplay:

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from ..core.files import parse_json
+from ..core.progress_bars import progress_bar
 from ..core.types import TokenError, TrainResult, TrainSFTConfig
 from ..models.model import TrainableModel
 from ..rollouts.scenarios import shuffled_order
@@ -127,9 +128,7 @@ def _make_chunk(order: list, epoch: int, begin: int, end: int, size: int, rates:
 
 
 def _with_progress(chunks: Iterator[SFTChunk], size: int, begin: int, total: int, show: bool) -> Iterator[SFTChunk]:
-    from tqdm.auto import tqdm
-
-    with tqdm(initial=begin, total=max(begin, total), desc="SFT", unit="batch", disable=not show) as bar:
+    with progress_bar(initial=begin, total=max(begin, total), desc="SFT", unit="batch", disable=not show) as bar:
         for chunk in chunks:
             yield chunk
             bar.update(math.ceil(len(chunk.trajectories) / size))

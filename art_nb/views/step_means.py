@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..training.evaluation import mean_interval
+from ..training.evaluation import limit_interval, mean_interval
 from .index import RolloutIndex
 from .step_table import StepTable
 
@@ -29,7 +29,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
     Returns
     -------
     tuple of float, or None
-        Both ends. None if there are fewer than two values, or if all are equal.
+        Both ends, from 0 to 1 if all values are. None if there are fewer than two values, or if all are equal.
     """
     if len(values) < 2 or np.ptp(values) == 0:
         return None
@@ -37,7 +37,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
     shares = np.bincount(numbers, values - values.mean())  # their sum is 0
     samples = [values, values.mean() + shares * len(shares) / len(values)]
     intervals = [mean_interval(sample.tolist()) for sample in samples if len(sample) > 1]
-    return max(intervals, key=lambda ends: ends[1] - ends[0])
+    return limit_interval(max(intervals, key=lambda ends: ends[1] - ends[0]), values)
 
 # %% ../../nbs/75_views/85_step_means.ipynb #1a7d305f
 @dataclass(slots=True, frozen=True)
@@ -75,10 +75,7 @@ def mean_of_parts(split: str, step: int, parts: Iterable[StepTable], metric: str
     known = np.isfinite(values)
     values, groups = values[known], groups[known]
     mean = float(values.mean()) if len(values) else float("nan")
-    interval = widest_interval(values, groups)
-    if interval and metric != "reward" and np.isin(values, (0, 1)).all():  # a rate
-        interval = max(interval[0], 0.0), min(interval[1], 1.0)
-    return StepMean(split, step, mean, interval, len(values), len(np.unique(groups)), failed)
+    return StepMean(split, step, mean, widest_interval(values, groups), len(values), len(np.unique(groups)), failed)
 
 
 def metric_mean(

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support.remote_parts import MAIN, command
 from support.warm import warm_python
 
 import art_nb as art
+from art_nb.cli.main import write_pages
 
 ROOT = Path(__file__).parents[2]
 VERBS = ["run", "train", "view", "doctor", "init", "migrate", "help"]
@@ -223,7 +225,8 @@ def test_no_script_and_no_model(tmp_path, script):
 
 
 def test_view(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     for name in ("one", "two"):
         store = art.RunStore(tmp_path / ".art" / "games" / "models" / name)
         store.write_groups(
@@ -241,15 +244,26 @@ def test_view(tmp_path, monkeypatch):
         )
         store.append_history({"step": 1, "train/reward": 0.25})
     shown = Path(call("view", store.path, "--no-browser").stdout.strip())
+    assert shown == store.path / "report-games-two.html"
     assert "question of two" in shown.read_text()
     listed = Path(call("view", tmp_path / ".art", "--no-browser").stdout.strip())
-    assert "games/models/one" in listed.read_text()
-    assert "question of one" in (listed.parent / "0.html").read_text()
+    assert listed == tmp_path / ".art" / "runs.html"
+    address = "games/models/one/report-games-one.html"
+    assert f'href="{address}"' in listed.read_text()
+    assert "question of one" in (listed.parent / address).read_text()
+    assert Path(call("view", tmp_path, "--no-browser").stdout.strip()) == listed
     for path in (tmp_path / "nowhere", tmp_path / ".art" / "games" / "models" / "one" / "history.jsonl"):
         assert refused(call("view", path, "--no-browser"))
         assert refused(call("view", path, "--no-browser", "--notebook"))
     assert "not both" in refused(call("view", store.path, "--live", "--notebook"))
     assert "need --live" in refused(call("view", store.path, "--port", "80"))
+    assert not [*(tmp_path / "temporary").glob("art-nb-view-*")]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(os, "access", lambda place, mode: place != store.path)  # a directory of another user
+    pages = [write_pages(store.path), write_pages(tmp_path / ".art")]
+    assert [page.name for page in pages] == ["report-games-two.html", "runs.html"]
+    assert all(page.parent.name.startswith("art-nb-view-") for page in pages)
+    assert (pages[1].parent / "report-games-one.html").exists()
 
 
 @pytest.mark.slow
@@ -266,11 +280,12 @@ def test_view_opens_the_viewer_in_a_notebook(tmp_path):
             logs.append(log)
             if "/lab/tree/view.ipynb?token=" in log:
                 break
+        [folder] = [Path(log.split(": ", 1)[1].strip()) for log in logs if "from local directory: " in log]
+        cells = json.loads((folder / "view.ipynb").read_text())["cells"]
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
         rest = process.communicate(timeout=200)[1]
     assert process.returncode == 0 and "Traceback" not in rest
-    [folder] = [Path(log.split(": ", 1)[1].strip()) for log in logs if "from local directory: " in log]
-    cells = json.loads((folder / "view.ipynb").read_text())["cells"]
+    assert not folder.exists()
     assert "".join(cells[1]["source"]) == f"import art_nb as art\n\nart.view({str(store.path)!r})"
 
 

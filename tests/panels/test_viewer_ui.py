@@ -77,6 +77,19 @@ def test_steps_groups_and_rollouts(opened):
     assert rows.nth(0).get_attribute("aria-level") == "1" and rows.nth(1).get_attribute("aria-level") == "2"
 
 
+def test_the_bars_have_one_line_from_1000_pixels_on(opened, tmp_path):
+    name = "help-desk-smollm2-135m-with-a-long-name-of-the-run"
+    page = opened(recorded_run(tmp_path / name), width=1000)
+    page.fill("[aria-label=Filter]", "reward > 0.2")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelector('.art-bar').textContent.includes('34 of 37 rollouts')")
+    sizes = "(all) => all.map((bar) => [bar.offsetHeight < 48, bar.scrollWidth <= bar.clientWidth])"
+    for width in (1000, 1140, 1280):
+        page.set_viewport_size({"width": width, "height": 700})
+        calm(page)
+        assert page.locator(".art-bar").evaluate_all(sizes) == [[True, True]] * 2
+
+
 def test_a_group_opens_and_closes_by_mouse_and_keys(opened):
     page = opened(steps())
     closed = page.locator(".art-row-group", has_text="game 2").first

@@ -194,17 +194,24 @@ def test_the_interval_covers_the_mean_although_rollouts_of_a_group_are_alike():
 
 
 def test_the_mean_is_that_of_the_history_even_if_rollouts_failed():
-    index = load_all([group([0, 0, 0, 0]), group([1], failed=[ValueError("x")] * 3)])
+    index = load_all([group([0, 0, 0, 0]), group([10], failed=[ValueError("x")] * 3)])
     mean = metric_mean(index, "train", 0)
-    assert (mean.mean, mean.rollouts, mean.groups, mean.failed) == (0.2, 5, 2, 3)
+    assert (mean.mean, mean.rollouts, mean.groups, mean.failed) == (2, 5, 2, 3)
     low, high = mean.interval
-    assert (low + high) / 2 == pytest.approx(0.2)
+    assert (low + high) / 2 == pytest.approx(2)
 
 
 def test_the_interval_of_a_rate_ends_at_0_and_1():
     solved = [Trajectory(messages_and_choices=[say("ok")], metrics={"solved": n % 2}) for n in range(4)]
     index = load_all([TrajectoryGroup(solved)])
     assert metric_mean(index, "train", 0, "solved").interval == (0.0, 1.0)
+
+
+def test_the_interval_of_rewards_between_0_and_1_ends_there():
+    low, high = metric_mean(load_all([group([0.8, 1, 1]), group([0.9, 0.95])]), "train", 0).interval
+    assert 0.8 < low < 0.93 and high == 1
+    low, high = metric_mean(load_all([group([0.8, 1, 1.01])]), "train", 0).interval
+    assert high > 1.1
 
 
 def test_values_that_are_no_numbers_are_left_out():
@@ -283,6 +290,17 @@ def test_the_reason_has_the_metrics(tmp_path):
     assert re.search(r"highest reward · opening · rollout 3 · reward 9.* · won 1<", shown(a_run(tmp_path), tmp_path))
 
 
+def test_by_default_the_report_of_another_run_has_another_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [RunStore(tmp_path / ".art" / "games" / "models" / name) for name in ("one", "two: now")]
+    for store in runs:
+        store.write_groups("train", 1, [group([1])])
+    assert [str(report(store)) for store in runs] == ["report-games-one.html", "report-games-two-now.html"]
+    assert str(report(runs[0], "mine.html")) == "mine.html"
+    assert str(report([group([1])])) == "report-1-group.html"
+    assert len([*tmp_path.glob("*.html")]) == 4
+
+
 def test_many_long_warnings_stay_below_the_limit(tmp_path):
     store = a_run(tmp_path)
     for i in range(1500):
@@ -309,9 +327,7 @@ def test_a_goal_and_a_comparison():
     index = load_all({1: [group([0, 1, 0, 1])], 2: [group([8, 9, 8, 9])], 3: [group([], failed=[ValueError()])]})
     means = [metric_mean(index, "train", step) for step in (1, 2, 3)]
     assert reward_sentence(means[:2]).endswith("The intervals do not overlap.")
-    assert reward_sentence(means[:1]).startswith(
-        "The mean train reward was 0.5 (95 % interval -0.419 to 1.42) at step 1"
-    )
+    assert reward_sentence(means[:1]).startswith("The mean train reward was 0.5 (95 % interval 0 to 1) at step 1")
     assert reward_sentence(means[1:]).endswith("at step 2 and unknown at step 3.")
 
 

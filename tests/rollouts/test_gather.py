@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from openai.types.chat.chat_completion import Choice
 from support.registered import until
+from tqdm import tqdm
 
 from art_nb.core import aio as tasks
 from art_nb.core.aio import limit_concurrency, retry
@@ -404,16 +405,14 @@ def test_running_means():
 @pytest.fixture
 def bars(monkeypatch):
     """The bars that were drawn, real ones that write elsewhere."""
-    import tqdm.auto
-
     drawn = []
 
-    class Bar(tqdm.std.tqdm):
+    class Bar(tqdm):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs, file=io.StringIO())
             drawn.append(self)
 
-    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr("art_nb.rollouts.gather.progress_bar", Bar)
     return drawn
 
 

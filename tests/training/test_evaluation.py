@@ -107,7 +107,10 @@ def test_students_t_is_that_of_scipy(df):
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=50))
 def test_the_interval_of_a_mean_is_so_many_standard_errors(values):
     reach = t95(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    assert mean_interval(values) == pytest.approx((np.mean(values) - reach, np.mean(values) + reach), abs=1e-6)
+    low, high = np.mean(values) - reach, np.mean(values) + reach
+    if all(0 <= value <= 1 for value in values):
+        low, high = max(low, 0), min(high, 1)
+    assert mean_interval(values) == pytest.approx((low, high), abs=1e-6)
 
 
 @pytest.mark.parametrize("n", [3, 5, 10, 20])
@@ -116,6 +119,21 @@ def test_the_interval_of_few_values_holds_what_it_says(n):
     samples = np.random.default_rng(0).normal(size=(2000, n))
     covered = [low <= 0 <= high for low, high in map(mean_interval, samples.tolist())]
     assert 0.935 < np.mean(covered) < 0.965
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_the_limits_0_and_1_do_not_exclude_the_mean(p):
+    samples = np.random.default_rng(0).beta(8 * p, 8 * (1 - p), size=(2000, 5))
+    intervals = np.array([mean_interval(sample) for sample in samples.tolist()])
+    assert intervals.min() >= 0 and intervals.max() <= 1
+    without = np.array([mean_interval(sample) for sample in (samples + 10).tolist()]) - 10
+    assert p == 0.5 or without.max() > 1
+    for ends in (intervals, without):
+        assert np.mean((ends[:, 0] <= p) & (p <= ends[:, 1])) == pytest.approx(0.91, abs=0.04)
+    assert ((intervals[:, 0] <= p) == (without[:, 0] <= p)).all() and (
+        (intervals[:, 1] >= p) == (without[:, 1] >= p)
+    ).all()
+    assert mean_interval([0, 1]) == (0, 1) and mean_interval([0, 1.1])[0] < 0
 
 
 def test_what_too_few_values_tell():

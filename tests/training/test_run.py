@@ -176,10 +176,18 @@ async def test_after_each_judges_a_group(home):
     assert [t.reward for t in run.groups[0]] == [0, 1, 2, 3]
 
 
-async def test_a_budget_begins_no_further_step(home):
+async def test_a_run_stops_at_its_time_limit_and_continues(home):
     assert (await train(home[0], budget_s=0)).step == 0
     run = await train(home[0], steps=1000, budget_s=2)
-    assert (run.status, 0 < run.step < 1000) == ("done", True)
+    assert (run.status, 0 < run.step < 1000) == ("stopped", True)
+    text = f"The time limit budget_s=2 (2 s) is reached: the run stopped after step {run.step} of 1000."
+    assert [*run.progress.notes.values()] == [f"{text} Train again to continue."]
+    assert "stopped" in as_html(run.progress) and text in as_html(run.progress)
+    assert text in [*AttachedRun(run.store).progress.notes.values()][0]
+    last = run.step + 1
+    again = await train(home[0], steps=last, budget_s=600)
+    assert (again.status, again.step, again.progress.notes) == ("done", last, {})
+    assert AttachedRun(run.store).progress.notes == {}
 
 
 @pytest.mark.parametrize("wrong", [{"scenarios": []}, {"groups_per_step": 0}, {"rollouts_per_group": 0}])
