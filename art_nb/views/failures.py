@@ -9,7 +9,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'MAX_MESSAGE_CHARS', 'REASONS', 'MAX_LISTED', 'MAX_BINS', 'MAX_ROWS_PAGE', 'FailureKind', 'message_pattern',
-           'call_fault', 'call_faults', 'training_fault', 'failures_of_part', 'Failure', 'FailureScan',
+           'value_fault', 'call_fault', 'call_faults', 'training_fault', 'failures_of_part', 'Failure', 'FailureScan',
            'failures_reply', 'unit_of', 'failure_rows_reply']
 
 # %% ../../nbs/75_views/80_failures.ipynb #fe0f10d7
@@ -28,7 +28,7 @@ from ..core.types import ArtError
 from ..core.files import DAMAGED, describe_damage
 from ..tokens.advantages import signal_checks
 from .index import RolloutIndex, ViewReply
-from .reply_facts import RolloutFacts
+from .reply_facts import ReplyFacts, RolloutFacts
 from .step_table import FLAGS, StepTable
 
 # %% ../../nbs/75_views/80_failures.ipynb #31de3cf2
@@ -82,12 +82,15 @@ _TYPES = {"integer": int, "number": (int, float), "string": str, "boolean": bool
 _CALL_MARKS = re.compile(r"<tool_call>|<function=|\[TOOL_CALLS\]|<\|tool_call")
 
 
-def _fits_type(value: Any, schema: Any) -> bool:
-    kind = str(schema.get("type")) if isinstance(schema, dict) else ""
+def value_fault(value: Any, schema: Any) -> str:  # "" if the value is valid
+    """Return why a value does not match the type or the enum of its schema."""
+    if not isinstance(schema, dict):
+        return ""
+    kind, allowed = str(schema.get("type")), schema.get("enum")
     expected = _TYPES.get(kind)
-    if expected is None or (isinstance(value, bool) and kind != "boolean"):
-        return expected is None
-    return isinstance(value, expected)
+    if expected is not None and (not isinstance(value, expected) or (isinstance(value, bool) and kind != "boolean")):
+        return f"is not of type {kind}"
+    return "is not in its enum" if isinstance(allowed, list) and value not in allowed else ""
 
 
 def call_fault(
@@ -108,9 +111,9 @@ def call_fault(
     missing = next((key for key in schema.get("required") or () if key not in values), None)
     if missing is not None:
         return f"{name}: the argument {missing!r} is missing"
-    types = schema.get("properties") or {}
-    mismatched = next((key for key, value in values.items() if not _fits_type(value, types.get(key))), None)
-    return "" if mismatched is None else f"{name}: {mismatched!r} is not of type {types[mismatched]['type']}"
+    schemas = schema.get("properties") or {}
+    faults = ((key, value_fault(value, schemas.get(key))) for key, value in values.items())
+    return next((f"{name}: {key!r} {fault}" for key, fault in faults if fault), "")
 
 
 def call_faults(facts: RolloutFacts) -> set[str]:
@@ -162,10 +165,15 @@ def _of_flags(part: StepTable) -> Iterator[tuple[str, str, int]]:
         yield "no_signal", "only one rollout finished" if single else f"all rewards are {table['reward'][row]:.3g}", row
 
 
+def _has_call(reply: ReplyFacts) -> bool:
+    """Return whether a reply contains a tool call, also one that the token limit has cut."""
+    return bool(reply.calls) or (reply.finish_reason == "length" and bool(_CALL_MARKS.search(reply.text)))
+
+
 def _of_facts(part: StepTable) -> Iterator[tuple[str, str, int]]:
     rows = np.flatnonzero(part.table["status"] == 0).tolist()
     for row, facts in zip(rows, part.read_facts(), strict=True):
-        if facts.tools and facts.replies and not any(reply.calls for reply in facts.replies):
+        if facts.tools and facts.replies and not any(map(_has_call, facts.replies)):
             yield "no_call", f"no call of {one_line(', '.join(facts.tools), 140)}", row
         yield from (("invalid_call", one_line(fault, 160), row) for fault in call_faults(facts))
         reason = training_fault(facts) if part.split == "train" else ""
@@ -236,7 +244,9 @@ class FailureScan:
         except (ArtError, *DAMAGED) as error:  # the other steps are still shown
             self.unread.append(f"step {part.step} of {part.split}: {describe_damage(error)}")
             return
+        suffix = "" if part.split == "train" else f" ({part.split})"
         for kind, title, row in entries:
+            title += suffix
             if kind == "unknown":
                 self.unknown += 1
                 continue

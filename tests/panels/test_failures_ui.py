@@ -82,6 +82,14 @@ def test_a_rollout_that_calls_none_of_its_tools_is_listed():
     assert "Rollouts without a tool call: 1 of 2 rollouts\n    no call of look_up: 1" in text
 
 
+def test_failures_of_an_evaluation_name_their_split(tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    for split, errors in (("train", 1), ("val", 2)):
+        store.write_groups(split, 1, [art.TrajectoryGroup([art.Trajectory(), *[ValueError("full")] * errors])])
+    text = str(art.failures(store))
+    assert "Exceptions: 3 of 5 rollouts\n    ValueError: full (val): 2\n    ValueError: full: 1" in text
+
+
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):
     page = opened(failing_steps())
     page.focus(".art-panel")
