@@ -9670,6 +9670,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                              'art_nb/views/failures.py'),
                                        'art_nb.views.failures._of_facts': ('75_views/failures.html#_of_facts', 'art_nb/views/failures.py'),
                                        'art_nb.views.failures._of_flags': ('75_views/failures.html#_of_flags', 'art_nb/views/failures.py'),
+                                       'art_nb.views.failures._total_text': ( '75_views/failures.html#_total_text',
+                                                                              'art_nb/views/failures.py'),
                                        'art_nb.views.failures._without_value': ( '75_views/failures.html#_without_value',
                                                                                  'art_nb/views/failures.py'),
                                        'art_nb.views.failures.call_fault': ( '75_views/failures.html#call_fault',

@@ -160,7 +160,7 @@ function build(root, wire, model) {
     const unknown = reply.unknown
       ? ` · ${plural(reply.unknown, "rollout")} without token data: not known whether they can be trained`
       : "";
-    fill(status, `${plural(reply.rollouts, "rollout")}${reply.done ? "" : ", reading more…"}${unknown}`);
+    fill(status, `${reply.total}${reply.done ? "" : ", reading more…"}${unknown}`);
     if (reply.lost.length) app.notify(`Could not read: ${reply.lost.join("; ")}`);
     fill(
       list,

@@ -42,7 +42,7 @@ class FailuresPanel(RolloutViewer):
         while not self.scan.read(10.0):
             pass
         reply, _ = failures_reply(self.scan)
-        lines = [f"Failures of {reply['title']}"]
+        lines = [f"Failures of {reply['title']}: {reply['total']}"]
         for kind in reply["kinds"]:
             unit, total = unit_of(kind)
             lines.append(f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}")

@@ -76,7 +76,7 @@ def static_failures(x: Any, limit: int = LIMIT) -> Html:
     reply, _ = failures_reply(scan)
     unknown = f"{reply['unknown']} rollouts without token data" if reply["unknown"] else ""
     title = tag("div", tag("b", f"Failures of {reply['title']}"))
-    facts = facts_line(quantity(reply["rollouts"], "rollout"), unknown, "; ".join(reply["lost"]))
+    facts = facts_line(reply["total"], unknown, "; ".join(reply["lost"]))
     return fit_to_bytes(
         lambda level: tag(
             "div", title, facts, *(_kind(scan, kind, reply["steps"], level) for kind in reply["kinds"]), style=WRAP

@@ -484,6 +484,13 @@ def no_variance_message(
             f"{equal}. Check that the rollout computes the reward and passes it to art.Trajectory(reward=…). If it "
             "does, give partial credit or choose scenarios that are sometimes solved"
         )
+    finished = [group.trajectories for group in groups if group.trajectories]
+    solved = sum(min(t.reward for t in trajectories) >= max(rewards) - TIE for trajectories in finished)
+    if solved > len(finished) / 2:
+        return (
+            f"no variance: in {solved} of {{groups}} groups all rewards are {max(rewards):g}, the highest of the step. "
+            "Choose harder scenarios, or end the run if the task is solved"
+        )
     return (
         "no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "
         "Give partial credit, sample more rollouts per group, or choose scenarios that are sometimes solved"

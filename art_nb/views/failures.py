@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.jsonable import one_line, utf8_text
+from ..core.jsonable import one_line, quantity, utf8_text
 from ..core.types import ArtError
 from ..core.files import DAMAGED, describe_damage
 from ..tokens.advantages import signal_checks
@@ -289,6 +289,11 @@ def _counts(table: np.ndarray, bins: np.ndarray, count: int, rows: list[int]) ->
     }
 
 
+def _total_text(is_trained: np.ndarray) -> str:
+    others = int((~is_trained).sum())
+    return quantity(len(is_trained), "rollout") + (f", {others} of them outside of training" if others else "")
+
+
 def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
     """Read more steps, and return the counts of all failures so far."""
     with scan._lock:
@@ -304,6 +309,7 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
             "done": done,
             "version": scan._version,
             "rollouts": len(table),
+            "total": _total_text(is_trained),
             "groups": scan.index.groups,
             "unknown": scan.unknown,
             "lost": [utf8_text(text, 200) for text in (lost + scan.unread)[:5]],

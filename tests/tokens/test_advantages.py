@@ -334,6 +334,16 @@ dict_reply = {"role": "assistant", "content": "b2"}
             {},
             "no variance: in each of 2 groups (5 trajectories)",
         ),
+        (
+            [
+                group([1, 1], choice()),
+                group([0, 0], choice()),
+                group([1, 1], choice()),
+                group([], exceptions=[ValueError()]),
+            ],
+            {},
+            "no variance: in 2 of 3 groups all rewards are 1, the highest of the step. Choose harder scenarios",
+        ),
         ([group([1], choice())], {}, "no variance"),
         ([group([1, 0], choice())], {"max_length": 7}, "all too long: the shortest row of 2 trajectories has 8 tokens"),
         ([group([1, 0], choice(finish="length"))], {"truncated": "mask"}, "all truncated: 2 trajectories"),
