@@ -98,21 +98,16 @@ def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 # %% ../../nbs/00_core/70_files.ipynb #30c1ab3c
 MAX_DEPTH = 200
+_CONTAINERS = frozenset({dict, list})
 MAX_UNPACKED_BYTES = 2 << 30
 
 
 def _is_deep(value: Any) -> bool:
-    level = [value]
+    containers = [value] if type(value) in _CONTAINERS else []
     for _ in range(MAX_DEPTH):
-        level = [
-            entry
-            for node in level
-            if isinstance(node, (dict, list))
-            for entry in (node.values() if isinstance(node, dict) else node)
-        ]
-        if not level:
-            return False
-    return True
+        entries = (node.values() if type(node) is dict else node for node in containers)
+        containers = [entry for each in entries for entry in each if type(entry) in _CONTAINERS]
+    return bool(containers)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -76,6 +76,7 @@ def expand(
 
 # %% ../../nbs/00_core/30_jsonable.ipynb #cd59ad47
 MAX_PLAIN_DEPTH = 100  # `files.parse_json` reads up to 200 levels
+_LEAVES = frozenset({str, int, bool, type(None)})  # without subclasses, for example those of NumPy
 
 
 def plain(
@@ -85,21 +86,22 @@ def plain(
     """Convert a value to JSON types. NaN and infinity become `None`, and values nested too deep become a text."""
     if depth > MAX_PLAIN_DEPTH:
         return f"(nested more than {MAX_PLAIN_DEPTH} levels deep)"
-    match value:
+    below = depth + 1
+    match value:  # the most frequent types come first
+        case dict() | Mapping():
+            return {str(k): entry if type(entry) in _LEAVES else plain(entry, below) for k, entry in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [entry if type(entry) in _LEAVES else plain(entry, below) for entry in value]
+        case float():
+            return float(value) if math.isfinite(value) else None
         case np.floating():  # `tolist` of a longdouble returns the same type
             return plain(float(value), depth)
         case np.complexfloating():
             return str(value)
         case np.generic() | np.ndarray():
             return plain(value.tolist(), depth)
-        case float():
-            return value if math.isfinite(value) else None
         case None | bool() | int() | str():
             return value
-        case Mapping():
-            return {str(key): plain(entry, depth + 1) for key, entry in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [plain(entry, depth + 1) for entry in value]
         case BaseModel():
             return plain(value.model_dump(), depth)
         case SupportsFloat():

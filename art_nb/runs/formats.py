@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from ..core.files import MAX_FILE_BYTES, open_parquet, parse_json, parse_yaml
 from ..core.jsonable import plain
+from ..core.machine import without_garbage_collection
 from ..core.types import BackendMissing
 from ..rollouts.entries import History, is_choice, sampled_tokens
 from ..rollouts.exchanges import TrajectoryExchanges
@@ -208,6 +209,7 @@ def _entry(cells: Iterator, tops: Iterator[int], token_id: int | None) -> dict[s
     return {"token": token, "bytes": raw, "logprob": logprob, "top_logprobs": alternatives}
 
 # %% ../../nbs/10_runs/10_formats.ipynb #ed4dc7a3
+@without_garbage_collection()
 def unpack_tokens(
     groups: list[TrajectoryGroup],  # their choices are changed in place
     arrays: Mapping[str, np.ndarray],  # result of `pack_tokens`
@@ -489,6 +491,7 @@ def read_rows(
     return [_read_group(parts[0][0], [data for _, data in parts if data is not None]) for parts in grouped.values()]
 
 
+@without_garbage_collection()
 def read_parquet(
     file: BinaryIO,  # version 2 or 1
 ) -> tuple[list[TrajectoryGroup], str]:  # without token data; hash of the token data, or "" if there is none
@@ -498,6 +501,7 @@ def read_parquet(
     return read_rows(table.to_pylist()), (table.schema.metadata or {}).get(TOKENS, b"").decode()
 
 
+@without_garbage_collection()  # groups are many objects, none of which is garbage
 def read_jsonl(
     file: BinaryIO,  # one group per line
 ) -> tuple[list[TrajectoryGroup], str]:  # as `read_parquet`
