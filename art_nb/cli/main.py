@@ -340,6 +340,7 @@ def write_run_list(path: Path, runs: list[Path]) -> Path:
     from art_nb.core.files import atomic_write
     from art_nb.reports.html import table, tag
     from art_nb.reports.report import page, report, report_name
+    from art_nb.runs.store import RunStore
     from art_nb.views.index import load_all
 
     root = path / ".art" if runs[0].is_relative_to(path / ".art") else path
@@ -349,7 +350,7 @@ def write_run_list(path: Path, runs: list[Path]) -> Path:
     for run in runs:
         index = load_all(run)
         run_page = report(index, (temporary or run.resolve()) / report_name(index))
-        rewards = [row["train/reward"] for row in index.store.history() if "train/reward" in row]
+        rewards = [row["train/reward"] for row in RunStore(run).history() if "train/reward" in row]
         address = quote(run_page.relative_to(list_page.parent).as_posix())
         link = tag("a", str(run.relative_to(path)), href=address)
         rows.append([link, len(rewards), f"{rewards[0]:.3g} → {rewards[-1]:.3g}" if rewards else ""])

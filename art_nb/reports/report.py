@@ -162,7 +162,7 @@ def report_name(index: RolloutIndex) -> str:
 
 
 def report(
-    run: RunView | Model | RunStore | str | Path,
+    run: RunView | Model | RunStore | RolloutIndex | str | Path,
     file: str | Path | None = None,
     groups: Sequence[int] | None = None,
     note: str = "",

@@ -151,10 +151,9 @@ def follow_control_files(run: "Run") -> None:
             action(run)
 
 
-def stop_at_time_limit(run: "Run") -> None:
-    """Stop a run that has reached `budget_s`, and say so in its display."""
+def stop_at_time_limit(run: "Run", limit_s: float) -> None:
+    """Stop a run that has reached its `budget_s`, and say so in its display."""
     if run.transition(TRANSITIONS["stop"]):
-        limit_s = run.options.budget_s
         reached = f"The time limit budget_s={limit_s:g} ({format_duration(limit_s)}) is reached"
         message = f"{reached}: the run stopped after step {run.step} of {run.options.steps}. Train again to continue."
         run.bus.emit(Warned(key=TIME_LIMIT, message=message))
@@ -211,8 +210,8 @@ class TrainingLoop:
 
     async def main(self) -> None:
         """Train until the source has no more groups, the time is over or the run is stopped."""
-        run, source = self.run, self.run.source
-        end = float("inf") if run.options.budget_s is None else time.monotonic() + run.options.budget_s
+        run, source, limit_s = self.run, self.run.source, self.run.options.budget_s
+        end = float("inf") if limit_s is None else time.monotonic() + limit_s
         run.step = await run.model.get_step()
         try:
             await source.open(run)
@@ -226,8 +225,8 @@ class TrainingLoop:
                     await asyncio.sleep(0.05)
                 else:
                     await self._step()
-            if source.has_more() and time.monotonic() >= end:
-                stop_at_time_limit(run)
+            if limit_s is not None and source.has_more() and time.monotonic() >= end:
+                stop_at_time_limit(run, limit_s)
             if run.status != "stopping":
                 await self.until_stopped(source.finish())
         finally:

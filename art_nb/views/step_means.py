@@ -37,7 +37,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
     shares = np.bincount(numbers, values - values.mean())  # their sum is 0
     samples = [values, values.mean() + shares * len(shares) / len(values)]
     intervals = [mean_interval(sample.tolist()) for sample in samples if len(sample) > 1]
-    return limit_interval(max(intervals, key=lambda ends: ends[1] - ends[0]), values)
+    return limit_interval(max(intervals, key=lambda ends: ends[1] - ends[0]), values.tolist())
 
 # %% ../../nbs/75_views/85_step_means.ipynb #1a7d305f
 @dataclass(slots=True, frozen=True)
