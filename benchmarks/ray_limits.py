@@ -1,4 +1,4 @@
-"""What one rollout, reply, event and adapter costs the process of the notebook, and so where one process ends.
+"""The costs of a reply, a rollout, an event and an adapter in the process of the notebook, which limit one process.
 
     .venv-ray/bin/python benchmarks/ray_limits.py [--rounds 3]
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'served_backend', 'server_class', 'run', 'wait_for_interrupt', 'run_tinker',
            'script_globals', 'line_of_error', 'script_model', 'source_line', 'train', 'follow_run', 'view',
-           'open_notebook', 'page_folder', 'write_pages', 'write_run_list', 'record', 'redaction_function', 'profile',
-           'plan', 'shell_command', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
+           'open_notebook', 'writable_folder', 'write_pages', 'write_run_list', 'record', 'redaction_function',
+           'profile', 'plan', 'shell_command', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -297,7 +297,7 @@ def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
     if not path.is_dir() or is_run(path) or not find_runs(path):
         open_rollouts(path)  # raises if there is nothing to view
     cells = [
-        ("markdown", "Press Shift+Enter twice to open the viewer."),
+        ("markdown", "Press Shift+Enter twice to open the viewer. This notebook is deleted when JupyterLab ends."),
         ("code", f"import art_nb as art\n\nart.view({str(path)!r})"),
     ]
     (folder / "view.ipynb").write_text(notebook_json(cells), encoding="utf-8")
@@ -313,12 +313,12 @@ def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
             return 0
 
 # %% ../../nbs/95_cli/20_main.ipynb #78cc5b12
-def page_folder(*folders: Path) -> Path | None:
-    """Return None if you can write into all these folders, otherwise a new temporary folder for their pages."""
+def writable_folder(folder: Path) -> Path:
+    """Return a folder as an absolute path, or a new temporary folder if you cannot write into it."""
     import tempfile
 
-    is_writable = all(os.access(folder, os.W_OK) for folder in folders)
-    return None if is_writable else Path(tempfile.mkdtemp(prefix="art-nb-view-"))
+    is_writable = os.access(folder, os.W_OK)
+    return folder.absolute() if is_writable else Path(tempfile.mkdtemp(prefix="art-nb-view-"))
 
 
 def write_pages(path: Path) -> Path:
@@ -332,7 +332,7 @@ def write_pages(path: Path) -> Path:
         return write_run_list(path, runs)
     index = load_all(path)
     folder = index.store.path if index.store else path if path.is_dir() else path.parent
-    return report(index, (page_folder(folder) or folder.resolve()) / report_name(index))
+    return report(index, writable_folder(folder) / report_name(index))
 
 
 def write_run_list(path: Path, runs: list[Path]) -> Path:
@@ -344,14 +344,13 @@ def write_run_list(path: Path, runs: list[Path]) -> Path:
     from art_nb.views.index import load_all
 
     root = path / ".art" if runs[0].is_relative_to(path / ".art") else path
-    temporary = page_folder(root, *runs)
-    list_page = (temporary or root.resolve()) / "runs.html"
+    list_page = writable_folder(root) / "runs.html"
     rows = []
     for run in runs:
         index = load_all(run)
-        run_page = report(index, (temporary or run.resolve()) / report_name(index))
+        run_page = report(index, writable_folder(run) / report_name(index))
         rewards = [row["train/reward"] for row in RunStore(run).history() if "train/reward" in row]
-        address = quote(run_page.relative_to(list_page.parent).as_posix())
+        address = quote(Path(os.path.relpath(run_page, list_page.parent)).as_posix())
         link = tag("a", str(run.relative_to(path)), href=address)
         rows.append([link, len(rewards), f"{rewards[0]:.3g} → {rewards[-1]:.3g}" if rewards else ""])
     atomic_write(list_page, page(path.name, table(["run", "step", "reward"], rows)).encode())

@@ -84,10 +84,10 @@ def plain(
     depth: int = 0,  # nesting level of the value
 ) -> Any:  # JSON types only
     """Convert a value to JSON types. NaN and infinity become `None`, and values nested too deep become a text."""
-    if depth > MAX_PLAIN_DEPTH:
-        return f"(nested more than {MAX_PLAIN_DEPTH} levels deep)"
     below = depth + 1
     match value:  # the most frequent types come first
+        case dict() | list() | Mapping() | tuple() | set() | frozenset() if depth > MAX_PLAIN_DEPTH:
+            return f"(nested more than {MAX_PLAIN_DEPTH} levels deep)"
         case dict() | Mapping():
             return {str(k): entry if type(entry) in _LEAVES else plain(entry, below) for k, entry in value.items()}
         case list() | tuple() | set() | frozenset():

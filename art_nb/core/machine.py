@@ -176,8 +176,8 @@ def interpreter_is_exiting() -> bool:
 def without_garbage_collection() -> Iterator[None]:
     """Turn off the garbage collector inside the `with` block, unless it is off already.
 
-    While a library is imported, a model is built or groups are read, it takes a quarter to two thirds of the time and
-    frees hardly anything.
+    While a library is imported, a model is built or groups are read, the collector takes a quarter to two thirds of
+    the time and frees hardly anything.
     """
     collects = gc.isenabled()
     gc.disable()

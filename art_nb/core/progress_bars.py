@@ -20,11 +20,11 @@ def in_notebook() -> bool:
 
 
 class CellBar(tqdm):
-    """A progress bar in a notebook cell: a text output that is replaced four times per second at most."""
+    """A progress bar in a notebook cell: a text output that is replaced."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         self._output = None
-        super().__init__(*args, **kwargs, gui=True, mininterval=0.25)
+        super().__init__(*args, **{"mininterval": 0.25} | kwargs | {"gui": True})
         if not self.disable and not self.delay:
             self.display()
 
@@ -50,5 +50,5 @@ class CellBar(tqdm):
 
 
 def progress_bar(**options: Any) -> tqdm:
-    """Return a progress bar with the arguments of `tqdm`, for a cell or for a terminal."""
+    """Return a progress bar with the keyword arguments of `tqdm`, for a cell or for a terminal."""
     return (CellBar if in_notebook() else tqdm)(**options)

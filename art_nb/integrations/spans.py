@@ -82,13 +82,11 @@ def hashed_id(n_bytes: int, *parts: Any) -> int:  # not 0, which is invalid in O
 
 
 @lru_cache(1024)  # the spans and the scores of a rollout need both IDs
-@lru_cache(1024)  # the spans and the scores of a rollout need both IDs
 def trace_id_of(place: RolloutPlace) -> int:
     """Return the trace ID of a rollout."""
     return hashed_id(16, place.project, place.key)
 
 
-@lru_cache(1024)
 @lru_cache(1024)
 def agent_span_id(place: RolloutPlace) -> int:
     """Return the ID of the root span of a rollout."""

@@ -23,7 +23,6 @@ from art_nb.training.progress import (
     Progress,
     eta,
     event_line,
-    run_notes,
     run_warnings,
     speeds,
     stall_message,
@@ -137,6 +136,6 @@ def live_state(
             "groups": group_entries(p, in_memory),
             "warnings": [asdict(warning) for warning in run_warnings(p)[:5]],
             "warnings_page": documentation_address(WARNINGS_PAGE),
-            "notes": [note[:300] for note in run_notes(p).values()],
+            "notes": [note[:300] for note in p.notes.values()],
             "failure": failure_card(p),
         }

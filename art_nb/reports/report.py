@@ -154,8 +154,8 @@ def _rollout_sections(index: RolloutIndex, groups: Sequence[int] | None, level: 
 
 # %% ../../nbs/80_reports/40_report.ipynb #fadf1dd8
 def report_name(index: RolloutIndex) -> str:
-    """Return the default file name of a report: `report-{project}-{run}.html`, or the name of a file of rollouts."""
-    path = index.store.path.resolve() if index.store else Path(Path(index.title).stem)
+    """Return the default file name of a report: `report-{project}-{run}.html`, or `report-{file}.html` for a file."""
+    path = index.store.path.absolute() if index.store else Path(Path(index.title).stem)
     project = [path.parts[-3]] if path.parts[-2:-1] == ("models",) else []
     name = re.sub(r"[^\w.-]+", "-", "-".join([*project, path.name]))
     return f"report-{name}.html"

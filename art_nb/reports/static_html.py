@@ -45,7 +45,7 @@ from ..rollouts.trajectories import PydanticException, Trajectory, TrajectoryGro
 from ..runs.store import RunStore
 from ..core.machine import documentation_link
 from ..training.diagnostics import WARNINGS_PAGE, untrained
-from ..training.progress import PHASES, run_notes, run_warnings, step_count
+from ..training.progress import PHASES, run_warnings, step_count
 from ..training.run_display import format_eta
 from ..training.run_view import RunView
 from ..views.boards import board_of
@@ -372,7 +372,7 @@ def run_warnings_html(run: Any) -> list[Html]:  # empty unless it is a `RunView`
     """Return the notes and warnings about a run."""
     if not isinstance(run, RunView):
         return []
-    notes = [tag("div", "⚠ ", note) for kind, note in run_notes(run.progress).items() if kind != "failure"]
+    notes = [tag("div", "⚠ ", note) for kind, note in run.progress.notes.items() if kind != "failure"]
     warnings = [
         tag("div", "⚠ ", tag("b", f"{warning.title}."), f" {warning.finding} ", with_code(warning.advice))
         for warning in run_warnings(run.progress)

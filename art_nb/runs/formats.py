@@ -209,7 +209,7 @@ def _entry(cells: Iterator, tops: Iterator[int], token_id: int | None) -> dict[s
     return {"token": token, "bytes": raw, "logprob": logprob, "top_logprobs": alternatives}
 
 # %% ../../nbs/10_runs/10_formats.ipynb #ed4dc7a3
-@without_garbage_collection()
+@without_garbage_collection()  # a token is several objects, none of which is garbage
 def unpack_tokens(
     groups: list[TrajectoryGroup],  # their choices are changed in place
     arrays: Mapping[str, np.ndarray],  # result of `pack_tokens`
@@ -501,7 +501,7 @@ def read_parquet(
     return read_rows(table.to_pylist()), (table.schema.metadata or {}).get(TOKENS, b"").decode()
 
 
-@without_garbage_collection()  # groups are many objects, none of which is garbage
+@without_garbage_collection()
 def read_jsonl(
     file: BinaryIO,  # one group per line
 ) -> tuple[list[TrajectoryGroup], str]:  # as `read_parquet`

@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
@@ -176,13 +177,13 @@ NOT_COPIED = frozenset((LOCK_NAME, LOCAL_STATE, OWNER_NAME, "STOP"))
 
 
 def relative_files(path: Path, directory: Path) -> list[str]:
-    """Return the names of the files in a directory, relative to `path`. Hidden files are left out."""
+    """Return the names of the files in a directory, relative to `path`. Hidden files and reports are left out."""
     names = []
     for folder, folders, files in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         prefix = Path(folder).relative_to(path)
         names += [(prefix / name).as_posix() for name in sorted(files) if not name.startswith(".")]
-    return [name for name in names if name not in NOT_COPIED]
+    return [name for name in names if name not in NOT_COPIED and not fnmatch(name, "report-*.html")]
 
 
 def checkpoint_step(name: str) -> int | None:

@@ -482,14 +482,15 @@ def no_variance_message(
             return f"{equal}, and no reply calls one of the tools. {CALL_ADVICE}"
         return (
             f"{equal}. Check that the rollout computes the reward and passes it to art.Trajectory(reward=…). If it "
-            "does, give partial credit or choose scenarios that are sometimes solved"
+            "does: if the task is solved, choose harder scenarios, otherwise give partial credit or choose scenarios "
+            "that are sometimes solved"
         )
-    finished = [group.trajectories for group in groups if group.trajectories]
-    solved = sum(min(t.reward for t in trajectories) >= max(rewards) - TIE for trajectories in finished)
-    if solved > len(finished) / 2:
+    lowest = [min(t.reward for t in group.trajectories) for group in groups if group.trajectories]
+    highest = sum(reward >= max(rewards) - TIE for reward in lowest)
+    if highest > len(lowest) / 2:
         return (
-            f"no variance: in {solved} of {{groups}} groups all rewards are {max(rewards):g}, the highest of the step. "
-            "Choose harder scenarios, or end the run if the task is solved"
+            f"no variance: in {highest} of {{groups}} groups all rewards are {max(rewards):g}, the highest of the "
+            "step. If these scenarios are solved, choose harder ones. Otherwise give partial credit"
         )
     return (
         "no variance: in each of {groups} groups ({n} trajectories) all rewards are equal. "

@@ -347,21 +347,21 @@ def check_success(probe: Probe) -> Check:
 ADDED_METRICS = frozenset({"duration", "completion_tokens"})  # art_nb adds these to each trajectory
 ZERO_ADVICE = (
     "If it is a criterion of the task, the model cannot learn it from these rollouts: give partial credit for it, or "
-    "train on examples first."
+    "train on examples first. If 0 is good, ignore this."
 )
 
 
 def check_metrics(probe: Probe) -> Check | None:
-    """Return the means of the metrics of the rollouts, at most eight, and those that are always 0."""
+    """Return the means of at most eight metrics of the rollouts, and the names of all metrics that are always 0."""
     values: dict[str, list[float]] = {}
     for trajectory in probe.trajectories:
         for name in trajectory.metrics.keys() - ADDED_METRICS:
             values.setdefault(name, []).append(float(trajectory.metrics[name]))
     if not values:
         return None
-    shown = sorted(values)[:8]
-    finding = f"Means: {', '.join(f'{name} {np.mean(values[name]):.3g}' for name in shown)}."
-    if zero := [name for name in shown if not any(values[name])]:
+    means = [f"{name} {np.mean(values[name]):.3g}" for name in sorted(values)[:8]]
+    finding = f"Means: {', '.join(means)}."
+    if zero := [name for name in sorted(values) if not any(values[name])]:
         return Check("metrics", "info", f"{finding} Always 0: {', '.join(zero)}.", ZERO_ADVICE)
     return Check("metrics", "ok", finding)
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from ..core.events import Bus, Event, Failed, StepDone, print_warnings
 from ..core.progress_bars import in_notebook
 from .diagnostics import HistoryRows, advice_for, untrained
-from .progress import Progress, eta, run_notes, run_warnings, step_count, step_line
+from .progress import Progress, eta, run_warnings, step_count, step_line
 
 # %% ../../nbs/65_training/40_run_display.ipynb #cd33474a
 SHOWN_METRICS = {
@@ -114,7 +114,7 @@ def as_html(p: Progress, rows: int = 6) -> str:
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
     warnings = [f"{warning.title}. {warning.finding} {warning.advice}" for warning in run_warnings(p)]
     advice = [advice_for(p.failure.message)] if p.failure is not None else []
-    notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*run_notes(p).values(), *warnings, *advice))
+    notes = "".join(f"<div>⚠ {escape(note)}</div>" for note in (*p.notes.values(), *warnings, *advice))
     rewards = [row["train/reward"] for row in p.rows if "train/reward" in row]
     bar = f'<progress value="{p.step}" max="{p.steps}"></progress>'
     return (

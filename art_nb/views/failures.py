@@ -290,8 +290,10 @@ def _counts(table: np.ndarray, bins: np.ndarray, count: int, rows: list[int]) ->
 
 
 def _total_text(is_trained: np.ndarray) -> str:
-    others = int((~is_trained).sum())
-    return quantity(len(is_trained), "rollout") + (f", {others} of them outside of training" if others else "")
+    total, others = len(is_trained), int((~is_trained).sum())
+    if not others:
+        return quantity(total, "rollout")
+    return f"{quantity(total, 'rollout')}, {'all' if others == total else others} of them outside of training"
 
 
 def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:

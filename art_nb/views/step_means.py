@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..training.evaluation import limit_interval, mean_interval
+from ..training.evaluation import limit_interval, student_interval
 from .index import RolloutIndex
 from .step_table import StepTable
 
@@ -36,7 +36,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
     _, numbers = np.unique(groups, return_inverse=True)
     shares = np.bincount(numbers, values - values.mean())  # their sum is 0
     samples = [values, values.mean() + shares * len(shares) / len(values)]
-    intervals = [mean_interval(sample.tolist()) for sample in samples if len(sample) > 1]
+    intervals = [student_interval(sample.tolist()) for sample in samples if len(sample) > 1]
     return limit_interval(max(intervals, key=lambda ends: ends[1] - ends[0]), values.tolist())
 
 # %% ../../nbs/75_views/85_step_means.ipynb #1a7d305f

@@ -1,5 +1,6 @@
 """Conversion of any value to JSON."""
 
+import functools
 import json
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from art_nb.core.jsonable import json_safe, plain
+from art_nb.core.jsonable import MAX_PLAIN_DEPTH, json_safe, plain
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.store import RunStore
 
@@ -58,6 +59,13 @@ def test_every_value_becomes_json_and_utf8(value):
     for form in (value, [value], {"key": value}, (value,)):
         json.dumps(plain(form), allow_nan=False)
         json.dumps(json_safe(form), allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_numbers_at_the_deepest_level_stay_numbers():
+    value = plain(functools.reduce(lambda inner, _: [inner], range(MAX_PLAIN_DEPTH), {"int": 1, "float": 1.5}))
+    for _ in range(MAX_PLAIN_DEPTH):
+        (value,) = value
+    assert value == {"int": 1, "float": 1.5}
 
 
 def test_a_series_of_pandas():

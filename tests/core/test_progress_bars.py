@@ -6,7 +6,7 @@ import nbformat
 from support.jupyter_kernels import run_notebook
 from tqdm import tqdm
 
-from art_nb.core.progress_bars import CellBar, progress_bar
+from art_nb.core.progress_bars import progress_bar
 
 GATHER = """
 import art_nb as art
@@ -44,5 +44,5 @@ def test_a_terminal_has_the_bar_of_tqdm():
     file = io.StringIO()
     with progress_bar(total=2, desc="here", file=file) as bar:
         bar.update(2)
-    assert type(bar) is tqdm and not isinstance(bar, CellBar)
+    assert type(bar) is tqdm
     assert "here: 100%" in file.getvalue()

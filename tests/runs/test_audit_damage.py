@@ -53,7 +53,7 @@ def test_deep_json_is_a_value_error(text):
 
 
 def test_ordinary_json_is_read():
-    assert parse_json("[" * 200 + "]" * 200)
+    assert parse_json("[" * 200 + "]" * 200) and parse_json("[" * 200 + "1" + "]" * 200)
     assert parse_json(json.dumps([[{"a": "[[["}]] * 1000)) == [[{"a": "[[["}]] * 1000
 
 

@@ -342,7 +342,7 @@ dict_reply = {"role": "assistant", "content": "b2"}
                 group([], exceptions=[ValueError()]),
             ],
             {},
-            "no variance: in 2 of 3 groups all rewards are 1, the highest of the step. Choose harder scenarios",
+            "no variance: in 2 of 3 groups all rewards are 1, the highest of the step. If these scenarios are",
         ),
         ([group([1], choice())], {}, "no variance"),
         ([group([1, 0], choice())], {"max_length": 7}, "all too long: the shortest row of 2 trajectories has 8 tokens"),

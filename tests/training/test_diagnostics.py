@@ -4,15 +4,9 @@ import math
 import random
 
 import pytest
-from openai.types.chat.chat_completion import Choice
 
-from art_nb.core.events import StepDone, Warned
-from art_nb.panels.live_state import live_state
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
-from art_nb.tokens.advantages import no_variance_message
 from art_nb.training.diagnostics import ADVICE_BY_MESSAGE, CHECKS, advice_for, diagnose
-from art_nb.training.progress import Progress, run_warnings
-from art_nb.training.run_display import as_html
 from art_nb.training.steps import identical_share
 
 
@@ -211,23 +205,3 @@ def test_one_lucky_rollout_does_not_solve_the_task():
         row |= {"data/step_num_groups_trainable": 0, "data/step_num_groups_submitted": 4}
     rows[-1]["data/step_num_groups_trainable"] = 1
     assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
-
-
-@pytest.mark.parametrize(("has_tools", "shown"), [(False, "warning"), (True, "note")])
-def test_equal_rewards_are_reported_once(has_tools, shown):
-    """The note of the step names the cause only if no reply calls a tool; otherwise, the warning says more."""
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}] if has_tools else None
-    reply = Choice(index=0, finish_reason="stop", message={"role": "assistant", "content": "!"})
-    entries = [{"role": "user", "content": "?"}, reply]
-    trajectories = [Trajectory(messages_and_choices=entries, tools=tools, reward=0) for _ in range(4)]
-    reason = no_variance_message([TrajectoryGroup(trajectories)]).format(groups=1, n=4)
-    p = Progress("run", 8)
-    flat = {"train/reward": 0.0, "data/step_num_groups_submitted": 4, "data/step_num_groups_trainable": 0}
-    for step in (1, 2, 3):
-        p(Warned(key=f"no signal at step {step}", message=f"Nothing is learned in step {step}: {reason}"))
-        p(Warned(key="other", message="another note"))
-        p(StepDone(step=step, metrics=flat | {"step": step}))
-    warnings, page = {warning.key for warning in run_warnings(p)}, as_html(p)
-    assert ("constant_reward" in warnings) == (shown == "warning")
-    assert ("Nothing is learned" in page) == (shown == "note") == any("Nothing is" in n for n in live_state(p)["notes"])
-    assert "another note" in page

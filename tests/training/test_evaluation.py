@@ -14,7 +14,15 @@ from support.registered import at_home
 
 import art_nb as art
 from art_nb.core.types import RolloutError
-from art_nb.training.evaluation import Evaluation, evaluate, evaluate_steps, mean_interval, t95, wilson
+from art_nb.training.evaluation import (
+    Evaluation,
+    evaluate,
+    evaluate_steps,
+    mean_interval,
+    student_interval,
+    t95,
+    wilson,
+)
 
 Z = 1.959963984540054
 
@@ -121,18 +129,10 @@ def test_the_interval_of_few_values_holds_what_it_says(n):
     assert 0.935 < np.mean(covered) < 0.965
 
 
-@pytest.mark.parametrize("p", [0.5, 0.9])
-def test_the_limits_0_and_1_do_not_exclude_the_mean(p):
-    samples = np.random.default_rng(0).beta(8 * p, 8 * (1 - p), size=(2000, 5))
-    intervals = np.array([mean_interval(sample) for sample in samples.tolist()])
-    assert intervals.min() >= 0 and intervals.max() <= 1
-    without = np.array([mean_interval(sample) for sample in (samples + 10).tolist()]) - 10
-    assert p == 0.5 or without.max() > 1
-    for ends in (intervals, without):
-        assert np.mean((ends[:, 0] <= p) & (p <= ends[:, 1])) == pytest.approx(0.91, abs=0.04)
-    assert ((intervals[:, 0] <= p) == (without[:, 0] <= p)).all() and (
-        (intervals[:, 1] >= p) == (without[:, 1] >= p)
-    ).all()
+def test_intervals_of_values_between_0_and_1_end_there():
+    samples = np.random.default_rng(0).beta(7.2, 0.8, size=(200, 5)).tolist()
+    assert max(student_interval(sample)[1] for sample in samples) > 1
+    assert all(0 <= low and high <= 1 for low, high in map(mean_interval, samples))
     assert mean_interval([0, 1]) == (0, 1) and mean_interval([0, 1.1])[0] < 0
 
 
