@@ -105,8 +105,8 @@ MAX_UNPACKED_BYTES = 2 << 30
 def _is_deep(value: Any) -> bool:
     containers = [value] if type(value) in _CONTAINERS else []
     for _ in range(MAX_DEPTH):
-        entries = (node.values() if type(node) is dict else node for node in containers)
-        containers = [entry for each in entries for entry in each if type(entry) in _CONTAINERS]
+        contents = (node.values() if type(node) is dict else node for node in containers)
+        containers = [entry for entries in contents for entry in entries if type(entry) in _CONTAINERS]
     return bool(containers)
 
 

@@ -70,7 +70,7 @@ def t95(df: int) -> float:
 
 
 def limit_interval(interval: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
-    """Return the part of an interval from 0 to 1 if all `values` lie in this range.
+    """Return the part of an interval from 0 to 1 if all `values` are in this range.
 
     This assumes that the metric cannot be below 0 or above 1. The interval then covers the mean as often as before.
     Source: M. Mandelkern, Statistical Science 17 (2002), p. 149-172.
