@@ -9151,6 +9151,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'art_nb.training.run.Run._fail': ('65_training/run.html#run._fail', 'art_nb/training/run.py'),
                                      'art_nb.training.run.Run._pause_or_stop': ( '65_training/run.html#run._pause_or_stop',
                                                                                  'art_nb/training/run.py'),
+                                     'art_nb.training.run.Run._report_discarded_rollouts': ( '65_training/run.html#run._report_discarded_rollouts',
+                                                                                             'art_nb/training/run.py'),
                                      'art_nb.training.run.Run._result': ('65_training/run.html#run._result', 'art_nb/training/run.py'),
                                      'art_nb.training.run.Run._work': ('65_training/run.html#run._work', 'art_nb/training/run.py'),
                                      'art_nb.training.run.Run.advantage_rule': ( '65_training/run.html#run.advantage_rule',

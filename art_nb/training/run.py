@@ -509,11 +509,19 @@ class Run(RunView):
         self.transition(TRANSITIONS["stop"])
         is_own_thread = threading.current_thread() is self._thread
         if not after_step and not (is_own_thread and self.loop.is_own_task()):
+            self._report_discarded_rollouts()
             self.loop.cancel()
         if wait and not is_own_thread:
             self._over.wait()
             if self._thread is not None:
                 self._thread.join(1.0)  # with a timeout, because a rollout may ignore its cancellation
+
+    def _report_discarded_rollouts(self) -> None:
+        with self.progress.lock:
+            n_finished = self.progress.finished if self.progress.phase in ("rollouts", "judging") else 0
+        if n_finished:
+            discarded = f"Step {self.step + 1} is discarded (finished rollouts: {n_finished})."
+            print(f"{discarded} To finish a step first, use run.stop(after_step=True).", flush=True)
 
     def interrupt(self, name: str) -> None:
         """Stop after the current step. On the second call, stop at once.

@@ -296,6 +296,22 @@ async def test_stop_ends_a_callback_that_takes_long(home):
     assert (run.status, run.step) == ("stopped", 1)
 
 
+async def test_a_stop_reports_how_many_finished_rollouts_it_discards(home, capsys):
+    model, backend = home
+    done, gate = heard(backend, RolloutDone), Gate()
+
+    async def rollout(model, scenario):
+        return await (say if gate.started >= 3 else gate)(model, scenario)
+
+    run = train(model, rollout)
+    await until(lambda: len(done) == 5)  # the other three wait
+    run.stop()
+    assert "Step 1 is discarded (finished rollouts: 5)." in capsys.readouterr().out
+    assert (run.status, gate.cancelled) == ("stopped", 3)
+    run.stop()  # it has ended
+    assert capsys.readouterr().out == ""
+
+
 async def test_a_callback_may_stop_its_run_and_finish(home):
     after = []
 
