@@ -449,9 +449,11 @@ def init(path: str, yes: bool = False, **options: str | None) -> int:
 
     known = {name: value for name, value in options.items() if value is not None}
     asks = not yes and sys.stdin.isatty()
-    file, test = write_starter(path, read_answers(known, input if asks else None))
-    usage = f"{shell_command('art-nb')} train" if file.suffix == ".py" else f"{shell_command('jupyter')} lab"
-    print(f"Wrote {file} and {test}.\nTo run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
+    file, test, *others = write_starter(path, read_answers(known, input if asks else None))
+    script = f"{shell_command('python')}" if others else f"{shell_command('art-nb')} train"  # `train` skips a warm-up
+    usage = script if file.suffix == ".py" else f"{shell_command('jupyter')} lab"
+    written = " and ".join([", ".join(map(str, [*others, file])), str(test)])
+    print(f"Wrote {written}.\nTo run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
     return 0
 
 
@@ -587,7 +589,9 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         [
             option("path", nargs="?", default="first-run.ipynb", help="file to write (%(default)s)"),
             option(
-                "--task", choices=["single", "tools", "game"], help="one reply, tool calls or a game; default: single"
+                "--task",
+                choices=["single", "tools", "game", "agent"],
+                help="one reply, tool calls, a game, or an agent that exists; default: single",
             ),
             option("--reward", choices=["rule", "judge", "environment"], help="how it is scored; default: rule"),
             option("--model", metavar="NAME", help="base model: an embedded name, a directory or a hub name"),

@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import nbformat
@@ -15,12 +14,13 @@ import pytest
 from support.remote_parts import MAIN
 from support.warm import warm_python
 
-from art_nb.cli.starter import SCORINGS, TASKS, StarterAnswers, check_base_model, read_answers, write_starter
+from art_nb.cli.starter import StarterAnswers, check_base_model, read_answers, write_starter
+from art_nb.cli.starter_tasks import SCORINGS, TASKS, scorings_of
 from art_nb.core.types import StoreError
 from art_nb.models.tiny import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
-COMBINATIONS = [*product(TASKS, SCORINGS)]
+COMBINATIONS = [(task, reward) for task in TASKS for reward in scorings_of(TASKS[task])]
 ONE_STEP = "steps=1, groups_per_step=2, rollouts_per_group=2"
 
 
@@ -40,7 +40,7 @@ async def execute(source, names):
 
 @pytest.mark.parametrize(("task", "reward"), COMBINATIONS)
 def test_it_is_a_notebook(task, reward, tmp_path):
-    notebook, _ = write_starter(tmp_path / "toy.ipynb", StarterAnswers(task, reward))
+    notebook, *_ = write_starter(tmp_path / "toy.ipynb", StarterAnswers(task, reward))
     nbformat.validate(nbformat.read(notebook, as_version=4))
 
 
@@ -48,12 +48,13 @@ def test_it_is_a_notebook(task, reward, tmp_path):
 @pytest.mark.parametrize(("task", "reward"), COMBINATIONS)
 async def test_the_notebook_runs(task, reward, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    notebook, _ = write_starter("toy.ipynb", StarterAnswers(task, reward, tiny))
-    names = {}
+    monkeypatch.syspath_prepend(tmp_path)
+    notebook, *_ = write_starter("toy.ipynb", StarterAnswers(task, reward, tiny))
+    names, one_step = {}, ONE_STEP.replace("steps=1", "steps=2") if TASKS[task].before else ONE_STEP
     try:
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["cell_type"] == "code":
-                await execute("".join(cell["source"]).replace(TASKS[task].settings, ONE_STEP), names)
+                await execute("".join(cell["source"]).replace(TASKS[task].settings, one_step), names)
     finally:
         if "model" in names:
             await names["model"].backend().close()
@@ -77,12 +78,12 @@ def test_the_tests_pass(tmp_path):
     for task, reward in zip(TASKS, SCORINGS):
         write_starter(tmp_path / f"{task}_script.py", StarterAnswers(task, reward))
     said = outcome_of(tmp_path)
-    assert "24 passed" in said, said
+    assert "26 passed" in said, said
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["single", "tools", "game"])
 def test_the_test_fails_if_the_reward_is_wrong(task, tmp_path):
-    notebook, _ = write_starter(tmp_path / "toy.ipynb", StarterAnswers(task))
+    notebook, *_ = write_starter(tmp_path / "toy.ipynb", StarterAnswers(task))
     notebook.write_text(notebook.read_text().replace("return score", "return -score"))
     assert "assert reward(good) > reward(bad)" in outcome_of(tmp_path, "-k", "reward")
 
