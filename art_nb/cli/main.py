@@ -591,7 +591,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option(
                 "--task",
                 choices=["single", "tools", "game", "agent"],
-                help="one reply, tool calls, a game, or an agent that exists; default: single",
+                help="one reply, tool calls, a game, or an existing agent; default: single",
             ),
             option("--reward", choices=["rule", "judge", "environment"], help="how it is scored; default: rule"),
             option("--model", metavar="NAME", help="base model: an embedded name, a directory or a hub name"),

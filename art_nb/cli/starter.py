@@ -51,7 +51,7 @@ QUESTIONS = {  # field: the question and the choices
             "single": "one reply",
             "tools": "tool calls",
             "game": "several turns",
-            "agent": "answers for an agent that exists",
+            "agent": "answers for an existing agent",
         },
     ),
     "reward": (

@@ -264,7 +264,7 @@ good, bad = Corridor((3, 4)), Corridor((3, 4))
 AGENT = StarterTask(
     model="shelves-001",
     settings="steps=7, groups_per_step=8, rollouts_per_group=4, learning_rate=2e-4, entropy_coef=0.03",
-    title="Train an agent that exists",
+    title="Train an existing agent",
     about="""\
 The agent in `shelf_agent.py` tells on which shelf an item is. It looks the shelf up with a tool. It does not know
 art_nb, and its code is not changed. To train your own agent, replace the import below, `connect`, the questions, the
