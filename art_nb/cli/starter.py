@@ -125,7 +125,7 @@ run = art.train(
 await run"""
 FIRST_REWARD = {
     False: "The mean reward of each step. The first is that of the untrained model.",
-    True: "The mean reward of each step after the warm-up, and the result for questions that were not trained.",
+    True: "The mean reward of each step after the warm-up, and the result for the questions that were not trained.",
 }
 REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
@@ -133,18 +133,12 @@ If you run the cells again, nothing happens, because the run is at its last step
 change `name` to start a new run. For your own task, change the cells above. `pytest {test}` checks them without
 training. `await art.doctor(model, rollout, scenarios)` checks whether the task can be learned."""
 SCRIPT_END = """\
-async def prepare():
-{prepare}
+async def main():
+{main}
 
 
 if __name__ == "__main__":
-    import asyncio
-
-    asyncio.run(prepare())
-    run = art.train(
-        model, rollout, scenarios{option},
-        {settings}).join()
-    {after}"""
+{imports}    asyncio.run(main())"""
 
 # %% ../../nbs/95_cli/05_starter.ipynb #d00d0002
 def starter_cells(
@@ -170,7 +164,7 @@ def starter_cells(
         ("markdown", TRAINING),
         ("code", train),
         ("markdown", FIRST_REWARD[bool(task.before)]),
-        ("code", f"{REWARDS}\nprint(await {task.evaluation})" if task.evaluation else REWARDS),
+        ("code", "\n".join(filter(None, [REWARDS, task.after]))),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),
         ("markdown", NEXT.format(test=test)),
@@ -194,9 +188,10 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     docstring = f"{task.title}\n\n{task.about}\n\n`pytest {test}` checks the task without training.".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
-    prepare = textwrap.indent("\n".join([REGISTER_CODE, *task.before[1::2]]), "    ")
-    after = f"{REWARDS}\n    print(asyncio.run({task.evaluation}))" if task.evaluation else REWARDS
-    end = SCRIPT_END.format(prepare=prepare, option=scoring.option, settings=task.settings, after=after)
+    train = TRAIN_CODE.format(option=scoring.option, settings=task.settings)
+    main = "\n".join(filter(None, [REGISTER_CODE, *task.before[1::2], train, REWARDS, task.after]))
+    imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
+    end = SCRIPT_END.format(main=textwrap.indent(main, "    "), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]
     return "\n\n\n".join(parts) + "\n"
 

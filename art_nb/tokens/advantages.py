@@ -15,7 +15,7 @@ __all__ = ['Option', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'Signa
            'by_sequence', 'by_prompt', 'by_constant', 'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated',
            'drop_truncated', 'StepWeights', 'is_truncated', 'weigh_rows', 'TrajectoryCase', 'choices_of', 'sampled_ids',
            'has_logprobs', 'row_sizes', 'truncated_histories', 'group_cases', 'imported_message', 'has_unused_tools',
-           'no_variance_message', 'signal_checks', 'first_failing_check', 'signal_report']
+           'count_highest_groups', 'no_variance_message', 'signal_checks', 'first_failing_check', 'signal_report']
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -465,6 +465,13 @@ def has_unused_tools(trajectory: Trajectory) -> bool:
     return bool(choices) and not is_called and any(history.tools for history in histories)
 
 
+def count_highest_groups(groups: Sequence) -> int:
+    """Return the number of groups in which every reward is the highest of the step, or 0 if all rewards are equal."""
+    rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups if group.trajectories]
+    lowest, highest = min(map(min, rewards), default=0.0), max(map(max, rewards), default=0.0)
+    return sum(min(of_group) >= highest - TIE for of_group in rewards) if highest - lowest > TIE else 0
+
+
 def no_variance_message(
     groups: Sequence,  # TrajectoryGroup of one step
 ) -> str:
@@ -485,9 +492,8 @@ def no_variance_message(
             "does: if the task is solved, choose harder scenarios, otherwise give partial credit or choose scenarios "
             "that are sometimes solved"
         )
-    lowest = [min(t.reward for t in group.trajectories) for group in groups if group.trajectories]
-    highest = sum(reward >= max(rewards) - TIE for reward in lowest)
-    if highest > len(lowest) / 2:
+    highest = count_highest_groups(groups)
+    if highest > sum(bool(group.trajectories) for group in groups) / 2:
         return (
             f"no variance: in {highest} of {{groups}} groups all rewards are {max(rewards):g}, the highest of the "
             "step. If these scenarios are solved, choose harder ones. Otherwise give partial credit"

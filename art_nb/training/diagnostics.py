@@ -101,8 +101,16 @@ def flat_share(rows: HistoryRows) -> list[float]:
     return [1.0 - value for value in trainable]
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #35e116d8
-def near_the_top(rewards: Sequence[float]) -> bool:
-    """Return whether the mean of the last three rewards is in the upper third of the range of all rewards."""
+def near_the_top(rows: HistoryRows) -> bool:
+    """Return whether the rewards of the last three steps are high.
+
+    They are if all rewards of most groups were the highest of their step, or if their mean is in the upper third of the
+    range of all steps. This range is narrow if the model was good from the beginning.
+    """
+    rewards = metric_values(rows, "train/reward")
+    highest = share(rows[-3:], "data/step_num_groups_highest", "data/step_num_groups_submitted")
+    if highest and fmean(highest) > 0.5:
+        return True
     if not rewards or max(rewards) == min(rewards):
         return False
     return fmean(rewards[-3:]) > (min(rewards) + 2 * max(rewards)) / 3
@@ -146,7 +154,7 @@ def ruined(rows: HistoryRows) -> str | None:
     """
     norms, entropy = metric_values(rows, "loss/grad_norm"), metric_values(rows, "loss/entropy")
     rewards = metric_values(rows, "train/reward")
-    if len(norms) < 3 or not rewards or rewards[-1] > rewards[0] + 0.1 * abs(rewards[0]) or near_the_top(rewards):
+    if len(norms) < 3 or not rewards or rewards[-1] > rewards[0] + 0.1 * abs(rewards[0]) or near_the_top(rows):
         return None
     has_vanished = max(norms[-2:]) < max(norms[:2]) / 30
     has_moved = bool(entropy) and not entropy[0] / 3 < entropy[-1] < 1.5 * entropy[0]
@@ -181,8 +189,8 @@ def constant_reward(rows: HistoryRows) -> str | None:
 
 def equal_rewards(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have equal, low rewards, otherwise `None`."""
-    recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
-    if not recent or near_the_top(rewards) or constant_reward(rows) or ruined(rows):
+    recent = mostly_flat(rows)
+    if not recent or near_the_top(rows) or constant_reward(rows) or ruined(rows):
         return None
     return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards, which leaves hardly any gradient."
 
@@ -190,7 +198,7 @@ def equal_rewards(rows: HistoryRows) -> str | None:
 def solved(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have equal, high rewards, otherwise `None`."""
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
-    if not recent or not near_the_top(rewards):
+    if not recent or not near_the_top(rows):
         return None
     mean = fmean(rewards[-3:])
     return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards. The mean reward was {mean:.3g}."
@@ -308,7 +316,7 @@ def entropy_collapse(rows: HistoryRows) -> str | None:
         return (
             f"It fell from {values[0]:.3g} to {values[-1]:.2g} nats per token: the rollouts of a group hardly differ."
         )
-    if len(alike) < 5 or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3])) or near_the_top(rewards):
+    if len(alike) < 5 or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3])) or near_the_top(rows):
         return None
     return f"{alike[-1]:.0%} of the rollouts of a group begin with the same words; it was {fmean(alike[:3]):.0%}."
 

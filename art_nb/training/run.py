@@ -15,8 +15,8 @@
 
 # %% auto #0
 __all__ = ['TRANSITIONS', 'CONTROL_FILES', 'active_runs', 'claim_directory', 'report_unfinished_runs', 'record_status',
-           'record_call', 'send_heartbeats', 'follow_control_files', 'stop_at_time_limit', 'watch_control_files',
-           'TrainingLoop', 'failed_event', 'Run', 'train', 'list_step_options', 'AttachedRun']
+           'record_call', 'send_heartbeats', 'follow_control_files', 'report_discarded_rollouts', 'stop_at_time_limit',
+           'watch_control_files', 'TrainingLoop', 'failed_event', 'Run', 'train', 'list_step_options', 'AttachedRun']
 
 # %% ../../nbs/65_training/60_run.ipynb #d115c6d3
 import asyncio
@@ -149,6 +149,15 @@ def follow_control_files(run: "Run") -> None:
         if (run.model.store.path / name).exists():
             (run.model.store.path / name).unlink(missing_ok=True)
             action(run)
+
+
+def report_discarded_rollouts(run: "Run") -> None:
+    """Print how many finished rollouts of the current step a stop discards."""
+    with run.progress.lock:
+        n_finished = run.progress.finished if run.progress.phase in ("rollouts", "judging") else 0
+    if n_finished:
+        discarded = f"Step {run.step + 1} is discarded (finished rollouts: {n_finished})."
+        print(f"{discarded} To finish a step first, use run.stop(after_step=True).", flush=True)
 
 
 def stop_at_time_limit(run: "Run", limit_s: float) -> None:
@@ -509,19 +518,12 @@ class Run(RunView):
         self.transition(TRANSITIONS["stop"])
         is_own_thread = threading.current_thread() is self._thread
         if not after_step and not (is_own_thread and self.loop.is_own_task()):
-            self._report_discarded_rollouts()
+            report_discarded_rollouts(self)
             self.loop.cancel()
         if wait and not is_own_thread:
             self._over.wait()
             if self._thread is not None:
                 self._thread.join(1.0)  # with a timeout, because a rollout may ignore its cancellation
-
-    def _report_discarded_rollouts(self) -> None:
-        with self.progress.lock:
-            n_finished = self.progress.finished if self.progress.phase in ("rollouts", "judging") else 0
-        if n_finished:
-            discarded = f"Step {self.step + 1} is discarded (finished rollouts: {n_finished})."
-            print(f"{discarded} To finish a step first, use run.stop(after_step=True).", flush=True)
 
     def interrupt(self, name: str) -> None:
         """Stop after the current step. On the second call, stop at once.

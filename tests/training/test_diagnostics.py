@@ -205,3 +205,15 @@ def test_one_lucky_rollout_does_not_solve_the_task():
         row |= {"data/step_num_groups_trainable": 0, "data/step_num_groups_submitted": 4}
     rows[-1]["data/step_num_groups_trainable"] = 1
     assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
+
+
+def test_a_run_that_is_good_from_the_beginning_is_not_advised_to_use_easier_scenarios():
+    """Means of 0.91, 0.75, 0.94 and 0.94 have a narrow range. In 6 of 8 groups, all rewards are the highest."""
+    rewards = [0.91, 0.75, 0.94, 0.94]
+    rows = [row | {"train/reward": reward} for row, reward in zip(healthy(4), rewards, strict=True)]
+    for row in rows:
+        row |= {"data/step_num_groups_trainable": 2, "data/step_num_groups_submitted": 8}
+    assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
+    for row in rows:
+        row["data/step_num_groups_highest"] = 6
+    assert [warning.key for warning in diagnose(rows)] == ["solved"]
