@@ -32,7 +32,7 @@ from ..policy.device import give_memory_back, oom_as_error, retry_after_oom
 from ..policy.packing import AllowedTokens, WeightedRow
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, all_histories, choices, lacks_prompt
 from ..tokens import learner_records
-from ..tokens.advantages import GREEDY_ADVICE, count_highest_groups, signal_report
+from ..tokens.advantages import GREEDY_ADVICE, highest_reward_metrics, signal_report
 from ..tokens.grammars import allowed_masks
 from ..tokens.rows import TokenRow, common_temperature, group_rows, temperature_mask, temperature_of
 
@@ -230,7 +230,7 @@ def train_rl_step(
             "data/step_num_groups_submitted": len(groups),
             "data/step_num_greedy_replies": count_greedy_replies(runtime, groups),
             "data/step_num_groups_trainable": report.trainable_groups,
-            "data/step_num_groups_highest": count_highest_groups(groups),
+            **highest_reward_metrics(groups),
             "time/step_backend_train_s": time.perf_counter() - start,
         }
         result = finish_step(runtime, metrics, save_checkpoint)

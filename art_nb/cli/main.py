@@ -446,14 +446,20 @@ def shell_command(name: str) -> str:
 def init(path: str, yes: bool = False, **options: str | None) -> int:
     """Write a notebook (.ipynb) or script (.py) that trains a small model, and a test. It asks what to train."""
     from art_nb.cli.starter import read_answers, write_starter
+    from art_nb.cli.starter_tasks import TASKS
 
     known = {name: value for name, value in options.items() if value is not None}
     asks = not yes and sys.stdin.isatty()
-    file, test, *others = write_starter(path, read_answers(known, input if asks else None))
-    script = f"{shell_command('python')}" if others else f"{shell_command('art-nb')} train"  # `train` skips a warm-up
-    usage = script if file.suffix == ".py" else f"{shell_command('jupyter')} lab"
-    written = " and ".join([", ".join(map(str, [*others, file])), str(test)])
-    print(f"Wrote {written}.\nTo run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
+    answers = read_answers(known, input if asks else None)
+    file, test, *others = write_starter(path, answers)
+    if file.suffix == ".ipynb":
+        usage = f"{shell_command('jupyter')} lab"
+    elif TASKS[answers.task].before:
+        usage = shell_command("python")  # `art-nb train` would skip the warm-up
+    else:
+        usage = f"{shell_command('art-nb')} train"
+    print(f"Wrote {', '.join(map(str, [file, test, *others]))}.")
+    print(f"To run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
     return 0
 
 
@@ -593,7 +599,9 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
                 choices=["single", "tools", "game", "agent"],
                 help="one reply, tool calls, a game, or an existing agent; default: single",
             ),
-            option("--reward", choices=["rule", "judge", "environment"], help="how it is scored; default: rule"),
+            option(
+                "--reward", choices=["rule", "judge", "environment"], help="how it is scored (not agent); default: rule"
+            ),
             option("--model", metavar="NAME", help="base model: an embedded name, a directory or a hub name"),
             option("--yes", "-y", action="store_true", help="use the defaults instead of asking"),
         ],

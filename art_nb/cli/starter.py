@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'MODEL_QUESTION', 'ABOUT_MODEL', 'TRAINING', 'OTHER_MODEL', 'MODEL', 'REGISTER_CODE', 'TRAIN_CODE',
-           'FIRST_REWARD', 'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS',
-           'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers', 'starter_cells',
-           'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
+           'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS', 'StarterAnswers',
+           'check_base_model', 'read_choice', 'read_model', 'read_answers', 'starter_cells', 'rollout_source',
+           'as_notebook', 'as_script', 'as_test', 'write_starter']
 
 # %% ../../nbs/95_cli/05_starter.ipynb #ab1d86e3
 import json
@@ -47,12 +47,7 @@ def check_base_model(name: str) -> str:
 QUESTIONS = {  # field: the question and the choices
     "task": (
         "What does the model do?",
-        {
-            "single": "one reply",
-            "tools": "tool calls",
-            "game": "several turns",
-            "agent": "answers for an existing agent",
-        },
+        {"single": "one reply", "tools": "tool calls", "game": "several turns", "agent": "an existing agent"},
     ),
     "reward": (
         "How is it scored?",
@@ -123,13 +118,9 @@ run = art.train(
     model, rollout, scenarios{option},
     {settings})
 await run"""
-FIRST_REWARD = {
-    False: "The mean reward of each step. The first is that of the untrained model.",
-    True: "The mean reward of each step after the warm-up, and the result for the questions that were not trained.",
-}
 REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
-If you run the cells again, nothing happens, because the run is at its last step. Increase `steps` to continue, or
+If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
 change `name` to start a new run. For your own task, change the cells above. `pytest {test}` checks them without
 training. `await art.doctor(model, rollout, scenarios)` checks whether the task can be learned."""
 SCRIPT_END = """\
@@ -160,10 +151,10 @@ def starter_cells(
         ("task", rollout_source(task, scoring)),
         ("markdown", model_text),
         ("code", f"{model}\n{REGISTER_CODE}  # prints what it chose for this machine"),
-        *zip(("markdown", "code") * len(task.before), task.before),
+        *task.before,
         ("markdown", TRAINING),
         ("code", train),
-        ("markdown", FIRST_REWARD[bool(task.before)]),
+        ("markdown", task.rewards_text),
         ("code", "\n".join(filter(None, [REWARDS, task.after]))),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),
@@ -183,13 +174,14 @@ def as_notebook(answers: StarterAnswers, project: str, test: str) -> str:
 
 
 def as_script(answers: StarterAnswers, project: str, test: str) -> str:
-    """Return the starter as a script, for `python` and for `art-nb train`."""
+    """Return the starter as a script. `python` runs it, and `art-nb train` only its training, without a warm-up."""
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
     docstring = f"{task.title}\n\n{task.about}\n\n`pytest {test}` checks the task without training.".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
     train = TRAIN_CODE.format(option=scoring.option, settings=task.settings)
-    main = "\n".join(filter(None, [REGISTER_CODE, *task.before[1::2], train, REWARDS, task.after]))
+    before = [source for kind, source in task.before if kind == "code"]
+    main = "\n".join(filter(None, [REGISTER_CODE, *before, train, REWARDS, task.after]))
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, "    "), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]
@@ -249,18 +241,26 @@ WRITERS = {".ipynb": as_notebook, ".py": as_script}
 def write_starter(
     path: str | Path,  # ends in .ipynb or .py; a directory gets the file first-run.ipynb
     answers: StarterAnswers = StarterAnswers(),
-) -> list[Path]:  # the notebook or script, its test, and the further file of the task
-    """Write the starter and its test. Raise `StoreError` if a file exists or cannot be written."""
+) -> list[Path]:  # the notebook or script, its test, and the agent
+    """Write the starter and its test. Raise `StoreError` if a file exists or cannot be written.
+
+    An agent's file may exist already if it is unchanged.
+    """
     path = Path(path)
     path = path / "first-run.ipynb" if path.is_dir() else path
     if path.suffix not in WRITERS:
         raise StoreError(f"Invalid file name {path.name!r}: use a name that ends in {' or '.join(WRITERS)}.")
     test = path.with_name(f"test_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}.py")
     texts = {path: WRITERS[path.suffix](answers, path.stem, test.name), test: as_test(answers, path.name)}
-    if TASKS[answers.task].file:
-        texts[path.with_name(TASKS[answers.task].file)] = TASKS[answers.task].file_text
+    task = TASKS[answers.task]
+    if task.file == path.name:
+        raise StoreError(f"{path.name} is the name of the agent's file: use another name.")
+    agent = path.with_name(task.file) if task.file else None
+    if agent is not None and not (agent.exists() and agent.read_text(encoding="utf-8") == task.file_text):
+        texts[agent] = task.file_text
     if existing := [file for file in texts if file.exists()]:
-        raise StoreError(f"{existing[0]} already exists: use another name.")
+        other = "folder" if existing[0] == agent else "name"
+        raise StoreError(f"{existing[0]} already exists: use another {other}.")
     try:
         for file, text in texts.items():
             with open(file, "x", encoding="utf-8") as stream:

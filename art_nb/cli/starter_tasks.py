@@ -31,7 +31,8 @@ class StarterTask:
     trajectories: str = ""  # code of the test: sets `good` and `bad` for the reward of a trajectory
     file: str = ""  # name of a further file
     file_text: str = ""  # its source
-    before: tuple[str, ...] = ()  # Markdown and code of the cells before the training, in turn
+    before: tuple[tuple[str, str], ...] = ()  # kind and source of the cells before the training
+    rewards_text: str = "The mean reward of each step. The first is that of the untrained model."
     after: str = ""  # code after the training
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #74367e5e
@@ -266,8 +267,8 @@ AGENT = StarterTask(
     settings="steps=7, groups_per_step=8, rollouts_per_group=6, learning_rate=2e-4, entropy_coef=0.03",
     title="Train an existing agent",
     about="""\
-The agent in `shelf_agent.py` tells on which shelf an item is. It looks the shelf up with a tool. It does not know
-art_nb, and its code is not changed. Everything here takes about ten minutes on two CPU cores.
+The agent in `shelf_agent.py` says on which shelf an item is. It looks the shelf up with a tool. It does not import
+art_nb, and you do not change its code. With SmolLM2, everything here takes about ten minutes on two CPU cores.
 
 For your own agent, replace its import, the questions, the call in `rollout`, the reward, `example`, the name of the
 model and the test of the reward. Change `connect` if the names of its client and its model are different. Then
@@ -284,11 +285,14 @@ import openai
 import art_nb as art
 
 os.environ.setdefault("OPENAI_API_KEY", "unused")  # the agent creates its client when it is imported
-import shelf_agent as agent  # in another folder: sys.path.insert(0, "FOLDER") first
+import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
 
 def connect(model):
-    \"\"\"Let the agent send its requests to the model. An asynchronous agent needs `model.openai_client()`.\"\"\"
+    \"\"\"Let the agent send its requests to the model. An asynchronous agent needs `model.openai_client()`.
+
+    All rollouts share the agent's module, so do not evaluate another step while the model trains.
+    \"\"\"
     if agent.client.api_key != model.inference_api_key:  # each endpoint has its own key
         agent.client = openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     agent.MODEL = model.get_inference_name()
@@ -342,10 +346,11 @@ def reward(answer, item):
     environment_score="trajectory.reward = reward(answer, item)",
     environments="""\
 right = agent.SHELVES["axe"]
-    assert reward(f"Shelf {right}.", "axe") > reward("I don't know.", "axe")""",
+    assert reward(f"Shelf {right}.", "axe") > reward("I don't know.", "axe")
+    assert reward(f"Shelf {right} or 5.", "axe") == 0""",
     file="shelf_agent.py",
     file_text='''\
-"""Tell on which shelf an item is: python shelf_agent.py QUESTION. This agent was not written for training."""
+"""Say on which shelf an item is: python shelf_agent.py QUESTION. This agent was not written for training."""
 
 import json
 import os
@@ -376,8 +381,10 @@ def answer(question, max_turns=3):
             return message.content or ""
         for call in message.tool_calls:
             try:
+                if call.function.name != "find_shelf":
+                    raise ValueError(f"unknown tool {call.function.name}")
                 result = find_shelf(**json.loads(call.function.arguments))
-            except (TypeError, ValueError) as error:  # invalid arguments
+            except (TypeError, ValueError) as error:
                 result = f"error: {error}"
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
@@ -387,21 +394,31 @@ if __name__ == "__main__":
     print(answer(" ".join(sys.argv[1:])))
 ''',
     before=(
-        "How often is the untrained model right? The questions are about items that the training does not contain.",
-        """\
+        ("markdown", "How often is the untrained model right? No training question contains these items."),
+        (
+            "code",
+            """\
 before = await art.evaluate(model, rollout, held_out, step=0, metric="right")
 print(before)""",
-        """\
-It never calls the tool, so all rewards are 0, and reinforcement learning alone cannot start. The model first imitates
-a few right conversations. This is step 1. If the model is then right for most questions, further training changes
-little: use fewer examples, or harder questions.""",
-        """\
+        ),
+        (
+            "markdown",
+            """\
+SmolLM2 never calls the tool. All rewards are then 0, and reinforcement learning alone cannot start. The model first
+imitates a few right conversations. This is step 1. If the model is then right for most questions, further training
+changes little: use fewer examples, or harder questions.""",
+        ),
+        (
+            "code",
+            """\
 if await model.get_step() == 0:
     examples = [example(scenario) for scenario in scenarios[:20]]
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")
 print(warmed_up)""",
+        ),
     ),
+    rewards_text="The mean reward of each step after the warm-up, and the result for the questions without training.",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right")
 print(after, after.difference(warmed_up), after.difference(before), sep="\\n")""",

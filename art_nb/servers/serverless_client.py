@@ -49,7 +49,7 @@ from art_nb.servers.serverless_protocol import (
     train_options,
     validated,
 )
-from ..tokens.advantages import signal_report
+from ..tokens.advantages import highest_reward_metrics, signal_report
 from ..tokens.rows import group_rows
 
 # %% ../../nbs/60_servers/35_serverless_client.ipynb #sv603505
@@ -386,6 +386,7 @@ class ServerlessBackend(Backend):
         for group in groups:
             group.metadata["trained_step"] = step
         counts = {"data/step_num_groups_submitted": len(groups), "data/step_num_groups_trainable": trainable}
+        counts |= highest_reward_metrics(groups)
         artifact = f"{record.entity}/{record.project}/{record.name}:step{step}"
         return ServerlessTrainResult(step, counts | metrics, artifact)
 

@@ -15,7 +15,8 @@ __all__ = ['Option', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'Signa
            'by_sequence', 'by_prompt', 'by_constant', 'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated',
            'drop_truncated', 'StepWeights', 'is_truncated', 'weigh_rows', 'TrajectoryCase', 'choices_of', 'sampled_ids',
            'has_logprobs', 'row_sizes', 'truncated_histories', 'group_cases', 'imported_message', 'has_unused_tools',
-           'count_highest_groups', 'no_variance_message', 'signal_checks', 'first_failing_check', 'signal_report']
+           'count_highest_groups', 'highest_reward_metrics', 'no_variance_message', 'signal_checks',
+           'first_failing_check', 'signal_report']
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -466,10 +467,16 @@ def has_unused_tools(trajectory: Trajectory) -> bool:
 
 
 def count_highest_groups(groups: Sequence) -> int:
-    """Return the number of groups in which every reward is the highest of the step, or 0 if all rewards are equal."""
+    """Return the number of groups in which every reward is the highest of the step."""
     rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups if group.trajectories]
-    lowest, highest = min(map(min, rewards), default=0.0), max(map(max, rewards), default=0.0)
-    return sum(min(of_group) >= highest - TIE for of_group in rewards) if highest - lowest > TIE else 0
+    highest = max(map(max, rewards), default=0.0)
+    return sum(min(of_group) >= highest - TIE for of_group in rewards)
+
+
+def highest_reward_metrics(groups: Sequence) -> dict[str, float]:
+    """Return the highest reward of a step, and in how many groups all rewards equal it."""
+    highest = max((trajectory.reward for group in groups for trajectory in group.trajectories), default=0.0)
+    return {"data/step_highest_reward": highest, "data/step_num_groups_highest": count_highest_groups(groups)}
 
 
 def no_variance_message(

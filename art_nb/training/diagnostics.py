@@ -104,15 +104,15 @@ def flat_share(rows: HistoryRows) -> list[float]:
 def near_the_top(rows: HistoryRows) -> bool:
     """Return whether the rewards of the last three steps are high.
 
-    They are if all rewards of most groups were the highest of their step, or if their mean is in the upper third of the
-    range of all steps. This range is narrow if the model was good from the beginning.
+    They are if all rewards of most groups were the highest of the run, or if their mean is in the upper third of the
+    range of all means. This range is narrow if the model was good from the beginning.
     """
-    rewards = metric_values(rows, "train/reward")
-    highest = share(rows[-3:], "data/step_num_groups_highest", "data/step_num_groups_submitted")
-    if highest and fmean(highest) > 0.5:
-        return True
+    rewards, highest = metric_values(rows, "train/reward"), metric_values(rows, "data/step_highest_reward")
     if not rewards or max(rewards) == min(rewards):
         return False
+    solved_share = share(rows[-3:], "data/step_num_groups_highest", "data/step_num_groups_submitted")
+    if highest and min(highest[-3:]) >= max(highest) - 1e-9 and fmean(solved_share) > 0.5:
+        return True
     return fmean(rewards[-3:]) > (min(rewards) + 2 * max(rewards)) / 3
 
 

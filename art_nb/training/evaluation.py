@@ -10,7 +10,8 @@
 
 # %% auto #0
 __all__ = ['Z95', 'wilson', 't_probability', 't95', 'limit_interval', 'student_interval', 'mean_interval', 'paired_interval',
-           'EvaluationDifference', 'Evaluation', 'progress_label', 'evaluate', 'EvaluationOptions', 'evaluate_steps']
+           'difference_interval', 'EvaluationDifference', 'Evaluation', 'progress_label', 'evaluate',
+           'EvaluationOptions', 'evaluate_steps']
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
 import math
@@ -107,7 +108,7 @@ def paired_interval(first: Sequence[bool], second: Sequence[bool]) -> tuple[floa
     Source: R. G. Newcombe, Statistics in Medicine 17 (1998), p. 2635-2650, method 10.
     """
     n, n_first, n_second = len(first), sum(first), sum(second)
-    both = sum(map(min, first, second))
+    both = sum(a and b for a, b in zip(first, second, strict=True))
     covariance = both * (n - n_first - n_second + both) - (n_first - both) * (n_second - both)
     product = n_first * (n - n_first) * n_second * (n - n_second)
     corrected = max(covariance - n / 2, 0) if covariance > 0 else covariance
@@ -119,6 +120,23 @@ def paired_interval(first: Sequence[bool], second: Sequence[bool]) -> tuple[floa
         return math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b))
 
     return p_1 - p_2 - margin(p_1 - low_1, high_2 - p_2), p_1 - p_2 + margin(high_1 - p_1, p_2 - low_2)
+
+
+def difference_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return Student's 95 % interval of the mean difference of pairs.
+
+    If all values lie from 0 to 1, it ends at -1 and 1. If all differences are then equal, they contain no information
+    about their variance, and the interval is that of two independent proportions (Newcombe's method 10 with phi = 0).
+    """
+    differences = [a - b for a, b in pairs]
+    low, high = student_interval(differences)
+    if len(pairs) < 2 or not all(0 <= value <= 1 for pair in pairs for value in pair):
+        return low, high
+    if min(differences) < max(differences):
+        return max(low, -1.0), min(high, 1.0)
+    (low_1, high_1), (low_2, high_2) = (wilson(sum(values), len(pairs)) for values in zip(*pairs, strict=True))
+    p_1, p_2 = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    return p_1 - p_2 - math.hypot(p_1 - low_1, high_2 - p_2), p_1 - p_2 + math.hypot(high_1 - p_1, p_2 - low_2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +217,7 @@ class Evaluation:
         return sum(values) / len(values) if values else math.nan
 
     def ci95(self, metric: str | None = None) -> tuple[float, float]:
-        """Return the 95 % interval: Wilson's for a proportion (boolean or `proportion=True`), else Student's t.
+        """Return the 95 % interval: `wilson` for a proportion (boolean or `proportion=True`), else `mean_interval`.
 
         Parameters
         ----------
@@ -221,8 +239,8 @@ class Evaluation:
     def difference(self, other: "Evaluation", metric: str | None = None) -> EvaluationDifference:
         """Return by how much this evaluation is higher than another one of the same scenarios.
 
-        The scenarios are compared in pairs, so the interval is narrower than those of the two means suggest. For
-        proportions, it is that of `paired_interval`. Otherwise, it is Student's interval of the differences.
+        The scenarios are compared in pairs, so the interval is usually narrower than those of the two means suggest.
+        For proportions, it is that of `paired_interval`. Otherwise, it is that of `difference_interval`.
         Source: E. Miller, Adding Error Bars to Evals, arXiv 2411.00640, section 4.2.
 
         Parameters
@@ -249,14 +267,14 @@ class Evaluation:
         if not shared:
             raise RolloutError("The evaluations have no scenario in common.")
         pairs = [(first[position], second[position]) for position in shared]
-        differences = [a - b for a, b in pairs]
-        if self._is_proportion(name) and other._is_proportion(name) and {*first.values(), *second.values()} <= {0, 1}:
-            low, high = paired_interval(*([bool(value) for value in values] for values in zip(*pairs, strict=True)))
+        is_binary = all(value in (0, 1) for pair in pairs for value in pair)  # not a mean of several trajectories
+        if is_binary and self._is_proportion(name) and other._is_proportion(name):
+            low, high = paired_interval([a == 1 for a, _ in pairs], [b == 1 for _, b in pairs])
         else:
-            low, high = student_interval(differences)
+            low, high = difference_interval(pairs)
         against = f"step {other.step}" if other.name == self.name else f"{other.name} step {other.step}"
         title = f"{self.name} step {self.step} against {against}"
-        return EvaluationDifference(title, name, sum(differences) / len(differences), low, high, len(shared))
+        return EvaluationDifference(title, name, sum(a - b for a, b in pairs) / len(pairs), low, high, len(pairs))
 
     def _means_by_scenario(self, metric: str) -> dict[int, float]:
         values: dict[int, list[float]] = {}

@@ -47,7 +47,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import CLIENT_ADVICE, CODE_CHANGED, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
-from .progress import TIME_LIMIT, Progress, step_count
+from .progress import DISCARDED, TIME_LIMIT, Progress, step_count
 from art_nb.training.run_display import (
     DisplayUpdater,
     NoDisplay,
@@ -152,12 +152,14 @@ def follow_control_files(run: "Run") -> None:
 
 
 def report_discarded_rollouts(run: "Run") -> None:
-    """Print how many finished rollouts of the current step a stop discards."""
+    """Say in the display of a stopped run how many finished rollouts of its last step were discarded."""
     with run.progress.lock:
-        n_finished = run.progress.finished if run.progress.phase in ("rollouts", "judging") else 0
+        in_step = run.progress.phase not in ("starting", "between")
+        n_finished = run.progress.finished - run.progress.failed if in_step else 0
     if n_finished:
-        discarded = f"Step {run.step + 1} is discarded (finished rollouts: {n_finished})."
-        print(f"{discarded} To finish a step first, use run.stop(after_step=True).", flush=True)
+        discarded = f"The stop has discarded step {run.step + 1} (finished rollouts: {n_finished})."
+        message = f"{discarded} To finish a step first, use run.stop(after_step=True)."
+        run.bus.emit(Warned(key=DISCARDED, message=message))
 
 
 def stop_at_time_limit(run: "Run", limit_s: float) -> None:
@@ -210,6 +212,8 @@ class TrainingLoop:
             watch.cancel()
             run.transition(TRANSITIONS["end"])
             try:
+                if run.status == "stopped":
+                    report_discarded_rollouts(run)
                 record_status(run)
                 run.updater.close(run.status)
             finally:
@@ -518,7 +522,6 @@ class Run(RunView):
         self.transition(TRANSITIONS["stop"])
         is_own_thread = threading.current_thread() is self._thread
         if not after_step and not (is_own_thread and self.loop.is_own_task()):
-            report_discarded_rollouts(self)
             self.loop.cancel()
         if wait and not is_own_thread:
             self._over.wait()

@@ -14,6 +14,7 @@ import pytest
 from support.remote_parts import MAIN
 from support.warm import warm_python
 
+from art_nb.cli.main import main
 from art_nb.cli.starter import StarterAnswers, check_base_model, read_answers, write_starter
 from art_nb.cli.starter_tasks import SCORINGS, TASKS, scorings_of
 from art_nb.core.types import StoreError
@@ -77,8 +78,31 @@ def test_the_tests_pass(tmp_path):
         write_starter(tmp_path / f"{task}-{reward}.ipynb", StarterAnswers(task, reward))
     for task, reward in zip(TASKS, SCORINGS):
         write_starter(tmp_path / f"{task}_script.py", StarterAnswers(task, reward))
+    write_starter(tmp_path / "agent_script.py", StarterAnswers("agent", "environment"))
     said = outcome_of(tmp_path)
-    assert "26 passed" in said, said
+    assert "28 passed" in said, said
+
+
+@pytest.mark.slow
+def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
+    file = tmp_path / "agent.py"
+    assert main(["init", "--task", "agent", "--model", tiny, str(file), "-y"]) == 0
+    assert f"python {file}" in capsys.readouterr().out
+    settings, fewer = TASKS["agent"].settings, "steps=2, groups_per_step=2, rollouts_per_group=2"
+    file.write_text(file.read_text().replace(settings, fewer).replace("scenarios[:20]", "scenarios[:2]"))
+    result = subprocess.run([sys.executable, file], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("EvaluationDifference(shelves-001 step 2 against step") == 2
+
+
+def test_the_file_of_an_agent_is_not_overwritten(tmp_path):
+    answers = StarterAnswers("agent", "environment")
+    with pytest.raises(StoreError, match="is the name of the agent's file"):
+        write_starter(tmp_path / "shelf_agent.py", answers)
+    (tmp_path / "shelf_agent.py").write_text("mine")
+    with pytest.raises(StoreError, match="shelf_agent.py already exists: use another folder"):
+        write_starter(tmp_path / "toy.py", answers)
+    assert [path.name for path in tmp_path.iterdir()] == ["shelf_agent.py"]
 
 
 @pytest.mark.parametrize("task", ["single", "tools", "game"])
@@ -126,6 +150,9 @@ def test_options_are_answers(tmp_path, capsys):
     lines = iter(["judge"])
     known = {"task": "game", "model": "Org/Name-1"}
     assert read_answers(known, lambda prompt: next(lines)) == StarterAnswers("game", "judge", "Org/Name-1")
+    assert read_answers({"task": "agent"}, None) == StarterAnswers("agent", "environment")
+    with pytest.raises(StoreError, match="has its own reward"):
+        read_answers({"task": "agent", "reward": "rule"}, None)
     assert check_base_model(str(tmp_path)) == str(tmp_path)
     with pytest.raises(StoreError, match="Did you mean 'smollm2-135m'"):
         check_base_model("smolm2-135m")

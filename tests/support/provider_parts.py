@@ -115,7 +115,12 @@ class Provider:
         content = await read_body(reader, headers)
         status, sent, parts = expected(path, content)
         if sent["Content-Type"] == "text/event-stream":
-            await self.stream(reader, writer, status, sent, parts, json.loads(content)["model"])
+            model = json.loads(content)["model"]
+            try:
+                await self.stream(reader, writer, status, sent, parts, model)
+            except ConnectionError:  # while it waits, or earlier
+                self.canceled += model == "held"
+                raise
         else:
             body = b"".join(parts)
             writer.write(head_bytes(status, {**sent, "Content-Length": len(body)}) + body)
@@ -130,7 +135,6 @@ class Provider:
             while model == "held" and n == len(parts) - 2 and not self.release.is_set():
                 await asyncio.sleep(0.01)
                 if reader.at_eof():
-                    self.canceled += 1
                     raise ConnectionResetError
             writer.write(b"%x\r\n%b\r\n" % (len(part), part))
             await writer.drain()

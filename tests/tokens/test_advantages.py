@@ -23,6 +23,7 @@ from art_nb.tokens.advantages import (
     find_option,
     group_advantages,
     has_variance,
+    highest_reward_metrics,
     signal_report,
     weigh_rows,
 )
@@ -376,3 +377,15 @@ def test_rows_say_more_than_choices():
     rows = [[row(0, 3, prompt=90), row(0, 3), row(1, 3, prompt=200)]]
     assert signal_report([group([1, 0], choice())], rows, max_length=50).rows == 2
     assert signal_report([group([1, 0], choice())], rows, max_length=2).reason.startswith("all too long")
+
+
+def test_groups_with_the_highest_reward_of_a_step():
+    def group(*rewards):
+        return TrajectoryGroup([Trajectory(messages_and_choices=[], reward=reward) for reward in rewards])
+
+    def counts(*groups):
+        return [*highest_reward_metrics(groups).values()]
+
+    assert counts(group(1.0, 1.0), group(0.0, 1.0), group()) == [1.0, 1]
+    assert counts(group(0.2, 0.2), group(0.2, 0.2)) == [0.2, 2]
+    assert counts(group()) == counts() == [0.0, 0]

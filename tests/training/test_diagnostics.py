@@ -209,11 +209,35 @@ def test_one_lucky_rollout_does_not_solve_the_task():
 
 def test_a_run_that_is_good_from_the_beginning_is_not_advised_to_use_easier_scenarios():
     """Means of 0.91, 0.75, 0.94 and 0.94 have a narrow range. In 6 of 8 groups, all rewards are the highest."""
-    rewards = [0.91, 0.75, 0.94, 0.94]
-    rows = [row | {"train/reward": reward} for row, reward in zip(healthy(4), rewards, strict=True)]
-    for row in rows:
-        row |= {"data/step_num_groups_trainable": 2, "data/step_num_groups_submitted": 8}
-    assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
-    for row in rows:
-        row["data/step_num_groups_highest"] = 6
+    rows = rows_with_highest_groups([0.91, 0.75, 0.94, 0.94], [6, 6, 6, 6], 1.0)
     assert [warning.key for warning in diagnose(rows)] == ["solved"]
+    for row in rows:
+        del row["data/step_highest_reward"], row["data/step_num_groups_highest"]  # of an earlier version
+    assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
+
+
+def rows_with_highest_groups(rewards, highest_groups, *highest):
+    highest = [highest[min(i, len(highest) - 1)] for i in range(len(rewards))]
+    values = zip(healthy(len(rewards)), rewards, highest_groups, highest, strict=True)
+    return [
+        row
+        | {
+            "train/reward": reward,
+            "data/step_num_groups_trainable": 8 - groups,
+            "data/step_num_groups_submitted": 8,
+            "data/step_num_groups_highest": groups,
+            "data/step_highest_reward": maximum,
+        }
+        for row, reward, groups, maximum in values
+    ]
+
+
+def test_a_step_in_which_all_rewards_are_the_highest_solves_the_task():
+    rows = rows_with_highest_groups([0.91, 0.94, 0.94, 1.0], [6, 6, 6, 8], 1.0)
+    assert [warning.key for warning in diagnose(rows)] == ["solved"]
+
+
+def test_equal_rewards_below_earlier_ones_do_not_solve_the_task():
+    """All groups get partial credit of 0.2, after rewards of up to 1."""
+    rows = rows_with_highest_groups([0.6, 0.62, 0.58, 0.2, 0.2, 0.2], [0, 0, 0, 7, 7, 7], 1.0, 1.0, 1.0, 0.2)
+    assert "solved" not in {warning.key for warning in diagnose(rows)}

@@ -16,6 +16,7 @@ import art_nb as art
 from art_nb.core.types import RolloutError
 from art_nb.training.evaluation import (
     Evaluation,
+    difference_interval,
     evaluate,
     evaluate_steps,
     mean_interval,
@@ -146,9 +147,42 @@ def test_the_interval_of_paired_proportions_holds_what_it_says(n, rates, correla
     thresholds = np.where(generator.random((2000, 1, n)) < correlation, shared, own)
     first, second = (thresholds[:, i] < rate for i, rate in enumerate(rates))
     found = [paired_interval(a.tolist(), b.tolist()) for a, b in zip(first, second, strict=True)]
-    assert 0.93 < np.mean([low <= rates[0] - rates[1] <= high for low, high in found])
-    reverse = [paired_interval(b.tolist(), a.tolist()) for a, b in zip(first, second, strict=True)]
-    assert reverse[0] == pytest.approx((-found[0][1], -found[0][0]))
+    assert 0.93 < np.mean([low <= rates[0] - rates[1] <= high for low, high in found]) < 0.99
+    reverse = paired_interval(second[0].tolist(), first[0].tolist())
+    assert reverse == pytest.approx((-found[0][1], -found[0][0]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "interval"), [((36, 12, 2, 0), (0.0569, 0.3404)), ((1, 1, 7, 12), (-0.5070, -0.0256))]
+)
+def test_the_interval_of_paired_proportions_of_published_values(counts, interval):
+    """Newcombe, Statistics in Medicine 17 (1998), p. 2635-2650, method 10."""
+    both, only_first, only_second, none = counts
+    first = [True] * (both + only_first) + [False] * (only_second + none)
+    second = [True] * both + [False] * only_first + [True] * only_second + [False] * none
+    assert paired_interval(first, second) == pytest.approx(interval, abs=1e-4)
+
+
+def test_the_interval_of_equal_differences_has_a_width():
+    assert difference_interval([(0.0, 0.0)] * 48) == pytest.approx((-0.0741, 0.0741), abs=1e-4)
+    low, high = difference_interval([(1.0, 0.0)] * 48)
+    assert 0.85 < low < 0.9 and high == 1
+    assert difference_interval([(1.0, 0.5), (0.2, 0.9)]) == (-1, 1)
+    assert difference_interval([(5.0, 1.0), (4.0, 1.0)]) == student_interval([4.0, 3.0])
+
+
+async def test_a_difference_skips_scenarios_whose_rollout_failed(tmp_path):
+    async def rollout(model, scenario):
+        if scenario == 1 and model.name == "later":
+            raise ValueError("no")
+        entries = [trajectory(scenario + (model.name == "later")) for _ in range(1 + (scenario == 2))]
+        return entries if scenario == 2 else entries[0]
+
+    models = [art.Model(name=name, project="p") for name in ("earlier", "later")]
+    found = [await evaluate(m, rollout, range(4), step=0, log=False, max_exceptions=0.5) for m in models]
+    assert found[1].positions == [0, 2, 2, 3]
+    difference = found[1].difference(found[0])
+    assert (difference.mean, difference.n) == (1.0, 3)
 
 
 def test_correlated_pairs_have_a_narrower_interval():

@@ -296,7 +296,7 @@ async def test_stop_ends_a_callback_that_takes_long(home):
     assert (run.status, run.step) == ("stopped", 1)
 
 
-async def test_a_stop_reports_how_many_finished_rollouts_it_discards(home, capsys):
+async def test_a_stop_reports_how_many_finished_rollouts_it_discards(home):
     model, backend = home
     done, gate = heard(backend, RolloutDone), Gate()
 
@@ -306,10 +306,15 @@ async def test_a_stop_reports_how_many_finished_rollouts_it_discards(home, capsy
     run = train(model, rollout)
     await until(lambda: len(done) == 5)  # the other three wait
     run.stop()
-    assert "Step 1 is discarded (finished rollouts: 5)." in capsys.readouterr().out
+    (note,) = run.progress.notes.values()
+    assert "discarded step 1 (finished rollouts: 5)." in note
     assert (run.status, gate.cancelled) == ("stopped", 3)
-    run.stop()  # it has ended
-    assert capsys.readouterr().out == ""
+    run = await train(model, rollout=say, steps=1)
+    assert run.progress.notes == {}
+    run = train(model, steps=5)
+    await until(lambda: run.step == 2)
+    run.stop(after_step=True)
+    assert not any("discarded" in note for note in run.progress.notes.values())
 
 
 async def test_a_callback_may_stop_its_run_and_finish(home):
