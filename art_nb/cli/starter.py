@@ -90,7 +90,10 @@ def read_answers(
     """Return the answers. Questions with a known answer are not asked. Raise `StoreError` for an invalid answer."""
     answers = known | ({"model": check_base_model(known["model"])} if "model" in known else {})
     if read is not None and "task" not in answers:
-        answers["task"] = read_choice(*QUESTIONS["task"], read)
+        question, choices = QUESTIONS["task"]
+        reward = answers.get("reward")
+        possible = {name: text for name, text in choices.items() if reward in (None, *scorings_of(TASKS[name]))}
+        answers["task"] = read_choice(question, possible, read)
     task = answers.get("task", StarterAnswers().task)
     scorings = [*scorings_of(TASKS[task])]
     if answers.get("reward", scorings[0]) not in scorings:

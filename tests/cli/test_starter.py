@@ -151,6 +151,8 @@ def test_options_are_answers(tmp_path, capsys):
     known = {"task": "game", "model": "Org/Name-1"}
     assert read_answers(known, lambda prompt: next(lines)) == StarterAnswers("game", "judge", "Org/Name-1")
     assert read_answers({"task": "agent"}, None) == StarterAnswers("agent", "environment")
+    shown = iter(["agent", "game", ""])  # the task agent has no judge
+    assert read_answers({"reward": "judge"}, lambda prompt: next(shown)) == StarterAnswers("game", "judge")
     with pytest.raises(StoreError, match="has its own reward"):
         read_answers({"task": "agent", "reward": "rule"}, None)
     assert check_base_model(str(tmp_path)) == str(tmp_path)
