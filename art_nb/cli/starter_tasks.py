@@ -279,13 +279,14 @@ import json
 import os
 import random
 import re
+from unittest.mock import patch
 
 import openai
 
 import art_nb as art
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # the agent creates its client when it is imported
-import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
+with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates its client when it is imported
+    import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
 
 def connect(model):
