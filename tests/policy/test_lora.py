@@ -51,11 +51,11 @@ def layer_inputs(policy):
     return inputs
 
 
-def gains(policy):
-    """The share of the exact change of the layers' outputs: next to the weights, and merged into them."""
+def gains(policy, every):
+    """The share of the exact change of some layers' outputs: next to the weights, and merged into them."""
     sums = np.zeros(3)
     with torch.no_grad():
-        for fused, x in layer_inputs(policy).items():
+        for fused, x in [*layer_inputs(policy).items()][::every]:
             pairs, scale = [(layer.A, layer.B) for layer in fused.layers], fused.layers[0].scale
             exact = LowRankProduct(pairs, scale, torch.float32)(x.float())
             before, after = fused.product(x).float(), fused.product.with_adapter(x, policy.working[fused])[0].float()
@@ -73,9 +73,9 @@ LONG = [pytest.param(rate, 8, marks=pytest.mark.full) for rate in (5e-6, 1e-4)]
 @pytest.mark.parametrize(("learning_rate", "steps"), [(5e-6, 1), (1e-4, 1), *LONG])
 def test_an_update_counts_in_full(policy, learning_rate, steps):
     trained(policy, learning_rate, steps)
-    whole, merged = gains(policy)
+    whole, merged = gains(policy, every=7 if steps == 1 else 1)  # 4 layers in a block, so 7 meets each kind
     print(f"learning rate {learning_rate:g}, {steps} steps: {whole:.3f}, merged in bf16 {merged:.3f}")
-    assert whole > 0.98
+    assert whole > (0.95 if steps == 1 else 0.98)  # fewer layers, so more noise
     assert merged < 0.5  # what this test would find if the adapter were merged
 
 
