@@ -268,7 +268,7 @@ AGENT = StarterTask(
     title="Train an existing agent",
     about="""\
 The agent in `shelf_agent.py` says on which shelf an item is. It looks the shelf up with a tool. It does not import
-art_nb, and you do not change its code. With SmolLM2, everything here takes about ten minutes on two CPU cores.
+art_nb, and you do not change its code. With SmolLM2, everything here takes five to ten minutes on two CPU cores.
 
 For your own agent, replace its import, the questions, the call in `rollout`, the reward, `example`, the name of the
 model and the test of the reward. Change `connect` if the names of its client and its model are different. Then
@@ -413,7 +413,7 @@ changes little: use fewer examples, or harder questions.""",
             "code",
             """\
 if await model.get_step() == 0:
-    examples = [example(scenario) for scenario in scenarios[:20]]
+    examples = [example(scenario) for scenario in scenarios[:40]]
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")
 print(warmed_up)""",
