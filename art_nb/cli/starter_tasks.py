@@ -419,7 +419,10 @@ warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")
 print(warmed_up)""",
         ),
     ),
-    rewards_text="The mean reward of each step after the warm-up, and the result for the questions without training.",
+    rewards_text="""\
+The mean reward of each step after the warm-up, and the result for the questions without training. Six steps are few: in
+one run they raised the share of right answers from 0.55 to 0.73, and in another one they changed nothing. If the
+interval of the first difference contains 0, increase `steps` and run the last two cells of code again.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right")
 print(after, after.difference(warmed_up), after.difference(before), sep="\\n")""",
