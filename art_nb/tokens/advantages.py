@@ -15,8 +15,7 @@ __all__ = ['Option', 'EPS', 'SCALES', 'REDUCTIONS', 'UNITS', 'TRUNCATED', 'Signa
            'by_sequence', 'by_prompt', 'by_constant', 'as_art', 'entry_weights', 'keep_truncated', 'mask_truncated',
            'drop_truncated', 'StepWeights', 'is_truncated', 'weigh_rows', 'TrajectoryCase', 'choices_of', 'sampled_ids',
            'has_logprobs', 'row_sizes', 'truncated_histories', 'group_cases', 'imported_message', 'has_unused_tools',
-           'count_highest_groups', 'highest_reward_metrics', 'no_variance_message', 'signal_checks',
-           'first_failing_check', 'signal_report']
+           'highest_reward_metrics', 'no_variance_message', 'signal_checks', 'first_failing_check', 'signal_report']
 
 # %% ../../nbs/25_tokens/30_advantages.ipynb #e0ce5245
 from collections.abc import Callable, Mapping, Sequence
@@ -466,17 +465,12 @@ def has_unused_tools(trajectory: Trajectory) -> bool:
     return bool(choices) and not is_called and any(history.tools for history in histories)
 
 
-def count_highest_groups(groups: Sequence) -> int:
-    """Return the number of groups in which every reward is the highest of the step."""
-    rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups if group.trajectories]
-    highest = max(map(max, rewards), default=0.0)
-    return sum(min(of_group) >= highest - TIE for of_group in rewards)
-
-
 def highest_reward_metrics(groups: Sequence) -> dict[str, float]:
     """Return the highest reward of a step, and in how many groups all rewards equal it."""
-    highest = max((trajectory.reward for group in groups for trajectory in group.trajectories), default=0.0)
-    return {"data/step_highest_reward": highest, "data/step_num_groups_highest": count_highest_groups(groups)}
+    rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups if group.trajectories]
+    highest = max(map(max, rewards), default=0.0)
+    n_groups = sum(min(of_group) >= highest - TIE for of_group in rewards)
+    return {"data/step_highest_reward": highest, "data/step_num_groups_highest": n_groups}
 
 
 def no_variance_message(
@@ -499,7 +493,7 @@ def no_variance_message(
             "does: if the task is solved, choose harder scenarios, otherwise give partial credit or choose scenarios "
             "that are sometimes solved"
         )
-    highest = count_highest_groups(groups)
+    highest = highest_reward_metrics(groups)["data/step_num_groups_highest"]
     if highest > sum(bool(group.trajectories) for group in groups) / 2:
         return (
             f"no variance: in {highest} of {{groups}} groups all rewards are {max(rewards):g}, the highest of the "

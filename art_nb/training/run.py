@@ -47,7 +47,7 @@ from ..rollouts.trajectories import Trajectory, TrajectoryGroup
 from ..runs.store import RunStore, history_row, open_run, without_undone
 from .diagnostics import CLIENT_ADVICE, CODE_CHANGED, training_rows
 from .heartbeat import FINAL_STATES, read_run_record, write_run_record
-from .progress import DISCARDED, TIME_LIMIT, Progress, step_count
+from .progress import DISCARDED, PHASES, TIME_LIMIT, Progress, step_count
 from art_nb.training.run_display import (
     DisplayUpdater,
     NoDisplay,
@@ -154,8 +154,7 @@ def follow_control_files(run: "Run") -> None:
 def report_discarded_rollouts(run: "Run") -> None:
     """Say in the display of a stopped run how many finished rollouts of its last step were discarded."""
     with run.progress.lock:
-        in_step = run.progress.phase not in ("starting", "between")
-        n_finished = run.progress.finished - run.progress.failed if in_step else 0
+        n_finished = run.progress.finished - run.progress.failed if run.progress.phase in PHASES else 0
     if n_finished:
         discarded = f"The stop has discarded step {run.step + 1} (finished rollouts: {n_finished})."
         message = f"{discarded} To finish a step first, use run.stop(after_step=True)."
