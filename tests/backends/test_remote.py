@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -239,7 +240,7 @@ async def test_a_call_whose_sender_has_hung_up_is_not_begun(server, named, far):
     body = json.dumps(head).encode() + b"\n" + group_lines([group])
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     lines = [
-        f"POST /calls/{CALL} HTTP/1.1",
+        f"POST /calls/{secrets.token_hex(16)} HTTP/1.1",
         "Host: localhost",
         f"Authorization: Bearer {server.key}",
         f"Content-Length: {len(body)}",
@@ -249,6 +250,7 @@ async def test_a_call_whose_sender_has_hung_up_is_not_begun(server, named, far):
     writer.write("\r\n".join(lines).encode() + body)
     await writer.drain()
     writer.close()
+    await writer.wait_closed()  # otherwise the connection stays open while `train` writes its own request
     assert (await far.train(model, [group])).step == 1
 
 
