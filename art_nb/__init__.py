@@ -156,7 +156,7 @@ _NAMES = {
     "integrations.replay": "replay_rollout",
     "integrations.traces": "export_traces",
     "training.notifications": "notify",
-    "training.evaluation": "Evaluation evaluate evaluate_steps",
+    "training.evaluation": "Evaluation EvaluationDifference evaluate evaluate_steps",
     "pipeline.settings": (
         "MetricDefinition PIPELINE_RL_DASHBOARD_DEFAULT_METRICS PIPELINE_RL_METRIC_DEFINITIONS "
         "PIPELINE_RL_SCORE_METRICS PipelineAutotuneConfig PipelineRuntimeConfig"

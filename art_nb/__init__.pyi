@@ -110,6 +110,7 @@ from .integrations.replay import replay_rollout as replay_rollout
 from .integrations.traces import export_traces as export_traces
 from .training.notifications import notify as notify
 from .training.evaluation import Evaluation as Evaluation
+from .training.evaluation import EvaluationDifference as EvaluationDifference
 from .training.evaluation import evaluate as evaluate
 from .training.evaluation import evaluate_steps as evaluate_steps
 from .pipeline.settings import MetricDefinition as MetricDefinition
