@@ -36,7 +36,7 @@ from art_nb.backends.runtime import (
 )
 from .steps import train_rl_step, train_sft_step
 from ..core.events import Bus, Event, GradientStep, print_warnings
-from ..core.progress_bars import progress_bar
+from ..core.progress_bars import keep_current, progress_bar
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
 from ..models.clients import httpx, served_name
@@ -127,7 +127,10 @@ def batch_progress(
     label: str,  # in front of the bar
 ) -> Iterator[None]:
     """Show a progress bar of the batches that a model trains, if its backend is verbose."""
-    with progress_bar(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar:
+    with (
+        progress_bar(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar,
+        keep_current(bar),
+    ):
 
         def advance(event: Event) -> None:
             if isinstance(event, GradientStep) and event.run == runtime.run:

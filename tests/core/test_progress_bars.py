@@ -1,12 +1,15 @@
 """Progress bars in a terminal and in a notebook that is saved."""
 
+import asyncio
 import io
 
 import nbformat
+import pytest
 from support.jupyter_kernels import run_notebook
 from tqdm import tqdm
 
-from art_nb.core.progress_bars import progress_bar
+from art_nb.core import progress_bars
+from art_nb.core.progress_bars import keep_current, progress_bar
 
 GATHER = """
 import art_nb as art
@@ -46,3 +49,22 @@ def test_a_terminal_has_the_bar_of_tqdm():
         bar.update(2)
     assert type(bar) is tqdm
     assert "here: 100%" in file.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("file_type", "is_drawn_again"), [(Terminal, True), (io.StringIO, False)])
+async def test_a_bar_is_drawn_again_in_a_terminal_and_not_in_a_file(monkeypatch, file_type, is_drawn_again):
+    monkeypatch.setattr(progress_bars, "REDRAW_S", 0.01)
+    file = file_type()
+    with progress_bar(total=2, desc="waits", file=file) as bar:
+        with keep_current(bar):
+            first = file.getvalue()
+            await asyncio.sleep(0.2)
+        assert (file.getvalue() != first) == is_drawn_again
+        last = file.getvalue()
+        await asyncio.sleep(0.1)
+        assert file.getvalue() == last
