@@ -26,7 +26,7 @@ from ..models.model import Model
 from .charts import chart_cards
 from .html import DETAIL_LEVELS, Html, DetailLevel, escaped, facts_line, details, number, table, tag
 from art_nb.reports.run_summary import (
-    end_steps,
+    summary_steps,
     findings_html,
     parts_of_step,
     results_html,
@@ -141,7 +141,7 @@ def _curves(store: RunStore) -> Html:
 
 
 def _rollout_sections(index: RolloutIndex, groups: Sequence[int] | None, level: DetailLevel) -> list[Html]:
-    newest = {split: steps[-1] for split, steps in end_steps(index).items()}
+    newest = {split: steps[-1] for split, steps in summary_steps(index).items()}
     extremes = [
         (f"Best and worst rollouts of step {step} ({split})", extreme_rollouts(index, split, step))
         for split, step in newest.items()

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..training.evaluation import limit_interval, student_interval
+from ..training.evaluation import limit_interval, mean_interval, wilson
 from .index import RolloutIndex
 from .step_table import StepTable
 
 # %% ../../nbs/75_views/85_step_means.ipynb #8375f7dd
-def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, float] | None:
+def widest_interval(values: np.ndarray, groups: np.ndarray, is_proportion: bool = False) -> tuple[float, float] | None:
     """Return the wider of the 95 % intervals over rollouts and over groups.
+
+    The interval over rollouts is `wilson` for a proportion, else `mean_interval`, as in `Evaluation.ci95`. The one over
+    groups is `mean_interval`.
 
     Parameters
     ----------
@@ -25,18 +28,24 @@ def widest_interval(values: np.ndarray, groups: np.ndarray) -> tuple[float, floa
         One value per rollout.
     groups : array
         The number of each rollout's group.
+    is_proportion : bool
+        Whether the values are booleans.
 
     Returns
     -------
     tuple of float, or None
-        Both ends, from 0 to 1 if all values are. None if there are fewer than two values, or if all are equal.
+        Both ends, from 0 to 1 if all values are. None if there are fewer than two values, or if all are equal and not
+        from 0 to 1.
     """
-    if len(values) < 2 or np.ptp(values) == 0:
+    are_equal = len(values) > 0 and np.ptp(values) == 0
+    if len(values) < 2 or (are_equal and not 0 <= values[0] <= 1):
         return None
+    mean = values[0] if are_equal else values.mean()
     _, numbers = np.unique(groups, return_inverse=True)
-    shares = np.bincount(numbers, values - values.mean())  # their sum is 0
-    samples = [values, values.mean() + shares * len(shares) / len(values)]
-    intervals = [student_interval(sample.tolist()) for sample in samples if len(sample) > 1]
+    shares = np.bincount(numbers, values - mean)  # their sum is 0
+    of_groups = mean + shares * len(shares) / len(values)
+    intervals = [wilson(values.sum(), len(values)) if is_proportion else mean_interval(values.tolist())]
+    intervals += [mean_interval(of_groups.tolist())] if len(of_groups) > 1 else []
     return limit_interval(max(intervals, key=lambda ends: ends[1] - ends[0]), values.tolist())
 
 # %% ../../nbs/75_views/85_step_means.ipynb #1a7d305f
@@ -47,7 +56,7 @@ class StepMean:
     split: str
     step: int
     mean: float  # NaN if no rollout has the metric
-    interval: tuple[float, float] | None  # 95 %; None for fewer than two rollouts, or if all values are equal
+    interval: tuple[float, float] | None  # 95 %, as `widest_interval` returns it
     rollouts: int  # that have the metric
     groups: int
     failed: int  # rollouts that raised an exception
@@ -66,6 +75,11 @@ def _values(part: StepTable, metric: str) -> np.ndarray:
     return np.array([value if is_number(value) else np.nan for value in values], dtype=np.float64)
 
 
+def _is_proportion(parts: Iterable[StepTable], metric: str) -> bool:
+    rows = (row for part in parts for row in part.metrics if metric in row)
+    return metric != "reward" and all(isinstance(row[metric], bool) for row in rows)
+
+
 def mean_of_parts(split: str, step: int, parts: Iterable[StepTable], metric: str) -> StepMean:
     """Return the mean of a metric over the rollouts of some parts of a step, with its 95 % interval."""
     parts = list(parts)
@@ -75,7 +89,8 @@ def mean_of_parts(split: str, step: int, parts: Iterable[StepTable], metric: str
     known = np.isfinite(values)
     values, groups = values[known], groups[known]
     mean = float(values.mean()) if len(values) else float("nan")
-    return StepMean(split, step, mean, widest_interval(values, groups), len(values), len(np.unique(groups)), failed)
+    interval = widest_interval(values, groups, _is_proportion(parts, metric))
+    return StepMean(split, step, mean, interval, len(values), len(np.unique(groups)), failed)
 
 
 def metric_mean(

@@ -16,7 +16,7 @@ from art_nb.reports.run_summary import goal_of, raised_findings, reward_sentence
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.sessions import SESSION_FILE, write_session
 from art_nb.runs.store import RunStore
-from art_nb.training.evaluation import mean_interval
+from art_nb.training.evaluation import Evaluation, mean_interval, wilson
 from art_nb.training.heartbeat import write_run_record
 from art_nb.views.index import load_all
 from art_nb.views.step_means import metric_mean, widest_interval
@@ -96,8 +96,8 @@ def test_the_summary_names_model_steps_time_and_change(tmp_path):
         "based on 49 rollouts of train and 24 rollouts of val, in 14 groups. 1 rollout failed.",
         "Its status is &#x27;stopped&#x27; at step 4 of 9.",
         "The mean train reward was 3.5 (95 % interval 1.02 to 5.98) at step 1 and 6.5 (95 % interval 4.02 to 8.98)",
-        "The intervals overlap, so the change may be chance.",
-        "The intervals do not overlap.",  # of val
+        "The train intervals overlap, so the change may be chance.",
+        "The val intervals do not overlap.",
     ):
         assert part in text, part
 
@@ -109,7 +109,8 @@ def test_the_results_are_the_first_and_the_last_step_with_n(tmp_path):
         "step 1 has 12 finished rollouts in 3 groups; step 4 has 12 finished rollouts in 3 groups, 1 failed." in results
     )
     assert "reward 3.5 (1.02 to 5.98) 6.5 (4.02 to 8.98)" in results
-    assert "won 0.25 (all equal) 1 (all equal)" in results
+    (low, high), (lowest, _) = wilson(0.75, 3), wilson(3, 3)  # equal in the 12 rollouts; three groups
+    assert f"won 0.25 ({low:.3g} to {high:.3g}) 1 ({lowest:.3g} to 1)" in results
     low, high = mean_interval([i / 100 for i in range(12)])
     assert f"0.055 ({low:.3g} to {high:.3g})" in results
 
@@ -214,6 +215,14 @@ def test_the_interval_of_rewards_between_0_and_1_ends_there():
     assert high > 1.1
 
 
+def test_the_interval_of_a_boolean_is_that_of_an_evaluation():
+    won = [Trajectory(messages_and_choices=[say("ok")], metrics={"won": n < 9}) for n in range(10)]
+    index = load_all({1: [TrajectoryGroup(won)], 2: [TrajectoryGroup(won[:9])]})
+    for step, n in ((1, 10), (2, 9)):
+        evaluation = Evaluation("m", step, won[:n], metric="won")
+        assert metric_mean(index, "train", step, "won").interval == evaluation.ci95() == wilson(9, n)
+
+
 def test_values_that_are_no_numbers_are_left_out():
     index = load_all([group([1.0, float("nan"), 3.0])])
     assert (metric_mean(index, "train", 0).mean, metric_mean(index, "train", 0).rollouts) == (2.0, 2)
@@ -225,7 +234,7 @@ def test_values_that_are_no_numbers_are_left_out():
     ("groups", "expected"),
     [
         ([group([0.5])], "a single rollout is too few for an interval"),
-        ([group([0.5] * 6)], "all 6 rewards are equal, so an interval cannot be estimated"),
+        ([group([5] * 6)], "all 6 rewards are equal, so an interval cannot be estimated"),
         ([group([0.5, 0.7, 0.1])], "the interval of 3 rollouts is only rough"),
         ([group([], failed=[ValueError("<b>")] * 2)], "no rollout finished, so there is no reward"),
     ],
@@ -326,7 +335,7 @@ def test_a_goal_and_a_comparison():
     assert goal_of([]) == ""
     index = load_all({1: [group([0, 1, 0, 1])], 2: [group([8, 9, 8, 9])], 3: [group([], failed=[ValueError()])]})
     means = [metric_mean(index, "train", step) for step in (1, 2, 3)]
-    assert reward_sentence(means[:2]).endswith("The intervals do not overlap.")
+    assert reward_sentence(means[:2]).endswith("The train intervals do not overlap.")
     assert reward_sentence(means[:1]).startswith("The mean train reward was 0.5 (95 % interval 0 to 1) at step 1")
     assert reward_sentence(means[1:]).endswith("at step 2 and unknown at step 3.")
 
