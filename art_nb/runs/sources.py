@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.jsonable import text_digest
 from ..core.redaction import redact_text, secrets_of_environment
 
 # %% ../../nbs/10_runs/42_sources.ipynb #d6f34d05
@@ -168,6 +169,7 @@ class Program:
     code: str = ""
     names: dict[str, str] = field(default_factory=dict)  # by role: the expression for the object
     undefined: list[str] = field(default_factory=list)  # names and roles that the code does not define
+    digest: str = ""  # of the definitions; it does not depend on whether they are imported
 
 
 def _is_importable(namespace: Mapping[str, Any]) -> bool:
@@ -199,6 +201,21 @@ def _add_unnamed(program: Program, parts: list[str], role: str, value: Any) -> N
     parts.append("# this definition is part of another statement, so it may need changes\n" + source.rstrip())
 
 # %% ../../nbs/10_runs/42_sources.ipynb #5a1c7e42
+def _definition(value: Any, main: Mapping[str, Any]) -> str:
+    namespace = _namespace(value) if callable(value) else main
+    if (name := _global_name(value, namespace)) is None:
+        parts: list[str] = []
+        _add_unnamed(Program(), parts, "value", value)
+        return "\n".join(parts)
+    included, _ = defining_statements(program_statements(_read_program(namespace)), [name])
+    return "\n".join(statement.text for statement in included)
+
+
+def _digest(objects: Mapping[str, Any], main: Mapping[str, Any]) -> str:  # "" if a definition cannot be found
+    texts = {role: _definition(value, main) for role, value in objects.items()}
+    return text_digest(redact_text(repr(texts), secrets_of_environment())) if all(texts.values()) else ""
+
+
 def program_of(**objects: Any) -> Program:
     """Return the program that defines the given objects, by role, for example `rollout=…, scenarios=…`.
 
@@ -217,6 +234,7 @@ def program_of(**objects: Any) -> Program:
             program.names[role] = name
         else:
             _add_unnamed(program, imports, role, value)
+    program.digest = _digest(objects, main)
     included, undefined = defining_statements(program_statements(_read_program(main)), needed)
     undefined = {name for name in undefined if name in main and not name.startswith("__")}
     program.undefined = sorted({*program.undefined, *undefined})
