@@ -124,8 +124,8 @@ await run"""
 REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
 If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
-change `name` to start a new run. For your own task, change the cells above. `pytest {test}` checks them without
-training. `await art.doctor(model, rollout, scenarios)` checks whether the task can be learned."""
+change `name` to start a new run. For your own task, change the cells above, and the examples in `{test}`.
+`pytest {test}` checks the cells without training."""
 SCRIPT_END = """\
 async def main():
 {main}
@@ -154,11 +154,11 @@ def starter_cells(
         ("task", rollout_source(task, scoring)),
         ("markdown", model_text),
         ("code", f"{model}\n{REGISTER_CODE}  # prints what it chose for this machine"),
-        *task.before,
+        *(task.before if scoring.can_measure else ()),
         ("markdown", TRAINING),
         ("code", train),
-        ("markdown", task.rewards_text),
-        ("code", "\n".join(filter(None, [REWARDS, task.after]))),
+        ("markdown", task.rewards_text if scoring.can_measure else "The mean reward of each step."),
+        ("code", "\n".join([REWARDS, *([task.after] if scoring.can_measure else [])])),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),
         ("markdown", NEXT.format(test=test)),
@@ -183,8 +183,8 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
     train = TRAIN_CODE.format(option=scoring.option, settings=task.settings)
-    before = [source for kind, source in task.before if kind == "code"]
-    main = "\n".join(filter(None, [REGISTER_CODE, *before, train, REWARDS, task.after]))
+    before = [source for kind, source in task.before if kind == "code" and scoring.can_measure]
+    main = "\n".join([REGISTER_CODE, *before, train, REWARDS, *([task.after] if scoring.can_measure else [])])
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, "    "), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]

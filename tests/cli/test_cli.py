@@ -133,7 +133,7 @@ def test_the_script_trains_as_it_stands(tmp_path, tiny_model_dir):
     assert call("init", "toy.py", folder=tmp_path).returncode == 0
     done = call("train", "toy.py", "--steps", 1, "--base-model", tiny_model_dir, *SMALL, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    run = art.open_run(tmp_path / ".art" / "toy" / "models" / "room-001")
+    run = art.open_run(tmp_path / ".art" / "toy" / "models" / "desk-001")
     assert run.steps_saved() == [0, 1]
 
 
