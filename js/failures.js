@@ -133,7 +133,7 @@ function build(root, wire, model) {
       { label: kind.title },
       h(
         "div.f-head",
-        h("span.f-title", h("h3.f-name", kind.title), muted(kind.meaning)),
+        h("span.f-title", h("h3.f-name", kind.title), muted(kind.meaning + (kind.outside && ` (${kind.outside})`))),
         h(
           "span.num",
           h("strong", kind.kind === "no_signal" ? plural(kind.groups, "group") : plural(kind.rollouts, "rollout")),

@@ -128,6 +128,8 @@ change `name` to start a new run. For your own task, change the cells above, and
 `pytest {test}` checks the cells without training."""
 SCRIPT_END = """\
 async def main():
+    async with art.LocalBackend() as backend:
+        await model.register(backend)
 {main}
 
 
@@ -184,9 +186,9 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
     train = TRAIN_CODE.format(option=scoring.option, settings=task.settings)
     before = [source for kind, source in task.before if kind == "code" and scoring.can_measure]
-    main = "\n".join([REGISTER_CODE, *before, train, REWARDS, *([task.after] if scoring.can_measure else [])])
+    main = "\n".join([*before, train, REWARDS, *([task.after] if scoring.can_measure else [])])
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
-    end = SCRIPT_END.format(main=textwrap.indent(main, "    "), imports=imports)
+    end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]
     return "\n\n\n".join(parts) + "\n"
 

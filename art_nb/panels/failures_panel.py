@@ -45,7 +45,8 @@ class FailuresPanel(RolloutViewer):
         lines = [f"Failures of {reply['title']}: {reply['total']}"]
         for kind in reply["kinds"]:
             unit, total = unit_of(kind)
-            lines.append(f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}")
+            counts = f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}"
+            lines.append(", ".join(filter(None, [counts, kind["outside"]])))
             lines += [f"    {failure['title']}: {failure[f'{unit}s']}" for failure in kind["failures"][:3]]
         return "\n".join(lines)
 

@@ -40,7 +40,8 @@ def _example(scan: FailureScan, failure: dict[str, Any], level: DetailLevel) -> 
 def _kind(scan: FailureScan, kind: dict[str, Any], labels: list[str], level: DetailLevel) -> Html:
     unit, of = unit_of(kind)
     count = kind[f"{unit}s"]
-    heading = tag("div", tag("b", kind["title"]), f" · {quantity(count, unit)} ({share_text(count, of)})")
+    total = ", ".join(filter(None, [f"{quantity(count, unit)} ({share_text(count, of)})", kind["outside"]]))
+    heading = tag("div", tag("b", kind["title"]), f" · {total}")
     if not kind["rollouts"]:
         return tag("div", tag("b", kind["title"]), " · none")
     shown = kind["failures"][: level.lines]

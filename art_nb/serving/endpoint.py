@@ -154,7 +154,8 @@ class CompletionService:
         self.live: set[asyncio.Future] = set()  # tasks of the running requests
         self.stored = StoredConversations()
         self.statuses, self.tokens = Counter(), Counter(prompt=0, completion=0)
-        self.limit_field: str | None = None  # of the latest truncated or canceled reply; "" if its request set no limit
+        self.truncated_by: str | None = None  # field that limited the latest truncated or canceled reply; "" if none
+        self.unlimited = 0  # replies that are being sampled without a limit
 
     async def chat_completions(self, request: Request):
         """Handle `POST /v1/chat/completions`."""
@@ -247,6 +248,7 @@ class CompletionService:
         room = self.sampler.max_model_len - len(reply.prompt_ids)
         params = sampling_params(job.request, room, reply.index % job.request.n)
         self.tokens["prompt"] += len(reply.prompt_ids)
+        self.unlimited += not job.limit_field
         try:
             async with aclosing(self.sampler.generate(reply.prompt_ids, params, job.adapter)) as stream:
                 async for sampled in stream:
@@ -256,8 +258,9 @@ class CompletionService:
                         await on_token(reply)
         finally:
             finish = reply.finish if reply.sampled else None
+            self.unlimited -= not job.limit_field
             if finish in (None, "length"):
-                self.limit_field = job.limit_field
+                self.truncated_by = job.limit_field
         if not finish:
             raise ServeError("The sampler ended a reply early: send the request again.", status=500)
 
@@ -377,8 +380,8 @@ class Endpoint:
 
     @property
     def limit_field(self) -> str | None:
-        """The field that limited the latest truncated reply. "" if its request set no limit, None at first."""
-        return self.service.limit_field
+        """The field that limited the latest truncated reply. "" if it or a running one has no limit, None at first."""
+        return "" if self.service.unlimited else self.service.truncated_by
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """Return an httpx transport that calls the endpoint on the caller's event loop, without a socket."""

@@ -289,11 +289,13 @@ def _counts(table: np.ndarray, bins: np.ndarray, count: int, rows: list[int]) ->
     }
 
 
-def _total_text(is_trained: np.ndarray) -> str:
+def _outside_text(is_trained: np.ndarray) -> str:  # of some rollouts
     total, others = len(is_trained), int((~is_trained).sum())
-    if not others:
-        return quantity(total, "rollout")
-    return f"{quantity(total, 'rollout')}, {'all' if others == total else others} of them outside of training"
+    return f"{'all' if others == total else others} of them outside of training" if others else ""
+
+
+def _total_text(is_trained: np.ndarray) -> str:
+    return ", ".join(filter(None, [quantity(len(is_trained), "rollout"), _outside_text(is_trained)]))
 
 
 def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
@@ -331,6 +333,7 @@ def _kind_reply(
     kind, all_numbers = KINDS[name], [n for n, failure in enumerate(scan.failures) if failure.kind == name]
     numbers = sorted(all_numbers, key=lambda n: -len(scan.failures[n].rows))[:MAX_LISTED]
     base = is_trained if kind.trained_only else np.ones(len(table), bool)
+    rows = [row for n in all_numbers for row in scan.failures[n].rows]
     return {
         "kind": name,
         "title": kind.title,
@@ -339,7 +342,8 @@ def _kind_reply(
         "of_groups": len(np.unique(table["group"][base])),
         "of_steps": np.bincount(bins[0][base], minlength=bins[1]).tolist(),
         "more": len(all_numbers) - len(numbers),
-        **_counts(table, *bins, [row for n in all_numbers for row in scan.failures[n].rows]),
+        "outside": _outside_text(is_trained[np.unique(np.array(rows, dtype=np.int64))]),
+        **_counts(table, *bins, rows),
         "failures": [_failure_reply(scan, n, table, bins) for n in numbers],
     }
 

@@ -238,7 +238,7 @@ def test_roles_are_words_and_the_rest_is_folded():
     page = Page(static_html(group))
     assert "what they share: 2 messages" in page.text
     assert page.text.count("Be brief.") == 2  # in the title of the fold, and inside
-    assert "assistant (trained)" in page.text
+    assert "assistant (sampled)" in page.text
     assert "thinking" in page.text
     assert "reward 1 ± 0.816" in page.text
     same = Page(static_html(TrajectoryGroup([Trajectory(reward=1.0)] * 2)))
