@@ -500,7 +500,7 @@ class Scoring:
     option: str = ""  # an argument of `art.train`
     can_measure: bool = True  # without the other rollouts of a group
 
-
+# %% ../../nbs/95_cli/00_starter_tasks.ipynb #44e8d5d2
 RULE_TEXT = "The reward is a rule: a function of the finished trajectory. Replace it with your own."
 JUDGE_TEXT = """\
 A judge scores the rollouts of a group with numbers from 0 to 1. This judge is a Python function, which needs no API

@@ -374,8 +374,8 @@ def success_advice(probe: Probe) -> str:
 
 
 def _first_replies(probe: Probe) -> str:
-    choices_of_groups = [[choice for t in group for choice in choices(t)][:1] for group in probe.groups]
-    texts = [text for found in choices_of_groups for choice in found if (text := reply_preview(choice))]
+    first = [choice for group in probe.groups for choice in [choice for t in group for choice in choices(t)][:1]]
+    texts = [text for choice in first if (text := reply_preview(choice))]
     quotes = [f'"{textwrap.shorten(text, 80, placeholder=" …")}"' for text in texts[:3]]
     return f" Replies: {', '.join(quotes)}." if quotes else ""
 
