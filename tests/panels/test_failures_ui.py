@@ -88,7 +88,8 @@ def test_failures_of_an_evaluation_name_their_split(tmp_path):
         store.write_groups(split, 1, [art.TrajectoryGroup([art.Trajectory(), *[ValueError("full")] * errors])])
     text = str(art.failures(store))
     assert ": 5 rollouts, 3 of them outside of training\n" in text
-    assert "Exceptions: 3 of 5 rollouts, 2 of them outside of training\n    ValueError: full (val): 2\n    ValueError: full: 1" in text
+    assert "Exceptions: 3 of 5 rollouts, 2 of them outside of training\n" in text
+    assert "    ValueError: full (val): 2\n    ValueError: full: 1" in text
 
 
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):
