@@ -10,18 +10,20 @@
 
 # %% auto #0
 __all__ = ['Z95', 'wilson', 't_probability', 't95', 'limit_interval', 'student_interval', 'mean_interval', 'newcombe_interval',
-           'paired_interval', 'difference_interval', 'EvaluationDifference', 'Evaluation', 'progress_label', 'evaluate',
-           'EvaluationOptions', 'evaluate_steps']
+           'paired_interval', 'difference_interval', 'EvaluationDifference', 'Evaluation', 'shown_warnings',
+           'progress_label', 'evaluate', 'EvaluationOptions', 'evaluate_steps']
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
 import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack
 
 from ..core.aio import limit_concurrency, with_timeout
+from ..core.events import print_warnings
 from ..core.types import RolloutError
 from ..models.clients import at_step
 from ..rollouts.gather import gather_trajectories
@@ -316,6 +318,11 @@ def _flatten(results: list) -> list[tuple[int, Any]]:
     return flat
 
 
+def shown_warnings(model, show: bool) -> AbstractContextManager[None]:
+    """Return a context in which warnings about the model's requests are printed, unless `show` is False."""
+    return print_warnings(getattr(model._backend, "bus", model._bus), show)
+
+
 def progress_label(
     label: str,
     show_progress: bool | None,  # None: only in the main thread
@@ -394,10 +401,12 @@ async def evaluate(
         return await with_timeout(start(model, scenario), timeout_s)
 
     labels = rollout_labels(model=model.name, split="val", step=number)
-    with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels:
+    title = progress_label(f"evaluate {model.name}, step {number}", show_progress)
+    messages = shown_warnings(model, title is not None)
+    with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels, messages:
         results = await gather_trajectories(
             map(attempt, scenarios),
-            pbar_desc=progress_label(f"evaluate {model.name}, step {number}", show_progress),
+            pbar_desc=title,
             pbar_metrics=["reward", metric],  # all metrics of a task do not fit on a line
             max_exceptions=max_exceptions,
         )

@@ -346,6 +346,16 @@ async def test_the_bar_shows_the_metric_that_was_asked_for(tmp_path, capfd):
     assert "evaluate gpt, step 0" in bar and "reward=1, solved=0.5]" in bar and "short" not in bar
 
 
+@pytest.mark.parametrize("show", [True, False])
+async def test_a_warning_about_requests_is_printed_with_the_bar(model, capsys, show):
+    async def rollout(model, scenario):
+        model.backend().bus.warn_once("tools", "The template does not support tools.")
+        return trajectory(1.0)
+
+    await evaluate(model, rollout, range(2), show_progress=show, log=False)
+    assert capsys.readouterr().out.count("does not support tools") == show
+
+
 async def test_too_many_failures_raise_the_last(tmp_path):
     model = art.Model(**PROMPTED, base_path=str(tmp_path))
     with pytest.raises(ValueError, match="boom") as caught:
