@@ -36,7 +36,7 @@ from art_nb.backends.runtime import (
 )
 from .steps import train_rl_step, train_sft_step
 from ..core.events import Bus, Event, GradientStep, print_warnings
-from ..core.progress_bars import keep_current, progress_bar
+from ..core.progress_bars import progress_bar, refresh_regularly
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
 from ..models.clients import httpx, served_name
@@ -129,7 +129,7 @@ def batch_progress(
     """Show a progress bar of the batches that a model trains, if its backend is verbose."""
     with (
         progress_bar(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar,
-        keep_current(bar),
+        refresh_regularly(bar),
     ):
 
         def advance(event: Event) -> None:

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'MODEL_QUESTION', 'ABOUT_MODEL', 'TRAINING', 'OTHER_MODEL', 'MODEL', 'REGISTER_CODE', 'TRAIN_CODE',
-           'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS', 'StarterAnswers',
-           'check_base_model', 'read_choice', 'read_model', 'read_answers', 'starter_cells', 'rollout_source',
-           'as_notebook', 'as_script', 'as_test', 'write_starter']
+           'ONLY_GROUPS', 'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS',
+           'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers', 'starter_cells',
+           'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
 
 # %% ../../nbs/95_cli/05_starter.ipynb #ab1d86e3
 import json
@@ -121,6 +121,9 @@ run = art.train(
     model, rollout, scenarios{option},
     {settings})
 await run"""
+ONLY_GROUPS = """\
+The mean reward of each step. A judge compares the rollouts of a group, so it cannot score single rollouts, and the mean
+does not show progress from step to step. Read the replies in the viewer below."""
 REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
 If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
@@ -146,7 +149,7 @@ def starter_cells(
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
     model_text = ABOUT_MODEL.get(answers.model, OTHER_MODEL)
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
-    train = TRAIN_CODE.format(option=scoring.option, settings=task.settings)
+    train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)
     return [
         ("markdown", f"# {task.title}\n\n{task.about}"),
         ("task", task.task),
@@ -156,11 +159,11 @@ def starter_cells(
         ("task", rollout_source(task, scoring)),
         ("markdown", model_text),
         ("code", f"{model}\n{REGISTER_CODE}  # prints what it chose for this machine"),
-        *(task.before if scoring.can_measure else ()),
+        *(task.before if scoring.can_evaluate else ()),
         ("markdown", TRAINING),
         ("code", train),
-        ("markdown", task.rewards_text if scoring.can_measure else "The mean reward of each step."),
-        ("code", "\n".join([REWARDS, *([task.after] if scoring.can_measure else [])])),
+        ("markdown", task.rewards_text if scoring.can_evaluate else ONLY_GROUPS),
+        ("code", f"{REWARDS}\n{task.after}" if scoring.can_evaluate else REWARDS),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),
         ("markdown", NEXT.format(test=test)),
@@ -184,9 +187,9 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     docstring = f"{task.title}\n\n{task.about}\n\n`pytest {test}` checks the task without training.".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
-    train = TRAIN_CODE.format(option=scoring.option, settings=task.settings)
-    before = [source for kind, source in task.before if kind == "code" and scoring.can_measure]
-    main = "\n".join([*before, train, REWARDS, *([task.after] if scoring.can_measure else [])])
+    train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)
+    before = [source for kind, source in task.before if kind == "code"]
+    main = "\n".join([*before, train, REWARDS, task.after] if scoring.can_evaluate else [train, REWARDS])
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]

@@ -44,8 +44,8 @@ def _selected_steps(split: str, numbers: list[int]) -> list[int]:
 def summary_steps(index: RolloutIndex) -> dict[str, list[int]]:
     """Return the steps to show of each split that has rollouts, "train" first.
 
-    These are the first and the last step, which can be equal. Of another split than "train", all steps are shown if
-    there are at most `MAX_STEPS`.
+    These are the first and the last step, which can be equal. For other splits, all steps are shown if there are at
+    most `MAX_STEPS`.
     """
     steps: dict[str, list[int]] = {}
     for part in sorted(index.parts, key=lambda part: (part.split != "train", part.split, part.step)):
@@ -79,10 +79,10 @@ def _interval_note(mean: StepMean) -> str:
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e711b
 INTERVAL_NOTE = (
-    "The tables show means, and in parentheses their 95 % confidence intervals: Wilson's for metrics that are true or "
-    "false and for equal values from 0 to 1, otherwise Student's. If all values lie between 0 and 1, the intervals end "
-    "at 0 and 1. Rollouts of a group share a scenario. With several groups, the wider of two intervals is shown: over "
-    "rollouts, and over groups."
+    "The tables show means, and in parentheses their 95 % confidence intervals: Wilson's interval for metrics that are "
+    "true or false and for equal values from 0 to 1, otherwise Student's interval. If all values lie between 0 and 1, "
+    "the intervals end at 0 and 1. Rollouts of a group share a scenario. With several groups, the wider of two "
+    "intervals is shown: over rollouts, and over groups."
 )
 
 
@@ -118,7 +118,7 @@ def _history_line(history: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 
 def results_html(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -> Html:
-    """Return the means at the first and the last step, with intervals and notes.
+    """Return the means at the steps of `summary_steps`, with intervals and notes.
 
     Parameters
     ----------
@@ -127,13 +127,13 @@ def results_html(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -> H
     history : sequence of dict
         The rows of the history. They are used where no rollouts are stored.
     """
-    ends = summary_steps(index)
-    parts = [_split_table(index, split, steps) for split, steps in ends.items()]
-    means = [metric_mean(index, split, step) for split, steps in ends.items() for step in steps]
+    shown = summary_steps(index)
+    parts = [_split_table(index, split, steps) for split, steps in shown.items()]
+    means = [metric_mean(index, split, step) for split, steps in shown.items() for step in steps]
     notes = [INTERVAL_NOTE] if any(mean.interval for mean in means) else []
     notes += filter(None, map(_interval_note, means))
     for split in ("train", "val"):
-        if split not in ends and (line := _history_line(history, f"{split}/reward")):
+        if split not in shown and (line := _history_line(history, f"{split}/reward")):
             notes.append(f"No rollouts of {split} are stored, so there is no interval. {line}")
     notes += filter(None, (_history_line(history, f"sft/{name}") for name in ("loss", "final_loss")))
     parts += [tag("p", note) for note in notes or ["The run has no results yet."]]

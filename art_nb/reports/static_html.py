@@ -317,12 +317,11 @@ MAX_TASK_METRICS = 2  # columns of the table
 
 
 def _task_columns(store: RunStore) -> dict[str, str]:
-    """Return columns for metrics of the task: evaluated ones first, with their values in training and evaluation."""
+    """Return columns for the first metrics of the task, in training and in evaluations."""
     rows = store.history()
     recorded = {name for row in rows for name in row}
-    names = sorted(task_metrics(rows), key=lambda name: f"val/{name}" not in recorded)[:MAX_TASK_METRICS]
-    columns = {name: f"train/{name}" for name in names} | {f"Val {name}": f"val/{name}" for name in names}
-    return {title: column for title, column in columns.items() if column in recorded}
+    names = [f"{split}/{name}" for name in task_metrics(rows)[:MAX_TASK_METRICS] for split in ("train", "val")]
+    return {name: name for name in names if name in recorded}
 
 
 def steps_table(store: RunStore, level: DetailLevel) -> Html:

@@ -32,7 +32,7 @@ from openai.types.chat.chat_completion import Choice
 from ..core.aio import close_coroutines, gather_or_cancel, in_order, set_rollout_executor, with_timeout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.machine import rare_garbage_collection
-from ..core.progress_bars import keep_current, progress_bar
+from ..core.progress_bars import progress_bar, refresh_regularly
 from ..core.types import ArgumentError, RolloutError, hide_library_frames
 from .entries import sampled_tokens
 from .tracers import TracedRollout, traced
@@ -320,7 +320,7 @@ def _show_progress(
     total_tokens: bool,
     names: Sequence[str] | None = None,
 ) -> Iterator[None]:
-    with progress_bar(desc=desc, total=gather.total, disable=desc is None) as bar, keep_current(bar):
+    with progress_bar(desc=desc, total=gather.total, disable=desc is None) as bar, refresh_regularly(bar):
 
         def show(gather: GatherState, ended: int) -> None:
             bar.total = gather.total
@@ -562,7 +562,7 @@ async def trajectory_group_batches(
     options = {"max_exceptions": max_batch_exceptions, "after_each": after_each, "timeout_s": timeout_s, "bus": bus}
     jobs = (gather_trajectory_groups(batch, pbar_desc=None, step=step, **options) for step, batch in batches)
     async with aclosing(in_order(jobs, max_concurrent_batches)) as finished:
-        with progress_bar(desc=pbar_desc, total=total, disable=pbar_desc is None) as bar, keep_current(bar):
+        with progress_bar(desc=pbar_desc, total=total, disable=pbar_desc is None) as bar, refresh_regularly(bar):
             bar.update(skip_batches)
             async for batch in finished:
                 yield batch

@@ -201,18 +201,19 @@ def _add_unnamed(program: Program, parts: list[str], role: str, value: Any) -> N
     parts.append("# this definition is part of another statement, so it may need changes\n" + source.rstrip())
 
 # %% ../../nbs/10_runs/42_sources.ipynb #5a1c7e42
-def _definition(value: Any, main: Mapping[str, Any]) -> str:
-    namespace = _namespace(value) if callable(value) else main
+def _definition(value: Any, namespace: Mapping[str, Any]) -> str:  # "" if it cannot be found
     if (name := _global_name(value, namespace)) is None:
         parts: list[str] = []
         _add_unnamed(Program(), parts, "value", value)
         return "\n".join(parts)
     included, _ = defining_statements(program_statements(_read_program(namespace)), [name])
-    return "\n".join(statement.text for statement in included)
+    return "\n".join({statement.text: None for statement in included})  # a cell that ran twice counts once
 
 
 def _digest(objects: Mapping[str, Any], main: Mapping[str, Any]) -> str:  # "" if a definition cannot be found
-    texts = {role: _definition(value, main) for role, value in objects.items()}
+    texts = {
+        role: _definition(value, _namespace(value) if callable(value) else main) for role, value in objects.items()
+    }
     return text_digest(redact_text(repr(texts), secrets_of_environment())) if all(texts.values()) else ""
 
 
@@ -240,4 +241,6 @@ def program_of(**objects: Any) -> Program:
     program.undefined = sorted({*program.undefined, *undefined})
     code = "\n".join([*imports, *(statement.text for statement in included)])
     program.code = redact_text(code, secrets_of_environment())
-    return program if len(program.code) <= MAX_PROGRAM_CHARS else Program(undefined=sorted(objects))
+    if len(program.code) <= MAX_PROGRAM_CHARS:
+        return program
+    return Program(undefined=sorted(objects), digest=program.digest)

@@ -380,8 +380,13 @@ class Endpoint:
 
     @property
     def limit_field(self) -> str | None:
-        """The field that limited the latest truncated reply. "" if it or a running one has no limit, None at first."""
-        return "" if self.service.unlimited else self.service.truncated_by
+        """The field that limited the latest truncated reply. "" if its request set no limit, None at first."""
+        return self.service.truncated_by
+
+    @property
+    def has_unlimited_requests(self) -> bool:
+        """Whether a reply is being sampled whose request set no limit of tokens."""
+        return self.service.unlimited > 0
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """Return an httpx transport that calls the endpoint on the caller's event loop, without a socket."""

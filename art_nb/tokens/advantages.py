@@ -488,14 +488,9 @@ def no_variance_message(
         equal = f"no variance: all rewards of the step are {rewards[0]:g} ({{n}} trajectories)"
         if all(map(has_unused_tools, trajectories)):
             return f"{equal}, and no reply calls one of the tools. {CALL_ADVICE}"
-        if rewards[0] > 0:
-            return (
-                f"{equal}. If the scenarios of this step are solved, choose harder ones. Otherwise, check that the "
-                "rollout computes the reward, and give partial credit"
-            )
         return (
-            f"{equal}. Check that the rollout computes the reward and passes it to art.Trajectory(reward=…). If it "
-            "does, give partial credit or choose scenarios that are sometimes solved"
+            f"{equal}. If the scenarios are solved, choose harder ones. Otherwise, check that the rollout computes the "
+            "reward, and give partial credit or choose scenarios that are sometimes solved"
         )
     highest = highest_reward_metrics(groups)["data/step_num_groups_highest"]
     if highest > sum(bool(group.trajectories) for group in groups) / 2:

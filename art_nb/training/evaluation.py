@@ -319,7 +319,7 @@ def _flatten(results: list) -> list[tuple[int, Any]]:
 
 
 def shown_warnings(model, show: bool) -> AbstractContextManager[None]:
-    """Return a context in which warnings about the model's requests are printed, unless `show` is False."""
+    """Return a context in which the warnings of the model's backend are printed, unless `show` is False."""
     return print_warnings(getattr(model._backend, "bus", model._bus), show)
 
 

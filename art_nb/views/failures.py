@@ -290,8 +290,8 @@ def _counts(table: np.ndarray, bins: np.ndarray, count: int, rows: list[int]) ->
 
 
 def _outside_text(is_trained: np.ndarray) -> str:  # of some rollouts
-    total, others = len(is_trained), int((~is_trained).sum())
-    return f"{'all' if others == total else others} of them outside of training" if others else ""
+    others = int((~is_trained).sum())
+    return f"{'all' if others == len(is_trained) else others} in evaluations" if others else ""
 
 
 def _total_text(is_trained: np.ndarray) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..training.evaluation import limit_interval, mean_interval, wilson
+from ..training.evaluation import limit_interval, mean_interval, student_interval, wilson
 from .index import RolloutIndex
 from .step_table import StepTable
 
@@ -20,7 +20,7 @@ def widest_interval(values: np.ndarray, groups: np.ndarray, is_proportion: bool 
     """Return the wider of the 95 % intervals over rollouts and over groups.
 
     The interval over rollouts is `wilson` for a proportion, else `mean_interval`, as in `Evaluation.ci95`. The one over
-    groups is `mean_interval`.
+    groups is Student's, or `wilson` if all values are equal.
 
     Parameters
     ----------
@@ -40,12 +40,13 @@ def widest_interval(values: np.ndarray, groups: np.ndarray, is_proportion: bool 
     are_equal = len(values) > 0 and np.ptp(values) == 0
     if len(values) < 2 or (are_equal and not 0 <= values[0] <= 1):
         return None
-    mean = values[0] if are_equal else values.mean()
-    _, numbers = np.unique(groups, return_inverse=True)
-    shares = np.bincount(numbers, values - mean)  # their sum is 0
-    of_groups = mean + shares * len(shares) / len(values)
     intervals = [wilson(values.sum(), len(values)) if is_proportion else mean_interval(values.tolist())]
-    intervals += [mean_interval(of_groups.tolist())] if len(of_groups) > 1 else []
+    _, numbers = np.unique(groups, return_inverse=True)
+    shares = np.bincount(numbers, values - values.mean())  # their sum is 0
+    if len(shares) > 1 and are_equal:
+        intervals.append(wilson(values[0] * len(shares), len(shares)))
+    elif len(shares) > 1:
+        intervals.append(student_interval((values.mean() + shares * len(shares) / len(values)).tolist()))
     return limit_interval(max(intervals, key=lambda ends: ends[1] - ends[0]), values.tolist())
 
 # %% ../../nbs/75_views/85_step_means.ipynb #1a7d305f

@@ -9,7 +9,7 @@ from support.jupyter_kernels import run_notebook
 from tqdm import tqdm
 
 from art_nb.core import progress_bars
-from art_nb.core.progress_bars import keep_current, progress_bar
+from art_nb.core.progress_bars import progress_bar, refresh_regularly
 
 GATHER = """
 import art_nb as art
@@ -56,12 +56,30 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("file_type", "is_drawn_again"), [(Terminal, True), (io.StringIO, False)])
+class WithoutTerminal:
+    """Only what tqdm needs."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+    def getvalue(self):
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("file_type", "is_drawn_again"), [(Terminal, True), (io.StringIO, False), (WithoutTerminal, False)]
+)
 async def test_a_bar_is_drawn_again_in_a_terminal_and_not_in_a_file(monkeypatch, file_type, is_drawn_again):
     monkeypatch.setattr(progress_bars, "REDRAW_S", 0.01)
     file = file_type()
     with progress_bar(total=2, desc="waits", file=file) as bar:
-        with keep_current(bar):
+        with refresh_regularly(bar):
             first = file.getvalue()
             await asyncio.sleep(0.2)
         assert (file.getvalue() != first) == is_drawn_again

@@ -87,8 +87,8 @@ def test_failures_of_an_evaluation_name_their_split(tmp_path):
     for split, errors in (("train", 1), ("val", 2)):
         store.write_groups(split, 1, [art.TrajectoryGroup([art.Trajectory(), *[ValueError("full")] * errors])])
     text = str(art.failures(store))
-    assert ": 5 rollouts, 3 of them outside of training\n" in text
-    assert "Exceptions: 3 of 5 rollouts, 2 of them outside of training\n" in text
+    assert ": 5 rollouts, 3 in evaluations\n" in text
+    assert "Exceptions: 3 of 5 rollouts, 2 in evaluations\n" in text
     assert "    ValueError: full (val): 2\n    ValueError: full: 1" in text
 
 

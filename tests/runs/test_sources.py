@@ -50,4 +50,13 @@ def test_an_import_of_the_same_code_has_the_same_digest(digest):
 @pytest.mark.parametrize(("old", "new"), [("LIMIT = 3", "LIMIT = 4"), ('"b"]', '"c"]'), ('findall("a"', 'findall("b"')])
 def test_another_definition_has_another_digest(digest, old, new):
     assert old in TASK
-    assert digest("task_d", TASK, False) != digest("task_e", TASK.replace(old, new), False) != ""
+    digests = {digest("task_d", TASK, False), digest("task_e", TASK.replace(old, new), False)}
+    assert [len(text) for text in digests] == [64, 64]
+
+
+def test_a_statement_that_ran_twice_counts_once(digest):
+    """As with Run All in a notebook."""
+    changing = TASK.replace("LIMIT = 3", "LIMIT = 3\nlimits = {}\nlimits.update(a=LIMIT)").replace(
+        "< LIMIT", "< limits['a']"
+    )
+    assert digest("task_f", changing, False) == digest("task_g", changing + changing, False) != ""

@@ -146,7 +146,7 @@ async def test_some_greedy_replies(home):
     found = await examine(home, rollout)
     assert (found["tokens"].verdict, found["cost"].verdict) == ("warn", "ok")
     assert "8 of 16 (50%) replies were sampled at temperature 0" in found["tokens"].finding
-    assert found["variance"].advice == "All rewards are equal: see the check `success`."
+    assert found["variance"].advice == "See the check `success`."
 
 
 async def test_an_agent_that_asks_another_server(home):
@@ -220,7 +220,12 @@ def torn(choice):
         ("rewards", "fail", "2 of 8 (25%) rewards are NaN or infinite", {"reward": lambda n: n if n % 4 else math.nan}),
         ("variance", "fail", "In 2 of 2 (100%) groups all rewards are equal", {"reward": lambda n: 1}),
         ("variance", "warn", "In 1 of 2 (50%) groups all rewards are equal", {"reward": lambda n: n * (n < 4)}),
-        ("success", "warn", "All rewards are 1, so all replies look equally good. Replies: ", {"reward": lambda n: 1}),
+        (
+            "success",
+            "warn",
+            "All rewards are 1, so they do not distinguish the replies. Replies: ",
+            {"reward": lambda n: 1},
+        ),
         (
             "success",
             "warn",
@@ -256,9 +261,8 @@ async def test_the_advice_about_success_depends_on_the_prompt_and_the_metrics(ho
         return art.Trajectory(messages_and_choices=[*messages, choice], reward=0.0, metrics=criteria)
 
     found = await examine(home, rollout)
-    assert ("Put the instruction into the user message" in found["success"].advice) == (role == "system")
-    assert "give partial credit for metrics that differ between rollouts (polite)" in found["success"].advice
-    assert found["success"].finding.count('"') == 4  # one reply of each of the two groups
+    assert ("put the instruction into the user message" in found["success"].advice) == (role == "system")
+    assert "that are criteria: polite, restrict" in found["success"].advice
     assert "Always 0: right" in found["metrics"].finding
 
 
