@@ -353,7 +353,7 @@ def task_values(probe: Probe) -> dict[str, list[list[float]]]:
 def _credit_advice(probe: Probe) -> str:
     values = task_values(probe)
     if varying := [name for name in sorted(values) if any(map(has_variance, values[name]))][:3]:
-        return f"give partial credit for those of these metrics that are criteria: {', '.join(varying)}"
+        return f"give partial credit, for example for metrics that differ within a group ({', '.join(varying)})"
     return "reward something that the model already does sometimes" if values else "give partial credit"
 
 

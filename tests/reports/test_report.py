@@ -11,8 +11,10 @@ from support.ui import browser  # noqa: F401
 from art_nb.core.events import Failed, Warned
 from art_nb.core.files import append_lines
 from art_nb.reports import report as report_module
+from art_nb.reports.html import DETAIL_LEVELS
 from art_nb.reports.report import MAX_REPORT_BYTES, extreme_rollouts, report
-from art_nb.reports.run_summary import goal_of, raised_findings, reward_sentence
+from art_nb.reports.run_summary import goal_of, raised_findings, reward_sentence, summary_steps
+from art_nb.reports.static_html import steps_table
 from art_nb.rollouts.trajectories import Trajectory, TrajectoryGroup
 from art_nb.runs.sessions import SESSION_FILE, write_session
 from art_nb.runs.store import RunStore
@@ -328,6 +330,25 @@ def test_a_lower_level_keeps_the_newest_warnings(tmp_path, monkeypatch):
     assert len(page) < 100_000
     assert "the newest 160 of 501 messages" in page
     assert "warning number 499." in page and "warning number 0." not in page
+
+
+def test_few_evaluations_are_all_shown(tmp_path):
+    store = RunStore(tmp_path / "run")
+    for split, n in (("train", 3), ("val", 4), ("test", 5)):
+        for step in range(n):
+            store.write_groups(split, step, [group([1.0])])
+    assert summary_steps(load_all(store)) == {"train": [0, 2], "test": [0, 4], "val": [0, 1, 2, 3]}
+
+
+def test_the_table_of_steps_has_metrics_of_the_task(tmp_path):
+    store = RunStore(tmp_path / "run")
+    store.append_history({"step": 0, "val/reward": 0.1, "val/solved": 0.25})
+    store.append_history(
+        {"step": 1, "train/reward": 0.5, "train/solved": 0.75, "train/Loss": 0.125, "train/short": 1.0}
+    )
+    text = text_of(str(steps_table(store, DETAIL_LEVELS[0])))
+    assert text.split("train/Loss")[0].split()[-2:] == ["train/solved", "val/solved"]
+    assert "0.25" in text and "0.75" in text and "short" not in text
 
 
 def test_a_goal_and_a_comparison():

@@ -7,6 +7,7 @@ import math
 import re
 import site
 import socket
+from contextlib import suppress
 
 import openai
 import pytest
@@ -14,6 +15,7 @@ from openai.types.chat.chat_completion import Choice
 
 import art_nb as art
 from art_nb.core.types import TrainError
+from art_nb.models.tiny import save_tiny_model
 from art_nb.rollouts.trajectories import PydanticException
 from art_nb.training.doctor import (
     Check,
@@ -163,6 +165,25 @@ async def test_an_agent_that_asks_another_server(home):
     assert home.inference_base_url in advice and "set OPENAI_BASE_URL" in advice
 
 
+async def test_a_request_without_a_limit_in_a_thread_is_named(tmp_path):
+    """The thread still waits for the reply when the rollout has ended."""
+    tiny = save_tiny_model(tmp_path / "tiny", context=8192)
+    model = art.TrainableModel(name="tiny", project="tests", base_model=str(tiny))
+
+    def send(messages):
+        client = openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key, max_retries=0)
+        with suppress(openai.APIError):  # the backend is closed
+            client.chat.completions.create(model="tiny", messages=messages, extra_body={"ignore_eos": True})
+
+    async def rollout(model, scenario):
+        await asyncio.to_thread(send, QUESTION)
+
+    async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
+        await model.register(backend)
+        report = await art.doctor(model, rollout, [1], groups=1, rollouts_per_group=1, timeout_s=1)
+    assert report["rollouts"].advice.startswith("The requests set no limit")
+
+
 async def test_a_wrong_request_to_the_right_server(home):
     async def rollout(model, scenario):
         await ask(model, QUESTION, temperature=9)
@@ -262,7 +283,7 @@ async def test_the_advice_about_success_depends_on_the_prompt_and_the_metrics(ho
 
     found = await examine(home, rollout)
     assert ("put the instruction into the user message" in found["success"].advice) == (role == "system")
-    assert "that are criteria: polite, restrict" in found["success"].advice
+    assert "metrics that differ within a group (polite), restrict" in found["success"].advice
     assert "Always 0: right" in found["metrics"].finding
 
 

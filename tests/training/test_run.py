@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import importlib
 import inspect
 import math
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -425,6 +427,39 @@ def test_a_program_can_end_while_a_run_is_paused(tiny_model_dir, tmp_path):
     command = [warm_python(), "-c", PAUSED, str(tiny_model_dir), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "paused"), done.stderr
+
+
+ROLLOUT = """
+import art_nb as art
+
+REWARD = {reward}
+scenarios = list(range(12))
+
+
+async def rollout(model, scenario):
+    messages = [{{"role": "user", "content": f"free: {{scenario}}"}}]
+    reply = await model.openai_client().chat.completions.create(
+        model=model.get_inference_name(), messages=messages, max_tokens=4, logprobs=True
+    )
+    return art.Trajectory(messages_and_choices=[*messages, reply.choices[0]], reward=REWARD)
+"""
+
+
+async def test_a_program_that_imports_the_same_rollout_has_not_changed(home, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(tmp_path)
+    size = {"groups_per_step": 1, "rollouts_per_group": 2}
+
+    def imported(name, reward):
+        (tmp_path / f"{name}.py").write_text(ROLLOUT.format(reward=reward))
+        return importlib.import_module(name)
+
+    (tmp_path / "script.py").write_text(ROLLOUT.format(reward=1.0))
+    script = runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")
+    await art.train(home[0], script["rollout"], script["scenarios"], steps=1, **size)
+    for steps, module in enumerate([imported("same", 1.0), imported("other", 2.0)], 2):
+        await art.train(home[0], module.rollout, module.scenarios, steps=steps, **size)
+    assert [row.get("data/code_changed") for row in home[0].store.history()] == [None, None, 1]
+    assert capsys.readouterr().out.count("has changed after step") == 1
 
 
 async def test_a_terminal_prints_warnings_once(home, capsys):
