@@ -339,7 +339,7 @@ class RouterEndpoint:
         Random API key that every request must send.
     """
 
-    limit_field = None  # as in `Endpoint`; the replicas do not report it
+    limit_field, has_unlimited_requests = None, False  # as in `Endpoint`; the replicas do not report them
 
     def __init__(self, table: RoutingTable):
         self.table, self.base_url, self.api_key = table, IN_PROCESS_URL, secrets.token_urlsafe(24)
