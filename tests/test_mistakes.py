@@ -406,7 +406,7 @@ async def test_steps_that_teach_nothing_say_why(place, capsys):
     replies = [entry for t in place[2] for entry in t.messages_and_choices if not isinstance(entry, dict)]
     flat = better_and_worse(replies[:2], [0.0, 0.0])
     printed = await learn(place, [flat, better_and_worse(replies[2:4], [0.0, 0.0])], capsys)
-    assert_words(printed, ["all rewards of the step are 0", "Check that the rollout computes the reward"])
+    assert_words(printed, ["all rewards of the step are 0", "check that the rollout computes the reward"])
     printed = await learn(place, [flat, better_and_worse(replies[2:4], [1.0, 1.0])], capsys)
     assert_words(printed, ["in each of 2 groups", "partial credit"])
     printed = await learn(place, [better_and_worse(replies[:1], [0.0]), better_and_worse(replies[1:2], [1.0])], capsys)
