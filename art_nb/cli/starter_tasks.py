@@ -325,8 +325,8 @@ AGENT = StarterTask(
     title="Train an existing agent",
     about="""\
 The agent in `shelf_agent.py` says on which shelf an item is. It looks the shelf up with a tool. It does not import
-art_nb, and you do not change its code. With SmolLM2, everything here takes five to ten minutes on two CPU cores with
-AVX512-BF16, and about 20 minutes without.
+art_nb, and you do not change its code. With SmolLM2, everything here takes about five minutes on two CPU cores, and
+longer if other programs use them.
 
 For your own agent, replace:
 
