@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'MODEL_QUESTION', 'ABOUT_MODEL', 'TRAINING', 'OTHER_MODEL', 'MODEL', 'REGISTER_CODE', 'TRAIN_CODE',
-           'ONLY_GROUPS', 'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS',
+           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS',
            'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers', 'starter_cells',
            'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
 
@@ -121,7 +121,7 @@ run = art.train(
     model, rollout, scenarios{option},
     {settings})
 await run"""
-ONLY_GROUPS = """\
+JUDGE_REWARDS_TEXT = """\
 The mean reward of each step. A judge compares the rollouts of a group, so it cannot score single rollouts, and the mean
 does not show progress from step to step. Read the replies in the viewer below."""
 REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
@@ -162,7 +162,7 @@ def starter_cells(
         *(task.before if scoring.can_evaluate else ()),
         ("markdown", TRAINING),
         ("code", train),
-        ("markdown", task.rewards_text if scoring.can_evaluate else ONLY_GROUPS),
+        ("markdown", task.rewards_text if scoring.can_evaluate else JUDGE_REWARDS_TEXT),
         ("code", f"{REWARDS}\n{task.after}" if scoring.can_evaluate else REWARDS),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),

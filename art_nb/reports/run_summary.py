@@ -127,13 +127,13 @@ def results_html(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -> H
     history : sequence of dict
         The rows of the history. They are used where no rollouts are stored.
     """
-    shown = summary_steps(index)
-    parts = [_split_table(index, split, steps) for split, steps in shown.items()]
-    means = [metric_mean(index, split, step) for split, steps in shown.items() for step in steps]
+    steps_by_split = summary_steps(index)
+    parts = [_split_table(index, split, steps) for split, steps in steps_by_split.items()]
+    means = [metric_mean(index, split, step) for split, steps in steps_by_split.items() for step in steps]
     notes = [INTERVAL_NOTE] if any(mean.interval for mean in means) else []
     notes += filter(None, map(_interval_note, means))
     for split in ("train", "val"):
-        if split not in shown and (line := _history_line(history, f"{split}/reward")):
+        if split not in steps_by_split and (line := _history_line(history, f"{split}/reward")):
             notes.append(f"No rollouts of {split} are stored, so there is no interval. {line}")
     notes += filter(None, (_history_line(history, f"sft/{name}") for name in ("loss", "final_loss")))
     parts += [tag("p", note) for note in notes or ["The run has no results yet."]]

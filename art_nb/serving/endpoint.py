@@ -154,7 +154,7 @@ class CompletionService:
         self.live: set[asyncio.Future] = set()  # tasks of the running requests
         self.stored = StoredConversations()
         self.statuses, self.tokens = Counter(), Counter(prompt=0, completion=0)
-        self.truncated_by: str | None = None  # field that limited the latest truncated or canceled reply; "" if none
+        self.limit_field: str | None = None  # of the latest truncated or canceled reply; "" if its request set no limit
         self.unlimited = 0  # replies that are being sampled without a limit
 
     async def chat_completions(self, request: Request):
@@ -260,7 +260,7 @@ class CompletionService:
             finish = reply.finish if reply.sampled else None
             self.unlimited -= not job.limit_field
             if finish in (None, "length"):
-                self.truncated_by = job.limit_field
+                self.limit_field = job.limit_field
         if not finish:
             raise ServeError("The sampler ended a reply early: send the request again.", status=500)
 
@@ -381,7 +381,7 @@ class Endpoint:
     @property
     def limit_field(self) -> str | None:
         """The field that limited the latest truncated reply. "" if its request set no limit, None at first."""
-        return self.service.truncated_by
+        return self.service.limit_field
 
     @property
     def has_unlimited_requests(self) -> bool:

@@ -47,7 +47,7 @@ from art_nb.rollouts.trajectories import (
 from ..tokens.advantages import ALL_GREEDY, CALL_ADVICE, GREEDY_ADVICE, TIE, has_unused_tools, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
 from .diagnostics import CLIENT_ADVICE
-from .evaluation import progress_label, shown_warnings
+from .evaluation import print_backend_warnings, progress_label
 from .steps import endpoint_matcher, overrides_of, roll_out
 
 # %% ../../nbs/65_training/80_doctor.ipynb #13f6ab79
@@ -649,7 +649,7 @@ async def doctor(
     if not len(scenarios):
         raise TrainError("There are no scenarios: pass at least one.")
     first_scenarios, label = scenarios_of_step(scenarios, 0, groups), progress_label("doctor: rollouts", show_progress)
-    with shown_warnings(model, label is not None):
+    with print_backend_warnings(model, label is not None):
         probe = await run_probe(
             model, rollout, first_scenarios, rollouts_per_group, timeout_s, label, request_overrides
         )

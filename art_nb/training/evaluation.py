@@ -10,7 +10,7 @@
 
 # %% auto #0
 __all__ = ['Z95', 'wilson', 't_probability', 't95', 'limit_interval', 'student_interval', 'mean_interval', 'newcombe_interval',
-           'paired_interval', 'difference_interval', 'EvaluationDifference', 'Evaluation', 'shown_warnings',
+           'paired_interval', 'difference_interval', 'EvaluationDifference', 'Evaluation', 'print_backend_warnings',
            'progress_label', 'evaluate', 'EvaluationOptions', 'evaluate_steps']
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
@@ -318,8 +318,8 @@ def _flatten(results: list) -> list[tuple[int, Any]]:
     return flat
 
 
-def shown_warnings(model, show: bool) -> AbstractContextManager[None]:
-    """Return a context in which the warnings of the model's backend are printed, unless `show` is False."""
+def print_backend_warnings(model, show: bool) -> AbstractContextManager[None]:
+    """Print the warnings of the model's backend inside the context, unless `show` is False."""
     return print_warnings(getattr(model._backend, "bus", model._bus), show)
 
 
@@ -402,7 +402,7 @@ async def evaluate(
 
     labels = rollout_labels(model=model.name, split="val", step=number)
     title = progress_label(f"evaluate {model.name}, step {number}", show_progress)
-    messages = shown_warnings(model, title is not None)
+    messages = print_backend_warnings(model, title is not None)
     with at_step(model.name, number), model.metrics_builder("eval").activate_context(), labels, messages:
         results = await gather_trajectories(
             map(attempt, scenarios),
