@@ -117,8 +117,11 @@ class Front:
 
     def _make_subshell(self) -> str | None:
         """As JupyterLab does: one for its comms, where the kernel knows subshells."""
-        known = self.client.kernel_info(reply=True, timeout=120)["content"].get("supported_features", [])
-        if "kernel subshells" not in known:
+        request, replies = self.client.kernel_info(), []
+        assert self.until(lambda: request in self.idle), f"no reply to kernel_info_request\n{self.stacks()}"
+        while not replies or replies[-1]["parent_header"]["msg_id"] != request:
+            replies.append(self.client.get_shell_msg(timeout=120))
+        if "kernel subshells" not in replies[-1]["content"].get("supported_features", []):
             return None
         message = self.client.session.msg("create_subshell_request", {})
         self.client.control_channel.send(message)
