@@ -470,7 +470,7 @@ def highest_reward_metrics(groups: Sequence) -> dict[str, float]:
     rewards = [[trajectory.reward for trajectory in group.trajectories] for group in groups if group.trajectories]
     highest = max(map(max, rewards), default=0.0)
     n_groups = sum(min(of_group) >= highest - TIE for of_group in rewards)
-    return {"data/step_highest_reward": highest, "data/step_num_groups_highest": n_groups}
+    return {"data/highest_reward": highest, "data/num_groups_highest": n_groups}
 
 
 def no_variance_message(
@@ -492,7 +492,7 @@ def no_variance_message(
             f"{equal}. If the scenarios are solved, choose harder ones. Otherwise, check that the rollout computes the "
             "reward, and give partial credit or choose scenarios that are sometimes solved"
         )
-    highest = highest_reward_metrics(groups)["data/step_num_groups_highest"]
+    highest = highest_reward_metrics(groups)["data/num_groups_highest"]
     if highest > sum(bool(group.trajectories) for group in groups) / 2:
         return (
             f"no variance: in {highest} of {{groups}} groups all rewards are {max(rewards):g}, the highest of the "

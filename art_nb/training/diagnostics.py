@@ -107,10 +107,10 @@ def near_the_top(rows: HistoryRows) -> bool:
     They are if all rewards of most groups were the highest of the run, or if their mean is in the upper third of the
     range of all means. This range is narrow if the model was good from the beginning.
     """
-    rewards, highest = metric_values(rows, "train/reward"), metric_values(rows, "data/step_highest_reward")
+    rewards, highest = metric_values(rows, "train/reward"), metric_values(rows, "data/highest_reward")
     if not rewards or max(rewards) == min(rewards):
         return False
-    solved_share = share(rows[-3:], "data/step_num_groups_highest", "data/step_num_groups_submitted")
+    solved_share = share(rows[-3:], "data/num_groups_highest", "data/step_num_groups_submitted")
     if highest and min(highest[-3:]) >= max(highest) - 1e-9 and fmean(solved_share) > 0.5:
         return True
     return fmean(rewards[-3:]) > (min(rewards) + 2 * max(rewards)) / 3
@@ -162,7 +162,8 @@ def ruined(rows: HistoryRows) -> str | None:
         return None
     rate = metric_values(rows, "loss/learning_rate", 1)
     setting = f" at learning_rate={rate[0]:g}" if rate else ""
-    return f"The gradient norm fell from {max(norms[:2]):.2g} to {norms[-1]:.1g}{setting}: the replies no longer vary."
+    fall = f"The gradient norm fell from {max(norms[:2]):.2g} to {norms[-1]:.1g}{setting}"
+    return f"{fall}: the rewards of a group no longer differ."
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #a47a23c6
 def mostly_flat(rows: HistoryRows) -> list[float]:

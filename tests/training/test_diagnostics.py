@@ -212,7 +212,7 @@ def test_a_run_that_is_good_from_the_beginning_is_not_advised_to_use_easier_scen
     rows = rows_with_highest_groups([0.91, 0.75, 0.94, 0.94], [6, 6, 6, 6], 1.0)
     assert [warning.key for warning in diagnose(rows)] == ["solved"]
     for row in rows:
-        del row["data/step_highest_reward"], row["data/step_num_groups_highest"]  # of an earlier version
+        del row["data/highest_reward"], row["data/num_groups_highest"]  # of an earlier version
     assert [warning.key for warning in diagnose(rows)] == ["equal_rewards"]
 
 
@@ -225,8 +225,8 @@ def rows_with_highest_groups(rewards, highest_groups, *highest):
             "train/reward": reward,
             "data/step_num_groups_trainable": 8 - groups,
             "data/step_num_groups_submitted": 8,
-            "data/step_num_groups_highest": groups,
-            "data/step_highest_reward": maximum,
+            "data/num_groups_highest": groups,
+            "data/highest_reward": maximum,
         }
         for row, reward, groups, maximum in values
     ]
