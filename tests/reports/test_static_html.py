@@ -236,7 +236,7 @@ def test_roles_are_words_and_the_rest_is_folded():
         metadata={"scenario_id": "s"},
     )
     page = Page(static_html(group))
-    assert "what they share: 2 messages" in page.text
+    assert "common to all rollouts: 2 messages" in page.text
     assert page.text.count("Be brief.") == 2  # in the title of the fold, and inside
     assert "assistant (sampled)" in page.text
     assert "thinking" in page.text
