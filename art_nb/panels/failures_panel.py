@@ -8,10 +8,12 @@ __all__ = ['FailuresPanel', 'failures']
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #9b98e747
 from typing import Any
 
-from ..core.jsonable import quantity
+from ..core.jsonable import one_line, quantity
 from .base import command, static
 from .viewer import RolloutViewer
+from ..rollouts.trajectories import Trajectory
 from ..views.failures import FailureScan, failure_rows_reply, failures_reply, unit_of
+from ..views.step_table import preview
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #b20acc72
 class FailuresPanel(RolloutViewer):
@@ -38,7 +40,7 @@ class FailuresPanel(RolloutViewer):
         return "FailuresPanel: a notebook displays it. Elsewhere, print(panel) shows the counts of all failures."
 
     def __str__(self) -> str:
-        """Return the counts of all failures. All steps are read."""
+        """Return the counts of all failures, with an example of each. All steps are read."""
         while not self.scan.read(10.0):
             pass
         reply, _ = failures_reply(self.scan)
@@ -47,8 +49,14 @@ class FailuresPanel(RolloutViewer):
             unit, total = unit_of(kind)
             counts = f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}"
             lines.append(", ".join(filter(None, [counts, kind["outside"]])))
-            lines += [f"    {failure['title']}: {failure[f'{unit}s']}" for failure in kind["failures"][:3]]
+            for failure in kind["failures"][:3]:
+                lines.append(f"    {failure['title']}: {failure[f'{unit}s']}, {self._example(failure['example'])}")
         return "\n".join(lines)
+
+    def _example(self, row: int) -> str:
+        place = self.rollout_index.locate(row)
+        text = preview(place.trajectory) if isinstance(place.trajectory, Trajectory) else ""
+        return f"for example in step {place.part.step}" + (f": {one_line(text, 60)!r}" if text else "")
 
     @command(thread=True)
     def failures(self) -> Any:

@@ -10,8 +10,8 @@
 
 # %% auto #0
 __all__ = ['Z95', 'wilson', 't_probability', 't95', 'limit_interval', 'student_interval', 'mean_interval', 'newcombe_interval',
-           'paired_interval', 'difference_interval', 'EvaluationDifference', 'Evaluation', 'print_backend_warnings',
-           'progress_label', 'evaluate', 'EvaluationOptions', 'evaluate_steps']
+           'paired_interval', 'difference_interval', 'EvaluationDifference', 'conversation_lines', 'Evaluation',
+           'print_backend_warnings', 'progress_label', 'evaluate', 'EvaluationOptions', 'evaluate_steps']
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
 import math
@@ -24,8 +24,10 @@ from typing import Any, TypedDict, Unpack
 
 from ..core.aio import limit_concurrency, with_timeout
 from ..core.events import print_warnings
+from ..core.jsonable import one_line
 from ..core.types import RolloutError
 from ..models.clients import at_step
+from ..rollouts.entries import content_texts
 from ..rollouts.gather import gather_trajectories
 from ..rollouts.tracers import rollout_labels
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
@@ -168,6 +170,17 @@ class EvaluationDifference:
         interval = f"95 % {self.low:+.3f} to {self.high:+.3f}"
         return f"EvaluationDifference({self.title}: {self.metric} {self.mean:+.3f}, {interval}, n={self.n})"
 
+# %% ../../nbs/65_training/70_evaluation.ipynb #cd41f190
+def conversation_lines(trajectory: Trajectory) -> list[str]:
+    """Return a line for each message of a trajectory, without system messages. Control characters are escaped."""
+    lines = []
+    for message in trajectory.messages():
+        calls = (call.get("function") or {} for call in message.get("tool_calls") or ())
+        texts = [*content_texts(message), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
+        if message["role"] not in ("system", "developer"):
+            lines.append(f"  {message['role']}: {one_line(' '.join(texts), 100)!r}")
+    return lines
+
 # %% ../../nbs/65_training/70_evaluation.ipynb #8892c98e
 @dataclass(slots=True)
 class Evaluation:
@@ -296,6 +309,25 @@ class Evaluation:
         for position, value in zip(positions, self.values(metric), strict=True):
             values.setdefault(position, []).append(value)
         return {position: sum(of_scenario) / len(of_scenario) for position, of_scenario in values.items()}
+
+    def worst(self, n: int = 3, metric: str | None = None) -> str:
+        """Return the conversations of the trajectories with the lowest values, as text for a terminal.
+
+        Parameters
+        ----------
+        n : int
+            The number of trajectories.
+        metric : str, optional
+            "reward", or a key of `Trajectory.metrics`. By default, the metric of the evaluation.
+
+        Returns
+        -------
+        str
+            The value and the messages of each trajectory, without system messages. Each message is one line.
+        """
+        rows = sorted(zip(self.values(metric), self.trajectories, strict=True), key=lambda row: row[0])[:n]
+        titles = [f"{metric or self.metric} {value:.3g}:" for value, _ in rows]
+        return "\n".join(line for title, (_, t) in zip(titles, rows) for line in (title, *conversation_lines(t)))
 
     def __repr__(self):
         low, high = self.ci95()
