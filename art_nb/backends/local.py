@@ -126,15 +126,19 @@ def batch_progress(
     runtime: ModelRuntime,
     label: str,  # in front of the bar
 ) -> Iterator[None]:
-    """Show a progress bar of the batches that a model trains, if its backend is verbose."""
+    """Show a progress bar of the batches that a model trains, with the loss of the first and the latest one of SFT."""
     with (
         progress_bar(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar,
         refresh_regularly(bar),
     ):
+        losses: list[float] = []
 
         def advance(event: Event) -> None:
             if isinstance(event, GradientStep) and event.run == runtime.run:
                 bar.total = event.micro_batches
+                if event.loss is not None:
+                    losses.append(event.loss)
+                    bar.set_postfix_str(f"loss {losses[0]:.3g} → {losses[-1]:.3g}", refresh=False)
                 bar.update(event.micro_batch - bar.n)
 
         unsubscribe = runtime.bus.subscribe(advance, GradientStep)

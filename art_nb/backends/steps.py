@@ -315,6 +315,7 @@ def _train_batches(
                 micro_batch=i + 1,
                 micro_batches=len(learning_rates),
                 tokens=int(metrics[-1]["data/step_trained_tokens"]),
+                loss=metrics[-1]["loss/train"],
             )
             runtime.emit(event)
     learner.reset_optimizer()

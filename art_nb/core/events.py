@@ -110,6 +110,7 @@ class GradientStep(Event):
     micro_batch: int
     micro_batches: int
     tokens: int = 0
+    loss: float | None = None  # mean negative logprob of the trained tokens; only of SFT
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,12 +11,12 @@
 # %% auto #0
 __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCESS_METRICS', 'CHECKS', 'CLIENT_ADVICE',
            'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'task_metrics', 'training_rows',
-           'rows_of_current_code', 'share', 'untrained', 'lost_signal', 'flat_share', 'near_the_top', 'gain', 'trend',
-           'is_rising', 'has_stable_gradient', 'ruined', 'mostly_flat', 'nothing_trained', 'constant_reward',
-           'equal_rewards', 'solved', 'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient',
-           'slow_reward', 'has_risen', 'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift',
-           'much_clipped', 'entropy_collapse', 'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated',
-           'failures', 'diagnose', 'advice_for']
+           'rows_of_current_code', 'share', 'untrained', 'lost_signal', 'flat_share', 'share_of_highest',
+           'near_the_top', 'gain', 'trend', 'is_rising', 'has_stable_gradient', 'ruined', 'mostly_flat',
+           'nothing_trained', 'constant_reward', 'equal_rewards', 'solved', 'settled', 'flat_reward',
+           'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'has_risen',
+           'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse',
+           'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
@@ -101,19 +101,24 @@ def flat_share(rows: HistoryRows) -> list[float]:
     return [1.0 - value for value in trainable]
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #35e116d8
+def share_of_highest(rows: HistoryRows) -> float:
+    """Return in which share of the groups of the last three steps every reward was the highest one of the run."""
+    highest = metric_values(rows, "data/highest_reward")
+    if not highest or min(highest[-3:]) < max(highest) - 1e-9:
+        return 0.0
+    return fmean(share(rows[-3:], "data/num_groups_highest", "data/step_num_groups_submitted"))
+
+
 def near_the_top(rows: HistoryRows) -> bool:
     """Return whether the rewards of the last three steps are high.
 
     They are if all rewards of most groups were the highest of the run, or if their mean is in the upper third of the
     range of all means. This range is narrow if the model was good from the beginning.
     """
-    rewards, highest = metric_values(rows, "train/reward"), metric_values(rows, "data/highest_reward")
+    rewards = metric_values(rows, "train/reward")
     if not rewards or max(rewards) == min(rewards):
         return False
-    solved_share = share(rows[-3:], "data/num_groups_highest", "data/step_num_groups_submitted")
-    if highest and min(highest[-3:]) >= max(highest) - 1e-9 and fmean(solved_share) > 0.5:
-        return True
-    return fmean(rewards[-3:]) > (min(rewards) + 2 * max(rewards)) / 3
+    return share_of_highest(rows) > 0.5 or fmean(rewards[-3:]) > (min(rewards) + 2 * max(rewards)) / 3
 
 
 def gain(rows: HistoryRows) -> float:
@@ -197,12 +202,22 @@ def equal_rewards(rows: HistoryRows) -> str | None:
 
 
 def solved(rows: HistoryRows) -> str | None:
-    """Return a finding if nearly all groups of the last three steps have equal, high rewards, otherwise `None`."""
-    recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
-    if not recent or not near_the_top(rows):
+    """Return a finding if nearly all groups of the last three steps have the highest rewards, otherwise `None`."""
+    if not mostly_flat(rows) or share_of_highest(rows) < 0.75:
         return None
-    mean = fmean(rewards[-3:])
-    return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards. The mean reward was {mean:.3g}."
+    return f"In the last 3 steps every reward was the highest one in {share_of_highest(rows):.0%} of the groups."
+
+
+def settled(rows: HistoryRows) -> str | None:
+    """Return a finding if nearly all groups of the last three steps have equal rewards, but not the same ones."""
+    recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
+    if not recent or not near_the_top(rows) or solved(rows):
+        return None
+    flat, highest, mean = fmean(recent), share_of_highest(rows), f"The mean reward was {fmean(rewards[-3:]):.3g}."
+    if not metric_values(rows, "data/highest_reward"):  # of an earlier version
+        return f"In the last 3 steps {flat:.0%} of the groups had equal rewards. {mean}"
+    only_highest = f"{highest:.0%} of the groups got only the highest reward"
+    return f"In the last 3 steps {only_highest}, and {flat - highest:.0%} got equal, lower rewards. {mean}"
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #5a676cc8
 def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
@@ -404,6 +419,13 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         "Use harder scenarios, or a reward that separates good from very good replies. Otherwise this run is finished.",
     ),
     (
+        settled,
+        "The rewards no longer differ",
+        "Read a group with a low reward. If its replies are as good as possible, the run is finished. If they are "
+        "always wrong in the same way, warm up with examples of these scenarios (model.train_sft): the model no longer "
+        "tries anything else.",
+    ),
+    (
         reward_without_success,
         "The reward rises without success",
         "Open the best rollout of the last step and check which behavior earned the reward. Give less partial credit, "
@@ -437,8 +459,9 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         entropy_collapse,
         "The entropy collapses",
-        "Lower the learning_rate, raise entropy_coef (for example to 0.02), or sample at temperature 1: replies that "
-        "do not vary give nothing to learn.",
+        "Replies that do not vary give nothing to learn. Sample at temperature 1, lower the learning_rate, or raise "
+        "entropy_coef: 0.02 is a usual first value. If the replies to some scenarios are never right, warm up with "
+        "examples of them.",
     ),
     (
         length_collapse,

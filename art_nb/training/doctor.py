@@ -6,9 +6,9 @@
 __all__ = ['CELL_STYLE', 'WRONG_SERVER', 'FAILURE_ADVICE', 'ADDED_METRICS', 'ZERO_ADVICE', 'TRAINABLE_CHECKS', 'TOKEN_CHECKS',
            'PROMPTED_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe', 'check_registration', 'local_runtime',
            'limit_field', 'failure_cause', 'check_rollouts', 'check_rewards', 'tools_advice', 'check_variance',
-           'reply_preview', 'task_values', 'success_advice', 'check_success', 'check_metrics', 'check_choices',
-           'check_tools', 'check_tokens', 'check_rows', 'check_truncated', 'limit_advice', 'check_context',
-           'first_messages', 'check_shared', 'check_cost', 'doctor']
+           'solved_metric', 'count_copies', 'reply_preview', 'task_values', 'success_advice', 'check_success',
+           'check_metrics', 'check_choices', 'check_tools', 'check_tokens', 'check_rows', 'check_truncated',
+           'limit_advice', 'check_context', 'first_messages', 'check_shared', 'check_cost', 'doctor']
 
 # %% ../../nbs/65_training/80_doctor.ipynb #abfd9bbc
 import json
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import chain, takewhile
+from itertools import chain, compress, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..core.jsonable import plain, quantity
 from ..core.machine import documentation_address, documentation_link, is_library_code
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
+from ..rollouts.entries import content_texts, sampled_tokens
 from ..rollouts.gather import gather_trajectory_groups
 from ..rollouts.scenarios import scenarios_of_step
 from art_nb.rollouts.trajectories import (
@@ -119,6 +120,7 @@ class Probe:
     returned: list[Any]  # return values of the rollouts that did not raise
     duration_s: float  # of all rollouts together
     per_step: tuple[int, int] = (8, 8)  # groups per step and rollouts per group in the planned training
+    step: int = 0  # of the model
     turns: list[Turn] = field(default_factory=list)  # of the choices that have token IDs
     rows: list[TokenRow] = field(default_factory=list)
     token_error: str = ""  # why there are no turns and rows
@@ -307,12 +309,14 @@ def check_variance(probe: Probe) -> Check:
     rewards = [reward for group in groups for reward in group]
     equal = "See the check `success`." if rewards and not has_variance(rewards) else ""
     advice = tools_advice(probe) or _solved_advice(rewards) or equal or general
+    if metric := solved_metric(probe):
+        return Check("variance", "warn", finding, f"{metric} is always 1: see the check `success`.")
     if probe.is_greedy:
         advice = f"{GREEDY_ADVICE}: greedy replies to the same prompt are equal."
     if not groups or flat == len(groups):
         return Check("variance", "fail", finding if groups else "There are no groups to compare.", advice)
     if flat >= len(groups) / 2:
-        return Check("variance", "warn", finding, advice)
+        return Check("variance", "warn", finding, f"The other groups can be trained. For more of them: {advice}")
     differ = f"In {_share(len(groups) - flat, len(groups))} groups the rewards differ.{note}"
     return Check("variance", "ok", differ)
 
@@ -326,6 +330,27 @@ def _solved_advice(rewards: Sequence[float]) -> str:
         f"Most rollouts get the same highest reward, {highest:.3g}. If it is the best possible one, use harder "
         "scenarios, or more rollouts per group for those that are not solved."
     )
+
+# %% ../../nbs/65_training/80_doctor.ipynb #7794f796
+def solved_metric(probe: Probe) -> str:
+    """Return a metric that is 1 in every rollout if all rewards are equal, otherwise an empty text."""
+    if has_variance([t.reward for t in probe.trajectories]):
+        return ""
+    values = {name: [*chain.from_iterable(groups)] for name, groups in task_values(probe).items()}
+    full = (name for name in sorted(values) if len(values[name]) == len(probe.trajectories) and {*values[name]} == {1})
+    return "" if any(not any(numbers) for numbers in values.values()) else next(full, "")
+
+
+def count_copies(probe: Probe) -> int:
+    """Return how many replies occur in the prompt (system and user messages), or 0 if they are less than 30 %."""
+    n_copies = 0
+    for trajectory in probe.trajectories:
+        prompt = ""
+        for message in trajectory.messages():
+            text = " ".join(content_texts(message)).strip()
+            n_copies += message["role"] == "assistant" and len(text) > 2 and text in prompt
+            prompt += f"\n{text}" if message["role"] in ("system", "developer", "user") else ""
+    return n_copies if n_copies >= 0.3 * len(probe.choices) else 0
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f792
 def reply_preview(choice: Choice) -> str:
@@ -351,9 +376,18 @@ def task_values(probe: Probe) -> dict[str, list[list[float]]]:
 
 
 def _credit_advice(probe: Probe) -> str:
+    is_flat = [not has_variance([t.reward for t in group]) for group in probe.groups if group.trajectories]
     values = task_values(probe)
-    if varying := [name for name in sorted(values) if any(map(has_variance, values[name]))][:3]:
-        return f"give partial credit, for example for metrics that differ within a group ({', '.join(varying)})"
+    varying = [
+        name
+        for name in sorted(values)
+        if len(values[name]) == len(is_flat) and any(map(has_variance, compress(values[name], is_flat)))
+    ]
+    if varying:
+        names = ", ".join(varying[:3])
+        return (
+            f"give partial credit, for example for metrics that differ while the rewards of a group are equal ({names})"
+        )
     return "reward something that the model already does sometimes" if values else "give partial credit"
 
 
@@ -361,12 +395,14 @@ def success_advice(probe: Probe) -> str:
     """Return how to get rewards that differ, for rollouts whose rewards are nearly all the lowest one."""
     first_entries = [t.messages_and_choices[0] for t in probe.trajectories if t.messages_and_choices]
     has_system = any(isinstance(e, dict) and e.get("role") in ("system", "developer") for e in first_entries)
+    is_restricted = any(sampled_tokens(choice).guide for choice in probe.choices)
+    repeated = "or repeat the warm-up with more examples, or with a learning_rate up to 1e-3"
     steps = [
         "put the instruction into the user message" if has_system else "",
-        "show several examples (the model may copy a single one, so give no reward for its words)",
+        f"try the prompt {'without' if count_copies(probe) else 'with several'} sample replies",
         _credit_advice(probe),
-        "restrict the replies with response_format if they have a fixed format",
-        "or warm up with model.train_sft(…)",
+        "" if is_restricted else "restrict replies of a fixed format (response_format, guided_regex, guided_choice)",
+        repeated if probe.step else "or warm up with model.train_sft(…)",
     ]
     return (
         f"If the replies are good, use harder scenarios. Otherwise, {', '.join(filter(None, steps))}. "
@@ -385,13 +421,19 @@ def check_success(probe: Probe) -> Check:
     """Check whether enough rollouts get more than the lowest reward."""
     rewards = [t.reward for t in probe.trajectories]
     better = sum(reward > min(rewards) + TIE for reward in rewards)
+    if metric := solved_metric(probe):
+        finding = f"All rewards are {rewards[0]:.3g}, and {metric} is always 1."
+        advice = "The task may be solved: evaluate the model on new scenarios with art.evaluate, or use harder ones."
+        return Check("success", "warn", finding, advice)
+    copies = count_copies(probe)
+    copied = f" {_share(copies, len(probe.choices))} replies occur in the prompt, word for word." if copies else ""
     if not better:
         finding = f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies.{_first_replies(probe)}"
-        return Check("success", "warn", finding, tools_advice(probe) or success_advice(probe))
+        return Check("success", "warn", f"{finding}{copied}", tools_advice(probe) or success_advice(probe))
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
     if better < 0.3 * len(rewards):
         advice = tools_advice(probe) or success_advice(probe)
-        return Check("success", "warn", f"{finding} About 30 % are needed.", advice)
+        return Check("success", "warn", f"{finding} About 30 % are needed.{copied}", advice)
     return Check("success", "ok", finding)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70b02
@@ -653,7 +695,7 @@ async def doctor(
         probe = await run_probe(
             model, rollout, first_scenarios, rollouts_per_group, timeout_s, label, request_overrides
         )
-    probe.per_step = per_step
+    probe.per_step, probe.step = per_step, await model.get_step()
     checks = TRAINABLE_CHECKS if model.trainable else PROMPTED_CHECKS
     if not probe.trajectories:
         checks = (check_registration, check_rollouts, check_rewards)

@@ -59,13 +59,15 @@ def rising(i):
 NO_VARIANCE = {"data__step_num_groups_trainable": 0}
 DEAD = {"loss__grad_norm": 5e-4, "loss__learning_rate": 10, "train__reward": 0.1}
 NO_CHOICE = NO_VARIANCE | {"data__step_num_gradient_steps": 0}
+HIGHEST = {"data__highest_reward": 1.0, "data__num_groups_highest": 7}
 HISTORIES = {
     "nothing_trained": changed(healthy(3), 3, **NO_CHOICE),
     "failures": changed(healthy(), 2, train__exception_rate=0.4),
     "constant_reward": changed(healthy(3), 3, train__reward=0.0, train__reward_std_dev=0.0, **NO_VARIANCE),
     "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),
     "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
-    "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
+    "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1, **HIGHEST),
+    "settled": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
     "reward_without_success": changed(healthy(), 12, train__solved=0.0),
     "unchanged_metric": changed(healthy(), 30, train__state=lambda i: 0.5 + 0.04 * (-1) ** i),
     "kl_blow_up": changed(healthy(), 1, loss__kl_policy_ref=4.0),
@@ -235,6 +237,16 @@ def rows_with_highest_groups(rewards, highest_groups, *highest):
 def test_a_step_in_which_all_rewards_are_the_highest_solves_the_task():
     rows = rows_with_highest_groups([0.91, 0.94, 0.94, 1.0], [6, 6, 6, 8], 1.0)
     assert [warning.key for warning in diagnose(rows)] == ["solved"]
+
+
+def test_a_run_that_solves_a_part_of_its_scenarios_is_not_solved():
+    """Five of eight groups get only the highest reward, and three always get the same lower one."""
+    rows = rows_with_highest_groups([0.3, 0.45, 0.6, 0.64, 0.62, 0.63], [1, 3, 5, 5, 5, 5], 1.0)
+    for row in rows:
+        row["data/step_num_groups_trainable"] = 0
+    warnings = {warning.key: warning for warning in diagnose(rows)}
+    assert "solved" not in warnings
+    assert "62% of the groups got only the highest reward, and 38% got equal, lower" in warnings["settled"].finding
 
 
 def test_equal_rewards_below_earlier_ones_do_not_solve_the_task():

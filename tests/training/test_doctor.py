@@ -256,7 +256,7 @@ def torn(choice):
         ("choices", "fail", "8 of 8 (100%) trajectories contain no Choice", {"keep": as_dict}),
         ("tokens", "fail", "No reply has token IDs", {"keep": bare}),
         ("tokens", "warn", "8 of 8 (100%) replies have no logprobs", {"keep": silent}),
-        ("tokens", "fail", "2 logprobs for 3 sampled tokens", {"keep": torn}),
+        ("tokens", "fail", " logprobs for ", {"keep": torn}),
         ("scenario", "warn", "In 2 of 2 (100%) groups the rollouts see", {"text": lambda s, n: f"{s} {n}"}),
         ("context", "warn", "of 128 that fit", {"text": lambda s, n: "A1 " * 53}),
     ],
@@ -267,7 +267,7 @@ async def test_a_sick_rollout_is_told(home, name, verdict, said, options):
     assert (found[name].verdict, said in found[name].finding) == (verdict, True), str(found)
     assert found.ok == all(check.verdict != "fail" for check in found.checks)
     assert found[name].advice or name == "tokens"
-    assert name != "success" or "the model may copy a single one" in found[name].advice
+    assert name != "success" or "sample replies" in found[name].advice
     assert said[:20] in " ".join(str(found).split())
 
 
@@ -283,7 +283,7 @@ async def test_the_advice_about_success_depends_on_the_prompt_and_the_metrics(ho
 
     found = await examine(home, rollout)
     assert ("put the instruction into the user message" in found["success"].advice) == (role == "system")
-    assert "metrics that differ within a group (polite), restrict" in found["success"].advice
+    assert "metrics that differ while the rewards of a group are equal (polite), restrict" in found["success"].advice
     assert "Always 0: right" in found["metrics"].finding
 
 
