@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.types import StoreError
-
 if TYPE_CHECKING:
     from art_nb.models.model import TrainableModel
 
 # %% ../../nbs/95_cli/16_model_server.ipynb #5e7e0007
 def model_of_run(path: str) -> "tuple[TrainableModel, Path]":  # and the root directory of the runs
     """Return the model of the only run in a directory. Raise `StoreError` if there is none, or more than one."""
+    from art_nb.core.types import StoreError
     from art_nb.models.model import TrainableModel
     from art_nb.runs.store import RunStore, find_runs
 

@@ -128,7 +128,8 @@ REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
 If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
 change `name` to start a new run. For your own task, change the cells above, and the examples in `{test}`.
-`pytest {test}` checks the cells without training."""
+`pytest {test}` checks the cells without training. `art-nb serve .art/{project}/models/{name}` serves the trained
+model to programs that use the OpenAI API."""
 SCRIPT_END = """\
 async def main():
     async with art.LocalBackend() as backend:
@@ -166,7 +167,7 @@ def starter_cells(
         ("code", f"{REWARDS}\n{task.after}" if scoring.can_evaluate else REWARDS),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),
-        ("markdown", NEXT.format(test=test)),
+        ("markdown", NEXT.format(test=test, project=project, name=task.model)),
     ]
 
 
@@ -189,7 +190,8 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
     train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)
     before = [source for kind, source in task.before if kind == "code"]
-    main = "\n".join([*before, train, REWARDS, task.after] if scoring.can_evaluate else [train, REWARDS])
+    comment = textwrap.indent(textwrap.fill(task.rewards_text, 100), "# ")
+    main = "\n".join([*before, train, comment, REWARDS, task.after] if scoring.can_evaluate else [train, REWARDS])
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]
@@ -220,7 +222,7 @@ def test_rollout(tmp_path):
 
     trajectory = asyncio.run(run())
     assert math.isfinite(trajectory.reward)
-    assert trajectory.messages()[-1]["content"] is not None
+    assert trajectory.messages()[-1]["content"] is not None{rollout_test}
 """
 LOAD_NOTEBOOK = """\
 notebook = json.loads(Path(__file__).with_name({file}).read_text(encoding="utf-8"))
@@ -240,6 +242,7 @@ def as_test(answers: StarterAnswers, file: str) -> str:
         imports="import math\nimport runpy" if is_script else "import json\nimport math",
         load=(LOAD_SCRIPT if is_script else LOAD_NOTEBOOK).format(file=json.dumps(file)),
         reward=SCORINGS[answers.reward].test(TASKS[answers.task]),
+        rollout_test=TASKS[answers.task].rollout_test,
     )
 
 # %% ../../nbs/95_cli/05_starter.ipynb #c2a0e539

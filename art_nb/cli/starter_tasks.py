@@ -33,11 +33,11 @@ print(before)""",
     ),
 )
 REWARDS_TEXT = """\
-The mean reward of each step, and the evaluation of the trained model on the same scenarios. The last line is the
-difference from the untrained model, with its 95 % confidence interval."""
+The mean reward of each step, and the evaluation of the trained model on the same scenarios, with the difference from
+the untrained model and its 95 % confidence interval. Below are the three worst rollouts."""
 EVALUATE_AFTER = """\
 after = await art.evaluate(model, rollout, held_out)
-print(after, after.difference(before), sep="\\n")"""
+print(after, after.difference(before), after.worst(3), sep="\\n")"""
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #494add47
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class StarterTask:
     before: tuple[tuple[str, str], ...] = EVALUATE_BEFORE  # kind and source of the cells before the training
     rewards_text: str = REWARDS_TEXT  # Markdown above the results
     after: str = EVALUATE_AFTER  # code after the training
+    rollout_test: str = ""  # code at the end of the test of a rollout
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #74367e5e
 ONE_REPLY = StarterTask(
@@ -326,7 +327,7 @@ AGENT = StarterTask(
     about="""\
 The agent in `shelf_agent.py` says on which shelf an item is. It looks the shelf up with a tool. It does not import
 art_nb, and you do not change its code. With SmolLM2, everything here takes about five minutes on two CPU cores, and
-longer if other programs use them.
+about 20 minutes on processors without AVX512-BF16.
 
 For your own agent, replace:
 
@@ -415,6 +416,10 @@ def reward(answer, item):
 right = agent.SHELVES["axe"]
     assert reward(f"Shelf {right}.", "axe") > reward("I don't know.", "axe")
     assert reward(f"Shelf {right} or 5.", "axe") == 0""",
+    rollout_test="""
+    warm_up = example(scenarios[0])  # begins with what the agent sends
+    assert trajectory.messages()[:2] == warm_up.messages()[:2]
+    assert trajectory.tools == warm_up.tools""",
     file="shelf_agent.py",
     file_text='''\
 """Say on which shelf an item is: python shelf_agent.py QUESTION. This agent was not written for training."""
@@ -461,7 +466,11 @@ if __name__ == "__main__":
     print(answer(" ".join(sys.argv[1:])))
 ''',
     before=(
-        ("markdown", "How often is the untrained model right? No training question contains these items."),
+        (
+            "markdown",
+            "How often is the untrained model right? No training question contains these items. Evaluations use the "
+            "agent's own temperature.",
+        ),
         (
             "code",
             """\
@@ -487,13 +496,13 @@ print(warmed_up)""",
         ),
     ),
     rewards_text="""\
-The mean reward of each step after the warm-up, which is step 1, and the result for the questions without training. Six
-steps are few: in one run they raised the share of right answers from 0.55 to 0.73, and in another one they changed
-nothing. If the interval of the first difference contains 0, increase `steps`, and run the cell with `art.train` and the
-next one again.""",
+The mean reward of each step after the warm-up, which is step 1 (at the temperature of `OVERRIDES`), the result for the
+questions without training, and the three worst rollouts. Six steps are few: in one run they raised the share of right
+answers from 0.55 to 0.73, and in another one they changed nothing. If the interval of the first difference contains 0,
+increase `steps` and run again.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right")
-print(after, after.difference(warmed_up), after.difference(before), sep="\\n")""",
+print(after, after.difference(warmed_up), after.difference(before), after.worst(3), sep="\\n")""",
 )
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #44e8d5d1

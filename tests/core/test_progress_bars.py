@@ -6,15 +6,14 @@ import io
 import nbformat
 import pytest
 from support.jupyter_kernels import run_notebook
-from tqdm import tqdm
 
 from art_nb.core import progress_bars
 from art_nb.core.progress_bars import progress_bar, refresh_regularly
 
 GATHER = """
+from tqdm import tqdm
 import art_nb as art
 import art_nb.core.progress_bars
-from tqdm import tqdm
 
 async def rollout():
     return art.Trajectory(messages_and_choices=[], reward=1)
@@ -43,14 +42,6 @@ def test_a_saved_notebook_shows_the_last_state_of_each_bar(tmp_path):
     assert "".join(output.text for output in outputs if output.output_type == "stream") == "above\n"
 
 
-def test_a_terminal_has_the_bar_of_tqdm():
-    file = io.StringIO()
-    with progress_bar(total=2, desc="here", file=file) as bar:
-        bar.update(2)
-    assert type(bar) is tqdm
-    assert "here: 100%" in file.getvalue()
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -70,6 +61,17 @@ class WithoutTerminal:
 
     def getvalue(self):
         return self.text
+
+
+def test_a_terminal_has_the_bar_of_tqdm_and_a_file_has_lines():
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with progress_bar(total=200, desc="here", file=stream) as bar:
+            for _ in range(200):
+                bar.update()
+    assert "here: 100%" in terminal.getvalue()
+    assert "\r" in terminal.getvalue()
+    assert [line.split("|")[0] for line in file.getvalue().splitlines()] == ["here:   0%", "here: 100%"]
 
 
 @pytest.mark.parametrize(
