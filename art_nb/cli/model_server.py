@@ -25,8 +25,10 @@ def model_of_run(path: str) -> "tuple[TrainableModel, Path]":  # and the root di
 
     runs = find_runs(path)
     if len(runs) != 1:
-        found = f"{len(runs)} runs: {', '.join(map(str, runs[:5]))}" if runs else "no run"
-        raise StoreError(f"{path} contains {found}. Pass the directory of a run, for example .art/PROJECT/models/NAME.")
+        content = f"{len(runs)} runs: {', '.join(map(str, runs[:5]))}" if runs else "no run"
+        raise StoreError(
+            f"{path} contains {content}. Pass the directory of a run, for example .art/PROJECT/models/NAME."
+        )
     run = runs[0].resolve()
     base_model = RunStore(run).read_model().get("base_model")
     if not base_model or not any((run / "checkpoints").glob("*")):

@@ -15,9 +15,6 @@ from typing import Any
 from tqdm import tqdm
 
 # %% ../../nbs/00_core/80_progress_bars.ipynb #b3a1a9e4
-FILE_LINE_S = 30.0
-
-
 def in_notebook() -> bool:
     """Return whether outputs are displayed by a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
@@ -53,6 +50,9 @@ class CellBar(tqdm):
         super().close()
         if was_open and self._output is not None:
             self.display()
+
+# %% ../../nbs/00_core/80_progress_bars.ipynb #b3a1a9e5
+FILE_LINE_S = 30.0
 
 
 class FileBar(tqdm):

@@ -194,9 +194,8 @@ def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
     if total > level.lines:
         parts.append(tag("p", tag("i", f"{total - level.lines} more rollouts")))
     if shared:
-        parts.append(
-            details(f"common to all rollouts: {quantity(len(shared), 'message')}", messages_html(shared, level))
-        )
+        title = f"common to all rollouts: {quantity(len(shared), 'message')}"
+        parts.append(details(title, messages_html(shared, level)))
     parts += [details(_rollout_line(index, row), rollout_html(index, row, level, len(shared))) for row in selected]
     if len(selected) < total:
         parts.append(tag("p", tag("i", f"shown in full: {len(selected)} of {total}")))

@@ -13,7 +13,7 @@ __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCES
            'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'task_metrics', 'training_rows',
            'rows_of_current_code', 'share', 'untrained', 'lost_signal', 'flat_share', 'share_of_highest',
            'near_the_top', 'gain', 'trend', 'is_rising', 'has_stable_gradient', 'ruined', 'mostly_flat',
-           'nothing_trained', 'constant_reward', 'equal_rewards', 'solved', 'settled', 'flat_reward',
+           'nothing_trained', 'constant_reward', 'equal_rewards', 'solved', 'partly_solved', 'flat_reward',
            'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'has_risen',
            'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse',
            'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
@@ -208,7 +208,7 @@ def solved(rows: HistoryRows) -> str | None:
     return f"In the last 3 steps every reward was the highest one in {share_of_highest(rows):.0%} of the groups."
 
 
-def settled(rows: HistoryRows) -> str | None:
+def partly_solved(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have equal rewards, but not the same ones."""
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
     if not recent or not near_the_top(rows) or solved(rows):
@@ -419,7 +419,7 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         "Use harder scenarios, or a reward that separates good from very good replies. Otherwise this run is finished.",
     ),
     (
-        settled,
+        partly_solved,
         "The rewards no longer differ",
         "Read a group with a low reward. If its replies are as good as possible, the run is finished. If they are "
         "always wrong in the same way, warm up with examples of these scenarios (model.train_sft): the model no longer "

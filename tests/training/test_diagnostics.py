@@ -67,7 +67,7 @@ HISTORIES = {
     "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),
     "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
     "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1, **HIGHEST),
-    "settled": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
+    "partly_solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
     "reward_without_success": changed(healthy(), 12, train__solved=0.0),
     "unchanged_metric": changed(healthy(), 30, train__state=lambda i: 0.5 + 0.04 * (-1) ** i),
     "kl_blow_up": changed(healthy(), 1, loss__kl_policy_ref=4.0),
@@ -246,7 +246,9 @@ def test_a_run_that_solves_a_part_of_its_scenarios_is_not_solved():
         row["data/step_num_groups_trainable"] = 0
     warnings = {warning.key: warning for warning in diagnose(rows)}
     assert "solved" not in warnings
-    assert "62% of the groups got only the highest reward, and 38% got equal, lower" in warnings["settled"].finding
+    assert (
+        "62% of the groups got only the highest reward, and 38% got equal, lower" in warnings["partly_solved"].finding
+    )
 
 
 def test_equal_rewards_below_earlier_ones_do_not_solve_the_task():
