@@ -3452,6 +3452,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                        'art_nb/panels/failures_panel.py'),
                                               'art_nb.panels.failures_panel.FailuresPanel.html': ( '85_panels/failures_panel.html#failurespanel.html',
                                                                                                    'art_nb/panels/failures_panel.py'),
+                                              'art_nb.panels.failures_panel._share': ( '85_panels/failures_panel.html#_share',
+                                                                                       'art_nb/panels/failures_panel.py'),
                                               'art_nb.panels.failures_panel.failures': ( '85_panels/failures_panel.html#failures',
                                                                                          'art_nb/panels/failures_panel.py')},
             'art_nb.panels.ipython': { 'art_nb.panels.ipython._display_function': ( '85_panels/ipython.html#_display_function',

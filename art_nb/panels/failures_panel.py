@@ -6,6 +6,7 @@
 __all__ = ['FailuresPanel', 'failures']
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #9b98e747
+from collections.abc import Mapping
 from typing import Any
 
 from ..core.jsonable import one_line, quantity
@@ -16,6 +17,11 @@ from ..views.failures import FailureScan, failure_rows_reply, failures_reply, un
 from ..views.step_table import preview
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #b20acc72
+def _share(kind: Mapping[str, Any]) -> float:
+    unit, total = unit_of(kind)
+    return kind[f"{unit}s"] / max(1, total)
+
+
 class FailuresPanel(RolloutViewer):
     """The failures of rollouts: counts by kind and step, and examples."""
 
@@ -45,7 +51,7 @@ class FailuresPanel(RolloutViewer):
             pass
         reply, _ = failures_reply(self.scan)
         lines = [f"Failures of {reply['title']}: {reply['total']}"]
-        for kind in reply["kinds"]:
+        for kind in sorted(reply["kinds"], key=_share, reverse=True):
             unit, total = unit_of(kind)
             counts = f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}"
             lines.append(", ".join(filter(None, [counts, kind["outside"]])))

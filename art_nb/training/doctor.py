@@ -316,7 +316,7 @@ def check_variance(probe: Probe) -> Check:
     if not groups or flat == len(groups):
         return Check("variance", "fail", finding if groups else "There are no groups to compare.", advice)
     if flat >= len(groups) / 2:
-        return Check("variance", "warn", finding, f"The other groups can be trained. For more of them: {advice}")
+        return Check("variance", "warn", finding, f"The other groups can be trained. {advice}")
     differ = f"In {_share(len(groups) - flat, len(groups))} groups the rewards differ.{note}"
     return Check("variance", "ok", differ)
 
