@@ -8,6 +8,7 @@ __all__ = ['model_of_run', 'wait_for_interrupt', 'serve']
 # %% ../../nbs/95_cli/16_model_server.ipynb #5e7e0004
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -17,23 +18,31 @@ if TYPE_CHECKING:
     from art_nb.models.model import TrainableModel
 
 # %% ../../nbs/95_cli/16_model_server.ipynb #5e7e0007
-def model_of_run(path: str) -> "tuple[TrainableModel, Path]":  # and the root directory of the runs
-    """Return the model of the only run in a directory. Raise `StoreError` if there is none, or more than one."""
+def model_of_run(path: str) -> "TrainableModel":
+    """Return the model of a run, or of the only run in a directory.
+
+    Raise `StoreError` if there is no run or more than one, if it has no checkpoint, or if it was moved.
+    """
     from art_nb.core.types import StoreError
     from art_nb.models.model import TrainableModel
-    from art_nb.runs.store import RunStore, find_runs
+    from art_nb.runs.store import RunStore, find_runs, is_run
 
-    runs = find_runs(path)
+    runs = [Path(path)] if is_run(Path(path)) else find_runs(path)
     if len(runs) != 1:
         content = f"{len(runs)} runs: {', '.join(map(str, runs[:5]))}" if runs else "no run"
         raise StoreError(
             f"{path} contains {content}. Pass the directory of a run, for example .art/PROJECT/models/NAME."
         )
     run = runs[0].resolve()
-    base_model = RunStore(run).read_model().get("base_model")
-    if not base_model or not any((run / "checkpoints").glob("*")):
+    record = RunStore(run).read_model()
+    if not record.get("base_model") or not RunStore(run).steps_saved():
         raise StoreError(f"{run} has no checkpoint of a trainable model.")
-    return TrainableModel(name=run.name, project=run.parents[1].name, base_model=base_model), run.parents[2]
+    fields = {name: record.get(name) for name in ("name", "run_name", "project", "entity", "base_model", "lora_config")}
+    root = run.parents[2]
+    model = TrainableModel(**fields, base_path=str(root), _internal_config=record.get("_internal_config"))
+    if root / model.project / "models" / model._storage_name() != run:
+        raise StoreError(f"{run} was moved: a run of this model is in PROJECT/models/NAME, with its own names.")
+    return model
 
 # %% ../../nbs/95_cli/16_model_server.ipynb #5e7e000a
 def wait_for_interrupt() -> None:
@@ -46,19 +55,23 @@ def wait_for_interrupt() -> None:
 def serve(path: str, step: int | None) -> int:
     """Serve the trained model of a run to programs that use the OpenAI API."""
     from art_nb.backends.local import LocalBackend
+    from art_nb.core.types import StoreError
 
-    model, root = model_of_run(path)
-    backend = LocalBackend(path=root)
+    model = model_of_run(path)
+    steps, record = model.store.steps_saved(), model.store.read_model()
+    if step not in (None, *steps):
+        raise StoreError(f"There is no checkpoint of step {step}. Available steps: {', '.join(map(str, steps))}.")
+    backend = LocalBackend(path=model.base_path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(model.register(backend))
-        name = model.get_inference_name(step)
-        backend.runtime(model).resolve(name)  # raises if the step has no checkpoint
+        model.store.write_model(record)  # registration does not know the user's config
+        export = "" if os.name == "nt" else "export "
         print(
-            "Serving until Ctrl-C. In the shell of your program:\n\n"
-            f"    export OPENAI_BASE_URL={model.inference_base_url}\n"
-            f"    export OPENAI_API_KEY={model.inference_api_key}\n\n"
-            f"The name of the model is {name}",
+            "Serving until Ctrl-C. Set these variables in the shell of your program:\n\n"
+            f"    {export}OPENAI_BASE_URL={model.inference_base_url}\n"
+            f"    {export}OPENAI_API_KEY={model.inference_api_key}\n\n"
+            f"The name of the model is {model.get_inference_name(step)}",
             flush=True,
         )
         wait_for_interrupt()
